@@ -1,0 +1,62 @@
+# Every verb of the project. `make help` explains them; README.md needs only `make run` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test check lint types imports proto proto-check bench clean
+
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Create .venv with Postdate and everything it can use
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Postdate needs Python 3.11 or later: make PYTHON=python3.12 setup")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[service,s3,spark,dev]'
+	@touch $@
+
+run: setup ## Set up, then start the service on embedded defaults (RocksDB in ./data)
+	$(BIN)/postdate serve --config config/broker.conf
+
+demo: setup ## Show the main job, with a crash in the middle, in under a minute
+	$(BIN)/postdate demo
+
+test: setup ## Set up, then run the tests
+	$(BIN)/pytest
+
+check: setup lint types imports proto-check test ## Everything CI checks: lint, types, imports, schemas, tests
+
+lint: setup ## Lint and check the format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## Check the types strictly
+	$(BIN)/mypy
+
+imports: setup ## Check that imports point one way
+	$(BIN)/lint-imports
+
+# $(call protoc,folder below which the generated packages are written)
+define protoc
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1)/snapshot_storage/pb --pyi_out=$(1)/snapshot_storage/pb proto/delayed_message_index_bucket.proto
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1)/broker/protocol/pb --pyi_out=$(1)/broker/protocol/pb proto/pulsar_api.proto
+endef
+
+proto: setup ## Generate the Python code of proto/*.proto
+	$(call protoc,.)
+
+proto-check: setup ## Check that generating again changes nothing
+	@rm -rf build/proto && mkdir -p build/proto/snapshot_storage/pb build/proto/broker/protocol/pb
+	$(call protoc,build/proto)
+	diff -r -x __init__.py -x __pycache__ build/proto/snapshot_storage/pb snapshot_storage/pb
+	diff -r -x __init__.py -x __pycache__ build/proto/broker/protocol/pb broker/protocol/pb
+
+bench: setup ## Compare with a real Pulsar, side by side (needs Java 17 and Maven)
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove the virtual environment and every cache; never ./data
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,28 @@
+"""Where an entry is: the one name that every room knows.
+
+A position is a ledger id and an entry id inside that ledger. Ledger ids grow, entry ids start at 0 and have no
+gaps, so the order of positions is the order in which entries were appended. This module imports nothing, and it
+is all of the log that `snapshot_storage` and `tracker` may import (DESIGN: imports point one way).
+"""
+
+from typing import NamedTuple
+
+
+class Position(NamedTuple):
+    """The place of one entry in the log; tuples, so they compare in log order.
+
+    >>> Position(3, 9) < Position(4, 0)
+    True
+    >>> str(Position(3, 9))
+    '3:9'
+    """
+
+    ledger_id: int
+    entry_id: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}"
+
+
+BEFORE_EVERYTHING = Position(-1, -1)
+"""Smaller than the position of any entry."""
