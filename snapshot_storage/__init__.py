@@ -1,1 +1,12 @@
-"""Placeholder."""
+"""Bucket snapshots: how a part of the delayed index becomes bytes, and where the bytes are kept.
+
+A snapshot is the index of one bucket (a closed range of ledgers): one metadata entry, then its segments in
+order of delivery time, in PIP-195's own bytes. Two halves that do not know each other:
+
+- Pure functions over arrays: `columns` (rows), `segmenter` (where to cut), `codec` (bytes), `snapshot` (all
+  of it at once: what live sealing, merging and Spark call).
+- `storage`: the interface that moves entries, with `memory` and `rocksdb` behind it.
+
+Nothing here knows a tracker, a topic's log or a clock. Every error that leaves the package is a
+`SnapshotStorageError`; arguments that no caller may pass raise `ValueError`.
+"""

@@ -1,0 +1,258 @@
+"""Snapshots to bytes and back: PIP-195's protobuf messages and their Roaring bitmaps.
+
+Entry 0 of a snapshot is its metadata, which says of every segment when it begins and ends and which positions
+it holds; entries 1 to n are the segments, each a list of rows in order of time. Segments come out byte for
+byte as Pulsar writes them. Metadata has the same content; its maps are written in order of ledger id, where
+Pulsar's have the order of a hash table.
+
+The metadata of a bucket whose times are spread over days has thousands of bitmaps, and recovery needs few of
+them. So bitmaps stay serialised until someone asks.
+
+Pure functions: no storage, no clock. They are fast enough to matter little and large enough to be run in a
+worker thread. With `pb/`, this is the only module of the package that knows protobuf.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.errors import SnapshotCorruptedError
+from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata, SnapshotSegment
+from snapshot_storage.roaring import bitmap_of, decode_bitmap, value_count
+from snapshot_storage.segment_rows import ENTRY_ID_MAX, decode_rows, encode_rows
+
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMetadata:
+    """What entry 0 says of one segment."""
+
+    deliver_at_ms_min: int
+    deliver_at_ms_max: int
+    bitmaps: dict[int, bytes]
+    """Ledger id to the entry ids of this segment, as a serialised 32-bit Roaring bitmap."""
+
+    @property
+    def row_count(self) -> int:
+        """How many positions the bitmaps hold, from their heads.
+
+        Raises:
+            SnapshotCorruptedError: A bitmap has no proper head.
+        """
+        try:
+            return sum(map(value_count, self.bitmaps.values()))
+        except ValueError as error:
+            raise SnapshotCorruptedError(str(error), entry=0) from error
+
+    def bitmap(self, ledger_id: int) -> BitMap:
+        """Return the entry ids of one ledger; empty where the segment has none of it.
+
+        Raises:
+            SnapshotCorruptedError: The bytes are no proper bitmap.
+        """
+        data = self.bitmaps.get(ledger_id)
+        if data is None:
+            return BitMap()
+        try:
+            return decode_bitmap(data)
+        except ValueError as error:
+            raise SnapshotCorruptedError(f"ledger {ledger_id}: {error}", entry=0) from error
+
+
+def encode_segment(rows: DelayedIndexes) -> bytes:
+    """Return the bytes of a segment.
+
+    Args:
+        rows: In the order in which they are to be stored; a snapshot's are sorted.
+
+    Raises:
+        ValueError: A number is negative, or an entry id is above 2^32 - 1.
+    """
+    return encode_rows(rows).data
+
+
+def encode_segments(rows: DelayedIndexes, ends: Sequence[int]) -> list[bytes]:
+    """Return the bytes of segments that end at these rows; for many small ones, far faster one by one."""
+    data, row_ends = encode_rows(rows)
+    segments: list[bytes] = []
+    start = 0
+    for end in row_ends[np.asarray(ends, np.intp) - 1].tolist():
+        segments.append(data[start:end])
+        start = end
+    return segments
+
+
+def decode_segment(data: bytes, *, entry: int | None = None) -> DelayedIndexes:
+    """Return the rows of a segment, in the order in which they are stored.
+
+    Args:
+        data: One entry of a snapshot.
+        entry: Its number, for the error.
+
+    Raises:
+        SnapshotCorruptedError: The bytes are no segment, or hold a number that no position or time has.
+    """
+    decoded = decode_rows(data)
+    rows = _decode_other_spelling(data, entry) if decoded is None else decoded[0]
+    if len(rows) and int(rows.entry_ids.max()) > ENTRY_ID_MAX:
+        raise SnapshotCorruptedError(f"entry id {rows.entry_ids.max()} is above 2^32 - 1", entry=entry)
+    return rows
+
+
+def decode_segments(segments: Sequence[bytes], *, first_entry: int = 1) -> DelayedIndexes:
+    """Return the rows of segments that follow each other; for many small ones, far faster than one by one.
+
+    Raises:
+        SnapshotCorruptedError: As `decode_segment`, with the number of the entry.
+    """
+    # Protobuf messages that are written one after the other merge, so the segments read as one. But then a
+    # torn one must not borrow bytes from the next: every seam has to be the end of a row.
+    decoded = decode_rows(b"".join(segments))
+    if decoded is not None:
+        rows, row_ends = decoded
+        seams = np.cumsum([len(segment) for segment in segments if segment])
+        is_whole = bool((row_ends[np.searchsorted(row_ends, seams)] == seams).all())
+        if is_whole and (not len(rows) or int(rows.entry_ids.max()) <= ENTRY_ID_MAX):
+            return rows
+    return DelayedIndexes.concatenate(
+        [decode_segment(segment, entry=first_entry + k) for k, segment in enumerate(segments)]
+    )
+
+
+def _decode_other_spelling(data: bytes, entry: int | None) -> DelayedIndexes:
+    """Decode legal protobuf that is not spelled as Pulsar does: unknown fields, another order."""
+    try:
+        indexes = SnapshotSegment.FromString(data).indexes
+    except DecodeError as error:
+        raise SnapshotCorruptedError(f"not a segment: {error}", entry=entry) from error
+    try:
+        return DelayedIndexes.from_rows(
+            (index.timestamp, index.ledger_id, index.entry_id) for index in indexes
+        )
+    except OverflowError as error:
+        raise SnapshotCorruptedError("a time or an id is above 2^63 - 1", entry=entry) from error
+
+
+def segment_metadata(rows: DelayedIndexes) -> SegmentMetadata:
+    """Return the metadata of one segment of at least one row, whose rows are in order of time."""
+    return segments_metadata(rows, [len(rows)])[0]
+
+
+def segments_metadata(rows: DelayedIndexes, ends: Sequence[int]) -> list[SegmentMetadata]:
+    """Return the metadata of the segments that end at these rows.
+
+    Args:
+        rows: In order of time, every segment with at least one.
+        ends: Exclusive end row of each segment, the last one being the number of rows.
+    """
+    assert (ends[-1] if ends else 0) == len(rows)
+    ends_array = np.asarray(ends, np.intp)
+    starts = np.concatenate((np.zeros(1, np.intp), ends_array))[:-1]
+    assert (starts < ends_array).all()
+
+    bitmaps: list[dict[int, bytes]] = [{} for _ in ends]
+    for segment, ledger_id, entry_ids in _positions_by_segment_and_ledger(rows, ends_array):
+        bitmaps[segment][ledger_id] = bitmap_of(entry_ids).serialize()
+    return [
+        SegmentMetadata(*fields)
+        for fields in zip(
+            rows.deliver_at_ms[starts].tolist(),
+            rows.deliver_at_ms[ends_array - 1].tolist(),
+            bitmaps,
+            strict=True,
+        )
+    ]
+
+
+def _positions_by_segment_and_ledger(
+    rows: DelayedIndexes, ends: NDArray[np.intp]
+) -> Iterator[tuple[int, int, NDArray[np.uint32]]]:
+    """Give (segment, ledger id, entry ids in order) for each pair that has rows, in order.
+
+    Sorting whole rows by three keys is slow. Instead a row becomes one number, (segment, rank of the ledger,
+    entry id), whose order is the wanted one and whose halves give back what it was made of.
+    """
+    ledgers, ranks = np.unique(rows.ledger_ids, return_inverse=True)
+    # Segment and rank share the upper 31 bits, so that many segments of many ledgers go in several rounds.
+    segments_per_round = max(1, (1 << 31) // max(1, len(ledgers)))
+    for first_segment in range(0, len(ends), segments_per_round):
+        round_ends = ends[first_segment : first_segment + segments_per_round]
+        start, end = int(ends[first_segment - 1]) if first_segment else 0, int(round_ends[-1])
+        groups = np.repeat(np.arange(len(round_ends)), np.diff(round_ends, prepend=start)) * len(ledgers)
+        groups += ranks[start:end]
+        keys = np.sort((groups << 32) | rows.entry_ids[start:end])
+        groups, entry_ids = keys >> 32, (keys & ENTRY_ID_MAX).astype(np.uint32)
+        group_starts = np.flatnonzero(np.diff(groups, prepend=-1))
+        group_ends = np.append(group_starts[1:], len(groups)).tolist()
+        segments, ledger_ranks = np.divmod(groups[group_starts], len(ledgers))
+        for segment, ledger_id, a, b in zip(
+            (segments + first_segment).tolist(),
+            ledgers[ledger_ranks].tolist(),
+            group_starts.tolist(),
+            group_ends,
+            strict=True,
+        ):
+            yield segment, ledger_id, entry_ids[a:b]
+
+
+def merged_bitmaps(segments: Iterable[SegmentMetadata]) -> dict[int, BitMap]:
+    """Return, for each ledger, the entry ids of all these segments together.
+
+    Raises:
+        SnapshotCorruptedError: A bitmap is none.
+    """
+    by_ledger: dict[int, list[BitMap]] = {}
+    for segment in segments:
+        for ledger_id in segment.bitmaps:
+            by_ledger.setdefault(ledger_id, []).append(segment.bitmap(ledger_id))
+    return {ledger_id: BitMap.union(*bitmaps) for ledger_id, bitmaps in by_ledger.items()}
+
+
+def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
+    """Return entry 0 of a snapshot: its segments in order, each with its maps in order of ledger id."""
+    message = SnapshotMetadata()
+    for segment in segments:
+        message.metadata_list.add(
+            delayed_index_bit_map=segment.bitmaps,
+            max_schedule_timestamp=segment.deliver_at_ms_max,
+            min_schedule_timestamp=segment.deliver_at_ms_min,
+        )
+    # Deterministic means that maps are written in order of their keys.
+    return message.SerializeToString(deterministic=True)
+
+
+def decode_metadata(data: bytes) -> list[SegmentMetadata]:
+    """Return what entry 0 says of each segment, without decoding a bitmap.
+
+    The first version of Pulsar's format did not say when a segment begins. There the end of the segment
+    before it stands for it, and 0 for the first one: never later than the true one, which is all that may be
+    relied on.
+
+    Raises:
+        SnapshotCorruptedError: The bytes are no metadata, or segments begin after they end.
+    """
+    try:
+        message = SnapshotMetadata.FromString(data)
+    except DecodeError as error:
+        raise SnapshotCorruptedError(f"not metadata: {error}", entry=0) from error
+
+    segments: list[SegmentMetadata] = []
+    begins_at = 0
+    for number, part in enumerate(message.metadata_list, start=1):
+        ends_at = part.max_schedule_timestamp
+        if part.HasField("min_schedule_timestamp"):
+            begins_at = part.min_schedule_timestamp
+        if not begins_at <= ends_at <= _INT64_MAX:
+            raise SnapshotCorruptedError(f"segment {number} is from {begins_at} to {ends_at}", entry=0)
+        bitmaps = dict(part.delayed_index_bit_map)
+        if bitmaps and max(bitmaps) > _INT64_MAX:
+            raise SnapshotCorruptedError(f"segment {number} names the ledger {max(bitmaps)}", entry=0)
+        segments.append(SegmentMetadata(begins_at, ends_at, bitmaps))
+        begins_at = ends_at
+    return segments

@@ -1,0 +1,129 @@
+"""Rows of the delayed index as three columns: when an entry is due, and where it is.
+
+No Python object is made per row on a bulk path, so a million rows are 24 MB and one call. The order of rows
+is said wherever it matters; `is_sorted` means by (deliver_at_ms, ledger_id, entry_id), the order of a
+snapshot.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DelayedIndexes:
+    """Rows of the index; the arrays have one length and cannot be written to."""
+
+    deliver_at_ms: Int64Array
+    ledger_ids: Int64Array
+    entry_ids: Int64Array
+
+    def __post_init__(self) -> None:
+        for name in ("deliver_at_ms", "ledger_ids", "entry_ids"):
+            column: Int64Array = getattr(self, name)
+            assert column.dtype == np.int64, f"{name} is {column.dtype}, not int64"
+            assert column.ndim == 1, f"{name} has {column.ndim} dimensions, not 1"
+            if column.flags.writeable:
+                # A view, so that the caller's own array stays writable for the caller.
+                column = column.view()
+                column.flags.writeable = False
+                object.__setattr__(self, name, column)
+        assert len(self.deliver_at_ms) == len(self.ledger_ids) == len(self.entry_ids)
+
+    def __len__(self) -> int:
+        return len(self.deliver_at_ms)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return no rows."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
+
+    @classmethod
+    def of(cls, deliver_at_ms: ArrayLike, ledger_ids: ArrayLike, entry_ids: ArrayLike) -> Self:
+        """Return rows of anything that converts to int64 columns.
+
+        >>> DelayedIndexes.of([30, 20], [1, 1], [0, 1]).sorted().to_rows()
+        [(20, 1, 1), (30, 1, 0)]
+        """
+        return cls(
+            np.asarray(deliver_at_ms, np.int64),
+            np.asarray(ledger_ids, np.int64),
+            np.asarray(entry_ids, np.int64),
+        )
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[tuple[int, int, int]]) -> Self:
+        """Return the rows of (deliver_at_ms, ledger_id, entry_id) tuples; for edges and tests."""
+        table = np.array(list(rows), np.int64).reshape(-1, 3)
+        return cls(*(np.ascontiguousarray(table[:, column]) for column in range(3)))
+
+    def to_rows(self) -> list[tuple[int, int, int]]:
+        """Return (deliver_at_ms, ledger_id, entry_id) tuples; for edges and tests."""
+        return list(self)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        columns = (self.deliver_at_ms, self.ledger_ids, self.entry_ids)
+        return zip(*(column.tolist() for column in columns), strict=True)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of all parts, one part after the other."""
+        if not parts:
+            return cls.empty()
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            np.concatenate([part.deliver_at_ms for part in parts]),
+            np.concatenate([part.ledger_ids for part in parts]),
+            np.concatenate([part.entry_ids for part in parts]),
+        )
+
+    def take(self, indices: NDArray[np.intp] | NDArray[np.bool_]) -> Self:
+        """Return the rows at these indices, in their order, or those where a mask is true."""
+        return type(self)(self.deliver_at_ms[indices], self.ledger_ids[indices], self.entry_ids[indices])
+
+    def slice(self, start: int, end: int) -> Self:
+        """Return rows `start` (included) to `end` (not included), without copying."""
+        return type(self)(
+            self.deliver_at_ms[start:end], self.ledger_ids[start:end], self.entry_ids[start:end]
+        )
+
+    def is_sorted(self) -> bool:
+        """Whether the rows are in order of (deliver_at_ms, ledger_id, entry_id); equal rows are in order.
+
+        Runtime complexity: O(n), a few nanoseconds a row.
+        """
+        return _is_ascending(self.deliver_at_ms, self.ledger_ids, self.entry_ids)
+
+    def sorted(self) -> Self:
+        """Return the rows in order of (deliver_at_ms, ledger_id, entry_id); itself if they are in order.
+
+        Runtime complexity: O(n log n). Rows that arrive in the order of the log, as they do, need one key.
+        """
+        if self.is_sorted():
+            return self
+        if _is_ascending(self.ledger_ids, self.entry_ids):
+            return self.take(np.argsort(self.deliver_at_ms, kind="stable"))
+        return self.take(np.lexsort((self.entry_ids, self.ledger_ids, self.deliver_at_ms)))
+
+
+def _is_ascending(*keys: Int64Array) -> bool:
+    """Whether rows are in order by the first key, then the second, and so on."""
+    undecided: NDArray[np.intp] | None = None
+    for key in keys:
+        before, after = key[:-1], key[1:]
+        if undecided is not None:
+            before, after = before[undecided], after[undecided]
+        if (before > after).any():
+            return False
+        # Only neighbours that are equal so far are decided by the next key; mostly there are none.
+        equal = np.flatnonzero(before == after)
+        if not len(equal):
+            break
+        undecided = equal if undecided is None else undecided[equal]
+    return True

@@ -1,0 +1,74 @@
+"""The errors that leave this package: one base, and callers branch on `retriable`, never on a text."""
+
+from typing import ClassVar
+
+
+class SnapshotStorageError(Exception):
+    """A snapshot could not be stored, found, read or understood."""
+
+    retriable: ClassVar[bool] = False
+    """Whether the same call may succeed later, with nothing else changed."""
+
+
+class BucketNotFoundError(SnapshotStorageError, LookupError):
+    """There is no snapshot of this id: it was deleted, or never existed."""
+
+    def __init__(self, bucket_id: int) -> None:
+        super().__init__(f"no snapshot has the bucket id {bucket_id}")
+        self.bucket_id = bucket_id
+
+
+class BucketExistsError(SnapshotStorageError):
+    """Another writer has taken this id; nothing was written."""
+
+    def __init__(self, bucket_id: int) -> None:
+        super().__init__(f"a snapshot with the bucket id {bucket_id} exists already; nothing was written")
+        self.bucket_id = bucket_id
+
+
+class SnapshotCorruptedError(SnapshotStorageError):
+    """Bytes were read that no correct writer wrote. Never retried: the bucket is rebuilt from the log."""
+
+    def __init__(self, reason: str, *, bucket_id: int | None = None, entry: int | None = None) -> None:
+        place = "snapshot" if bucket_id is None else f"snapshot of bucket {bucket_id}"
+        place = place if entry is None else f"entry {entry} of {place}"
+        super().__init__(f"{place} is corrupt: {reason}")
+        self.reason = reason
+        self.bucket_id = bucket_id
+        self.entry = entry
+
+
+class SnapshotVersionError(SnapshotStorageError):
+    """The storage was written by a version whose layout this one does not know."""
+
+    def __init__(self, where: str, *, found: str, supported: str) -> None:
+        super().__init__(
+            f"{where} has the layout version {found}, and this program reads version {supported}: "
+            "use the program that wrote it, or move the folder away and let the index be rebuilt from the log"
+        )
+        self.found = found
+        self.supported = supported
+
+
+class StorageUnavailableError(SnapshotStorageError):
+    """The storage did not answer, or its disk refused. The call may or may not have taken effect."""
+
+    retriable = True
+
+
+class StorageLockedError(SnapshotStorageError):
+    """Another process, or another storage of this one, has the folder open."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(
+            f"{folder} is in use by another process or another open storage: stop the other one, "
+            "or set `dataDirectory` to another folder"
+        )
+        self.folder = folder
+
+
+class StorageClosedError(SnapshotStorageError):
+    """The storage was used before `start` or after `close`."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"cannot {operation}: the storage is not open")

@@ -1,0 +1,101 @@
+"""Snapshots in a dictionary: for tests, for trying things out, and as the plainest reading of the interface.
+
+Nothing survives the object; `close` and `start` keep what is there, as a folder would. There is no thread and
+no wait in here, so under a virtual clock it takes no time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from snapshot_storage.errors import BucketNotFoundError, StorageClosedError
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage, check_segment_range
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSnapshot:
+    info: BucketSnapshotInfo
+    metadata: bytes
+    segments: tuple[bytes, ...]
+
+
+class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
+    """Keeps snapshots as long as the object lives."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[int, _StoredSnapshot] = {}
+        self._next_bucket_id = 1
+        self._is_open = False
+
+    async def start(self) -> None:
+        """See base."""
+        self._is_open = True
+
+    async def close(self) -> None:
+        """See base."""
+        self._is_open = False
+
+    async def create_bucket_snapshot(
+        self,
+        metadata: bytes,
+        segments: Sequence[bytes],
+        *,
+        bucket_key: str,
+        topic_name: str,
+        cursor_name: str,
+    ) -> int:
+        """See base."""
+        self._check_open("create a snapshot")
+        bucket_id = self._next_bucket_id
+        self._next_bucket_id += 1
+        info = BucketSnapshotInfo(
+            bucket_id,
+            bucket_key,
+            topic_name,
+            cursor_name,
+            segment_count=len(segments),
+            length_bytes=len(metadata) + sum(map(len, segments)),
+        )
+        self._snapshots[bucket_id] = _StoredSnapshot(info, bytes(metadata), tuple(map(bytes, segments)))
+        return bucket_id
+
+    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
+        """See base."""
+        return self._stored("read metadata", bucket_id).metadata
+
+    async def get_bucket_snapshot_segment(
+        self, bucket_id: int, first_entry: int, last_entry: int
+    ) -> list[bytes]:
+        """See base."""
+        check_segment_range(first_entry, last_entry)
+        return list(self._stored("read segments", bucket_id).segments[first_entry - 1 : last_entry])
+
+    async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
+        """See base."""
+        return self._stored("read a length", bucket_id).info.length_bytes
+
+    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
+        """See base."""
+        self._check_open("delete a snapshot")
+        self._snapshots.pop(bucket_id, None)
+
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        """See base."""
+        self._check_open("list snapshots")
+        return [
+            stored.info
+            for stored in self._snapshots.values()
+            if stored.info.belongs_to(topic_name, cursor_name)
+        ]
+
+    def _stored(self, operation: str, bucket_id: int) -> _StoredSnapshot:
+        self._check_open(operation)
+        try:
+            return self._snapshots[bucket_id]
+        except KeyError:
+            raise BucketNotFoundError(bucket_id) from None
+
+    def _check_open(self, operation: str) -> None:
+        if not self._is_open:
+            raise StorageClosedError(operation)

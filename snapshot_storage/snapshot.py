@@ -1,0 +1,49 @@
+"""Make the snapshot of a bucket: cut its rows, encode them, and say what each segment holds.
+
+There is one such function in the project. Live sealing, merging and the Spark jobs all call it, which is why
+an index that was rebuilt in bulk equals the live one byte for byte. Pure: no storage, no clock, and safe in a
+worker thread.
+"""
+
+from dataclasses import dataclass
+
+from snapshot_storage.codec import SegmentMetadata, encode_metadata, encode_segments, segments_metadata
+from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.segmenter import segment_ends
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The encoded entries of one bucket, and what entry 0 says."""
+
+    metadata: bytes
+    segments: list[bytes]
+    segment_metadata: list[SegmentMetadata]
+
+    @property
+    def length_bytes(self) -> int:
+        """The bytes of all entries."""
+        return len(self.metadata) + sum(map(len, self.segments))
+
+
+def build_snapshot(rows: DelayedIndexes, *, step_ms: int, rows_max: int) -> Snapshot:
+    """Return the snapshot of these rows.
+
+    Runtime complexity: O(n log n); about 10 million rows a second where segments are large, 2 million where
+    50,000 rows make 2,000 segments.
+
+    Args:
+        rows: The bucket's rows, sorted by (deliver_at_ms, ledger_id, entry_id).
+        step_ms: Longest time span one segment may cover, exclusive of its end.
+        rows_max: Most rows one segment may hold, or `ROWS_UNLIMITED`.
+
+    Raises:
+        ValueError: The rows are not sorted, a number is negative, or an entry id is above 2^32 - 1.
+    """
+    if not rows.is_sorted():
+        raise ValueError("the rows of a snapshot must be sorted by (deliver_at_ms, ledger_id, entry_id)")
+
+    ends = segment_ends(rows.deliver_at_ms, step_ms=step_ms, rows_max=rows_max)
+    segments = encode_segments(rows, ends)
+    metadata = segments_metadata(rows, ends)
+    return Snapshot(encode_metadata(metadata), segments, metadata)

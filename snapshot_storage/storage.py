@@ -1,0 +1,164 @@
+"""The interface between those who make and read snapshots and those who keep them.
+
+A storage moves encoded entries and knows nothing of what is in them: encoding and decoding are pure functions
+(`codec`, `snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and
+one to list what is there, for repair.
+
+What every backend promises, and the contract suite checks:
+
+- A snapshot is whole or absent, for readers, for a crash at any point and for other processes.
+- A snapshot never changes. Its id is never given to another one, also not after it was deleted and the
+  process has started again.
+- Once `create_bucket_snapshot` has returned, the snapshot survives the loss of power.
+- Methods may be called concurrently from one event loop. None of them blocks it.
+- Only `SnapshotStorageError` comes out, besides `ValueError` for arguments that no caller may pass. Callers
+  branch on its `retriable`. A storage does not retry by itself: how often and how patiently is the caller's
+  business.
+- A call that is cancelled may or may not take effect, as one that fails with `StorageUnavailableError`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+METADATA_ENTRY = 0
+FIRST_SEGMENT_ENTRY = 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BucketSnapshotInfo:
+    """What a storage knows of one snapshot without reading it."""
+
+    bucket_id: int
+    bucket_key: str
+    topic_name: str
+    cursor_name: str
+    segment_count: int
+    length_bytes: int
+    """The bytes of all entries as they were given, before any compression."""
+
+    def belongs_to(self, topic_name: str | None, cursor_name: str | None) -> bool:
+        """Whether it is of this topic and this cursor, where None stands for any."""
+        return topic_name in (None, self.topic_name) and cursor_name in (None, self.cursor_name)
+
+
+class BucketSnapshotStorage(ABC):
+    """Keeps the snapshots of buckets; see the module for what every method has in common.
+
+    Every method but `start` and `close` raises `StorageClosedError` before `start` and after `close`, and
+    `StorageUnavailableError` when the storage does not answer.
+    """
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Open the storage. Idempotent; also opens it again after `close`.
+
+        Raises:
+            StorageLockedError: Another process or storage has it open.
+            SnapshotVersionError: It was written in a layout that is not known here.
+            SnapshotCorruptedError: It cannot be opened because of damage.
+            StorageUnavailableError: It does not answer.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Wait for the calls in flight, then let go of the storage. Idempotent; never raises."""
+
+    @abstractmethod
+    async def create_bucket_snapshot(
+        self,
+        metadata: bytes,
+        segments: Sequence[bytes],
+        *,
+        bucket_key: str,
+        topic_name: str,
+        cursor_name: str,
+    ) -> int:
+        """Store a snapshot and return its new bucket id, which is 0 or larger.
+
+        Atomic and durable on return. Not idempotent: a retry after `StorageUnavailableError` is safe, as no
+        id was given out, but may leave an earlier snapshot that nobody owns; `list_bucket_snapshots` finds
+        it. The bucket key need not be unique.
+
+        Args:
+            metadata: Entry 0; may be empty.
+            segments: Entries 1 to n; may be none.
+            bucket_key: The cursor property that will point to the snapshot.
+            topic_name: The topic whose log the snapshot indexes.
+            cursor_name: The subscription it belongs to.
+
+        Raises:
+            StorageUnavailableError: Nothing was stored, or it was and nobody knows its id.
+        """
+
+    @abstractmethod
+    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
+        """Return entry 0 of a snapshot.
+
+        Raises:
+            BucketNotFoundError: There is no such snapshot.
+            SnapshotCorruptedError: The entry is damaged.
+        """
+
+    @abstractmethod
+    async def get_bucket_snapshot_segment(
+        self, bucket_id: int, first_entry: int, last_entry: int
+    ) -> list[bytes]:
+        """Return the segments `first_entry` to `last_entry`, both included, counted from 1.
+
+        Past the end there is nothing: asking 1 to 3 of two segments returns two, asking 4 to 4 returns none.
+
+        Raises:
+            BucketNotFoundError: There is no such snapshot.
+            SnapshotCorruptedError: One of the entries is damaged.
+            ValueError: `first_entry` is below 1, or above `last_entry`.
+        """
+
+    @abstractmethod
+    async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
+        """Return the bytes of all entries of a snapshot as they were given.
+
+        Raises:
+            BucketNotFoundError: There is no such snapshot.
+        """
+
+    @abstractmethod
+    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
+        """Delete a snapshot. Atomic, durable on return, and idempotent: an unknown id is no error.
+
+        A retry is always safe. A read that runs meanwhile returns all it asked for or raises
+        `BucketNotFoundError`.
+        """
+
+    @abstractmethod
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        """Return the snapshots in order of id, all or those of one topic, one cursor or both.
+
+        A snapshot that is created or deleted meanwhile may or may not be in the list.
+        """
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def check_segment_range(first_entry: int, last_entry: int) -> None:
+    """Refuse a range of segments that no caller may ask for; every backend calls it.
+
+    Raises:
+        ValueError: The range begins below 1 or ends before it begins.
+    """
+    if not FIRST_SEGMENT_ENTRY <= first_entry <= last_entry:
+        raise ValueError(f"segments are counted from 1: cannot read {first_entry} to {last_entry}")
