@@ -67,6 +67,18 @@ class StorageLockedError(SnapshotStorageError):
         self.folder = folder
 
 
+class StorageCorruptedError(SnapshotStorageError):
+    """The folder as a whole is damaged, so that no snapshot in it can be trusted to be found."""
+
+    def __init__(self, folder: str, reason: str) -> None:
+        super().__init__(
+            f"{folder} is damaged ({reason}): "
+            "move it away and start again, and the index is rebuilt from the log"
+        )
+        self.folder = folder
+        self.reason = reason
+
+
 class StorageClosedError(SnapshotStorageError):
     """The storage was used before `start` or after `close`."""
 

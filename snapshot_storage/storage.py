@@ -58,7 +58,7 @@ class BucketSnapshotStorage(ABC):
         Raises:
             StorageLockedError: Another process or storage has it open.
             SnapshotVersionError: It was written in a layout that is not known here.
-            SnapshotCorruptedError: It cannot be opened because of damage.
+            StorageCorruptedError: It is damaged as a whole.
             StorageUnavailableError: It does not answer.
         """
 
