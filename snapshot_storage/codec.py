@@ -14,9 +14,10 @@ worker thread. With `pb/`, this is the only module of the package that knows pro
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
@@ -25,8 +26,11 @@ from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata, SnapshotSegment
 from snapshot_storage.roaring import bitmap_of, decode_bitmap, value_count
 from snapshot_storage.segment_rows import ENTRY_ID_MAX, decode_rows, encode_rows
+from snapshot_storage.storage import METADATA_ENTRY
 
 _INT64_MAX = 2**63 - 1
+
+_Message = TypeVar("_Message", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class SegmentMetadata:
         try:
             return sum(map(value_count, self.bitmaps.values()))
         except ValueError as error:
-            raise SnapshotCorruptedError(str(error), entry=0) from error
+            raise SnapshotCorruptedError(str(error), entry=METADATA_ENTRY) from error
 
     def bitmap(self, ledger_id: int) -> BitMap:
         """Return the entry ids of one ledger; empty where the segment has none of it.
@@ -62,7 +66,7 @@ class SegmentMetadata:
         try:
             return decode_bitmap(data)
         except ValueError as error:
-            raise SnapshotCorruptedError(f"ledger {ledger_id}: {error}", entry=0) from error
+            raise SnapshotCorruptedError(f"ledger {ledger_id}: {error}", entry=METADATA_ENTRY) from error
 
 
 def encode_segment(rows: DelayedIndexes) -> bytes:
@@ -127,16 +131,24 @@ def decode_segments(segments: Sequence[bytes], *, first_entry: int = 1) -> Delay
 
 def _decode_other_spelling(data: bytes, entry: int | None) -> DelayedIndexes:
     """Decode legal protobuf that is not spelled as Pulsar does: unknown fields, another order."""
-    try:
-        indexes = SnapshotSegment.FromString(data).indexes
-    except DecodeError as error:
-        raise SnapshotCorruptedError(f"not a segment: {error}", entry=entry) from error
+    indexes = _parsed(SnapshotSegment, data, "a segment", entry).indexes
     try:
         return DelayedIndexes.from_rows(
             (index.timestamp, index.ledger_id, index.entry_id) for index in indexes
         )
     except OverflowError as error:
         raise SnapshotCorruptedError("a time or an id is above 2^63 - 1", entry=entry) from error
+
+
+def _parsed(message_class: type[_Message], data: bytes, what: str, entry: int | None) -> _Message:
+    try:
+        message = message_class.FromString(data)
+    except DecodeError as error:
+        raise SnapshotCorruptedError(f"not {what}: {error}", entry=entry) from error
+    # The parser does not check this by itself.
+    if not message.IsInitialized():
+        raise SnapshotCorruptedError(f"not {what}: a required field is missing", entry=entry)
+    return message
 
 
 def segment_metadata(rows: DelayedIndexes) -> SegmentMetadata:
@@ -216,15 +228,35 @@ def merged_bitmaps(segments: Iterable[SegmentMetadata]) -> dict[int, BitMap]:
 
 def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
     """Return entry 0 of a snapshot: its segments in order, each with its maps in order of ledger id."""
-    message = SnapshotMetadata()
+    # By hand: the generated class cannot be told the order of a map, and "deterministic" means descending to
+    # it.
+    ledger_fields: dict[int, bytes] = {}
+    parts: list[bytes] = []
     for segment in segments:
-        message.metadata_list.add(
-            delayed_index_bit_map=segment.bitmaps,
-            max_schedule_timestamp=segment.deliver_at_ms_max,
-            min_schedule_timestamp=segment.deliver_at_ms_min,
-        )
-    # Deterministic means that maps are written in order of their keys.
-    return message.SerializeToString(deterministic=True)
+        fields: list[bytes] = []
+        for ledger_id, bitmap in sorted(segment.bitmaps.items()):
+            ledger_field = ledger_fields.get(ledger_id)
+            if ledger_field is None:
+                ledger_field = ledger_fields[ledger_id] = b"\x08" + _varint(ledger_id)
+            value = b"\x12" + _varint(len(bitmap)) + bitmap
+            fields += (b"\x0a", _varint(len(ledger_field) + len(value)), ledger_field, value)
+        fields += (b"\x10", _varint(segment.deliver_at_ms_max), b"\x18", _varint(segment.deliver_at_ms_min))
+        body = b"".join(fields)
+        parts += (b"\x0a", _varint(len(body)), body)
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    """Return seven bits a byte, lowest first, the top bit set on all bytes but the last."""
+    assert value >= 0
+    if value < 0x80:
+        return bytes((value,))
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def decode_metadata(data: bytes) -> list[SegmentMetadata]:
@@ -237,10 +269,7 @@ def decode_metadata(data: bytes) -> list[SegmentMetadata]:
     Raises:
         SnapshotCorruptedError: The bytes are no metadata, or segments begin after they end.
     """
-    try:
-        message = SnapshotMetadata.FromString(data)
-    except DecodeError as error:
-        raise SnapshotCorruptedError(f"not metadata: {error}", entry=0) from error
+    message = _parsed(SnapshotMetadata, data, "metadata", METADATA_ENTRY)
 
     segments: list[SegmentMetadata] = []
     begins_at = 0
@@ -249,10 +278,14 @@ def decode_metadata(data: bytes) -> list[SegmentMetadata]:
         if part.HasField("min_schedule_timestamp"):
             begins_at = part.min_schedule_timestamp
         if not begins_at <= ends_at <= _INT64_MAX:
-            raise SnapshotCorruptedError(f"segment {number} is from {begins_at} to {ends_at}", entry=0)
+            raise SnapshotCorruptedError(
+                f"segment {number} is from {begins_at} to {ends_at}", entry=METADATA_ENTRY
+            )
         bitmaps = dict(part.delayed_index_bit_map)
         if bitmaps and max(bitmaps) > _INT64_MAX:
-            raise SnapshotCorruptedError(f"segment {number} names the ledger {max(bitmaps)}", entry=0)
+            raise SnapshotCorruptedError(
+                f"segment {number} names the ledger {max(bitmaps)}", entry=METADATA_ENTRY
+            )
         segments.append(SegmentMetadata(begins_at, ends_at, bitmaps))
         begins_at = ends_at
     return segments
