@@ -1,0 +1,65 @@
+"""What can go wrong in the service, and under which name a Pulsar client hears of it.
+
+`server_error` is the name in the protocol's `ServerError` enumeration: the client turns it into an exception of
+its own. Errors of the wire itself (bad frames) live with the wire, in `broker.protocol`.
+"""
+
+from typing import ClassVar
+
+
+class BrokerError(Exception):
+    """Base of every error that the service answers to a client."""
+
+    server_error: ClassVar[str] = "UnknownError"
+
+
+class InvalidTopicNameError(BrokerError):
+    """The topic name cannot be parsed, or names a kind of topic that is not kept here."""
+
+    server_error = "InvalidTopicName"
+
+
+class TopicNotFoundError(BrokerError):
+    """The topic does not exist and may not be created."""
+
+    server_error = "TopicNotFound"
+
+
+class SubscriptionNotFoundError(BrokerError):
+    """The subscription does not exist."""
+
+    server_error = "SubscriptionNotFound"
+
+
+class ProducerBusyError(BrokerError):
+    """Another live producer of the topic has this name."""
+
+    server_error = "ProducerBusy"
+
+
+class ConsumerBusyError(BrokerError):
+    """The subscription is in use by a consumer that does not share it in this way."""
+
+    server_error = "ConsumerBusy"
+
+
+class ConsumerAssignError(BrokerError):
+    """No key range can be given to the consumer."""
+
+    server_error = "ConsumerAssignError"
+
+
+class NotAllowedError(BrokerError):
+    """The request contradicts the service's limits or the subscription's type."""
+
+    server_error = "NotAllowedError"
+
+
+class MetadataError(BrokerError):
+    """The subscription's state does not permit the request."""
+
+    server_error = "MetadataError"
+
+
+class ServiceStartError(Exception):
+    """The service cannot start; the text says why and what to do."""

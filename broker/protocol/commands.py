@@ -1,0 +1,218 @@
+"""Commands that the service sends now and then, built with the generated classes.
+
+One function per command, named like it; server errors are given by their protocol name. What is sent once per
+message is in `broker.protocol.frames`.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final, cast
+
+from broker.protocol.pb.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandLookupTopicResponse,
+    CommandPartitionedTopicMetadataResponse,
+    MessageIdData,
+    ServerError,
+)
+
+PROTOCOL_VERSION: Final = 20
+
+_TWO_U32: Final = Struct(">II")
+
+
+def frame(command: BaseCommand) -> bytes:
+    """Wrap a command into a frame."""
+    data = command.SerializeToString()
+    return _TWO_U32.pack(len(data) + 4, len(data)) + data
+
+
+PING: Final = frame(BaseCommand(type=BaseCommand.PING, ping={}))
+PONG: Final = frame(BaseCommand(type=BaseCommand.PONG, pong={}))
+
+
+def connected(*, server_version: str, protocol_version: int, message_size_max: int) -> bytes:
+    """Accept a connection, with the older of both sides' protocol versions."""
+    command = BaseCommand(type=BaseCommand.CONNECTED)
+    command.connected.server_version = server_version
+    command.connected.protocol_version = min(protocol_version, PROTOCOL_VERSION)
+    command.connected.max_message_size = message_size_max
+    return frame(command)
+
+
+def success(request_id: int) -> bytes:
+    """Answer a request that has no answer of its own."""
+    command = BaseCommand(type=BaseCommand.SUCCESS)
+    command.success.request_id = request_id
+    return frame(command)
+
+
+def error(request_id: int, *, error: str, message: str) -> bytes:
+    """Refuse a request."""
+    command = BaseCommand(type=BaseCommand.ERROR)
+    command.error.request_id = request_id
+    command.error.error = _server_error(error)
+    command.error.message = message
+    return frame(command)
+
+
+def partitioned_metadata_response(request_id: int, *, partitions: int) -> bytes:
+    """Say of how many partitions a topic is; 0 means that it is not partitioned."""
+    command = BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE)
+    response = command.partitionMetadataResponse
+    response.request_id = request_id
+    response.partitions = partitions
+    response.response = CommandPartitionedTopicMetadataResponse.Success
+    return frame(command)
+
+
+def partitioned_metadata_error(request_id: int, *, error: str, message: str) -> bytes:
+    """Refuse to say of how many partitions a topic is."""
+    command = BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE)
+    response = command.partitionMetadataResponse
+    response.request_id = request_id
+    response.response = CommandPartitionedTopicMetadataResponse.Failed
+    response.error = _server_error(error)
+    response.message = message
+    return frame(command)
+
+
+def lookup_response(request_id: int, *, service_url: str) -> bytes:
+    """Say where a topic is served."""
+    command = BaseCommand(type=BaseCommand.LOOKUP_RESPONSE)
+    response = command.lookupTopicResponse
+    response.request_id = request_id
+    response.brokerServiceUrl = service_url
+    response.response = CommandLookupTopicResponse.Connect
+    response.authoritative = True
+    return frame(command)
+
+
+def lookup_error(request_id: int, *, error: str, message: str) -> bytes:
+    """Refuse to say where a topic is served."""
+    command = BaseCommand(type=BaseCommand.LOOKUP_RESPONSE)
+    response = command.lookupTopicResponse
+    response.request_id = request_id
+    response.response = CommandLookupTopicResponse.Failed
+    response.error = _server_error(error)
+    response.message = message
+    return frame(command)
+
+
+def producer_success(request_id: int, *, producer_name: str) -> bytes:
+    """Accept a producer. Sequence ids are not kept, so it is told that none is known."""
+    command = BaseCommand(type=BaseCommand.PRODUCER_SUCCESS)
+    command.producer_success.request_id = request_id
+    command.producer_success.producer_name = producer_name
+    command.producer_success.last_sequence_id = -1
+    command.producer_success.schema_version = b""
+    command.producer_success.producer_ready = True
+    return frame(command)
+
+
+def send_error(producer_id: int, sequence_id: int, *, error: str, message: str) -> bytes:
+    """Refuse one message."""
+    command = BaseCommand(type=BaseCommand.SEND_ERROR)
+    command.send_error.producer_id = producer_id
+    command.send_error.sequence_id = sequence_id
+    command.send_error.error = _server_error(error)
+    command.send_error.message = message
+    return frame(command)
+
+
+def ack_response(consumer_id: int, request_id: int, *, error: str | None = None, message: str = "") -> bytes:
+    """Answer an ACK that carries a request id."""
+    command = BaseCommand(type=BaseCommand.ACK_RESPONSE)
+    command.ackResponse.consumer_id = consumer_id
+    command.ackResponse.request_id = request_id
+    if error is not None:
+        command.ackResponse.error = _server_error(error)
+        command.ackResponse.message = message
+    return frame(command)
+
+
+def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
+    """Tell a Failover consumer whether it is the one that receives."""
+    command = BaseCommand(type=BaseCommand.ACTIVE_CONSUMER_CHANGE)
+    command.active_consumer_change.consumer_id = consumer_id
+    command.active_consumer_change.is_active = is_active
+    return frame(command)
+
+
+def close_producer(producer_id: int) -> bytes:
+    """Take a producer away from its client; it comes back by itself."""
+    command = BaseCommand(type=BaseCommand.CLOSE_PRODUCER)
+    command.close_producer.producer_id = producer_id
+    command.close_producer.request_id = 2**64 - 1  # The broker's own requests have this id in Pulsar: -1.
+    return frame(command)
+
+
+def close_consumer(consumer_id: int) -> bytes:
+    """Take a consumer away from its client; it comes back by itself."""
+    command = BaseCommand(type=BaseCommand.CLOSE_CONSUMER)
+    command.close_consumer.consumer_id = consumer_id
+    command.close_consumer.request_id = 2**64 - 1
+    return frame(command)
+
+
+def last_message_id(
+    request_id: int, *, ledger_id: int, entry_id: int, batch_index: int, mark_delete: tuple[int, int] | None
+) -> bytes:
+    """Give a topic's last message; -1 stands for "none", as the protocol's unsigned fields hold it."""
+    command = BaseCommand(type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE)
+    response = command.getLastMessageIdResponse
+    response.request_id = request_id
+    _set_message_id(response.last_message_id, ledger_id, entry_id)
+    response.last_message_id.batch_index = batch_index
+    if mark_delete is not None:
+        _set_message_id(response.consumer_mark_delete_position, *mark_delete)
+    return frame(command)
+
+
+def topics_of_namespace(request_id: int, topics: Sequence[str]) -> bytes:
+    """List a namespace's topics; the client filters by its pattern itself."""
+    command = BaseCommand(type=BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE)
+    command.getTopicsOfNamespaceResponse.request_id = request_id
+    command.getTopicsOfNamespaceResponse.topics.extend(topics)
+    return frame(command)
+
+
+def consumer_stats(
+    request_id: int, *, consumer_name: str, available_permits: int, unacked_messages: int, backlog: int
+) -> bytes:
+    """Give what is known of a consumer; rates are not kept."""
+    command = BaseCommand(type=BaseCommand.CONSUMER_STATS_RESPONSE)
+    response = command.consumerStatsResponse
+    response.request_id = request_id
+    response.consumerName = consumer_name
+    response.availablePermits = max(available_permits, 0)
+    response.unackedMessages = unacked_messages
+    response.msgBacklog = backlog
+    return frame(command)
+
+
+def schema_not_found(request_id: int) -> bytes:
+    """Answer GET_SCHEMA: schemas are not kept here."""
+    command = BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE)
+    command.getSchemaResponse.request_id = request_id
+    command.getSchemaResponse.error_code = _server_error("TopicNotFound")
+    command.getSchemaResponse.error_message = "Postdate keeps no schemas"
+    return frame(command)
+
+
+def schema_accepted(request_id: int) -> bytes:
+    """Answer GET_OR_CREATE_SCHEMA: any schema is accepted and none is kept."""
+    command = BaseCommand(type=BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE)
+    command.getOrCreateSchemaResponse.request_id = request_id
+    command.getOrCreateSchemaResponse.schema_version = b""
+    return frame(command)
+
+
+def _server_error(name: str) -> ServerError:
+    # The generated stub types the value as a plain int.
+    return cast("ServerError", ServerError.Value(name))
+
+
+def _set_message_id(message_id: MessageIdData, ledger_id: int, entry_id: int) -> None:
+    message_id.ledgerId = ledger_id & 0xFFFF_FFFF_FFFF_FFFF
+    message_id.entryId = entry_id & 0xFFFF_FFFF_FFFF_FFFF

@@ -1,0 +1,119 @@
+"""The publish path of one connection: SENDs of a received chunk in, one write of receipts out.
+
+Appending gives a position at once; the receipt waits until the group commit that holds it is synced. So a chunk's
+SENDs share one callback per topic, and receipts leave in SEND order because commits complete in order. Bytes that
+are not durable yet are counted, and reading from the client pauses above a bound: that is the back-pressure.
+
+Nothing here speaks of subscriptions. A failed append closes the connection and answers nothing: a Pulsar client
+resends then, whereas an error answer other than a wrong checksum makes it reconnect in a tight loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from broker.producer import Producer
+from broker.protocol import commands, frames
+from dispatcher.sticky_key import sticky_key_hash
+from managed_ledger import NOT_DELAYED, ManagedLedger
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+
+log = logging.getLogger(__name__)
+
+Receipt = tuple[int, int, int, int]
+"""producer id, sequence id, ledger id, entry id."""
+
+
+class Publisher:
+    """Appends what a connection's producers send.
+
+    Args:
+        connection: Where receipts go.
+        delay_ms_max: Longest delay that is accepted, 0 for any (`delayedDeliveryMaxDelayInMillis`).
+        pending_bytes_max: Reading pauses while more bytes than this wait to become durable.
+        now_ms: The clock that delays are measured against.
+    """
+
+    def __init__(
+        self,
+        connection: "Connection",
+        *,
+        delay_ms_max: int,
+        pending_bytes_max: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._connection = connection
+        self._delay_ms_max = delay_ms_max
+        self._pending_bytes_max = pending_bytes_max
+        self._now_ms = now_ms
+        self._receipts: dict[ManagedLedger, list[Receipt]] = {}
+        self._bytes: dict[ManagedLedger, int] = {}
+        self._pending_bytes = 0
+
+    def append(self, producer: Producer, send: frames.Send) -> None:
+        """Append one SEND; its receipt is written once `flush` has been called and the entry is durable."""
+        metadata = send.metadata
+        deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else NOT_DELAYED
+        if self._delay_ms_max and deliver_at_ms - self._now_ms() > self._delay_ms_max:
+            self._refuse_delay(send)
+            return
+        topic = producer.topic
+        ledger = topic.ledger
+        payload = send.entry
+        position = ledger.append_nowait(
+            payload,
+            publish_time_ms=metadata.publish_time,
+            deliver_at_ms=deliver_at_ms,
+            sticky_hash=sticky_key_hash(
+                ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
+                partition_key=metadata.partition_key if metadata.HasField("partition_key") else None,
+                partition_key_is_base64=metadata.partition_key_b64_encoded,
+                producer_name=metadata.producer_name,
+                sequence_id=metadata.sequence_id,
+            ),
+            message_count=send.num_messages,
+        )
+        topic.messages_in_total += send.num_messages
+        topic.bytes_in_total += len(payload)
+        receipts = self._receipts.get(ledger)
+        if receipts is None:
+            receipts = self._receipts[ledger] = []
+            self._bytes[ledger] = 0
+        receipts.append((send.producer_id, send.sequence_id, *position))
+        self._bytes[ledger] += len(payload)
+
+    def flush(self) -> None:
+        """Answer everything appended since the last call, as soon as it is durable."""
+        if not self._receipts:
+            return
+        for ledger, receipts in self._receipts.items():
+            size = self._bytes[ledger]
+            self._pending_bytes += size
+            ledger.committed().add_done_callback(partial(self._on_committed, receipts, size))
+        self._receipts, self._bytes = {}, {}
+        if self._pending_bytes > self._pending_bytes_max:
+            self._connection.pause_reading()
+
+    def _on_committed(self, receipts: list[Receipt], size: int, committed: "asyncio.Future[None]") -> None:
+        self._pending_bytes -= size
+        if self._pending_bytes <= self._pending_bytes_max // 2:
+            self._connection.resume_reading()
+        error = None if committed.cancelled() else committed.exception()
+        if committed.cancelled() or error is not None:
+            self._connection.close(f"{len(receipts)} messages could not be stored: {error}")
+            return
+        self._connection.write(frames.send_receipts(receipts))
+
+    def _refuse_delay(self, send: frames.Send) -> None:
+        self._connection.write(
+            commands.send_error(
+                send.producer_id,
+                send.sequence_id,
+                error="NotAllowedError",
+                message=f"Exceeds max allowed delivery delay of {self._delay_ms_max} milliseconds",
+            )
+        )

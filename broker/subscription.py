@@ -1,0 +1,130 @@
+"""A subscription: one durable cursor and, while consumers are attached, the dispatcher that serves them.
+
+The type (Exclusive, Shared, Failover, Key_Shared) is not a property of the subscription but of the consumers that
+are attached now: when the last has left, the next may bring another type, and then the dispatcher is replaced. That
+is Pulsar's rule. Everything that awaits runs under one lock per subscription, so a subscribe and a seek never
+interleave. Deciding who gets what is the dispatcher's; speaking to a client is the connection's.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from broker.consumer import Consumer
+from broker.errors import ConsumerBusyError, MetadataError
+from dispatcher import Dispatcher, SubscriptionType
+from managed_ledger import Cursor, ManagedLedger, Position
+
+log = logging.getLogger(__name__)
+
+NewDispatcher = Callable[[SubscriptionType, ManagedLedger, Cursor], Dispatcher]
+
+
+class Subscription:
+    """One named reader of a topic.
+
+    Args:
+        name: The name that clients use.
+        ledger: The topic's log.
+        cursor: Where this subscription stands in it.
+        new_dispatcher: Makes the dispatcher of a type; passed in, so that tests need no service.
+        clean_residual_snapshots: Deletes the delayed index of a cursor that has no dispatcher.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ledger: ManagedLedger,
+        cursor: Cursor,
+        *,
+        new_dispatcher: NewDispatcher,
+        clean_residual_snapshots: Callable[[Cursor], Awaitable[None]],
+    ) -> None:
+        self.name = name
+        self.cursor = cursor
+        self.dispatcher: Dispatcher | None = None
+        self.consumers: list[Consumer] = []
+        self._ledger = ledger
+        self._new_dispatcher = new_dispatcher
+        self._clean_residual_snapshots = clean_residual_snapshots
+        self._type: SubscriptionType | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def subscription_type(self) -> SubscriptionType | None:
+        """The type of the dispatcher, or None while nobody has subscribed since the start."""
+        return self._type
+
+    async def add_consumer(self, consumer: Consumer, subscription_type: SubscriptionType) -> None:
+        """Attach a consumer; its type may differ from before only when no other consumer is attached.
+
+        Raises:
+            ConsumerBusyError: Consumers of another type are attached, or the type allows one consumer only.
+            ConsumerAssignError: No key range can be given to it.
+        """
+        async with self._lock:
+            if self._type is not subscription_type:
+                await self._change_type(subscription_type)
+            assert self.dispatcher is not None
+            self.dispatcher.add_consumer(consumer)
+            self.consumers.append(consumer)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """Detach a consumer; what it has not acknowledged goes to the others. Unknown ones are ignored."""
+        if consumer not in self.consumers:
+            return
+        self.consumers.remove(consumer)
+        assert self.dispatcher is not None
+        self.dispatcher.remove_consumer(consumer)
+
+    async def seek(self, position: Position) -> None:
+        """Continue at `position`; consumers are disconnected and come back by themselves, as with Pulsar."""
+        async with self._lock:
+            self._disconnect_consumers()
+            if self.dispatcher is not None:
+                await self.dispatcher.reset(position)
+                return
+            await self._clean_residual_snapshots(self.cursor)
+            await self.cursor.seek(position)
+
+    async def prepare_unsubscribe(self, consumer: Consumer) -> None:
+        """Give up the delayed index, so that the cursor can be deleted without leaving a snapshot behind.
+
+        Raises:
+            MetadataError: Other consumers are attached.
+        """
+        async with self._lock:
+            if self.consumers != [consumer]:
+                raise MetadataError("Unconnected or shared consumer attempting to unsubscribe")
+            self.remove_consumer(consumer)
+            await self._delete_index()
+
+    async def close(self) -> None:
+        """Detach everything; the index is sealed where that is worth it."""
+        async with self._lock:
+            self._disconnect_consumers()
+            if self.dispatcher is not None:
+                await self.dispatcher.close()
+                self.dispatcher = None
+                self._type = None
+
+    async def _change_type(self, subscription_type: SubscriptionType) -> None:
+        if self.consumers:
+            raise ConsumerBusyError("Subscription is of different type")
+        if self.dispatcher is not None:
+            await self.dispatcher.close()
+        self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
+        self._type = subscription_type
+
+    async def _delete_index(self) -> None:
+        if self.dispatcher is not None:
+            await self.dispatcher.clear_delayed_messages()
+            await self.dispatcher.close()
+            self.dispatcher = None
+            self._type = None
+        await self._clean_residual_snapshots(self.cursor)
+
+    def _disconnect_consumers(self) -> None:
+        for consumer in list(self.consumers):
+            self.remove_consumer(consumer)
+            consumer.disconnect()

@@ -1,0 +1,154 @@
+"""A topic: its log, who produces to it, and its subscriptions.
+
+Producers of a topic have different names; the same name may come back with a higher epoch, which is how a client
+that lost its connection takes its own place again before the broker has noticed the loss. Appending is not here:
+a producer's connection appends straight to `ledger`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from urllib.parse import quote, unquote
+
+from broker.consumer import Consumer
+from broker.errors import ProducerBusyError, SubscriptionNotFoundError
+from broker.producer import Producer
+from broker.subscription import Subscription
+from broker.topic_name import TopicName
+from dispatcher import SubscriptionType
+from managed_ledger import Cursor, ManagedLedger, Position
+
+log = logging.getLogger(__name__)
+
+NewSubscription = Callable[[str, ManagedLedger, Cursor], Subscription]
+
+LATEST_ENTRY_ID = 2**63 - 1
+"""Entry and ledger id of the protocol's "latest" message id."""
+
+
+class Topic:
+    """One topic of the service; belongs to its event loop.
+
+    Args:
+        name: Its name.
+        ledger: Its log.
+        new_subscription: Makes a subscription over a cursor.
+    """
+
+    def __init__(self, name: TopicName, ledger: ManagedLedger, *, new_subscription: NewSubscription) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.producers: dict[str, Producer] = {}
+        self.messages_in_total = 0
+        self.bytes_in_total = 0
+        self._new_subscription = new_subscription
+        self._lock = asyncio.Lock()
+        self.subscriptions: dict[str, Subscription] = {}
+        for cursor in ledger.cursors.values():
+            self._add_subscription(unquote(cursor.name), cursor)
+
+    def add_producer(self, producer: Producer) -> None:
+        """Let a producer in.
+
+        Raises:
+            ProducerBusyError: Another live producer has its name, with the same epoch or a later one.
+        """
+        present = self.producers.get(producer.name)
+        if present is not None:
+            if present.connection is not producer.connection and present.epoch >= producer.epoch:
+                raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic")
+            log.info("producer %s of %s is back, epoch %d", producer.name, self.name, producer.epoch)
+            present.disconnect()
+        self.producers[producer.name] = producer
+
+    def remove_producer(self, producer: Producer) -> None:
+        """Forget a producer, unless another has taken its name since."""
+        if self.producers.get(producer.name) is producer:
+            del self.producers[producer.name]
+
+    async def subscribe(
+        self,
+        consumer: Consumer,
+        subscription_type: SubscriptionType,
+        *,
+        durable: bool,
+        start: Position | None,
+    ) -> Subscription:
+        """Attach a consumer to the subscription it names, creating the subscription where it is missing.
+
+        Args:
+            consumer: Who subscribes; `consumer.subscription_name` names the subscription.
+            subscription_type: How it shares it.
+            durable: Whether the subscription outlives its consumers; readers' do not.
+            start: The next entry to read of a new subscription, or None for the earliest.
+
+        Raises:
+            ConsumerBusyError: See `Subscription.add_consumer`.
+            ConsumerAssignError: See `Subscription.add_consumer`.
+        """
+        name = consumer.subscription_name
+        async with self._lock:
+            subscription = self.subscriptions.get(name)
+            if subscription is None:
+                cursor = await self.ledger.open_cursor(quote(name, safe=""), initial_position=start, durable=durable)
+                subscription = self._add_subscription(name, cursor)
+        await subscription.add_consumer(consumer, subscription_type)
+        return subscription
+
+    async def unsubscribe(self, consumer: Consumer) -> None:
+        """Delete the consumer's subscription: its delayed index first, then its cursor (PIP-195).
+
+        Raises:
+            MetadataError: Other consumers are attached to it.
+            SubscriptionNotFoundError: It is gone already.
+        """
+        async with self._lock:
+            subscription = self.subscriptions.get(consumer.subscription_name)
+            if subscription is None:
+                raise SubscriptionNotFoundError(f"Subscription {consumer.subscription_name!r} not found")
+            await subscription.prepare_unsubscribe(consumer)
+            await self._delete(subscription)
+
+    async def consumer_left(self, consumer: Consumer) -> None:
+        """Detach a consumer; a reader's subscription goes with its last consumer."""
+        async with self._lock:
+            subscription = self.subscriptions.get(consumer.subscription_name)
+            if subscription is None:
+                return
+            subscription.remove_consumer(consumer)
+            if not subscription.consumers and not subscription.cursor.is_durable:
+                await subscription.close()
+                await self._delete(subscription)
+
+    def next_position(self) -> Position:
+        """Give the position that the next published entry will have at the earliest."""
+        last = self.ledger.last_position
+        return Position(last.ledger_id, last.entry_id + 1)
+
+    async def seek_position(self, position: Position) -> Position:
+        """Turn a client's message id into the next entry to read; the protocol's extremes mean the ends."""
+        if position.ledger_id >= LATEST_ENTRY_ID:
+            return self.next_position()
+        if position.ledger_id < 0:
+            return self.ledger.first_position
+        return position
+
+    async def close(self) -> None:
+        """Disconnect everybody and close the subscriptions and the log."""
+        for producer in list(self.producers.values()):
+            producer.disconnect()
+        self.producers.clear()
+        await self._for_all(lambda subscription: subscription.close())
+        await self.ledger.close()
+
+    async def _for_all(self, action: Callable[[Subscription], Awaitable[None]]) -> None:
+        await asyncio.gather(*(action(subscription) for subscription in self.subscriptions.values()))
+
+    def _add_subscription(self, name: str, cursor: Cursor) -> Subscription:
+        subscription = self._new_subscription(name, self.ledger, cursor)
+        self.subscriptions[name] = subscription
+        return subscription
+
+    async def _delete(self, subscription: Subscription) -> None:
+        del self.subscriptions[subscription.name]
+        await self.ledger.delete_cursor(subscription.cursor.name)

@@ -1,0 +1,62 @@
+"""Topic names as Pulsar writes them.
+
+`orders`, `tenant/namespace/orders` and `persistent://tenant/namespace/orders` are the same kind of name at three
+lengths; clients send the full one. Non-persistent topics are refused: nothing here could deliver them later.
+Source: Pulsar's documentation, "Topics".
+"""
+
+import re
+from typing import NamedTuple
+
+from broker.errors import InvalidTopicNameError
+
+_FULL = re.compile(r"(?P<domain>[a-z-]+)://(?P<tenant>[^/]+)/(?P<namespace>[^/]+)/(?P<local_name>.+)")
+_DOMAIN = "persistent"
+
+
+class TopicName(NamedTuple):
+    """A parsed topic name; `str()` gives the full form.
+
+    >>> str(TopicName.parse("orders"))
+    'persistent://public/default/orders'
+    >>> TopicName.parse("shop/eu/orders").namespace_name
+    'shop/eu'
+    """
+
+    tenant: str
+    namespace: str
+    local_name: str
+
+    @classmethod
+    def parse(cls, name: str) -> "TopicName":
+        """Parse any of the three forms.
+
+        Raises:
+            InvalidTopicNameError: The name has another form or another domain than `persistent`.
+        """
+        full = _FULL.fullmatch(name if "://" in name else _completed(name))
+        if full is None:
+            raise InvalidTopicNameError(
+                f"Invalid topic name {name!r}: write persistent://tenant/namespace/topic, "
+                "tenant/namespace/topic or topic"
+            )
+        if full["domain"] != _DOMAIN:
+            raise InvalidTopicNameError(
+                f"Invalid topic name {name!r}: Postdate keeps persistent:// topics only, not {full['domain']}://"
+            )
+        return cls(full["tenant"], full["namespace"], full["local_name"])
+
+    @property
+    def namespace_name(self) -> str:
+        """`tenant/namespace`, as metrics label it."""
+        return f"{self.tenant}/{self.namespace}"
+
+    def __str__(self) -> str:
+        return f"{_DOMAIN}://{self.tenant}/{self.namespace}/{self.local_name}"
+
+
+def _completed(short_name: str) -> str:
+    """Complete `topic` or `tenant/namespace/topic`; other shapes stay and fail to match."""
+    if "/" not in short_name:
+        return f"{_DOMAIN}://public/default/{short_name}"
+    return f"{_DOMAIN}://{short_name}" if short_name.count("/") == 2 else short_name
