@@ -133,9 +133,7 @@ def _decode_other_spelling(data: bytes, entry: int | None) -> DelayedIndexes:
     """Decode legal protobuf that is not spelled as Pulsar does: unknown fields, another order."""
     indexes = _parsed(SnapshotSegment, data, "a segment", entry).indexes
     try:
-        return DelayedIndexes.from_rows(
-            (index.timestamp, index.ledger_id, index.entry_id) for index in indexes
-        )
+        return DelayedIndexes.from_rows((index.timestamp, index.ledger_id, index.entry_id) for index in indexes)
     except OverflowError as error:
         raise SnapshotCorruptedError("a time or an id is above 2^63 - 1", entry=entry) from error
 
@@ -278,14 +276,10 @@ def decode_metadata(data: bytes) -> list[SegmentMetadata]:
         if part.HasField("min_schedule_timestamp"):
             begins_at = part.min_schedule_timestamp
         if not begins_at <= ends_at <= _INT64_MAX:
-            raise SnapshotCorruptedError(
-                f"segment {number} is from {begins_at} to {ends_at}", entry=METADATA_ENTRY
-            )
+            raise SnapshotCorruptedError(f"segment {number} is from {begins_at} to {ends_at}", entry=METADATA_ENTRY)
         bitmaps = dict(part.delayed_index_bit_map)
         if bitmaps and max(bitmaps) > _INT64_MAX:
-            raise SnapshotCorruptedError(
-                f"segment {number} names the ledger {max(bitmaps)}", entry=METADATA_ENTRY
-            )
+            raise SnapshotCorruptedError(f"segment {number} names the ledger {max(bitmaps)}", entry=METADATA_ENTRY)
         segments.append(SegmentMetadata(begins_at, ends_at, bitmaps))
         begins_at = ends_at
     return segments

@@ -89,9 +89,7 @@ class DelayedIndexes:
 
     def slice(self, start: int, end: int) -> Self:
         """Return rows `start` (included) to `end` (not included), without copying."""
-        return type(self)(
-            self.deliver_at_ms[start:end], self.ledger_ids[start:end], self.entry_ids[start:end]
-        )
+        return type(self)(self.deliver_at_ms[start:end], self.ledger_ids[start:end], self.entry_ids[start:end])
 
     def is_sorted(self) -> bool:
         """Whether the rows are in order of (deliver_at_ms, ledger_id, entry_id); equal rows are in order.

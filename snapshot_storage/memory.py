@@ -62,9 +62,7 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
         """See base."""
         return self._stored("read metadata", bucket_id).metadata
 
-    async def get_bucket_snapshot_segment(
-        self, bucket_id: int, first_entry: int, last_entry: int
-    ) -> list[bytes]:
+    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
         """See base."""
         check_segment_range(first_entry, last_entry)
         return list(self._stored("read segments", bucket_id).segments[first_entry - 1 : last_entry])
@@ -83,11 +81,7 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
     ) -> list[BucketSnapshotInfo]:
         """See base."""
         self._check_open("list snapshots")
-        return [
-            stored.info
-            for stored in self._snapshots.values()
-            if stored.info.belongs_to(topic_name, cursor_name)
-        ]
+        return [stored.info for stored in self._snapshots.values() if stored.info.belongs_to(topic_name, cursor_name)]
 
     def _stored(self, operation: str, bucket_id: int) -> _StoredSnapshot:
         self._check_open(operation)

@@ -47,9 +47,7 @@ def value_count(data: bytes) -> int:
         block_count = (cookie >> 16) + 1
         heads_start = 4 + (block_count + 7) // 8
     else:
-        raise ValueError(
-            f"a bitmap begins with {data[:4].hex() or 'nothing'}, which is no 32-bit Roaring cookie"
-        )
+        raise ValueError(f"a bitmap begins with {data[:4].hex() or 'nothing'}, which is no 32-bit Roaring cookie")
 
     heads = data[heads_start : heads_start + 4 * block_count]
     if block_count > _BLOCKS_MAX or len(heads) != 4 * block_count:

@@ -79,14 +79,10 @@ class RocksDBBucketSnapshotStorage(BucketSnapshotStorage):
         """See base."""
         return await self._run("read metadata", lambda folder: folder.read_metadata(bucket_id))
 
-    async def get_bucket_snapshot_segment(
-        self, bucket_id: int, first_entry: int, last_entry: int
-    ) -> list[bytes]:
+    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
         """See base."""
         check_segment_range(first_entry, last_entry)
-        return await self._run(
-            "read segments", lambda folder: folder.read_segments(bucket_id, first_entry, last_entry)
-        )
+        return await self._run("read segments", lambda folder: folder.read_segments(bucket_id, first_entry, last_entry))
 
     async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
         """See base."""

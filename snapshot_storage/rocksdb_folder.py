@@ -178,9 +178,7 @@ class RocksDBFolder:
                 batch_bytes += len(payload)
                 length_bytes += len(payload)
             # 2. The rest with the header. Its sync covers step 1, as the log is one.
-            info = BucketSnapshotInfo(
-                bucket_id, bucket_key, topic_name, cursor_name, len(segments), length_bytes
-            )
+            info = BucketSnapshotInfo(bucket_id, bucket_key, topic_name, cursor_name, len(segments), length_bytes)
             batch.put(_header_key(bucket_id), _encode_header(info))
             batch.delete(_unfinished_key(bucket_id))
             self._write(batch, is_synced=True)
@@ -321,9 +319,7 @@ def _decode_header(bucket_id: int, header: bytes) -> BucketSnapshotInfo:
 
 
 @contextmanager
-def _mapped(
-    operation: str, path: Path, *, bucket_id: int | None = None, entry: int | None = None
-) -> Iterator[None]:
+def _mapped(operation: str, path: Path, *, bucket_id: int | None = None, entry: int | None = None) -> Iterator[None]:
     """Turn what rocksdict raises into our errors, with what was being done."""
     try:
         yield

@@ -77,9 +77,7 @@ def _check_ranges(rows: DelayedIndexes) -> None:
             raise ValueError(f"a snapshot cannot hold the {name} {column.min()}: it is negative")
     for entry_id in (int(rows.entry_ids.min()), int(rows.entry_ids.max())):
         if not 0 <= entry_id <= ENTRY_ID_MAX:
-            raise ValueError(
-                f"a snapshot cannot hold the entry id {entry_id}: it is not within 0 and 2^32 - 1"
-            )
+            raise ValueError(f"a snapshot cannot hold the entry id {entry_id}: it is not within 0 and 2^32 - 1")
 
 
 def _encode_chunk(rows: DelayedIndexes, row_lengths: Int64Array) -> bytes:
@@ -154,9 +152,7 @@ def decode_rows(data: bytes) -> tuple[DelayedIndexes, Int64Array] | None:
     return DelayedIndexes(table[0], table[1], table[2]), row_ends
 
 
-def _decode_chunk(
-    padded: NDArray[np.uint8], row_starts: Int64Array, ends: NDArray[np.intp], table: Int64Array
-) -> bool:
+def _decode_chunk(padded: NDArray[np.uint8], row_starts: Int64Array, ends: NDArray[np.intp], table: Int64Array) -> bool:
     """Write the columns of a chunk to `table`; False if a row is spelled otherwise."""
     body_starts = row_starts + 2
     is_canonical = (
@@ -176,9 +172,7 @@ def _decode_chunk(
     return True
 
 
-def _varints_at(
-    padded: NDArray[np.uint8], starts: NDArray[np.intp], lengths: NDArray[np.intp]
-) -> NDArray[np.uint64]:
+def _varints_at(padded: NDArray[np.uint8], starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> NDArray[np.uint64]:
     """Return the numbers whose varints start here and are at most 8 bytes long."""
     # Every offset of the buffer seen as a little-endian word: one gather takes a whole varint.
     words = np.ndarray((len(padded) - 7,), "<u8", buffer=padded.data, strides=(1,))

@@ -103,9 +103,7 @@ class BucketSnapshotStorage(ABC):
         """
 
     @abstractmethod
-    async def get_bucket_snapshot_segment(
-        self, bucket_id: int, first_entry: int, last_entry: int
-    ) -> list[bytes]:
+    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
         """Return the segments `first_entry` to `last_entry`, both included, counted from 1.
 
         Past the end there is nothing: asking 1 to 3 of two segments returns two, asking 4 to 4 returns none.

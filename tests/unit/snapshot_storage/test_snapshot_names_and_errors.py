@@ -53,6 +53,5 @@ def test_errors_say_which_snapshot() -> None:
     assert str(BucketNotFoundError(7)) == "no snapshot has the bucket id 7"
     assert isinstance(BucketNotFoundError(7), LookupError)
     assert (
-        str(SnapshotCorruptedError("torn", bucket_id=7, entry=3))
-        == "entry 3 of snapshot of bucket 7 is corrupt: torn"
+        str(SnapshotCorruptedError("torn", bucket_id=7, entry=3)) == "entry 3 of snapshot of bucket 7 is corrupt: torn"
     )

@@ -22,9 +22,7 @@ _INT64_MAX = 2**63 - 1
         pytest.param(10, -1, [_INT64_MAX - 3, _INT64_MAX], [2], id="the end of time"),
     ],
 )
-def test_segments_end_where_pulsars_do(
-    step_ms: int, rows_max: int, timestamps: list[int], ends: list[int]
-) -> None:
+def test_segments_end_where_pulsars_do(step_ms: int, rows_max: int, timestamps: list[int], ends: list[int]) -> None:
     """Each limit alone, both together, and the edges."""
     assert segment_ends(np.array(timestamps, np.int64), step_ms=step_ms, rows_max=rows_max) == ends
 

@@ -1,0 +1,257 @@
+"""What only a folder can suffer: locks, crashes, damage, another version."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rocksdict import Options, Rdict
+
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotVersionError,
+    StorageCorruptedError,
+    StorageLockedError,
+    StorageUnavailableError,
+)
+from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from tests.contract.snapshot_backends import RocksDBBackend
+
+# Writes snapshots one after the other for ever, each of 3 segments that say its number, and prints each id.
+_WRITER = """
+import asyncio, sys
+from pathlib import Path
+from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+
+async def main():
+    async with RocksDBBucketSnapshotStorage(Path(sys.argv[1])) as storage:
+        number = 0
+        while True:
+            number += 1
+            entry = str(number).encode() * 2000
+            names = {"bucket_key": str(number), "topic_name": "t", "cursor_name": "c"}
+            print(await storage.create_bucket_snapshot(entry, [entry] * 3, **names), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def _start_writer(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+async def _create(storage: RocksDBBucketSnapshotStorage, segments: list[bytes]) -> int:
+    return await storage.create_bucket_snapshot(b"metadata", segments, bucket_key="k", topic_name="t", cursor_name="c")
+
+
+def _write(path: Path, segments: list[bytes]) -> int:
+    async def write() -> int:
+        async with RocksDBBucketSnapshotStorage(path) as storage:
+            return await _create(storage, segments)
+
+    return asyncio.run(write())
+
+
+def _open(path: Path) -> None:
+    async def open_and_close() -> None:
+        async with RocksDBBucketSnapshotStorage(path):
+            pass
+
+    asyncio.run(open_and_close())
+
+
+def test_a_folder_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """By another storage of this process; the first one goes on, and after it the folder is free."""
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            with pytest.raises(StorageLockedError, match=r"in use .* stop the other one, or set `dataDirectory`"):
+                await RocksDBBucketSnapshotStorage(tmp_path).start()
+            await _create(storage, [b"goes on"])
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            assert len(await storage.list_bucket_snapshots()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """While it lives the folder is locked; afterwards every snapshot is whole, and ids go on."""
+    acknowledged: list[int] = []
+    for _ in range(3):
+        writer = _start_writer(tmp_path)
+        assert writer.stdout is not None
+        acknowledged += [int(writer.stdout.readline()) for _ in range(40)]
+        with pytest.raises(StorageLockedError):
+            _open(tmp_path)
+        os.kill(writer.pid, signal.SIGKILL)
+        # Those that were printed before the signal came count as well.
+        acknowledged += [int(line) for line in writer.stdout.read().splitlines(keepends=True) if line[-1] == "\n"]
+        writer.stdout.close()
+        writer.wait()
+
+    async def check() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            listed = await storage.list_bucket_snapshots()
+            assert set(acknowledged) <= {info.bucket_id for info in listed}
+            assert len(listed) <= len(acknowledged) + 3
+            for info in listed:
+                entry = info.bucket_key.encode() * 2000
+                assert await storage.get_bucket_snapshot_metadata(info.bucket_id) == entry
+                assert await storage.get_bucket_snapshot_segment(info.bucket_id, 1, 9) == [entry] * 3
+
+    assert len(set(acknowledged)) == len(acknowledged)
+    asyncio.run(check())
+
+
+def _flip_byte(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_a_damaged_table_is_reported_and_never_read_short(tmp_path: Path) -> None:
+    """Each flipped byte is harmless, or an error with the bucket id; what is returned is what was written."""
+    segments = [os.urandom(3_000) for _ in range(30)]
+    bucket_id = _write(tmp_path / "whole", segments)
+    (table,) = (tmp_path / "whole").glob("*.sst")
+    size = table.stat().st_size
+
+    async def read(path: Path) -> str:
+        async with RocksDBBucketSnapshotStorage(path) as storage:
+            try:
+                assert await storage.get_bucket_snapshot_segment(bucket_id, 1, 30) == segments
+            except SnapshotCorruptedError as error:
+                return f"bucket {error.bucket_id}"
+            return "harmless"
+
+    outcomes = []
+    for offset in range(500, size, size // 16):
+        damaged = tmp_path / f"damaged-{offset}"
+        subprocess.run(["cp", "-r", str(tmp_path / "whole"), str(damaged)], check=True)
+        _flip_byte(damaged / table.name, offset)
+        try:
+            outcomes.append(asyncio.run(read(damaged)))
+        except StorageCorruptedError:
+            outcomes.append("refused at start")
+
+    assert set(outcomes) <= {f"bucket {bucket_id}", "refused at start", "harmless"}
+    assert outcomes.count(f"bucket {bucket_id}") > 10
+
+
+def _delete_tables(path: Path) -> None:
+    for table in path.glob("*.sst"):
+        table.unlink()
+
+
+def _empty_the_manifest_pointer(path: Path) -> None:
+    (path / "CURRENT").write_bytes(b"")
+
+
+def _flip_a_record_in_the_log(path: Path) -> None:
+    (log,) = path.glob("*.log")
+    _flip_byte(log, log.stat().st_size // 2)
+
+
+def _start_an_empty_database_beside_the_tables(path: Path) -> None:
+    # What a flipped byte in the manifest did to rocksdict: opened, empty, no error.
+    for name in ("CURRENT", "MANIFEST-*"):
+        for file in path.glob(name):
+            file.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_delete_tables, _empty_the_manifest_pointer, _start_an_empty_database_beside_the_tables],
+)
+def test_a_damaged_folder_is_refused_with_what_to_do(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """Never opened as if it were empty: the tracker would believe that there are no snapshots."""
+    _write(tmp_path, [b"segment"])
+    damage(tmp_path)
+
+    with pytest.raises(StorageCorruptedError, match="move it away and start again, and the index is rebuilt"):
+        _open(tmp_path)
+
+
+def test_damage_in_the_middle_of_the_log_is_refused(tmp_path: Path) -> None:
+    """RocksDB's default would drop what comes after it in silence."""
+    writer = _start_writer(tmp_path)
+    assert writer.stdout is not None
+    for _ in range(40):
+        writer.stdout.readline()
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.stdout.close()
+    writer.wait()
+    _flip_a_record_in_the_log(tmp_path)
+
+    with pytest.raises(StorageCorruptedError):
+        _open(tmp_path)
+
+
+def test_another_layout_is_refused(tmp_path: Path) -> None:
+    """It says what was found and what is known."""
+    _write(tmp_path, [])
+    database = Rdict(str(tmp_path), Options(raw_mode=True))
+    database[b"format"] = b"postdate snapshots 2"
+    database.close()
+
+    with pytest.raises(SnapshotVersionError, match=r"version postdate snapshots 2, .* version postdate snapshots 1"):
+        _open(tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StorageUnavailableError, match="cannot use the folder"):
+        _open(tmp_path / "file" / "folder")
+
+
+def test_what_a_crash_left_of_a_large_snapshot_is_removed(tmp_path: Path) -> None:
+    """It was never visible, and the next start leaves no trace of it."""
+    backend = RocksDBBackend(tmp_path)
+    kept = _write(tmp_path / "snapshots", [b"kept"])
+    unfinished = kept + 1
+    database = Rdict(str(tmp_path / "snapshots"), Options(raw_mode=True))
+    database[b"w" + unfinished.to_bytes(8)] = b""
+    for entry in range(3):
+        database[b"e" + unfinished.to_bytes(8) + entry.to_bytes(4)] = b"x" * 100
+    database[b"next"] = (unfinished + 1).to_bytes(8)
+    database.close()
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            with pytest.raises(BucketNotFoundError):
+                await storage.get_bucket_snapshot_metadata(unfinished)
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept]
+            assert backend.entries(unfinished) is None
+            assert await storage.get_bucket_snapshot_segment(kept, 1, 9) == [b"kept"]
+
+    asyncio.run(scenario())
+
+
+def test_a_missing_entry_is_corruption(tmp_path: Path) -> None:
+    """The header says how many there must be."""
+    bucket_id = _write(tmp_path, [b"a", b"b", b"c"])
+    database = Rdict(str(tmp_path), Options(raw_mode=True))
+    del database[b"e" + bucket_id.to_bytes(8) + (2).to_bytes(4)]
+    database.close()
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            assert await storage.get_bucket_snapshot_segment(bucket_id, 1, 1) == [b"a"]
+            with pytest.raises(SnapshotCorruptedError, match="0 of 1 entries are there"):
+                await storage.get_bucket_snapshot_segment(bucket_id, 2, 2)
+            with pytest.raises(SnapshotCorruptedError, match="2 of 3 entries are there"):
+                await storage.get_bucket_snapshot_segment(bucket_id, 1, 3)
+
+    asyncio.run(scenario())
