@@ -1,0 +1,270 @@
+"""How an answer from the shell changes a bucket: one function per event.
+
+Answers may come late, in any order, and for buckets that are gone; each function first asks whether its bucket is
+still in the state that wanted the answer.
+"""
+
+from typing import assert_never
+
+from tracker.actions import (
+    ActionFailed,
+    BitmapsUnited,
+    Event,
+    ListSnapshots,
+    LoadSegments,
+    MergeBuckets,
+    MetadataRead,
+    PersistBucket,
+    PropertyPut,
+    PropertyRemoved,
+    PutProperty,
+    RemoveProperty,
+    SegmentsLoaded,
+    SnapshotCreated,
+    SnapshotDeleted,
+    SnapshotsListed,
+)
+from tracker.bucket_set import BucketSet
+from tracker.buckets import FROM_SEGMENTS, Bucket, BucketState, is_in_order
+from tracker.due_queue import NEVER, RowKey, first_key_at, last_key_at
+from tracker.lanes import backoff_ms
+
+
+def handle(buckets: BucketSet, event: Event, now_ms: int) -> None:
+    """Take one answer."""
+    buckets.changed()
+    if isinstance(event, ActionFailed):
+        _on_failed(buckets, event, now_ms)
+        return
+    is_property = isinstance(event, PropertyPut | PropertyRemoved)
+    (buckets.property_lane if is_property else buckets.storage_lane).succeeded()
+    if isinstance(event, SnapshotsListed):
+        _on_listed(buckets, event, now_ms)
+        return
+    bucket = buckets.buckets.get(event.serial)
+    if bucket is None:
+        return
+    match event:
+        case SnapshotCreated():
+            _on_created(buckets, bucket, event)
+        case PropertyPut():
+            _on_property_put(buckets, bucket, now_ms)
+        case MetadataRead():
+            _on_metadata(buckets, bucket, event)
+        case BitmapsUnited():
+            _on_bitmaps(buckets, bucket, event)
+        case SegmentsLoaded():
+            _on_loaded(buckets, bucket, event)
+        case SnapshotDeleted():
+            _on_deleted(buckets, bucket)
+        case PropertyRemoved():
+            if bucket.state is BucketState.UNREGISTERING:
+                buckets.move(bucket, BucketState.GONE)
+        case _:
+            assert_never(event)
+
+
+def _on_created(buckets: BucketSet, bucket: Bucket, event: SnapshotCreated) -> None:
+    """The snapshot is durable: its property is next."""
+    assert bucket.state in (BucketState.SEALING, BucketState.MERGING)
+    assert is_in_order(event.table)
+    bucket.bucket_id = event.bucket_id
+    bucket.size_bytes = event.size_bytes
+    bucket.table = event.table
+    # A merge whose sources went their own way meanwhile has nothing to take over.
+    if bucket.is_doomed:
+        buckets.move(bucket, BucketState.DELETING)
+        return
+    buckets.move(bucket, BucketState.REGISTERING)
+
+
+def _on_property_put(buckets: BucketSet, bucket: Bucket, now_ms: int) -> None:
+    """Snapshot and property are durable: serve from segments what is not due soon."""
+    assert bucket.state is BucketState.REGISTERING
+    if bucket.is_doomed:
+        buckets.move(bucket, BucketState.DELETING)
+        return
+    assert bucket.table is not None
+    if bucket.sources:
+        _take_over(buckets, bucket)
+    else:
+        assert bucket.resident is not None
+        horizon_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
+        bucket.loaded_segments = bucket.segments_through(horizon_ms)
+        kept = bucket.next_segment_ms
+        buckets.index.release(bucket.resident, last_key_at(NEVER) if kept == NEVER else first_key_at(kept))
+        bucket.resident = None
+    buckets.move(bucket, BucketState.SEALED)
+
+
+def _take_over(buckets: BucketSet, target: Bucket) -> None:
+    """Serve a merge's rows from the target from now on, and delete the sources.
+
+    Rows that any source had not loaded are loaded from the target, and with them some that another source had:
+    they come twice then, and are handed out once.
+    """
+    sources = [buckets.buckets[serial] for serial in target.sources]
+    assert all(source.state is BucketState.SEALED for source in sources)
+    buckets.unpin(target)
+    target.loaded_segments = target.segments_before(min(source.next_segment_ms for source in sources))
+    target.needed_since_ms = min(
+        (source.needed_since_ms for source in sources if source.needed_since_ms is not None), default=None
+    )
+    buckets.merge_failures = 0
+    for source in sources:
+        buckets.remove(source)
+
+
+def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> None:
+    """The segments are known: loading may begin; which positions they track follows."""
+    if bucket.state is not BucketState.RECOVERING:
+        return
+    if not is_in_order(event.table):
+        give_up(buckets, bucket, "its segments overlap in time")
+        return
+    bucket.work = None
+    bucket.work_attempts = 0
+    bucket.needed_since_ms = None
+    bucket.size_bytes = event.size_bytes
+    bucket.table = event.table
+    bucket.undecoded = event.segments
+
+
+def _on_bitmaps(buckets: BucketSet, bucket: Bucket, event: BitmapsUnited) -> None:
+    """What the bucket tracks is known: its range may be read."""
+    if bucket.state is not BucketState.RECOVERING:
+        return
+    first, last = bucket.ledgers
+    # A ledger outside the range was read by others already, perhaps; such rows are dropped when they come.
+    buckets.index.track_recovered({k: bitmap for k, bitmap in event.bitmaps.items() if first <= k <= last})
+    bucket.undecoded = ()
+    buckets.move(bucket, BucketState.SEALED)
+
+
+def _on_loaded(buckets: BucketSet, bucket: Bucket, event: SegmentsLoaded) -> None:
+    """Serve the rows of the segments."""
+    load = bucket.load
+    if load is None or (load.first_segment, load.last_segment) != (event.first_segment, event.last_segment):
+        return
+    assert bucket.state in FROM_SEGMENTS
+    assert bucket.table is not None
+    rows = event.rows
+    rows_before = int(bucket.table.row_ends[load.first_segment - 2]) if load.first_segment > 1 else 0
+    row_count = int(bucket.table.row_ends[load.last_segment - 1]) - rows_before
+    if len(rows) < row_count or (len(rows) and not rows.is_sorted()):
+        give_up(buckets, bucket, f"segments {load.first_segment} to {load.last_segment} are not what entry 0 says")
+        return
+    bucket.load = None
+    bucket.load_attempts = 0
+    bucket.needed_since_ms = None
+    bucket.loaded_segments = load.last_segment
+    if not len(rows):
+        return
+    bucket.loaded_key = RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
+    if bucket.state is BucketState.RECOVERING:
+        first, last = bucket.ledgers
+        is_own = (rows.ledger_ids >= first) & (rows.ledger_ids <= last)
+        rows = rows if is_own.all() else rows.take(is_own)
+        buckets.index.track_rows(rows)
+    buckets.index.push_shared(rows)
+
+
+def _on_deleted(buckets: BucketSet, bucket: Bucket) -> None:
+    if bucket.state is not BucketState.DELETING:
+        return
+    bucket.size_bytes = 0
+    buckets.move(bucket, BucketState.UNREGISTERING if bucket.has_property else BucketState.GONE)
+
+
+def _on_listed(buckets: BucketSet, event: SnapshotsListed, now_ms: int) -> None:
+    """Delete what nobody owns."""
+    buckets.sweep = None
+    if buckets.is_creating:
+        # One of the snapshots may be of a bucket that does not know its id yet: list again when it does.
+        buckets.sweep_retry_at_ms = now_ms + buckets.config.retry_backoff_ms_min
+        return
+    buckets.is_sweep_wanted = False
+    owned = {bucket.bucket_id for bucket in buckets.buckets.values()} | buckets.foreign_ids
+    for bucket_id in event.bucket_ids:
+        if bucket_id not in owned:
+            buckets.delete_orphan(bucket_id)
+
+
+def _on_failed(buckets: BucketSet, event: ActionFailed, now_ms: int) -> None:
+    action = event.action
+    is_property = isinstance(action, PutProperty | RemoveProperty)
+    lane = buckets.property_lane if is_property else buckets.storage_lane
+    if event.is_lost:
+        # The storage did answer.
+        lane.succeeded()
+    else:
+        lane.failed(now_ms)
+    if isinstance(action, PersistBucket | MergeBuckets):
+        # It may have been stored all the same, under an id that nobody knows.
+        buckets.is_sweep_wanted = True
+    if isinstance(action, ListSnapshots):
+        buckets.sweep = None
+        buckets.sweep_retry_at_ms = now_ms + buckets.config.retry_backoff_ms_max
+        return
+    bucket = buckets.buckets.get(action.serial)
+    if bucket is None:
+        return
+    if isinstance(action, LoadSegments):
+        _on_load_failed(buckets, bucket, event, now_ms)
+    elif bucket.work is action:
+        _on_work_failed(buckets, bucket, event, now_ms)
+
+
+def _on_load_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+    if bucket.load is not event.action:
+        return
+    if event.is_lost:
+        give_up(buckets, bucket, event.reason)
+        return
+    bucket.load = None
+    bucket.load_attempts += 1
+    bucket.load_retry_at_ms = now_ms + backoff_ms(buckets.config, bucket.load_attempts, buckets.rng)
+
+
+def _on_work_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+    bucket.work = None
+    if bucket.state is BucketState.MERGING:
+        _on_merge_failed(buckets, bucket, event, now_ms)
+        return
+    if bucket.is_doomed:
+        # What a create that failed may have left is found by the sweep.
+        nothing_stored = bucket.state is BucketState.SEALING
+        buckets.move(bucket, BucketState.GONE if nothing_stored else BucketState.DELETING)
+        return
+    if event.is_lost and bucket.state is BucketState.RECOVERING:
+        give_up(buckets, bucket, event.reason)
+        return
+    bucket.work_attempts += 1
+    bucket.work_retry_at_ms = now_ms + backoff_ms(buckets.config, bucket.work_attempts, buckets.rng)
+
+
+def _on_merge_failed(buckets: BucketSet, target: Bucket, event: ActionFailed, now_ms: int) -> None:
+    """Forget the merge; the sources stay as they are."""
+    buckets.merge_failures += 1
+    buckets.merge_retry_at_ms = now_ms + backoff_ms(buckets.config, buckets.merge_failures, buckets.rng)
+    if event.is_lost:
+        # Whichever source it is will be found out when its segments are loaded; until then, leave both alone.
+        for serial in target.sources:
+            buckets.buckets[serial].merge_retry_at_ms = NEVER
+    buckets.unpin(target)
+    buckets.move(target, BucketState.GONE)
+
+
+def give_up(buckets: BucketSet, bucket: Bucket, reason: str) -> None:
+    """Remove a bucket whose snapshot is gone or unreadable; its messages are read from the log again.
+
+    While it was being recovered, nothing of its range was skipped: being readable is enough. Later, what is
+    tracked in its range is let go and reported. That may be more than was its own; the rest is added again
+    when it is read, and handed out once all the same.
+    """
+    buckets.losses.append((bucket.key, reason))
+    if bucket.state is BucketState.SEALED:
+        for ledger_id, entry_ids in buckets.index.drop_ledgers(*bucket.ledgers).items():
+            untracked = buckets.untracked.get(ledger_id)
+            buckets.untracked[ledger_id] = entry_ids if untracked is None else untracked | entry_ids
+    buckets.remove(bucket)

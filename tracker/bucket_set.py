@@ -1,0 +1,458 @@
+"""The immutable buckets of a tracker: what each needs next, and how far hand-out may go.
+
+Everything that may be started follows from the buckets' states: `plan` looks at them and gives actions, `handle`
+takes the answers. So a retry is nothing special (the state still wants its action), and no chain of callbacks has
+to survive a failure. How an answer changes a bucket is in `bucket_events`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from random import Random
+
+from pyroaring import BitMap
+
+from snapshot_storage.bucket_key import LedgerRange
+from tracker.actions import (
+    Action,
+    DeleteSnapshot,
+    ListSnapshots,
+    LoadSegments,
+    MergeBuckets,
+    MergeSource,
+    PersistBucket,
+    PutProperty,
+    ReadMetadata,
+    RemoveProperty,
+    UniteBitmaps,
+)
+from tracker.buckets import FROM_SEGMENTS, NOT_SERVED, Bucket, BucketState, free_range
+from tracker.config import UNLIMITED, TrackerConfig
+from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at
+from tracker.index import Index
+from tracker.lanes import Lane
+from tracker.merging import pair_to_merge
+from tracker.recovery import BucketProperty
+
+LOAD_ROW_COUNT_MAX = 16_384
+"""Segments are loaded together up to this many rows: small ones cost a call each otherwise."""
+
+SWEEP_SERIAL = 0
+"""`ListSnapshots` belongs to no bucket."""
+
+_STATE_USES_PROPERTIES = frozenset({BucketState.REGISTERING, BucketState.UNREGISTERING})
+_STATE_IS_IDLE = frozenset({BucketState.SEALED, BucketState.GONE})
+
+
+class BucketSet:
+    """Decides for all buckets; `lead_ms` is how early rows count as due."""
+
+    def __init__(self, config: TrackerConfig, index: Index, rng: Random) -> None:
+        self.config = config
+        self.index = index
+        self.rng = rng
+        self.storage_lane = Lane(config, rng)
+        self.property_lane = Lane(config, rng)
+        self.buckets: dict[int, Bucket] = {}
+        """Every bucket that is not gone, by serial."""
+        self.lead_ms = 0
+        self.is_dirty = False
+        """Whether `plan` may have something to do."""
+        self.untracked: dict[int, BitMap] = {}
+        """What a lost bucket tracked, until someone takes it over for reading it again."""
+        self.losses: list[tuple[str, str]] = []
+        """Key and reason of buckets that were given up, until someone reports them."""
+        self.merge_retry_at_ms = -1
+        self.merge_failures = 0
+        self.is_sweep_wanted = False
+        self.sweep: ListSnapshots | None = None
+        self.sweep_retry_at_ms = -1
+        self.foreign_ids: frozenset[int] = frozenset()
+        self._serial = SWEEP_SERIAL
+        self._sealed_through = -1
+        self._next_load_ms = NEVER
+        self._next_exhaustion_ms = NEVER
+        self._barrier: RowKey | None = None
+        self._barrier_until_ms = NEVER
+
+    # What the rest of the core asks.
+
+    @property
+    def last_serial(self) -> int:
+        """The serial of the newest bucket."""
+        return self._serial
+
+    def served(self) -> Iterator[Bucket]:
+        """Yield the buckets that count: all but those that are being deleted, and merges that are not done."""
+        return (
+            bucket
+            for bucket in self.buckets.values()
+            if bucket.state not in NOT_SERVED and not bucket.sources and not bucket.is_doomed
+        )
+
+    def is_inside_sealed(self, ledger_id: int) -> bool:
+        """Whether a ledger lies within a bucket's range; a bucket's last ledger may go on, so it does not."""
+        if ledger_id >= self._sealed_through:
+            return False
+        return any(bucket.covers(ledger_id) and ledger_id != bucket.ledgers.last_ledger_id for bucket in self.served())
+
+    def is_recovering(self, ledger_id: int) -> bool:
+        """Whether it is not known yet which positions of a ledger are tracked."""
+        return any(
+            bucket.state is BucketState.RECOVERING and bucket.covers(ledger_id)
+            for bucket in self.storage_lane.work.values()
+        )
+
+    @property
+    def has_recovering(self) -> bool:
+        """Whether any bucket is being recovered."""
+        return any(bucket.state is BucketState.RECOVERING for bucket in self.storage_lane.work.values())
+
+    @property
+    def unsealed_row_count(self) -> int:
+        """How many rows are in memory because their snapshot is not durable."""
+        return sum(len(bucket.resident) for bucket in self.buckets.values() if bucket.resident is not None)
+
+    # Entry points: buckets come, buckets go.
+
+    def seal(self, ledgers: LedgerRange, queue: DueQueue) -> None:
+        """Make a bucket of the mutable bucket's rows; they are served from the queue until it is durable."""
+        bucket = self._new_bucket(free_range(ledgers, self._keys()), BucketState.SEALING)
+        bucket.parts = queue.rows_of()
+        bucket.resident = queue
+        self.index.residents.append(queue)
+
+    def recover(self, properties: Iterable[BucketProperty], foreign_ids: Iterable[int], now_ms: int) -> None:
+        """Begin to recover the buckets that the cursor's properties name."""
+        self.foreign_ids = frozenset(foreign_ids)
+        ids: set[int] = set()
+        for named in properties:
+            # Two keys for one snapshot: one of them owns it, and the other one names nothing of its own.
+            is_second = named.bucket_id in ids
+            ids.add(named.bucket_id)
+            state = BucketState.UNREGISTERING if is_second else BucketState.RECOVERING
+            bucket = self._new_bucket(named.ledgers, state)
+            bucket.bucket_id = named.bucket_id
+            bucket.has_property = True
+            bucket.needed_since_ms = now_ms
+            if bucket.ledgers.last_ledger_id < self.index.first_ledger_id:
+                self.remove(bucket)
+        self.index.watch_settled(self.has_recovering)
+        self.is_sweep_wanted = True
+        self.is_dirty = True
+
+    def trim(self) -> None:
+        """Remove the buckets whose ledgers the cursor is past."""
+        for bucket in list(self.buckets.values()):
+            if bucket.ledgers.last_ledger_id < self.index.first_ledger_id:
+                self.remove(bucket)
+
+    def clear(self) -> None:
+        """Remove every bucket."""
+        for bucket in list(self.buckets.values()):
+            self.remove(bucket)
+        self.untracked.clear()
+
+    def remove(self, bucket: Bucket) -> None:
+        """Stop serving a bucket and delete what is stored of it, now or when its action in flight is over."""
+        self.is_dirty = True
+        self._barrier = None
+        if bucket.state in NOT_SERVED:
+            return
+        if bucket.merging_into is not None:
+            self.remove(self.buckets[bucket.merging_into])
+        self.unpin(bucket)
+        if bucket.resident is not None and bucket.resident in self.index.residents:
+            self.index.release(bucket.resident, None)
+        bucket.resident = None
+        bucket.load = None
+        bucket.undecoded = ()
+        if bucket.state in (BucketState.SEALING, BucketState.MERGING, BucketState.REGISTERING) and bucket.work:
+            bucket.is_doomed = True
+            return
+        if bucket.bucket_id is None:
+            self.move(bucket, BucketState.GONE)
+            return
+        self.move(bucket, BucketState.DELETING)
+
+    def unpin(self, target: Bucket) -> None:
+        """Let the sources of a merge go on by themselves."""
+        for serial in target.sources:
+            source = self.buckets.get(serial)
+            if source is not None:
+                source.merging_into = None
+        target.sources = ()
+
+    def delete_orphan(self, bucket_id: int) -> None:
+        """Delete a snapshot that no property names."""
+        bucket = self._new_bucket(LedgerRange(0, 0), BucketState.DELETING)
+        bucket.bucket_id = bucket_id
+
+    def _new_bucket(self, ledgers: LedgerRange, state: BucketState) -> Bucket:
+        self._serial += 1
+        bucket = Bucket(self._serial, ledgers, state)
+        self.buckets[bucket.serial] = bucket
+        self._join_lane(bucket)
+        self.changed()
+        if state is not BucketState.DELETING:
+            self._sealed_through = max(self._sealed_through, ledgers.last_ledger_id)
+        return bucket
+
+    def _keys(self) -> set[str]:
+        return {
+            bucket.key
+            for bucket in self.buckets.values()
+            if bucket.has_property or bucket.state is not BucketState.DELETING
+        }
+
+    def changed(self) -> None:
+        """Note that `plan` and the barrier have to look again."""
+        self.is_dirty = True
+        self._barrier = None
+
+    def move(self, bucket: Bucket, state: BucketState) -> None:
+        """Move a bucket to a state and to the lane of its action."""
+        self.storage_lane.work.pop(bucket.serial, None)
+        self.property_lane.work.pop(bucket.serial, None)
+        was_recovering = bucket.state is BucketState.RECOVERING
+        bucket.move_to(state)
+        bucket.parts = ()
+        if state is BucketState.GONE:
+            del self.buckets[bucket.serial]
+        self._join_lane(bucket)
+        if was_recovering:
+            self.index.watch_settled(self.has_recovering)
+        self.changed()
+
+    def _join_lane(self, bucket: Bucket) -> None:
+        if bucket.state not in _STATE_IS_IDLE:
+            self.lane_of(bucket.state).work[bucket.serial] = bucket
+
+    def lane_of(self, state: BucketState) -> Lane:
+        """Return the lane of a state's action."""
+        return self.property_lane if state in _STATE_USES_PROPERTIES else self.storage_lane
+
+    # Planning.
+
+    def plan(self, now_ms: int) -> list[Action]:
+        """Return what is to be started now."""
+        self.is_dirty = False
+        self._remove_exhausted()
+        self._begin_merge(now_ms)
+        # Loads first: someone waits for them.
+        actions: list[Action] = list(self._plan_loads(now_ms))
+        for lane in (self.storage_lane, self.property_lane):
+            for bucket in list(lane.work.values()):
+                if not lane.has_room(now_ms):
+                    break
+                if bucket.work is None and bucket.work_retry_at_ms <= now_ms:
+                    bucket.work = self._action_of(bucket)
+                    lane.started()
+                    actions.append(bucket.work)
+        if self._may_sweep(now_ms):
+            self.sweep = ListSnapshots(SWEEP_SERIAL)
+            self.storage_lane.started()
+            actions.append(self.sweep)
+        self.is_dirty = False
+        return actions
+
+    def _action_of(self, bucket: Bucket) -> Action:
+        """Return the one action that a bucket's state stands for."""
+        if bucket.state is BucketState.SEALING:
+            return PersistBucket(bucket.serial, bucket.key, bucket.parts)
+        if bucket.state is BucketState.MERGING:
+            sources = [self.buckets[serial] for serial in bucket.sources]
+            tracked: dict[int, BitMap] = {}
+            for source in sources:
+                tracked |= self.index.copy_tracked(*source.ledgers)
+            return MergeBuckets(bucket.serial, bucket.key, [_merge_source(source) for source in sources], tracked)
+        if bucket.state is BucketState.UNREGISTERING:
+            return RemoveProperty(bucket.serial, bucket.key)
+        assert bucket.bucket_id is not None
+        if bucket.state is BucketState.REGISTERING:
+            bucket.has_property = True
+            return PutProperty(bucket.serial, bucket.key, bucket.bucket_id)
+        if bucket.state is BucketState.DELETING:
+            return DeleteSnapshot(bucket.serial, bucket.bucket_id)
+        assert bucket.state is BucketState.RECOVERING
+        if bucket.table is None:
+            return ReadMetadata(bucket.serial, bucket.bucket_id)
+        return UniteBitmaps(bucket.serial, bucket.undecoded)
+
+    def _plan_loads(self, now_ms: int) -> Iterator[LoadSegments]:
+        """Yield loads of segments that begin soon, the earliest first."""
+        through_ms = now_ms + self.lead_ms + self.config.prefetch_ms
+        self._next_load_ms = NEVER
+        waiting = sorted(
+            (bucket for bucket in self.buckets.values() if _has_unloaded(bucket)),
+            key=lambda bucket: bucket.next_segment_ms,
+        )
+        loaded_row_count = len(self.index.shared)
+        for place, bucket in enumerate(waiting):
+            if bucket.next_segment_ms > through_ms:
+                self._next_load_ms = min(self._next_load_ms, bucket.next_segment_ms - (through_ms - now_ms))
+                break
+            if bucket.load is not None:
+                loaded_row_count += LOAD_ROW_COUNT_MAX
+                continue
+            if place and loaded_row_count >= self.config.loaded_row_count_max:
+                # Popping makes room, and `note_popped` looks again; the earliest one never waits for room.
+                self._next_exhaustion_ms = -1
+                break
+            if bucket.needed_since_ms is None:
+                bucket.needed_since_ms = now_ms
+                self._barrier = None
+            if bucket.load_retry_at_ms > now_ms or not self.storage_lane.has_room(now_ms):
+                self._next_load_ms = min(self._next_load_ms, max(bucket.load_retry_at_ms, now_ms))
+                continue
+            assert bucket.bucket_id is not None
+            segments = bucket.segments_to_load(through_ms, LOAD_ROW_COUNT_MAX)
+            bucket.load = LoadSegments(bucket.serial, bucket.bucket_id, *segments)
+            self.storage_lane.started()
+            loaded_row_count += LOAD_ROW_COUNT_MAX
+            yield bucket.load
+
+    def _remove_exhausted(self) -> None:
+        """Remove the buckets of which every row was handed out."""
+        self._next_exhaustion_ms = NEVER
+        for bucket in list(self.buckets.values()):
+            if bucket.is_doomed or bucket.merging_into is not None:
+                continue
+            if bucket.resident is not None:
+                if bucket.resident.next_ms == NEVER:
+                    self.remove(bucket)
+            elif bucket.state is BucketState.SEALED and bucket.is_fully_loaded:
+                if self.index.shared.next_ms > bucket.last_ms:
+                    self.remove(bucket)
+                else:
+                    self._next_exhaustion_ms = min(self._next_exhaustion_ms, bucket.last_ms)
+
+    def note_popped(self) -> None:
+        """Look at the buckets again if what was handed out may have exhausted one, or made room for a load."""
+        is_room = self.index.shared.next_ms > self._next_exhaustion_ms
+        if is_room or any(queue.next_ms == NEVER for queue in self.index.residents):
+            self.is_dirty = True
+
+    def _begin_merge(self, now_ms: int) -> None:
+        if self.config.bucket_count_max <= 0 or now_ms < self.merge_retry_at_ms:
+            return
+        if any(bucket.sources for bucket in self.buckets.values()):
+            return
+        served = sorted(self.served(), key=lambda bucket: (bucket.ledgers, bucket.serial))
+        if len(served) <= self.config.bucket_count_max:
+            return
+        first = pair_to_merge(
+            [bucket.table.row_count if bucket.table is not None else 0 for bucket in served],
+            [bucket.state is BucketState.SEALED and bucket.merge_retry_at_ms <= now_ms for bucket in served],
+        )
+        if first is None:
+            return
+        sources = served[first : first + 2]
+        wanted = LedgerRange(
+            min(source.ledgers.first_ledger_id for source in sources),
+            max(source.ledgers.last_ledger_id for source in sources),
+        )
+        target = self._new_bucket(free_range(wanted, self._keys()), BucketState.MERGING)
+        target.sources = tuple(source.serial for source in sources)
+        for source in sources:
+            source.merging_into = target.serial
+
+    def _may_sweep(self, now_ms: int) -> bool:
+        """Whether to look for snapshots without a property: only while none is being created."""
+        return (
+            self.is_sweep_wanted
+            and self.sweep is None
+            and now_ms >= self.sweep_retry_at_ms
+            and self.storage_lane.has_room(now_ms)
+            and not self.is_creating
+        )
+
+    @property
+    def is_creating(self) -> bool:
+        """Whether a snapshot exists or may come to exist whose id is not known."""
+        return any(
+            bucket.state in (BucketState.SEALING, BucketState.MERGING) for bucket in self.storage_lane.work.values()
+        )
+
+    # How far hand-out may go, and when to look again.
+
+    def barrier(self, now_ms: int) -> RowKey:
+        """Return the last row that may be handed out: an earlier one may be in a segment that is not loaded.
+
+        A bucket that could not be read for `order_wait_ms_max` holds nothing up any more.
+        """
+        if self._barrier is None or now_ms >= self._barrier_until_ms:
+            self._barrier = last_key_at(NEVER)
+            self._barrier_until_ms = NEVER
+            for bucket in self.buckets.values():
+                if not (bucket.is_unread or _has_unloaded(bucket)):
+                    continue
+                waived_at_ms = self._waived_at_ms(bucket)
+                if now_ms < waived_at_ms:
+                    self._barrier = min(self._barrier, bucket.barrier)
+                    self._barrier_until_ms = min(self._barrier_until_ms, waived_at_ms)
+        return self._barrier
+
+    def _waived_at_ms(self, bucket: Bucket) -> int:
+        if bucket.needed_since_ms is None or self.config.order_wait_ms_max == UNLIMITED:
+            return NEVER
+        return max(bucket.needed_since_ms, bucket.next_segment_ms) + self.config.order_wait_ms_max
+
+    def next_work_ms(self, now_ms: int) -> int:
+        """Return when `plan` or the barrier should be looked at again, if nothing happens before; call after `plan`."""
+        wakeup_ms = NEVER
+        for lane in (self.storage_lane, self.property_lane):
+            earliest_ms = lane.earliest_start_ms()
+            if earliest_ms == NEVER:
+                continue
+            for bucket in lane.work.values():
+                if bucket.work is None:
+                    wakeup_ms = min(wakeup_ms, max(earliest_ms, bucket.work_retry_at_ms))
+        storage_ms = self.storage_lane.earliest_start_ms()
+        if storage_ms != NEVER:
+            wakeup_ms = min(wakeup_ms, max(storage_ms, self._next_load_ms))
+            if self.is_sweep_wanted and self.sweep is None and not self.is_creating:
+                wakeup_ms = min(wakeup_ms, max(storage_ms, self.sweep_retry_at_ms))
+        if self.config.bucket_count_max > 0 and now_ms < self.merge_retry_at_ms:
+            wakeup_ms = min(wakeup_ms, self.merge_retry_at_ms)
+        barrier = self.barrier(now_ms)
+        if not self.index.has_row_through(barrier) and self.index.next_ms != NEVER:
+            wakeup_ms = min(wakeup_ms, self._barrier_until_ms)
+        return wakeup_ms
+
+    def earliest_unloaded_ms(self) -> int:
+        """Return the time of the earliest row that is not loaded, `NEVER` if all are."""
+        return min((bucket.next_segment_ms for bucket in self.buckets.values() if _has_unloaded(bucket)), default=NEVER)
+
+    def check(self) -> None:
+        """Assert every invariant over the buckets."""
+        keys = [bucket.key for bucket in self.buckets.values() if bucket.has_property]
+        assert len(keys) == len(set(keys))
+        ids = [bucket.bucket_id for bucket in self.served() if bucket.bucket_id is not None]
+        assert len(ids) == len(set(ids))
+        assert sum(bool(bucket.sources) for bucket in self.buckets.values()) <= 1
+        residents = [bucket.resident for bucket in self.buckets.values() if bucket.resident is not None]
+        assert sorted(map(id, residents)) == sorted(map(id, self.index.residents))
+        for serial, bucket in self.buckets.items():
+            bucket.check()
+            assert serial == bucket.serial
+            assert bucket.state is not BucketState.GONE
+            in_lane = bucket.serial in self.lane_of(bucket.state).work
+            assert in_lane == (bucket.state not in _STATE_IS_IDLE)
+            assert (bucket.merging_into is not None) <= (bucket.merging_into in self.buckets)
+            assert all(self.buckets[source].merging_into == serial for source in bucket.sources)
+        for lane in (self.storage_lane, self.property_lane):
+            assert lane.work.keys() <= self.buckets.keys()
+
+
+def _has_unloaded(bucket: Bucket) -> bool:
+    return bucket.state in FROM_SEGMENTS and bucket.table is not None and not bucket.is_fully_loaded
+
+
+def _merge_source(bucket: Bucket) -> MergeSource:
+    assert bucket.bucket_id is not None
+    assert bucket.table is not None
+    return MergeSource(bucket.bucket_id, len(bucket.table))
+
+
+def total_size_bytes(buckets: Mapping[int, Bucket]) -> int:
+    """Return the bytes of all snapshots that are stored."""
+    return sum(bucket.size_bytes for bucket in buckets.values())

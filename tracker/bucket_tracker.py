@@ -1,0 +1,350 @@
+"""PIP-195's bucket tracker on an event loop: the shell around `core`, which makes every decision.
+
+The shell starts the core's actions as tasks, gives the core their answers, keeps one timer, and tells the
+dispatcher when to look. It has no condition about buckets. Encoding and decoding happen in worker threads, storage
+calls are awaited; no add and no poll ever waits for either.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from random import Random
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pyroaring import BitMap
+
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.actions import (
+    Action,
+    ActionFailed,
+    BitmapsUnited,
+    Event,
+    LoadSegments,
+    MergeBuckets,
+    ReadMetadata,
+    SegmentsLoaded,
+    UniteBitmaps,
+)
+from tracker.config import TrackerConfig
+from tracker.core import TrackerCore
+from tracker.delayed_delivery_tracker import (
+    DelayedDeliveryTracker,
+    DelayedDeliveryTrackerFactory,
+    ScheduledMessages,
+    TrackedCursor,
+    TrackerContext,
+)
+from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
+from tracker.recovery import read_properties
+from tracker.snapshot_work import RunBlocking, SnapshotWork, T, is_lost
+from tracker.stats import TrackerStats, operation_of
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], int]
+
+TIMER_MS_MAX = 5_000
+"""The timer is set at most this far ahead, so that a step of the wall clock is noticed within it."""
+
+
+def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
+    """Run a function in the event loop's default pool of threads."""
+    return asyncio.to_thread(function)
+
+
+class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
+    """Keeps the index in snapshots, loads what is due soon, and survives restarts."""
+
+    def __init__(
+        self,
+        context: TrackerContext,
+        config: TrackerConfig,
+        storage: BucketSnapshotStorage,
+        *,
+        now_ms: Clock,
+        run_blocking: RunBlocking = in_thread,
+        rng: Random | None = None,
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._now_ms = now_ms
+        # Jitter only: nothing here needs to be unpredictable, and a seed makes a run repeatable.
+        self._core = TrackerCore(
+            config, acknowledged_in=context.cursor.acknowledged_in, rng=rng if rng is not None else Random()
+        )
+        if context.tick_time_ms is not None:
+            self._core.set_tick_time(context.tick_time_ms)
+        self._work = SnapshotWork(config, context, storage, run_blocking)
+        self._stats = TrackerStats()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms: int | None = None
+        self._turn_handle: asyncio.Handle | None = None
+        self._is_news = False
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Begin to recover what the cursor's properties name; call once, on the event loop."""
+        self._core.trim(self._context.cursor.mark_delete_position.ledger_id)
+        named = self._core.recover(self._context.cursor.properties, now_ms=self._now_ms())
+        for key, value in named.malformed.items():
+            logger.warning("%s: ignored the property %s=%s, which names no bucket", self._name, key, value)
+        self._turn_soon()
+
+    # The tracker's interface.
+
+    def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
+        """See base."""
+        core = self._core
+        is_tracked = core.add_message(ledger_id, entry_id, deliver_at, now_ms=self._now_ms())
+        if is_tracked and (self._timer_at_ms is None or deliver_at < self._timer_at_ms or core.is_dirty):
+            self._turn_soon()
+        return is_tracked
+
+    def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
+        """See base."""
+        is_tracked = self._core.add_messages(ledger_ids, entry_ids, deliver_ats, now_ms=self._now_ms())
+        self._turn_soon()
+        return is_tracked
+
+    def contains_message(self, ledger_id: int, entry_id: int) -> bool:
+        """See base."""
+        return self._core.contains_message(ledger_id, entry_id)
+
+    def tracked_in(self, ledger_id: int) -> BitMap | None:
+        """See base."""
+        return self._core.tracked_in(ledger_id)
+
+    def is_recovering(self, ledger_id: int) -> bool:
+        """See base."""
+        return self._core.is_recovering(ledger_id)
+
+    def take_untracked(self) -> Mapping[int, BitMap]:
+        """See base."""
+        return self._core.take_untracked()
+
+    def has_message_available(self) -> bool:
+        """See base."""
+        return self._core.has_due(now_ms=self._now_ms())
+
+    def next_delivery_time(self) -> int | None:
+        """See base."""
+        return self._core.next_delivery_ms()
+
+    def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
+        """See base."""
+        self._core.trim(self._context.cursor.mark_delete_position.ledger_id)
+        rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
+        self._turn_soon()
+        return rows
+
+    def number_of_delayed_messages(self) -> int:
+        """See base."""
+        return self._core.message_count
+
+    def should_pause_all_deliveries(self) -> bool:
+        """See base."""
+        return self._core.should_pause(now_ms=self._now_ms())
+
+    def reset_tick_time(self, tick_time_ms: int) -> None:
+        """See base."""
+        self._core.set_tick_time(tick_time_ms)
+
+    def stats(self) -> TrackerStats:
+        """Return the tracker's figures; the same object each time, brought up to date."""
+        self._stats.message_count = self._core.message_count
+        self._stats.bucket_total = self._core.bucket_total
+        self._stats.index_loaded = self._core.loaded_row_count
+        self._stats.snapshot_size_bytes = self._core.snapshot_size_bytes
+        return self._stats
+
+    async def clear(self) -> None:
+        """See base.
+
+        Raises:
+            ClearTimeoutError: Some snapshots were not deleted yet; the index is empty, and deleting goes on.
+        """
+        self._check_open("clear")
+        mark = self._core.clear()
+        if not await self._wait_for(lambda: self._core.removals_through(mark) == 0, self._config.operation_timeout_ms):
+            raise ClearTimeoutError(self._core.removals_through(mark), self._config.operation_timeout_ms)
+
+    async def close(self) -> None:
+        """See base; seals the mutable bucket when that is worth it, so that a restart need not read it again."""
+        if self._is_closed:
+            return
+        if self._config.index_count_at_close_min >= 0:
+            self._core.seal(index_count_min=self._config.index_count_at_close_min)
+        if not await self._wait_for(lambda: self._core.unsettled_count == 0, self._config.close_timeout_ms):
+            logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
+        self._is_closed = True
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # The loop: take answers, plan, start actions, set the timer, tell the dispatcher.
+
+    @property
+    def _name(self) -> str:
+        return f"{self._context.topic_name} / {self._context.cursor_name}"
+
+    def _check_open(self, operation: str) -> None:
+        if self._is_closed:
+            raise TrackerClosedError(operation)
+
+    def _turn_soon(self) -> None:
+        if self._turn_handle is None and not self._is_closed:
+            self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Bring everything up to date, once per turn of the loop, whatever happened in it."""
+        self._turn_handle = None
+        now_ms = self._now_ms()
+        for key, reason in self._core.take_losses():
+            self._stats.buckets_lost += 1
+            self._is_news = True
+            logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
+        for action in self._core.plan(now_ms=now_ms):
+            task = asyncio.get_running_loop().create_task(self._run(action))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._set_timer(now_ms)
+        for is_met, waiter in self._waiters:
+            if not waiter.done() and is_met():
+                waiter.set_result(None)
+        if self._is_news:
+            self._is_news = False
+            self._context.on_available()
+
+    def _set_timer(self, now_ms: int) -> None:
+        wakeup_ms = self._core.next_wakeup_ms(now_ms=now_ms)
+        if wakeup_ms == self._timer_at_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_ms = wakeup_ms
+        if wakeup_ms is not None:
+            wait_ms = min(TIMER_MS_MAX, max(0, wakeup_ms - now_ms))
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(loop.time() + wait_ms / 1_000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at_ms = None
+        self._is_news = self._is_news or self._core.has_due(now_ms=self._now_ms())
+        self._turn_soon()
+
+    async def _run(self, action: Action) -> None:
+        """Run an action and give its answer to the core."""
+        operation = operation_of(action)
+        counters = None if operation is None else self._stats.operations[operation]
+        if counters is not None:
+            counters.all += 1
+        started_at_ms = self._now_ms()
+        event: Event
+        try:
+            event = await self._work.run(action)
+        except Exception as error:  # A supervisor: whatever goes wrong in an action is an answer to the core.
+            event = self._failed(action, error)
+        now_ms = self._now_ms()
+        if counters is not None and isinstance(event, ActionFailed):
+            counters.failed += 1
+        elif counters is not None:
+            counters.note_success(max(0, now_ms - started_at_ms))
+        self._core.handle(event, now_ms=now_ms)
+        # Ranges that became readable are news, as is anything due.
+        is_readable = isinstance(event, SegmentsLoaded | BitmapsUnited)
+        self._is_news = self._is_news or is_readable or self._core.has_due(now_ms=now_ms)
+        self._turn_soon()
+
+    def _failed(self, action: Action, error: Exception) -> ActionFailed:
+        what = type(action).__name__
+        if isinstance(error, SnapshotStorageError | TimeoutError):
+            logger.warning("%s: %s failed: %s", self._name, what, error or type(error).__name__)
+        else:
+            logger.warning("%s: %s failed", self._name, what, exc_info=error)
+        is_read = isinstance(action, ReadMetadata | UniteBitmaps | LoadSegments | MergeBuckets)
+        return ActionFailed(action, is_read and is_lost(error), str(error))
+
+    async def _wait_for(self, is_met: Callable[[], bool], timeout_ms: int) -> bool:
+        """Wait until a condition holds after some turn; False after the timeout."""
+        if is_met():
+            self._turn_soon()
+            return True
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append((is_met, waiter))
+        self._turn_soon()
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.remove((is_met, waiter))
+        return True
+
+
+class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
+    """Makes bucket trackers on one storage."""
+
+    def __init__(
+        self,
+        config: TrackerConfig,
+        storage: BucketSnapshotStorage,
+        *,
+        now_ms: Clock,
+        run_blocking: RunBlocking = in_thread,
+        rng: Random | None = None,
+    ) -> None:
+        self._config = config
+        self._storage = storage
+        self._now_ms = now_ms
+        self._run_blocking = run_blocking
+        self._rng = rng if rng is not None else Random()
+
+    async def start(self) -> None:
+        """See base; opens the storage."""
+        await self._storage.start()
+
+    async def close(self) -> None:
+        """See base; closes the storage."""
+        await self._storage.close()
+
+    def new_tracker(self, context: TrackerContext) -> BucketDelayedDeliveryTracker:
+        """See base."""
+        tracker = BucketDelayedDeliveryTracker(
+            context,
+            self._config,
+            self._storage,
+            now_ms=self._now_ms,
+            run_blocking=self._run_blocking,
+            rng=Random(self._rng.random()),
+        )
+        tracker.start()
+        return tracker
+
+    async def clean_residual_snapshots(self, cursor: TrackedCursor) -> None:
+        """See base.
+
+        Raises:
+            ResidualSnapshotsError: Some could not be deleted; their properties are still there.
+        """
+        failed: list[str] = []
+        cause: Exception | None = None
+        for bucket in read_properties(cursor.properties).buckets:
+            try:
+                await self._storage.delete_bucket_snapshot(bucket.bucket_id)
+                await cursor.update_properties(remove=[bucket.key])
+            except SnapshotStorageError as error:
+                failed.append(bucket.key)
+                cause = error
+        if failed:
+            raise ResidualSnapshotsError(failed) from cause

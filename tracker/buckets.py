@@ -1,0 +1,238 @@
+"""One immutable bucket: a closed range of ledgers, its snapshot, and where it is in its life.
+
+    SEALING ────┐                                  ┌─► DELETING ─► UNREGISTERING ─► GONE
+                ├─► REGISTERING ─────► SEALED ─────┤
+    MERGING ────┘                        ▲         │
+                          RECOVERING ────┴─────────┘
+
+Order matters for crash safety: (1) the snapshot is durable before (2) its property is written, and (3) the
+snapshot is deleted before (4) its property is removed. A crash after 1 leaves a snapshot that no property names,
+which recovery finds by listing; a crash after 3 leaves a property that names nothing, which recovery removes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from snapshot_storage.bucket_key import LedgerRange, bucket_key
+from snapshot_storage.codec import SegmentMetadata
+from snapshot_storage.columns import DelayedIndexes
+from tracker.actions import Action, LoadSegments, SegmentTable
+from tracker.due_queue import NEVER, DueQueue, RowKey, first_key_at
+from tracker.membership import LEDGER_ID_MAX
+
+
+class BucketState(Enum):
+    """Where a bucket is in its life."""
+
+    SEALING = "sealing"
+    """Its rows are in memory; the snapshot is being stored."""
+    MERGING = "merging"
+    """Its rows are still its sources'; the snapshot is being made of theirs."""
+    REGISTERING = "registering"
+    """The snapshot is durable; the property is being written. Rows are served as before."""
+    RECOVERING = "recovering"
+    """A property named it; which positions it tracks is not known yet."""
+    SEALED = "sealed"
+    """Snapshot and property are durable; segments are loaded when their time comes."""
+    DELETING = "deleting"
+    """It is not served any more; the snapshot is being deleted."""
+    UNREGISTERING = "unregistering"
+    """The snapshot is gone; the property is being removed."""
+    GONE = "gone"
+    """Nothing is left of it."""
+
+
+TRANSITIONS: Final[dict[BucketState, frozenset[BucketState]]] = {
+    BucketState.SEALING: frozenset({BucketState.REGISTERING, BucketState.DELETING, BucketState.GONE}),
+    BucketState.MERGING: frozenset({BucketState.REGISTERING, BucketState.DELETING, BucketState.GONE}),
+    BucketState.REGISTERING: frozenset({BucketState.SEALED, BucketState.DELETING}),
+    BucketState.RECOVERING: frozenset({BucketState.SEALED, BucketState.DELETING}),
+    BucketState.SEALED: frozenset({BucketState.DELETING}),
+    BucketState.DELETING: frozenset({BucketState.UNREGISTERING, BucketState.GONE}),
+    BucketState.UNREGISTERING: frozenset({BucketState.GONE}),
+    BucketState.GONE: frozenset(),
+}
+
+NOT_SERVED: Final = frozenset({BucketState.DELETING, BucketState.UNREGISTERING, BucketState.GONE})
+"""States in which a bucket counts no more."""
+
+FROM_SEGMENTS: Final = frozenset({BucketState.RECOVERING, BucketState.SEALED})
+"""States in which rows are served from loaded segments."""
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """What is known of one bucket; changed by `BucketSet` alone."""
+
+    serial: int
+    ledgers: LedgerRange
+    state: BucketState
+    bucket_id: int | None = None
+    size_bytes: int = 0
+    table: SegmentTable | None = None
+    """The snapshot's segments; None while recovery has not read the metadata."""
+
+    parts: Sequence[DelayedIndexes] = ()
+    """The rows to be stored, until they are."""
+    resident: DueQueue | None = None
+    """The rows from which it is served, until snapshot and property are durable."""
+    sources: tuple[int, ...] = ()
+    """Serials of the buckets that are merged into this one, until it has taken over."""
+    merging_into: int | None = None
+    """Serial of the bucket that this one is being merged into; until it has taken over, this one stays."""
+    undecoded: Sequence[SegmentMetadata] = ()
+    """Segments whose bitmaps recovery has not united yet."""
+
+    loaded_segments: int = 0
+    loaded_key: RowKey | None = None
+    """The last row that was loaded, if any was."""
+    needed_since_ms: int | None = None
+    """When the next segment, or the metadata, was first wanted; None when nothing is."""
+
+    work: Action | None = None
+    """The state's own action, while it is in flight."""
+    work_attempts: int = 0
+    work_retry_at_ms: int = -1
+    load: LoadSegments | None = None
+    """The load in flight."""
+    load_attempts: int = 0
+    load_retry_at_ms: int = -1
+    merge_retry_at_ms: int = -1
+
+    is_doomed: bool = False
+    """It is to be removed as soon as the action in flight is over."""
+    has_property: bool = False
+    """Whether its property may exist."""
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = bucket_key(*self.ledgers)
+
+    def move_to(self, state: BucketState) -> None:
+        """Change the state, along one of `TRANSITIONS`; the new state's action starts afresh."""
+        assert state in TRANSITIONS[self.state], f"{self.key}: {self.state} to {state}"
+        self.state = state
+        self.work = None
+        self.work_attempts = 0
+        self.work_retry_at_ms = -1
+
+    def covers(self, ledger_id: int) -> bool:
+        """Whether a ledger is within the bucket's range."""
+        return self.ledgers.first_ledger_id <= ledger_id <= self.ledgers.last_ledger_id
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether recovery has not read its metadata."""
+        return self.state is BucketState.RECOVERING and self.table is None
+
+    @property
+    def is_fully_loaded(self) -> bool:
+        """Whether every row of its snapshot is in memory or was handed out."""
+        return self.table is not None and self.loaded_segments == len(self.table)
+
+    @property
+    def next_segment_ms(self) -> int:
+        """The time of the first row that is not loaded, `NEVER` if all are, -1 if it is not known."""
+        if self.table is None:
+            return -1
+        if self.is_fully_loaded:
+            return NEVER
+        return int(self.table.first_times[self.loaded_segments])
+
+    @property
+    def last_ms(self) -> int:
+        """The time of its last row."""
+        assert self.table is not None
+        return int(self.table.last_times[-1]) if len(self.table) else -1
+
+    @property
+    def barrier(self) -> RowKey:
+        """The last row that may be handed out before the next segment is loaded.
+
+        Rows of one time may be in two segments; then it is the last row loaded of that time.
+        """
+        next_ms = self.next_segment_ms
+        if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_ms:
+            return self.loaded_key
+        return first_key_at(next_ms)
+
+    def segments_to_load(self, through_ms: int, row_count_max: int) -> tuple[int, int]:
+        """Return the numbers of the first and last segment of the next load, counted from 1.
+
+        At least one; further ones as long as they begin by `through_ms` and the rows stay within the limit. With
+        widely spread times a segment has few rows, and one call each would be most of the cost.
+        """
+        assert self.table is not None
+        first = self.loaded_segments
+        rows_before = int(self.table.row_ends[first - 1]) if first else 0
+        by_time = int(self.table.first_times.searchsorted(through_ms, "right"))
+        by_rows = int(self.table.row_ends.searchsorted(rows_before + row_count_max, "right"))
+        return first + 1, max(first + 1, min(by_time, by_rows))
+
+    def segments_before(self, time_ms: int) -> int:
+        """Return how many leading segments end before a time, with no row of theirs at the next one's start."""
+        assert self.table is not None
+        count = int(self.table.last_times.searchsorted(time_ms, "left"))
+        while 0 < count < len(self.table) and self.table.last_times[count - 1] == self.table.first_times[count]:
+            count -= 1
+        return count
+
+    def segments_through(self, time_ms: int) -> int:
+        """Return how many leading segments hold all rows up to a time, and whole times only."""
+        assert self.table is not None
+        count = int(self.table.first_times.searchsorted(time_ms, "right"))
+        while 0 < count < len(self.table) and self.table.last_times[count - 1] == self.table.first_times[count]:
+            count += 1
+        return count
+
+    def check(self) -> None:
+        """Assert every invariant of a single bucket."""
+        assert (self.parts != ()) <= (self.state is BucketState.SEALING)
+        assert (self.state is BucketState.SEALING) <= (self.resident is not None)
+        if self.resident is not None:
+            assert self.state in (BucketState.SEALING, BucketState.REGISTERING)
+        if self.state in (BucketState.REGISTERING, BucketState.SEALED, BucketState.RECOVERING):
+            assert self.bucket_id is not None
+        if self.state is BucketState.SEALED:
+            assert self.has_property
+            assert self.table is not None
+            assert not self.undecoded
+            assert not self.is_doomed
+        if self.state not in FROM_SEGMENTS:
+            assert self.load is None
+        if self.table is not None:
+            assert is_in_order(self.table)
+            assert 0 <= self.loaded_segments <= len(self.table)
+
+
+def is_in_order(table: SegmentTable) -> bool:
+    """Whether no segment begins before the one before it has ended; no snapshot may be otherwise."""
+    return bool(
+        (table.first_times <= table.last_times).all()
+        and (table.last_times[:-1] <= table.first_times[1:]).all()
+        and (np.diff(table.row_ends) >= 0).all()
+    )
+
+
+def free_range(wanted: LedgerRange, taken: set[str]) -> LedgerRange:
+    """Return the range, or a wider one whose property key no other bucket has.
+
+    Ranges may overlap: they say where a bucket's rows can be, not that all rows there are its own. A ledger that is
+    sealed in several pieces, or a merge with an enclosing bucket, would otherwise need one key twice.
+
+    >>> free_range(LedgerRange(7, 7), {"#pulsar.internal.delayed.bucket_7_7"})
+    LedgerRange(first_ledger_id=6, last_ledger_id=7)
+    """
+    first, last = wanted
+    while bucket_key(first, last) in taken:
+        # Downwards first: no message will come for the ledgers of the past.
+        if first > 0:
+            first -= 1
+        else:
+            assert last < LEDGER_ID_MAX
+            last += 1
+    return LedgerRange(first, last)

@@ -1,0 +1,353 @@
+"""Every decision that the bucket tracker makes, and nothing else.
+
+Synchronous and deterministic: the same calls give the same state and the same actions. Time arrives as `now_ms`,
+storage arrives as events, work leaves as actions; the shell (`bucket_tracker`) runs them. It imports no asyncio,
+threading, time or logging, so it runs under a simulator as it does in a broker.
+
+    add_message ──► mutable bucket ──seal──► buckets (`bucket_set`) ──load──► queues (`index`) ──► pop_due
+
+After any call, if `is_dirty`, call `plan` and start the actions it gives. Unlike Pulsar's, a bucket's segments that
+are due already are loaded at recovery, not skipped, so that a key's messages keep their order across a restart; and
+rows in memory are never handed out past a segment that may hold an earlier one.
+"""
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pyroaring import BitMap
+
+from snapshot_storage.bucket_key import LedgerRange
+from snapshot_storage.columns import DelayedIndexes
+from tracker import bucket_events
+from tracker.actions import Action, Event
+from tracker.bucket_set import BucketSet, total_size_bytes
+from tracker.buckets import BucketState
+from tracker.config import UNLIMITED, TrackerConfig
+from tracker.due_queue import NEVER, DueQueue, last_key_at
+from tracker.index import Index
+from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of
+from tracker.recovery import BucketProperties, read_properties
+
+Int64Array = NDArray[np.int64]
+
+_NO_LEDGER = -1
+
+
+class TrackerCore:
+    """The bucket tracker without its I/O; belongs to one caller at a time."""
+
+    def __init__(self, config: TrackerConfig, *, acknowledged_in: Callable[[int], BitMap], rng: Random) -> None:
+        self._config = config
+        self._index = Index(acknowledged_in)
+        self._buckets = BucketSet(config, self._index, rng)
+        self._first_ledger_id = _NO_LEDGER
+        self._last_ledger_id = _NO_LEDGER
+        self._adds_before_cap = NEVER
+        self._tick_time_ms = config.tick_time_ms
+        self.set_tick_time(config.tick_time_ms)
+        self._reset_mutable()
+
+    # Adding.
+
+    def add_message(self, ledger_id: int, entry_id: int, deliver_at_ms: int, *, now_ms: int) -> bool:
+        """Track a message; False means it is due and was not tracked.
+
+        PERFORMANCE: well below 1 us, but for one in `BUFFER_ROWS_MAX` (about 1 ms).
+
+        Raises:
+            ValueError: The position is not one that can be tracked; nothing has changed.
+        """
+        if not (0 <= entry_id <= ENTRY_ID_MAX and 0 <= ledger_id <= LEDGER_ID_MAX):
+            raise _position_error(ledger_id, entry_id)
+        if deliver_at_ms <= now_ms + self._buckets.lead_ms or deliver_at_ms < 0:
+            self._refuse(ledger_id, entry_id)
+            return False
+        if ledger_id == self._last_ledger_id and self._adds_before_cap > 0:
+            self._adds_before_cap -= 1
+            queue = self._index.mutable
+        else:
+            queue = self._queue_for(ledger_id, 1)
+        self._index.members.add(ledger_id, entry_id)
+        queue.push(deliver_at_ms, ledger_id, entry_id)
+        return True
+
+    def add_messages(
+        self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_at_ms: ArrayLike, *, now_ms: int
+    ) -> NDArray[np.bool_]:
+        """Do what `add_message` does for each row in turn; the result says which rows are tracked.
+
+        Raises:
+            ValueError: A position cannot be tracked, or the lengths differ; nothing has changed.
+        """
+        ledgers, entries, times = (_column(values) for values in (ledger_ids, entry_ids, deliver_at_ms))
+        if not len(ledgers) == len(entries) == len(times):
+            raise ValueError(f"columns of {len(ledgers)}, {len(entries)} and {len(times)} rows do not belong together")
+        if not len(ledgers):
+            return np.empty(0, np.bool_)
+        _check_positions(ledgers, entries)
+        is_late = times > max(-1, now_ms + self._buckets.lead_ms)
+        if not is_late.all():
+            for row in np.flatnonzero(~is_late).tolist():
+                self._refuse(int(ledgers[row]), int(entries[row]))
+            ledgers, entries, times = ledgers[is_late], entries[is_late], times[is_late]
+        # Ledger by ledger, since a seal comes between two ledgers.
+        ends = np.append(np.flatnonzero(ledgers[1:] != ledgers[:-1]) + 1, len(ledgers)) if len(ledgers) else ()
+        start = 0
+        for end in map(int, ends):
+            self._add_rows(int(ledgers[start]), ledgers[start:end], entries[start:end], times[start:end])
+            start = end
+        return is_late
+
+    def _add_rows(self, ledger_id: int, ledgers: Int64Array, entries: Int64Array, times: Int64Array) -> None:
+        """Track rows of one ledger, in pieces if a cap on the mutable bucket demands it."""
+        start = 0
+        while start < len(entries):
+            if ledger_id != self._last_ledger_id or self._adds_before_cap <= 0:
+                queue = self._queue_for(ledger_id, 0)
+            else:
+                queue = self._index.mutable
+            end = len(entries)
+            if queue is self._index.mutable:
+                end = min(end, start + self._adds_before_cap)
+                self._adds_before_cap -= end - start
+            self._index.members.unite(ledger_id, bitmap_of(entries[start:end]))
+            queue.push_rows(times[start:end], ledgers[start:end], entries[start:end])
+            start = end
+
+    def _refuse(self, ledger_id: int, entry_id: int) -> None:
+        """A message that is due is delivered by whoever offered it: forget it, here and in what is recovered."""
+        self._index.members.discard(ledger_id, entry_id)
+        self._index.settle_one(ledger_id, entry_id)
+
+    def _queue_for(self, ledger_id: int, row_count: int) -> DueQueue:
+        """Return the queue for rows of a ledger, sealing the mutable bucket before if it is time.
+
+        A ledger within a sealed bucket's range goes to memory only: after a crash it is read again, since no
+        snapshot tracks it. Everything else goes to the mutable bucket, late ledgers too, so that they get into
+        a snapshot; ranges may overlap.
+        """
+        is_inside = self._buckets.is_inside_sealed(ledger_id)
+        if (self._adds_before_cap <= 0 and self._is_at_cap()) or (
+            not is_inside
+            and ledger_id > self._last_ledger_id
+            and self._first_ledger_id != _NO_LEDGER
+            and len(self._index.mutable) >= self._config.index_count_per_bucket_min
+        ):
+            self._seal()
+        if is_inside:
+            return self._index.shared
+        if self._first_ledger_id == _NO_LEDGER:
+            self._first_ledger_id = self._last_ledger_id = ledger_id
+        self._first_ledger_id = min(self._first_ledger_id, ledger_id)
+        self._last_ledger_id = max(self._last_ledger_id, ledger_id)
+        self._adds_before_cap -= row_count
+        return self._index.mutable
+
+    def _is_at_cap(self) -> bool:
+        """Whether the mutable bucket is as large as it may get; adds that came due since do not count."""
+        room = self._config.index_count_per_bucket_max - len(self._index.mutable)
+        self._adds_before_cap = max(0, room)
+        return room <= 0
+
+    def _seal(self) -> None:
+        """Freeze the mutable bucket's columns; sorting, encoding and storing happen elsewhere."""
+        if len(self._index.mutable):
+            self._buckets.seal(LedgerRange(self._first_ledger_id, self._last_ledger_id), self._index.mutable)
+        self._reset_mutable()
+
+    def _reset_mutable(self) -> None:
+        self._index.mutable = DueQueue()
+        self._first_ledger_id = self._last_ledger_id = _NO_LEDGER
+        cap = self._config.index_count_per_bucket_max
+        self._adds_before_cap = NEVER if cap == UNLIMITED else cap
+
+    # Asking.
+
+    def contains_message(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether a position is tracked."""
+        return self._index.members.contains(ledger_id, entry_id)
+
+    def tracked_in(self, ledger_id: int) -> BitMap | None:
+        """Return the tracked entry ids of a ledger, for reading only, or None."""
+        return self._index.members.bitmaps.get(ledger_id)
+
+    def is_recovering(self, ledger_id: int) -> bool:
+        """Whether it is not known yet what is tracked in a ledger."""
+        return self._buckets.is_recovering(ledger_id)
+
+    @property
+    def message_count(self) -> int:
+        """How many positions are tracked, as far as they are known."""
+        return self._index.members.count
+
+    def has_due(self, *, now_ms: int) -> bool:
+        """Whether `pop_due` may have something to give."""
+        cutoff_ms = now_ms + self._buckets.lead_ms
+        if self._index.next_ms > cutoff_ms or not self._index.members.count:
+            return False
+        return self._index.has_row_through(min(last_key_at(cutoff_ms), self._buckets.barrier(now_ms)))
+
+    def next_delivery_ms(self) -> int | None:
+        """Return when the next message is due, None if nothing is tracked; never later than it is."""
+        if not self._index.members.count:
+            return None
+        next_ms = min(self._index.next_ms, self._buckets.earliest_unloaded_ms())
+        return None if next_ms == NEVER else next_ms
+
+    def should_pause(self, *, now_ms: int) -> bool:
+        """Whether too much waits in memory because the storage takes nothing, and nothing is due."""
+        if self._buckets.unsealed_row_count < self._config.unsealed_row_count_max:
+            return False
+        return not self.has_due(now_ms=now_ms)
+
+    def take_untracked(self) -> Mapping[int, BitMap]:
+        """Return positions that are to be read from the log again, once."""
+        untracked = self._buckets.untracked
+        self._buckets.untracked = {}
+        return untracked
+
+    def take_losses(self) -> list[tuple[str, str]]:
+        """Return property key and reason of buckets that were given up, once."""
+        losses = self._buckets.losses
+        self._buckets.losses = []
+        return losses
+
+    @property
+    def bucket_total(self) -> int:
+        """How many buckets there are, with the mutable one."""
+        return 1 + sum(1 for _ in self._buckets.served())
+
+    @property
+    def loaded_row_count(self) -> int:
+        """How many rows are in memory."""
+        return self._index.row_count
+
+    @property
+    def snapshot_size_bytes(self) -> int:
+        """How many bytes all snapshots have."""
+        return total_size_bytes(self._buckets.buckets)
+
+    # Handing out.
+
+    def pop_due(self, *, now_ms: int, limit: int) -> DelayedIndexes:
+        """Hand out due messages in order of time, then position; each once."""
+        through = min(last_key_at(now_ms + self._buckets.lead_ms), self._buckets.barrier(now_ms))
+        rows = self._index.pop(through, limit)
+        self._buckets.note_popped()
+        return rows
+
+    # Life.
+
+    def set_tick_time(self, tick_time_ms: int) -> None:
+        """Set how early messages may be handed out, unless times are strict."""
+        assert tick_time_ms >= 0
+        self._buckets.lead_ms = 0 if self._config.is_deliver_at_time_strict else tick_time_ms
+
+    def recover(self, properties: Mapping[str, str], *, now_ms: int) -> BucketProperties:
+        """Begin to recover what the cursor's properties name; call once, before anything else but `trim`."""
+        named = read_properties(properties)
+        self._buckets.recover(named.buckets, named.malformed_ids, now_ms)
+        return named
+
+    def trim(self, first_ledger_id: int) -> None:
+        """Forget all ledgers below this one: the cursor is past them."""
+        if first_ledger_id == self._index.first_ledger_id:
+            return
+        if first_ledger_id > self._index.first_ledger_id:
+            self._index.drop_ledgers(_NO_LEDGER, first_ledger_id - 1)
+        self._index.first_ledger_id = first_ledger_id
+        self._buckets.trim()
+
+    def seal(self, *, index_count_min: int) -> None:
+        """Seal the mutable bucket now, if it holds at least so many indexes; for closing."""
+        if len(self._index.mutable) >= max(1, index_count_min):
+            self._seal()
+
+    def clear(self) -> int:
+        """Forget every message and begin to delete every snapshot.
+
+        Returns:
+            A mark: once `is_removed` is true for it, all snapshots from before are deleted.
+        """
+        self._buckets.clear()
+        self._index.clear()
+        self._reset_mutable()
+        return self._buckets.last_serial
+
+    def removals_through(self, mark: int) -> int:
+        """Return how many buckets from before a `clear` are still being deleted."""
+        return sum(serial <= mark for serial in self._buckets.buckets)
+
+    @property
+    def unsettled_count(self) -> int:
+        """How many buckets are being sealed, merged, registered or removed."""
+        return sum(
+            bucket.state not in (BucketState.SEALED, BucketState.RECOVERING)
+            for bucket in self._buckets.buckets.values()
+        )
+
+    # The shell's side.
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether `plan` may have something to start."""
+        return self._buckets.is_dirty
+
+    def handle(self, event: Event, *, now_ms: int) -> None:
+        """Take the answer to an action."""
+        bucket_events.handle(self._buckets, event, now_ms)
+
+    def plan(self, *, now_ms: int) -> list[Action]:
+        """Return the actions to start now; each is to be answered by one event."""
+        return self._buckets.plan(now_ms)
+
+    def next_wakeup_ms(self, *, now_ms: int) -> int | None:
+        """Return when to look again if nothing happens before: a message comes due, or work can go on.
+
+        What is due already is no reason to wake up: whoever was told of it will ask for it.
+        """
+        wakeup_ms = self._buckets.next_work_ms(now_ms)
+        next_ms = self._index.next_ms
+        if next_ms > now_ms and next_ms <= self._buckets.barrier(now_ms).deliver_at_ms:
+            wakeup_ms = min(wakeup_ms, next_ms)
+        return None if wakeup_ms == NEVER else wakeup_ms
+
+    def _check(self) -> None:
+        """Assert every invariant, O(n)."""
+        self._index.check()
+        self._buckets.check()
+        assert (self._first_ledger_id == _NO_LEDGER) == (self._last_ledger_id == _NO_LEDGER)
+        assert self._first_ledger_id <= self._last_ledger_id
+        if self._first_ledger_id == _NO_LEDGER:
+            assert not len(self._index.mutable)
+        # Whatever is tracked has a row in memory, or a bucket that will bring it.
+        if not self._buckets.buckets:
+            assert self._index.members.count <= self._index.row_count
+
+
+def _column(values: ArrayLike) -> Int64Array:
+    column = np.asarray(values)
+    if column.dtype != np.int64:
+        if column.size and not np.issubdtype(column.dtype, np.integer):
+            raise ValueError(f"positions and times are integers, not {column.dtype}")
+        if column.size and column.dtype == np.uint64 and int(column.max()) > LEDGER_ID_MAX:
+            raise ValueError(f"{column.max()} is above 2**63 - 1")
+        column = column.astype(np.int64)
+    # Rows are kept: a caller who reuses its buffer must not change them.
+    return column.copy() if column.flags.writeable else column
+
+
+def _check_positions(ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+    if ledger_ids.min() >= 0 and entry_ids.min() >= 0 and entry_ids.max() <= ENTRY_ID_MAX:
+        return
+    row = int(np.flatnonzero((ledger_ids < 0) | (entry_ids < 0) | (entry_ids > ENTRY_ID_MAX))[0])
+    raise _position_error(int(ledger_ids[row]), int(entry_ids[row]))
+
+
+def _position_error(ledger_id: int, entry_id: int) -> ValueError:
+    return ValueError(
+        f"cannot track position {ledger_id}:{entry_id}: "
+        f"ledger ids are 0 to 2**63 - 1, and entry ids 0 to 2**32 - 1 (what a Roaring bitmap holds)"
+    )

@@ -1,0 +1,144 @@
+"""The interface between a dispatcher and a delayed delivery tracker, with Pulsar's names in snake case.
+
+A dispatcher offers every message it reads; the tracker keeps those that are not due (`add_message` is True), and
+hands each out once, when it is due. A tracker belongs to one event loop and to one cursor. Nothing in it waits for
+I/O except `clear` and `close`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pyroaring import BitMap
+
+from managed_ledger.position import Position
+from snapshot_storage.columns import DelayedIndexes
+
+ScheduledMessages = DelayedIndexes
+"""Due positions with their times, in order of time and then position."""
+
+
+class TrackedCursor(Protocol):
+    """What a tracker needs of its cursor; `managed_ledger.Cursor` fits."""
+
+    @property
+    def mark_delete_position(self) -> Position:
+        """Everything up to here is acknowledged."""
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The cursor's properties; those of buckets are the list of snapshots."""
+
+    def acknowledged_in(self, ledger_id: int) -> BitMap:
+        """Return all acknowledged entry ids of a ledger, also those up to the mark-delete position."""
+
+    async def update_properties(self, *, put: Mapping[str, str] = {}, remove: Collection[str] = ()) -> None:
+        """Change properties in one durable step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerContext:
+    """What a tracker is made for."""
+
+    topic_name: str
+    cursor_name: str
+    cursor: TrackedCursor
+    on_available: Callable[[], None]
+    """Called on the event loop, at most once per turn, when something may have become available: a message came
+    due, a segment was loaded, a ledger range was recovered, or positions must be read again."""
+    tick_time_ms: int | None = None
+    """The topic's own tick; None means the configuration's."""
+
+
+class DelayedDeliveryTracker(ABC):
+    """Knows which positions are delayed, and hands each out once, when it is due."""
+
+    @abstractmethod
+    def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
+        """Track a message until `deliver_at` (ms); False means: not tracked, deliver it now.
+
+        A message that is added twice is handed out once, at the earlier of its times.
+
+        Raises:
+            ValueError: If the entry id is not within 0 to 2**32 - 1, or the ledger id not within 0 to 2**63 - 1;
+                nothing has changed then.
+        """
+
+    @abstractmethod
+    def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
+        """Do what `add_message` does, for many; the result says which are tracked."""
+
+    @abstractmethod
+    def contains_message(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether a position is tracked, so that a normal read must skip it."""
+
+    @abstractmethod
+    def tracked_in(self, ledger_id: int) -> BitMap | None:
+        """Return the tracked entry ids of a ledger, for reading only; what a discontinuous read skips."""
+
+    def is_recovering(self, ledger_id: int) -> bool:
+        """Whether the ledger's range is still being recovered: do not read it yet."""
+        del ledger_id
+        return False
+
+    def take_untracked(self) -> Mapping[int, BitMap]:
+        """Return positions that were tracked and no longer are, because a snapshot could not be read; once.
+
+        They were neither handed out nor delivered: read them from the log again, and add them.
+        """
+        return {}
+
+    @abstractmethod
+    def has_message_available(self) -> bool:
+        """Whether `get_scheduled_messages` has something to give now."""
+
+    @abstractmethod
+    def next_delivery_time(self) -> int | None:
+        """Return when the next message is due, in ms, or None if nothing is tracked."""
+
+    @abstractmethod
+    def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
+        """Hand out due messages, at most so many, in order of time and then position."""
+
+    @abstractmethod
+    def number_of_delayed_messages(self) -> int:
+        """Return how many messages are tracked."""
+
+    @abstractmethod
+    def should_pause_all_deliveries(self) -> bool:
+        """Whether the dispatcher should stop reading for now: nothing it could read would be deliverable."""
+
+    @abstractmethod
+    def reset_tick_time(self, tick_time_ms: int) -> None:
+        """Set the tick, as the topic's policy has it now."""
+
+    @abstractmethod
+    async def clear(self) -> None:
+        """Forget every message and delete every snapshot; what is added meanwhile is kept."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release everything; the index stays in the storage."""
+
+
+class DelayedDeliveryTrackerFactory(ABC):
+    """Makes trackers that share a configuration and a storage."""
+
+    @abstractmethod
+    def new_tracker(self, context: TrackerContext) -> DelayedDeliveryTracker:
+        """Return a tracker for a cursor; recovery goes on in the background."""
+
+    @abstractmethod
+    async def clean_residual_snapshots(self, cursor: TrackedCursor) -> None:
+        """Delete every snapshot that a cursor's properties name, for a cursor that has no tracker."""
+
+    async def start(self) -> None:
+        """Open what the trackers share. Does nothing unless overridden."""
+        return
+
+    async def close(self) -> None:
+        """Close what the trackers share. Does nothing unless overridden."""
+        return

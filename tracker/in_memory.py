@@ -1,0 +1,259 @@
+"""The tracker without snapshots: all of the index in memory, read again from the log after a restart.
+
+Times are kept with the precision that the tick allows, as Pulsar does: with a tick of 1,000 ms, windows of 512 ms.
+Messages of one window share a bitmap per ledger, so a fixed delay costs a fraction of a byte a message; times that
+are spread widely cost a bitmap each, and the bucket tracker is the better choice.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pyroaring import BitMap
+
+from snapshot_storage.columns import DelayedIndexes
+from tracker.bucket_tracker import TIMER_MS_MAX, Clock
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import (
+    DelayedDeliveryTracker,
+    DelayedDeliveryTrackerFactory,
+    ScheduledMessages,
+    TrackedCursor,
+    TrackerContext,
+)
+from tracker.due_queue import NEVER
+from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, Membership
+
+
+def precision_bits(tick_time_ms: int) -> int:
+    """Return how many low bits of a time are dropped: the largest power of two within a tick.
+
+    >>> [precision_bits(tick) for tick in (1_000, 100, 1, 0)]
+    [9, 6, 0, 0]
+    """
+    return max(0, tick_time_ms.bit_length() - 1)
+
+
+class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
+    """Pulsar's default tracker: windows of time, each with a bitmap per ledger."""
+
+    def __init__(self, context: TrackerContext, config: TrackerConfig, *, now_ms: Clock) -> None:
+        self._context = context
+        self._is_strict = config.is_deliver_at_time_strict
+        self._lookahead = config.fixed_delay_detection_lookahead
+        self._now_ms = now_ms
+        self._tick_time_ms = config.tick_time_ms if context.tick_time_ms is None else context.tick_time_ms
+        self._bits = precision_bits(self._tick_time_ms)
+        self._members = Membership()
+        self._windows: dict[int, dict[int, BitMap]] = {}
+        """Time of a window to ledger to entry ids."""
+        self._times: list[int] = []
+        """The times of the windows, as a heap."""
+        self._highest_deliver_at_ms = 0
+        self._have_fixed_delays = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms: int | None = None
+
+    def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
+        """See base."""
+        if not (0 <= entry_id <= ENTRY_ID_MAX and 0 <= ledger_id <= LEDGER_ID_MAX):
+            raise ValueError(f"cannot track position {ledger_id}:{entry_id}: ids are out of range")
+        is_tracked = self._add(ledger_id, entry_id, deliver_at, self._cutoff_ms())
+        if is_tracked:
+            self._set_timer()
+        return is_tracked
+
+    def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
+        """See base."""
+        rows = DelayedIndexes.of(deliver_ats, ledger_ids, entry_ids)
+        if len(rows) and (rows.ledger_ids.min() < 0 or rows.entry_ids.min() < 0 or rows.entry_ids.max() > ENTRY_ID_MAX):
+            raise ValueError("cannot track positions with ids out of range")
+        cutoff_ms = self._cutoff_ms()
+        is_tracked = np.array([self._add(ledger, entry, time, cutoff_ms) for time, ledger, entry in rows], np.bool_)
+        self._set_timer()
+        return is_tracked
+
+    def _add(self, ledger_id: int, entry_id: int, deliver_at_ms: int, cutoff_ms: int) -> bool:
+        if deliver_at_ms < 0 or deliver_at_ms <= cutoff_ms:
+            self._have_fixed_delays = False
+            self._members.discard(ledger_id, entry_id)
+            return False
+        window_ms = self._window_of(deliver_at_ms)
+        window = self._windows.get(window_ms)
+        if window is None:
+            window = self._windows[window_ms] = {}
+            heapq.heappush(self._times, window_ms)
+        entry_ids = window.get(ledger_id)
+        if entry_ids is None:
+            entry_ids = window[ledger_id] = BitMap()
+        entry_ids.add(entry_id)
+        self._members.add(ledger_id, entry_id)
+        if deliver_at_ms < self._highest_deliver_at_ms - self._tick_time_ms:
+            self._have_fixed_delays = False
+        self._highest_deliver_at_ms = max(self._highest_deliver_at_ms, deliver_at_ms)
+        return True
+
+    def _window_of(self, deliver_at_ms: int) -> int:
+        """Return the time of a message's window: never early when strict, else rounded down."""
+        precision_ms = 1 << self._bits
+        if self._is_strict:
+            return min(NEVER, (deliver_at_ms + precision_ms - 1) & ~(precision_ms - 1))
+        return deliver_at_ms & ~(precision_ms - 1)
+
+    def _cutoff_ms(self) -> int:
+        return self._now_ms() + (0 if self._is_strict else self._tick_time_ms)
+
+    def _due_through_ms(self) -> int:
+        """Return the last window that is due.
+
+        When times were rounded down, the window's last message must be due, not only its first.
+        """
+        return self._cutoff_ms() - (0 if self._is_strict else (1 << self._bits) - 1)
+
+    def contains_message(self, ledger_id: int, entry_id: int) -> bool:
+        """See base."""
+        return self._members.contains(ledger_id, entry_id)
+
+    def tracked_in(self, ledger_id: int) -> BitMap | None:
+        """See base."""
+        return self._members.bitmaps.get(ledger_id)
+
+    def has_message_available(self) -> bool:
+        """See base."""
+        return bool(self._members.count and self._times and self._times[0] <= self._due_through_ms())
+
+    def next_delivery_time(self) -> int | None:
+        """See base."""
+        return self._times[0] if self._members.count and self._times else None
+
+    def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
+        """See base; the time of a message is that of its window."""
+        due_through_ms = self._due_through_ms()
+        first_ledger_id = self._context.cursor.mark_delete_position.ledger_id
+        parts: list[DelayedIndexes] = []
+        wanted = max_messages
+        while wanted > 0 and self._times and self._times[0] <= due_through_ms:
+            window_ms = self._times[0]
+            window = self._windows[window_ms]
+            for ledger_id in sorted(window):
+                taken = self._take(window, ledger_id, wanted, is_trimmed=ledger_id < first_ledger_id)
+                if len(taken):
+                    parts.append(_rows(window_ms, ledger_id, taken))
+                    wanted -= len(taken)
+                if wanted <= 0:
+                    break
+            if not window:
+                heapq.heappop(self._times)
+                del self._windows[window_ms]
+        if not self._members.count:
+            self._forget_delays()
+        self._set_timer()
+        return DelayedIndexes.concatenate(parts)
+
+    def _take(self, window: dict[int, BitMap], ledger_id: int, limit: int, *, is_trimmed: bool) -> NDArray[np.int64]:
+        """Take entries of one ledger from a window and return those that were tracked."""
+        entry_ids = window[ledger_id]
+        members = self._members.bitmaps.get(ledger_id)
+        if is_trimmed or members is None:
+            self._members.drop_ledger(ledger_id)
+            del window[ledger_id]
+            return np.empty(0, np.int64)
+        # Those that are tracked no more, because they came earlier in another window, go without counting.
+        entry_ids &= members
+        taken = entry_ids if len(entry_ids) <= limit else entry_ids[:limit]
+        if len(taken) == len(entry_ids):
+            del window[ledger_id]
+        else:
+            window[ledger_id] = entry_ids - taken
+        self._members.discard_all(ledger_id, taken)
+        return np.frombuffer(taken.to_array(), np.uint32).astype(np.int64)
+
+    def number_of_delayed_messages(self) -> int:
+        """See base."""
+        return self._members.count
+
+    def should_pause_all_deliveries(self) -> bool:
+        """See base: with one fixed delay, nothing that is read further on is due before what is tracked."""
+        return (
+            self._lookahead > 0
+            and self._have_fixed_delays
+            and self._members.count >= self._lookahead
+            and not self.has_message_available()
+        )
+
+    def reset_tick_time(self, tick_time_ms: int) -> None:
+        """See base."""
+        self._tick_time_ms = tick_time_ms
+        self._bits = precision_bits(tick_time_ms)
+
+    def _forget_delays(self) -> None:
+        self._highest_deliver_at_ms = 0
+        self._have_fixed_delays = True
+
+    async def clear(self) -> None:
+        """See base."""
+        self._members = Membership()
+        self._windows.clear()
+        self._times.clear()
+        self._forget_delays()
+        self._set_timer()
+
+    async def close(self) -> None:
+        """See base."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._timer_at_ms = None
+        self._members = Membership()
+        self._windows.clear()
+        self._times.clear()
+
+    def _set_timer(self) -> None:
+        """Wake the dispatcher when the first window is due; a window that is due already waits for a poll."""
+        now_ms = self._now_ms()
+        at_ms: int | None = None
+        if self._times:
+            # The last message of a window that was rounded down is due this much later than its first.
+            at_ms = self._times[0] + (0 if self._is_strict else (1 << self._bits) - 1)
+        if at_ms is not None and at_ms <= now_ms:
+            at_ms = None
+        if at_ms == self._timer_at_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_ms = at_ms
+        if at_ms is not None:
+            loop = asyncio.get_running_loop()
+            wait_ms = min(TIMER_MS_MAX, at_ms - now_ms)
+            self._timer = loop.call_at(loop.time() + wait_ms / 1_000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at_ms = None
+        self._set_timer()
+        if self.has_message_available():
+            self._context.on_available()
+
+
+def _rows(window_ms: int, ledger_id: int, entry_ids: NDArray[np.int64]) -> DelayedIndexes:
+    count = len(entry_ids)
+    return DelayedIndexes(np.full(count, window_ms, np.int64), np.full(count, ledger_id, np.int64), entry_ids)
+
+
+class InMemoryDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
+    """Makes in-memory trackers."""
+
+    def __init__(self, config: TrackerConfig, *, now_ms: Callable[[], int]) -> None:
+        self._config = config
+        self._now_ms = now_ms
+
+    def new_tracker(self, context: TrackerContext) -> InMemoryDelayedDeliveryTracker:
+        """See base."""
+        return InMemoryDelayedDeliveryTracker(context, self._config, now_ms=self._now_ms)
+
+    async def clean_residual_snapshots(self, cursor: TrackedCursor) -> None:
+        """See base; this tracker leaves none."""
+        del cursor

@@ -1,0 +1,61 @@
+"""What a cursor's properties say about buckets.
+
+The properties are the list of snapshots: `#pulsar.internal.delayed.bucket_<first>_<last>` = snapshot id. What
+cannot be understood is reported and left alone, so that it costs only itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, parse_bucket_key
+
+_BUCKET_ID_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BucketProperty:
+    """A property that names a bucket's snapshot."""
+
+    key: str
+    ledgers: LedgerRange
+    bucket_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketProperties:
+    """All that a cursor's properties say about buckets."""
+
+    buckets: list[BucketProperty]
+    """In order of ledgers."""
+    malformed: dict[str, str]
+    """Properties with the prefix that name no bucket."""
+
+    @property
+    def malformed_ids(self) -> list[int]:
+        """Snapshot ids that malformed properties seem to name; nobody should take them for orphans."""
+        return [int(value) for value in self.malformed.values() if _is_bucket_id(value)]
+
+
+def read_properties(properties: Mapping[str, str]) -> BucketProperties:
+    """Return what the properties say about buckets.
+
+    >>> read_properties({"#pulsar.internal.delayed.bucket_1_5": "7", "owner": "me"}).buckets
+    [BucketProperty(key='#pulsar.internal.delayed.bucket_1_5',
+                    ledgers=LedgerRange(first_ledger_id=1, last_ledger_id=5), bucket_id=7)]
+    """
+    buckets: list[BucketProperty] = []
+    malformed: dict[str, str] = {}
+    for key, value in properties.items():
+        if not key.startswith(BUCKET_KEY_PREFIX):
+            continue
+        ledgers = parse_bucket_key(key)
+        if ledgers is None or not _is_bucket_id(value):
+            malformed[key] = value
+            continue
+        buckets.append(BucketProperty(key, ledgers, int(value)))
+    buckets.sort(key=lambda bucket: (bucket.ledgers, bucket.bucket_id))
+    return BucketProperties(buckets, malformed)
+
+
+def _is_bucket_id(value: str) -> bool:
+    return value.isascii() and value.isdigit() and int(value) <= _BUCKET_ID_MAX

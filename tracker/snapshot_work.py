@@ -1,0 +1,278 @@
+"""Run the core's actions against a storage and a cursor: decode and encode in a worker, and answer with events.
+
+Everything here is stateless: what an action needs is in it. The functions that do O(n) work are module-level, over
+arrays, and know no event loop.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol, TypeVar, assert_never
+
+import numpy as np
+from pyroaring import BitMap
+
+from snapshot_storage.codec import (
+    SegmentMetadata,
+    decode_metadata,
+    decode_segments,
+    encode_metadata,
+    encode_segments,
+    merged_bitmaps,
+    segments_metadata,
+)
+from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.segmenter import segment_ends
+from snapshot_storage.snapshot import Snapshot, build_snapshot
+from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.actions import (
+    Action,
+    BitmapsUnited,
+    DeleteSnapshot,
+    Event,
+    ListSnapshots,
+    LoadSegments,
+    MergeBuckets,
+    MergeSource,
+    MetadataRead,
+    PersistBucket,
+    PropertyPut,
+    PropertyRemoved,
+    PutProperty,
+    ReadMetadata,
+    RemoveProperty,
+    SegmentsLoaded,
+    SegmentTable,
+    SnapshotCreated,
+    SnapshotDeleted,
+    SnapshotsListed,
+    UniteBitmaps,
+)
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.due_queue import RowKey, sorted_rows
+from tracker.membership import Membership
+
+MERGE_ROWS_MAX = 65_536
+"""A merge reads about this many rows of each source at a time."""
+
+T = TypeVar("T")
+
+
+class RunBlocking(Protocol):
+    """Runs a function where it may take long, and awaits it."""
+
+    def __call__(self, function: Callable[[], T], /) -> Awaitable[T]:
+        """Return what the function returns, and raise what it raises."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error of a read means that the snapshot is gone or unreadable for good."""
+    return isinstance(error, BucketNotFoundError | SnapshotCorruptedError)
+
+
+class SnapshotWork:
+    """Runs one action and gives its answer; raises what the storage and the cursor raise."""
+
+    def __init__(
+        self,
+        config: TrackerConfig,
+        context: TrackerContext,
+        storage: BucketSnapshotStorage,
+        run_blocking: RunBlocking,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._storage = storage
+        self._run_blocking = run_blocking
+
+    async def run(self, action: Action) -> Event:
+        """Run an action to its end, within the configured time."""
+        async with asyncio.timeout(self._config.operation_timeout_ms / 1_000):
+            return await self._run(action)
+
+    async def _run(self, action: Action) -> Event:
+        match action:
+            case PersistBucket():
+                return await self._persist(action)
+            case MergeBuckets():
+                return await self._merge(action)
+            case PutProperty():
+                await self._context.cursor.update_properties(put={action.bucket_key: str(action.bucket_id)})
+                return PropertyPut(action.serial)
+            case ReadMetadata():
+                return await self._read_metadata(action)
+            case UniteBitmaps():
+                bitmaps = await self._run_blocking(lambda: merged_bitmaps(action.segments))
+                return BitmapsUnited(action.serial, bitmaps)
+            case LoadSegments():
+                return await self._load(action)
+            case DeleteSnapshot():
+                await self._storage.delete_bucket_snapshot(action.bucket_id)
+                return SnapshotDeleted(action.serial)
+            case RemoveProperty():
+                await self._context.cursor.update_properties(remove=[action.bucket_key])
+                return PropertyRemoved(action.serial)
+            case ListSnapshots():
+                infos = await self._storage.list_bucket_snapshots(self._context.topic_name, self._context.cursor_name)
+                return SnapshotsListed(action.serial, [info.bucket_id for info in infos])
+            case _:
+                assert_never(action)
+
+    async def _persist(self, action: PersistBucket) -> Event:
+        config = self._config
+        snapshot = await self._run_blocking(
+            lambda: build_snapshot(
+                sorted_rows(action.parts), step_ms=config.segment_step_ms_max, rows_max=config.segment_row_count_max
+            )
+        )
+        return await self._create(action.serial, action.bucket_key, snapshot)
+
+    async def _create(self, serial: int, bucket_key: str, snapshot: Snapshot) -> Event:
+        bucket_id = await self._storage.create_bucket_snapshot(
+            snapshot.metadata,
+            snapshot.segments,
+            bucket_key=bucket_key,
+            topic_name=self._context.topic_name,
+            cursor_name=self._context.cursor_name,
+        )
+        table = await self._run_blocking(lambda: table_of(snapshot.segment_metadata))
+        return SnapshotCreated(serial, bucket_id, snapshot.length_bytes, table)
+
+    async def _read_metadata(self, action: ReadMetadata) -> Event:
+        data, size_bytes = await asyncio.gather(
+            self._storage.get_bucket_snapshot_metadata(action.bucket_id),
+            self._storage.get_bucket_snapshot_length(action.bucket_id),
+        )
+        segments, table = await self._run_blocking(lambda: _decode_metadata(data))
+        return MetadataRead(action.serial, size_bytes, table, segments)
+
+    async def _load(self, action: LoadSegments) -> Event:
+        rows = await self._segments(action.bucket_id, action.first_segment, action.last_segment)
+        return SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows)
+
+    async def _segments(self, bucket_id: int, first_segment: int, last_segment: int) -> DelayedIndexes:
+        data = await self._storage.get_bucket_snapshot_segment(bucket_id, first_segment, last_segment)
+        if len(data) != last_segment - first_segment + 1:
+            reason = f"asked for segments {first_segment} to {last_segment}, there are {len(data)}"
+            raise SnapshotCorruptedError(reason, bucket_id=bucket_id)
+        return await self._run_blocking(lambda: decode_segments(data, first_entry=first_segment))
+
+    async def _merge(self, action: MergeBuckets) -> Event:
+        """Merge the sources piece by piece; only encoded segments are held as a whole."""
+        readers = [_SourceReader(source, self._segments) for source in action.sources]
+        cutter = _Cutter(self._config, action.tracked)
+        while True:
+            for reader in readers:
+                await reader.fill()
+            rows = _take_safe(readers)
+            if rows is None:
+                break
+            await self._run_blocking(_bind(cutter.add, rows))
+        snapshot = await self._run_blocking(cutter.finish)
+        return await self._create(action.serial, action.bucket_key, snapshot)
+
+
+def _bind(function: Callable[[DelayedIndexes], None], rows: DelayedIndexes) -> Callable[[], None]:
+    return lambda: function(rows)
+
+
+def table_of(segments: Sequence[SegmentMetadata]) -> SegmentTable:
+    """Return the columns of a snapshot's segments, as its metadata has them."""
+    return SegmentTable(
+        np.array([segment.deliver_at_ms_min for segment in segments], np.int64),
+        np.array([segment.deliver_at_ms_max for segment in segments], np.int64),
+        np.cumsum(np.array([segment.row_count for segment in segments], np.int64), dtype=np.int64),
+    )
+
+
+def _decode_metadata(data: bytes) -> tuple[list[SegmentMetadata], SegmentTable]:
+    segments = decode_metadata(data)
+    return segments, table_of(segments)
+
+
+class _SourceReader:
+    """Reads one source of a merge, some segments at a time."""
+
+    def __init__(self, source: MergeSource, read: Callable[[int, int, int], Awaitable[DelayedIndexes]]) -> None:
+        self._source = source
+        self._read = read
+        self._segments_read = 0
+        self._segments_per_read = 1
+        self.rows = DelayedIndexes.empty()
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no row comes after those in `rows`."""
+        return self._segments_read == self._source.segment_count
+
+    async def fill(self) -> None:
+        """Make sure that there are rows, unless the source has ended."""
+        while not len(self.rows) and not self.is_at_end:
+            first = self._segments_read + 1
+            last = min(self._source.segment_count, first + self._segments_per_read - 1)
+            self.rows = await self._read(self._source.bucket_id, first, last)
+            self._segments_read = last
+            # Small segments are read more at a time, large ones fewer.
+            rows_per_segment = max(1, len(self.rows) // (last - first + 1))
+            self._segments_per_read = max(1, MERGE_ROWS_MAX // rows_per_segment)
+
+
+def _take_safe(readers: Sequence[_SourceReader]) -> DelayedIndexes | None:
+    """Take the rows that no unread row can precede, in order; None at the end of all."""
+    if all(not len(reader.rows) for reader in readers):
+        return None
+    through = min((_last_key(reader.rows) for reader in readers if not reader.is_at_end), default=None)
+    parts: list[DelayedIndexes] = []
+    for reader in readers:
+        rows = reader.rows
+        end = len(rows) if through is None else _rows_through(rows, through)
+        parts.append(rows.slice(0, end))
+        reader.rows = rows.slice(end, len(rows))
+    return sorted_rows(parts)
+
+
+def _last_key(rows: DelayedIndexes) -> RowKey:
+    return RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
+
+
+def _rows_through(rows: DelayedIndexes, through: RowKey) -> int:
+    start = int(rows.deliver_at_ms.searchsorted(through.deliver_at_ms, "left"))
+    end = int(rows.deliver_at_ms.searchsorted(through.deliver_at_ms, "right"))
+    positions = zip(rows.ledger_ids[start:end].tolist(), rows.entry_ids[start:end].tolist(), strict=True)
+    wanted = (through.ledger_id, through.entry_id)
+    return start + sum(position <= wanted for position in positions)
+
+
+class _Cutter:
+    """Cuts and encodes sorted rows that come piece by piece, to what `build_snapshot` makes of all at once."""
+
+    def __init__(self, config: TrackerConfig, tracked: Mapping[int, BitMap]) -> None:
+        self._step_ms = config.segment_step_ms_max
+        self._rows_max = config.segment_row_count_max
+        self._tracked = Membership()
+        for ledger_id, entry_ids in tracked.items():
+            self._tracked.unite(ledger_id, entry_ids)
+        self._open = DelayedIndexes.empty()
+        self._segments: list[bytes] = []
+        self._metadata: list[SegmentMetadata] = []
+
+    def add(self, rows: DelayedIndexes) -> None:
+        """Take the next rows; those of positions that are tracked no more, or came before, are left out."""
+        rows = DelayedIndexes.concatenate([self._open, rows.take(self._tracked.take(rows.ledger_ids, rows.entry_ids))])
+        ends = segment_ends(rows.deliver_at_ms, step_ms=self._step_ms, rows_max=self._rows_max)
+        # The last segment may go on with the next rows.
+        self._encode(rows, ends[:-1])
+        self._open = rows.slice(ends[-2] if len(ends) > 1 else 0, len(rows))
+
+    def finish(self) -> Snapshot:
+        """Return the snapshot of all rows."""
+        if len(self._open):
+            self._encode(self._open, [len(self._open)])
+        return Snapshot(encode_metadata(self._metadata), self._segments, self._metadata)
+
+    def _encode(self, rows: DelayedIndexes, ends: list[int]) -> None:
+        if ends:
+            rows = rows.slice(0, ends[-1])
+            self._segments += encode_segments(rows, ends)
+            self._metadata += segments_metadata(rows, ends)
