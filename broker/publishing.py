@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from broker.producer import Producer
 from broker.protocol import commands, frames
 from dispatcher.sticky_key import sticky_key_hash
-from managed_ledger import NOT_DELAYED, ManagedLedger
+from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.managed_ledger import ManagedLedger
 
 if TYPE_CHECKING:
     from broker.connection import Connection

@@ -12,8 +12,14 @@ from collections.abc import Awaitable, Callable
 
 from broker.consumer import Consumer
 from broker.errors import ConsumerBusyError, MetadataError
-from dispatcher import Dispatcher, SubscriptionType
-from managed_ledger import Cursor, ManagedLedger, Position
+from broker.metrics import SubscriptionSnapshot
+from dispatcher.config import SubscriptionType
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.stats import ConsumerStats, SubscriptionStats
+from managed_ledger.cursor import Cursor
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.position import Position
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +55,9 @@ class Subscription:
         self._clean_residual_snapshots = clean_residual_snapshots
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
+        # What consumers got that have left since; the counters of those that are here are the dispatcher's.
+        self._messages_out_before = 0
+        self._bytes_out_before = 0
 
     @property
     def subscription_type(self) -> SubscriptionType | None:
@@ -69,12 +78,39 @@ class Subscription:
             self.dispatcher.add_consumer(consumer)
             self.consumers.append(consumer)
 
+    def permits_and_unacked_of(self, consumer: Consumer) -> tuple[int, int]:
+        """Give a consumer's permits and its unacknowledged messages; zeros when it is detached."""
+        stats = self._stats_of(consumer)
+        return (0, 0) if stats is None else (stats.available_permits, stats.unacked_messages)
+
+    def stats(self) -> SubscriptionStats | None:
+        """Give the dispatcher's figures, or None while nobody has subscribed since the start."""
+        return None if self.dispatcher is None else self.dispatcher.stats()
+
+    def metrics(self) -> SubscriptionSnapshot:
+        """Give the figures for `/metrics`."""
+        stats = self.stats()
+        consumers = stats.consumers if stats is not None else []
+        tracker = None if self.dispatcher is None else self.dispatcher.tracker
+        return SubscriptionSnapshot(
+            name=self.name,
+            backlog=self.cursor.backlog,
+            messages_out_total=self._messages_out_before + sum(one.msg_out_counter for one in consumers),
+            bytes_out_total=self._bytes_out_before + sum(one.bytes_out_counter for one in consumers),
+            dispatcher=stats,
+            tracker=tracker.stats() if isinstance(tracker, BucketDelayedDeliveryTracker) else None,
+        )
+
     def remove_consumer(self, consumer: Consumer) -> None:
         """Detach a consumer; what it has not acknowledged goes to the others. Unknown ones are ignored."""
         if consumer not in self.consumers:
             return
-        self.consumers.remove(consumer)
         assert self.dispatcher is not None
+        stats = self._stats_of(consumer)
+        if stats is not None:
+            self._messages_out_before += stats.msg_out_counter
+            self._bytes_out_before += stats.bytes_out_counter
+        self.consumers.remove(consumer)
         self.dispatcher.remove_consumer(consumer)
 
     async def seek(self, position: Position) -> None:
@@ -103,26 +139,31 @@ class Subscription:
         """Detach everything; the index is sealed where that is worth it."""
         async with self._lock:
             self._disconnect_consumers()
-            if self.dispatcher is not None:
-                await self.dispatcher.close()
-                self.dispatcher = None
-                self._type = None
+            await self._close_dispatcher()
+
+    def _stats_of(self, consumer: Consumer) -> ConsumerStats | None:
+        stats = self.stats()
+        # The dispatcher lists consumers in the order in which they came, as `consumers` does.
+        if stats is None or consumer not in self.consumers:
+            return None
+        return stats.consumers[self.consumers.index(consumer)]
 
     async def _change_type(self, subscription_type: SubscriptionType) -> None:
         if self.consumers:
             raise ConsumerBusyError("Subscription is of different type")
-        if self.dispatcher is not None:
-            await self.dispatcher.close()
+        await self._close_dispatcher()
         self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
         self._type = subscription_type
 
     async def _delete_index(self) -> None:
+        await self._close_dispatcher()
+        await self._clean_residual_snapshots(self.cursor)
+
+    async def _close_dispatcher(self) -> None:
         if self.dispatcher is not None:
-            await self.dispatcher.clear_delayed_messages()
             await self.dispatcher.close()
             self.dispatcher = None
             self._type = None
-        await self._clean_residual_snapshots(self.cursor)
 
     def _disconnect_consumers(self) -> None:
         for consumer in list(self.consumers):

@@ -12,11 +12,15 @@ from urllib.parse import quote, unquote
 
 from broker.consumer import Consumer
 from broker.errors import ProducerBusyError, SubscriptionNotFoundError
+from broker.metrics import TopicSnapshot
 from broker.producer import Producer
 from broker.subscription import Subscription
 from broker.topic_name import TopicName
-from dispatcher import SubscriptionType
-from managed_ledger import Cursor, ManagedLedger, Position
+from dispatcher.config import SubscriptionType
+from dispatcher.dispatcher import Dispatcher
+from managed_ledger.cursor import Cursor
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.position import Position
 
 log = logging.getLogger(__name__)
 
@@ -120,18 +124,48 @@ class Topic:
                 await subscription.close()
                 await self._delete(subscription)
 
+    def subscription_of(self, consumer: Consumer) -> Subscription:
+        """Give the subscription that a consumer is attached to.
+
+        Raises:
+            SubscriptionNotFoundError: It was deleted meanwhile.
+        """
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        if subscription is None:
+            raise SubscriptionNotFoundError(f"Subscription {consumer.subscription_name!r} not found")
+        return subscription
+
+    def dispatcher_of(self, consumer: Consumer) -> Dispatcher | None:
+        """Give the dispatcher that serves a consumer, or None when it is detached."""
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        if subscription is None or consumer not in subscription.consumers:
+            return None
+        return subscription.dispatcher
+
     def next_position(self) -> Position:
         """Give the position that the next published entry will have at the earliest."""
         last = self.ledger.last_position
         return Position(last.ledger_id, last.entry_id + 1)
 
-    async def seek_position(self, position: Position) -> Position:
+    def resolve_position(self, position: Position) -> Position:
         """Turn a client's message id into the next entry to read; the protocol's extremes mean the ends."""
         if position.ledger_id >= LATEST_ENTRY_ID:
             return self.next_position()
         if position.ledger_id < 0:
             return self.ledger.first_position
         return position
+
+    def metrics(self) -> TopicSnapshot:
+        """Give the figures for `/metrics`."""
+        return TopicSnapshot(
+            name=str(self.name),
+            namespace=self.name.namespace_name,
+            producer_count=len(self.producers),
+            messages_in_total=self.messages_in_total,
+            bytes_in_total=self.bytes_in_total,
+            storage_size_bytes=self.ledger.size_bytes,
+            subscriptions=[subscription.metrics() for subscription in self.subscriptions.values()],
+        )
 
     async def close(self) -> None:
         """Disconnect everybody and close the subscriptions and the log."""

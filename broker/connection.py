@@ -1,0 +1,268 @@
+"""One client connection: frames in, handlers called, bytes out, and what ends it.
+
+    data_received ─► FrameSplitter ─┬─ SEND ─────────────────────► Publisher (appends, receipts)
+                                    ├─ FLOW, ACK, REDELIVER, PING ► at once, on this call
+                                    └─ requests ──────────────────► one queue, answered in order (broker.requests)
+
+What occurs per message is handled where it is received, without a task or an await. Requests wait for each other:
+a client that closes a consumer and subscribes again finds the first done before the second begins, and no handler
+has to think of another one half way through. A protocol error ends this connection with the reason in the log and
+touches no other.
+
+Authentication is deliberately absent: the service accepts every CONNECT (bind it to an address you trust).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from broker import requests
+from broker.consumer import Consumer
+from broker.producer import Producer
+from broker.protocol import commands
+from broker.protocol.errors import ProtocolError
+from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
+from broker.publishing import Publisher
+from managed_ledger.position import Position
+
+if TYPE_CHECKING:
+    from broker.service import Service
+    from broker.topic import Topic
+
+log = logging.getLogger(__name__)
+
+PUBLISH_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Per connection; a client that is faster than the disk waits above it."""
+
+
+class Connection(asyncio.Protocol):
+    """One client connection, on the service's event loop."""
+
+    def __init__(self, service: "Service") -> None:
+        self.service = service
+        self.producers: dict[int, Producer] = {}
+        self.consumers: dict[int, tuple[Consumer, Topic]] = {}
+        self.is_writable = True
+        self.peer = "?"
+        self._transport: asyncio.Transport | None = None
+        self._splitter = FrameSplitter(service.config.message_size_max)
+        self._publisher = Publisher(
+            self,
+            delay_ms_max=service.config.tracker.delay_ms_max,
+            pending_bytes_max=PUBLISH_PENDING_BYTES_MAX,
+            now_ms=service.now_ms,
+        )
+        self._requests: asyncio.Queue[BaseCommand | None] = asyncio.Queue()
+        self._worker: asyncio.Task[None] | None = None
+        self._is_connected = False
+        self._has_received = False
+        self._pings_unanswered = 0
+
+    # ---- transport ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.peer = "{}:{}".format(*transport.get_extra_info("peername", ("?", "?"))[:2])
+        self._worker = self.service.spawn(self._answer_requests())
+        self.service.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        if exc is not None:
+            log.info("connection %s lost: %s", self.peer, exc)
+        self._transport = None
+        self.is_writable = False
+        self.service.connections.discard(self)
+        self._requests.put_nowait(None)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`: the client reads more slowly than its consumers are sent to."""
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self.is_writable = True
+        for consumer, topic in self.consumers.values():
+            dispatcher = topic.dispatcher_of(consumer)
+            if dispatcher is not None:
+                dispatcher.consumer_writable(consumer)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`; one pass over all frames of the chunk."""
+        self._has_received = True
+        try:
+            for frame in self._splitter.feed(data):
+                self._on_frame(frame)
+        except ProtocolError as error:
+            self.close(str(error))
+        self._publisher.flush()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be written any more."""
+        return self._transport is None or self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; dropped when the connection is gone."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self, reason: str | None = None) -> None:
+        """End the connection; a reason is logged as a warning."""
+        if reason is not None:
+            log.warning("closing connection %s: %s", self.peer, reason)
+        if self._transport is not None:
+            self._transport.close()
+
+    def pause_reading(self) -> None:
+        """Take no more bytes from the client for now."""
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take bytes again."""
+        if not self.is_closed and self._transport is not None and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def check_alive(self) -> None:
+        """Ping a client that has been silent for one interval, and close after the second silent one."""
+        if self._has_received:
+            self._has_received = False
+            self._pings_unanswered = 0
+            return
+        if self._pings_unanswered:
+            self.close("no sign of life within two keep-alive intervals")
+            return
+        self._pings_unanswered += 1
+        self.write(commands.PING)
+
+    def close_producer(self, producer: Producer) -> None:
+        """Take a producer away from the client."""
+        self.producers.pop(producer.producer_id, None)
+        self.write(commands.close_producer(producer.producer_id))
+
+    def close_consumer(self, consumer: Consumer) -> None:
+        """Take a consumer away from the client."""
+        self.consumers.pop(consumer.consumer_id, None)
+        self.write(commands.close_consumer(consumer.consumer_id))
+
+    # ---- frames ----
+
+    def _on_frame(self, frame: Frame) -> None:
+        if isinstance(frame, Send):
+            self._on_send(frame)
+        elif isinstance(frame, CorruptSend):
+            message = "Checksum failed on the broker"
+            self.write(
+                commands.send_error(frame.producer_id, frame.sequence_id, error="ChecksumError", message=message)
+            )
+        else:
+            self._on_command(frame)
+
+    def _on_send(self, send: Send) -> None:
+        producer = self.producers.get(send.producer_id)
+        if producer is None:
+            # A producer that was just closed by the service may still send; its client has been told, and
+            # sends again once it is back.
+            log.debug("connection %s: SEND for unknown producer %d", self.peer, send.producer_id)
+            return
+        self._publisher.append(producer, send)
+
+    def _on_command(self, command: BaseCommand) -> None:
+        if not self._is_connected:
+            self._connect(command)
+            return
+        immediate = _IMMEDIATE.get(command.type)
+        if immediate is not None:
+            immediate(self, command)
+        elif command.type in requests.HANDLERS:
+            self._requests.put_nowait(command)
+        else:
+            raise ProtocolError(f"command of type {command.type} is not one that a client sends")
+
+    def _connect(self, command: BaseCommand) -> None:
+        if command.type != BaseCommand.CONNECT:
+            raise ProtocolError(f"command of type {command.type} before CONNECT")
+        self._is_connected = True
+        self.write(
+            commands.connected(
+                server_version=self.service.server_version,
+                protocol_version=command.connect.protocol_version,
+                message_size_max=self.service.config.message_size_max,
+            )
+        )
+
+    def _on_ping(self, _: BaseCommand) -> None:
+        self.write(commands.PONG)
+
+    def _on_pong(self, _: BaseCommand) -> None:
+        """Any received byte counts as a sign of life already."""
+
+    def _on_flow(self, command: BaseCommand) -> None:
+        flow = command.flow
+        found = self.consumers.get(flow.consumer_id)
+        dispatcher = found and found[1].dispatcher_of(found[0])
+        if found and dispatcher:
+            dispatcher.consumer_flow(found[0], flow.messagePermits)
+
+    def _on_ack(self, command: BaseCommand) -> None:
+        ack = command.ack
+        found = self.consumers.get(ack.consumer_id)
+        if found is None:
+            return
+        error = requests.acknowledge(*found, ack)
+        if ack.HasField("request_id"):
+            self.write(_ack_response(ack, error))
+
+    def _on_redeliver(self, command: BaseCommand) -> None:
+        redeliver = command.redeliverUnacknowledgedMessages
+        found = self.consumers.get(redeliver.consumer_id)
+        dispatcher = found and found[1].dispatcher_of(found[0])
+        if not found or not dispatcher:
+            return
+        if redeliver.HasField("consumer_epoch"):
+            found[0].epoch = redeliver.consumer_epoch
+        positions = [Position(message_id.ledgerId, message_id.entryId) for message_id in redeliver.message_ids]
+        dispatcher.redeliver_unacknowledged_messages(found[0], positions or None)
+
+    # ---- requests ----
+
+    async def _answer_requests(self) -> None:
+        while (command := await self._requests.get()) is not None:
+            if self.is_closed:
+                continue
+            try:
+                await requests.HANDLERS[command.type](self, command)
+            except Exception:
+                # One of two places that catch everything: a fault of ours in one request must not leave its
+                # client waiting for ever. The connection ends, the client comes back, the others go on.
+                log.exception("request of connection %s failed", self.peer)
+                self.close("a request failed")
+        await self._leave()
+
+    async def _leave(self) -> None:
+        for producer in self.producers.values():
+            producer.topic.remove_producer(producer)
+        self.producers.clear()
+        for consumer, topic in list(self.consumers.values()):
+            await topic.consumer_left(consumer)
+        self.consumers.clear()
+
+
+def _ack_response(ack: CommandAck, error: str | None) -> bytes:
+    if error is None:
+        return commands.ack_response(ack.consumer_id, ack.request_id)
+    return commands.ack_response(ack.consumer_id, ack.request_id, error="NotAllowedError", message=error)
+
+
+_IMMEDIATE: Final[dict[int, Callable[[Connection, BaseCommand], None]]] = {
+    BaseCommand.PING: Connection._on_ping,
+    BaseCommand.PONG: Connection._on_pong,
+    BaseCommand.FLOW: Connection._on_flow,
+    BaseCommand.ACK: Connection._on_ack,
+    BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: Connection._on_redeliver,
+}

@@ -1,0 +1,230 @@
+"""The service: what all connections share, and how the rooms are wired together.
+
+    connections ─► topics ─► log (one RocksDB folder for all topics)
+                     └─────► subscriptions ─► dispatchers ─► trackers ─► snapshot storage (another folder)
+
+Opening and closing are here, and the periodic work; sockets and signals are `broker.server`'s. Topics are opened
+once each, on first use or by `open_topics` after a start, and stay open.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Coroutine
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from broker.config import BrokerConfig
+from broker.errors import ServiceStartError
+from broker.metrics import ServiceSnapshot
+from broker.scheduler import Job
+from broker.subscription import Subscription
+from broker.topic import Topic
+from broker.topic_name import TopicName
+from dispatcher.config import SubscriptionType
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.factory import make_dispatcher
+from managed_ledger.cursor import Cursor
+from managed_ledger.errors import LedgerError
+from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.managed_ledger import ManagedLedger
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
+from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
+from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
+
+if TYPE_CHECKING:
+    from broker.connection import Connection
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """Everything between the sockets and the folders; belongs to one event loop.
+
+    Args:
+        config: The configuration.
+        store: The opened log.
+        storage: The started snapshot storage.
+        now_ms: The wall clock in milliseconds.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: LedgerStore,
+        storage: BucketSnapshotStorage,
+        *,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.config = config
+        self.now_ms = now_ms
+        self.server_version = f"Postdate {version('postdate')}"
+        self.connections: set[Connection] = set()
+        self.topics: dict[TopicName, Topic] = {}
+        self.service_url = f"pulsar://{config.advertised_address or config.bind_address}:{config.service_port}"
+        self._store = store
+        self._storage = storage
+        self._tracker_factory = _tracker_factory(config, storage, now_ms)
+        self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # Names that the service gives must not repeat after a restart: clients come back with theirs.
+        self._producer_name_prefix = f"{config.cluster_name}-{uuid.uuid4().hex[:8]}"
+        self._producers_named = 0
+
+    @classmethod
+    async def open(cls, config: BrokerConfig, *, now_ms: Callable[[], int]) -> "Service":
+        """Open the data folder.
+
+        Raises:
+            ServiceStartError: The folder is in use, damaged or cannot be written; the text says what to do.
+        """
+        folder = config.data_directory
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            store = await LedgerStore.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
+        except (LedgerError, OSError) as error:
+            raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}") from error
+        storage: BucketSnapshotStorage = (
+            MemoryBucketSnapshotStorage()
+            if config.bucket_snapshot_storage == "memory"
+            else RocksDBBucketSnapshotStorage(folder / "snapshots")
+        )
+        try:
+            await storage.start()
+        except SnapshotStorageError as error:
+            await store.close()
+            raise ServiceStartError(f"The snapshots in {folder} cannot be opened: {error}") from error
+        return cls(config, store, storage, now_ms=now_ms)
+
+    # ---- topics ----
+
+    async def topic(self, name: TopicName) -> Topic:
+        """Give a topic, opened; it comes into being where it is missing."""
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        opening = self._opening.get(name)
+        if opening is None:
+            opening = self._opening[name] = self.spawn(self._open_topic(name))
+        # Shielded: who asked may go away while others wait for the same topic.
+        return await asyncio.shield(opening)
+
+    async def open_topics(self) -> None:
+        """Open every topic of the data folder, so that what is periodic reaches them all."""
+        for name in self._store.managed_ledger_names():
+            await self.topic(TopicName.parse(name))
+
+    def topic_names(self, namespace: str) -> list[str]:
+        """List the topics of a namespace (`tenant/namespace`), by full name."""
+        names = {TopicName.parse(name) for name in self._store.managed_ledger_names()} | self.topics.keys()
+        return sorted(str(name) for name in names if name.namespace_name == namespace)
+
+    def new_producer_name(self) -> str:
+        """Give a producer name that was never given before."""
+        self._producers_named += 1
+        return f"{self._producer_name_prefix}-{self._producers_named}"
+
+    def metrics(self) -> ServiceSnapshot:
+        """Give the figures for `/metrics`."""
+        return ServiceSnapshot(
+            cluster=self.config.cluster_name,
+            connection_count=len(self.connections),
+            topics=[topic.metrics() for topic in self.topics.values()],
+        )
+
+    # ---- lifecycle ----
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run work in the background and keep hold of it until it ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def housekeeping(self) -> list[Job]:
+        """List the periodic work; what the configuration gives no interval is left out."""
+        config = self.config
+        jobs = [
+            Job("keep-alive", config.keep_alive_interval_s, self._check_connections),
+            Job("roll over and trim", config.retention_check_interval_s, self._roll_over_and_trim),
+            Job("statistics", config.stats_interval_s, self._log_statistics),
+        ]
+        if config.ttl_ms:
+            jobs.append(Job("expire", config.expiry_check_interval_s, self._expire))
+        return [job for job in jobs if job.interval_s > 0]
+
+    async def close(self) -> None:
+        """Take in nothing more, seal what is worth it, close the folders."""
+        for connection in list(self.connections):
+            connection.pause_reading()
+        await asyncio.gather(*(topic.close() for topic in self.topics.values()))
+        for connection in list(self.connections):
+            connection.close()
+        while self._tasks:
+            await asyncio.wait(self._tasks, timeout=10)
+        await self._storage.close()
+        await self._store.close()
+
+    # ---- inside ----
+
+    async def _open_topic(self, name: TopicName) -> Topic:
+        try:
+            ledger = await self._store.open_managed_ledger(str(name))
+            topic = Topic(name, ledger, new_subscription=self._new_subscription)
+            self.topics[name] = topic
+            return topic
+        finally:
+            del self._opening[name]
+
+    def _new_subscription(self, name: str, ledger: ManagedLedger, cursor: Cursor) -> Subscription:
+        return Subscription(
+            name,
+            ledger,
+            cursor,
+            new_dispatcher=self._new_dispatcher,
+            clean_residual_snapshots=self._tracker_factory.clean_residual_snapshots,
+        )
+
+    def _new_dispatcher(self, subscription_type: SubscriptionType, ledger: ManagedLedger, cursor: Cursor) -> Dispatcher:
+        return make_dispatcher(
+            subscription_type,
+            ledger,
+            cursor,
+            self._tracker_factory if self.config.tracker.is_enabled else None,
+            self.config.dispatcher,
+            self.now_ms,
+            topic_name=ledger.name,
+        )
+
+    def _check_connections(self) -> None:
+        for connection in list(self.connections):
+            connection.check_alive()
+
+    async def _roll_over_and_trim(self) -> None:
+        for topic in list(self.topics.values()):
+            topic.ledger.roll_over_if_aged(self.now_ms())
+            await topic.ledger.trim()
+
+    async def _expire(self) -> None:
+        for topic in list(self.topics.values()):
+            await topic.ledger.expire(self.now_ms(), self.config.ttl_ms)
+
+    def _log_statistics(self) -> None:
+        log.info(
+            "%d topics, %d connections, %d messages in since the start",
+            len(self.topics),
+            len(self.connections),
+            sum(topic.messages_in_total for topic in self.topics.values()),
+        )
+
+
+def _tracker_factory(
+    config: BrokerConfig, storage: BucketSnapshotStorage, now_ms: Callable[[], int]
+) -> DelayedDeliveryTrackerFactory:
+    if config.tracker_factory == "memory":
+        return InMemoryDelayedDeliveryTrackerFactory(config.tracker, now_ms=now_ms)
+    return BucketDelayedDeliveryTrackerFactory(config.tracker, storage, now_ms=now_ms)
