@@ -1,0 +1,105 @@
+"""The dispatcher's limits and intervals, one field per key of `config/broker.conf`.
+
+Names and defaults are Pulsar's, with two exceptions that are explained at their fields: the read batch and the back-off
+after a failed read. Parsing is not done here: the broker turns text into values and calls the constructor, which
+checks ranges and relations.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class SubscriptionType(StrEnum):
+    """The four ways in which consumers can share a subscription, by their names in Pulsar's stats."""
+
+    EXCLUSIVE = "Exclusive"
+    FAILOVER = "Failover"
+    SHARED = "Shared"
+    KEY_SHARED = "Key_Shared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatcherConfig:
+    """How far to look ahead, when to stop and how long to wait."""
+
+    key_shared_unblocking_interval_ms: int = field(default=10, metadata={"key": "keySharedUnblockingIntervalMs"})
+    """Hashes that have drained within this time are unblocked together. 0 unblocks at once. Default 10."""
+
+    use_consistent_hashing: bool = field(default=True, metadata={"key": "subscriptionKeySharedUseConsistentHashing"})
+    """Assign hashes by consistent hashing; otherwise split the widest range for each new consumer. Default true."""
+
+    consistent_hashing_replica_points: int = field(
+        default=100, metadata={"key": "subscriptionKeySharedConsistentHashingReplicaPoints"}
+    )
+    """Points on the ring per consumer. More spread the hashes more evenly and make joins dearer. Default 100."""
+
+    look_ahead_per_consumer: int = field(
+        default=2_000, metadata={"key": "keySharedLookAheadMsgInReplayThresholdPerConsumer"}
+    )
+    """Entries per consumer that may wait before reading stops. 0 leaves only the next limit. Default 2,000."""
+
+    look_ahead_per_subscription: int = field(
+        default=20_000, metadata={"key": "keySharedLookAheadMsgInReplayThresholdPerSubscription"}
+    )
+    """Entries per subscription that may wait before reading stops. 0 is no limit. Default 20,000."""
+
+    read_batch_entries_max: int = field(default=500, metadata={"key": "dispatcherMaxReadBatchSize"})
+    """Entries handed to consumers per turn of the loop.
+
+    Larger amortises the turn, smaller lets acknowledgements and connections in between sooner. Pulsar 4 has 100 and
+    Pulsar 5 has 500; ours is 500, because a turn of 500 takes about 1 ms here.
+    """
+
+    read_bytes_max: int = field(default=5 * 2**20, metadata={"key": "dispatcherMaxReadSizeBytes"})
+    """Payload bytes read at once for one consumer; at least one entry is read. Default 5 MiB."""
+
+    round_robin_batch_entries_max: int = field(default=20, metadata={"key": "dispatcherMaxRoundRobinBatchSize"})
+    """Shared: entries given to one consumer before it is the next one's turn. Default 20."""
+
+    retry_backoff_initial_ms: int = field(default=1, metadata={"key": "dispatcherRetryBackoffInitialTimeInMs"})
+    """First wait before a connection that was not writable is asked again. Default 1."""
+
+    retry_backoff_max_ms: int = field(default=10, metadata={"key": "dispatcherRetryBackoffMaxTimeInMs"})
+    """Longest wait before a connection that was not writable is asked again. Default 10."""
+
+    read_failure_backoff_initial_ms: int = field(
+        default=100, metadata={"key": "dispatcherReadFailureBackoffInitialTimeInMs"}
+    )
+    """First wait after a read of the log failed; doubles. Pulsar waits 15,000; the log here is local. Default 100."""
+
+    read_failure_backoff_max_ms: int = field(
+        default=15_000, metadata={"key": "dispatcherReadFailureBackoffMaxTimeInMs"}
+    )
+    """Longest wait after a read of the log failed. Pulsar has 60,000. Default 15,000."""
+
+    unacked_per_consumer_max: int = field(default=50_000, metadata={"key": "maxUnackedMessagesPerConsumer"})
+    """Messages a consumer may hold unacknowledged; it is served again at half of it. 0 is no limit. Default 50,000."""
+
+    unacked_per_subscription_max: int = field(default=200_000, metadata={"key": "maxUnackedMessagesPerSubscription"})
+    """Messages a subscription may hold unacknowledged; served again at half. 0 is no limit. Default 200,000."""
+
+    def __post_init__(self) -> None:
+        for name in ("consistent_hashing_replica_points", "read_batch_entries_max", "read_bytes_max"):
+            _require_at_least(1, name, getattr(self, name))
+        for name in (
+            "key_shared_unblocking_interval_ms",
+            "look_ahead_per_consumer",
+            "look_ahead_per_subscription",
+            "retry_backoff_initial_ms",
+            "read_failure_backoff_initial_ms",
+            "unacked_per_consumer_max",
+            "unacked_per_subscription_max",
+        ):
+            _require_at_least(0, name, getattr(self, name))
+        _require_at_least(1, "round_robin_batch_entries_max", self.round_robin_batch_entries_max)
+        _require_at_least(self.retry_backoff_initial_ms, "retry_backoff_max_ms", self.retry_backoff_max_ms)
+        _require_at_least(
+            self.read_failure_backoff_initial_ms,
+            "read_failure_backoff_max_ms",
+            self.read_failure_backoff_max_ms,
+        )
+
+
+def _require_at_least(least: int, name: str, value: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} is {value}; it must be at least {least}")

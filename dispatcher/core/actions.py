@@ -1,0 +1,41 @@
+"""What the cores ask the shell to do."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.items import Item
+from managed_ledger.headers import EntryHeaders
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrackDelayed:
+    """Give these entries to the delayed delivery tracker; report those that it refuses as `on_refused`."""
+
+    headers: EntryHeaders
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deliver:
+    """Send these entries to the consumer after all that was given to it before. They are its own already."""
+
+    consumer: ConsumerState
+    items: list[Item]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NotifyActive:
+    """Tell a Failover consumer whether it is the active one."""
+
+    consumer: ConsumerState
+    is_active: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DropUnsent:
+    """Forget what was given to the consumer and not sent yet; it is no longer its own."""
+
+    consumer: ConsumerState
+
+
+Action: TypeAlias = TrackDelayed | Deliver | NotifyActive | DropUnsent

@@ -1,0 +1,68 @@
+"""One consumer's flow inside the core: permits, unacknowledged messages, what it holds, what it may get next."""
+
+from dataclasses import dataclass, field
+
+from dispatcher.consumer import KeySharedPolicy
+from dispatcher.core.items import COUNT, Item
+from dispatcher.core.pending_acks import PendingAcksMap
+
+UNLIMITED = 2**62
+
+AUTO_SPLIT = KeySharedPolicy()
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerState:
+    """A registered consumer; told apart by identity and by `index`, which is never used again."""
+
+    index: int
+    name: str
+    priority_level: int = 0
+    policy: KeySharedPolicy = AUTO_SPLIT
+
+    permits: int = 0
+    """Messages it has asked for. A batch is never split, so this can go below zero."""
+    unacked: int = 0
+    """Messages that it holds; at least one per pending entry."""
+    is_blocked: bool = False
+    """It holds too many messages; served again at half of the limit."""
+    pending: PendingAcksMap = field(default_factory=PendingAcksMap)
+    heads: list[Item] = field(default_factory=list)
+    """Heap of the heads of its slots that may be sent. Some are out of date: compare with the slot's head."""
+
+    messages_out: int = 0
+    bytes_out: int = 0
+    messages_acked: int = 0
+    messages_redelivered: int = 0
+    last_flow_ms: int = 0
+    last_sent_ms: int = 0
+    last_acked_ms: int = 0
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The ranges it asked for."""
+        return self.policy.ranges
+
+    def budget(self, unacked_max: int) -> int:
+        """Return how many messages it can take now; at most 0 when none."""
+        if self.is_blocked:
+            return 0
+        return min(self.permits, unacked_max - self.unacked) if unacked_max else self.permits
+
+    def charge(self, items: list[Item], unacked_max: int, now_ms: int) -> int:
+        """Note that the items were given to it; return the number of messages in them."""
+        messages = sum([item[COUNT] for item in items])
+        self.permits -= messages
+        self.unacked += messages
+        if unacked_max and self.unacked >= unacked_max:
+            self.is_blocked = True
+        self.messages_out += messages
+        self.last_sent_ms = now_ms
+        return messages
+
+    def release(self, messages: int, unacked_max: int) -> None:
+        """Note that it holds this many messages less."""
+        self.unacked -= messages
+        assert self.unacked >= 0
+        if self.is_blocked and self.unacked <= unacked_max // 2:
+            self.is_blocked = False

@@ -1,0 +1,211 @@
+"""What is read next and what becomes ready: the log, the tracker, and the order between the two.
+
+Delayed entries of the future go to the tracker. Those that were due when they were read are *held* in columns and
+admitted in order of time together with what the tracker has available. After a start nothing that is due is admitted
+before the scan has seen the whole log as it was then (`_is_holding_due`), so what fell due during an outage comes out
+in order of time. That wait is bounded: for a range still in recovery by `_RECOVERY_PATIENCE_MS`, and for held rows by
+their number.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatcher.config import DispatcherConfig
+from dispatcher.core.actions import Action, TrackDelayed
+from dispatcher.core.consumers import UNLIMITED
+from dispatcher.core.due_queue import DueQueue
+from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
+from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.core.waiting import WaitingEntries
+from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
+from managed_ledger.position import Position
+
+SCAN_ENTRIES_MAX: Final = 2_000
+"""Headers per read of the scan: well below a millisecond of columns."""
+
+_HELD_ENTRIES_MAX: Final = 1_000_000
+"""Held rows at which the scan stops and admission starts, whatever is unread: 40 MB of columns."""
+
+_RECOVERY_PATIENCE_MS: Final = 1_000
+"""How long due entries wait for the index of other ledgers after a start. Recovery takes tens of milliseconds; being on
+time comes before order across a ledger that takes longer."""
+
+_NONE: Final = EntryHeaders.empty()
+
+
+class Intake(SubscriptionCore):
+    """Reads for many consumers, as far ahead as they need.
+
+    Args:
+        config: Limits and intervals.
+        has_delays: Whether delayed entries go to a tracker.
+    """
+
+    def __init__(self, config: DispatcherConfig, *, has_delays: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.has_delays = has_delays
+        self.waiting = WaitingEntries()
+        self.held_due = DueQueue()
+        self.tracker_due_ms: int | None = None
+        """When the first message was due that the tracker has available; the shell keeps it up to date."""
+        self._scan_target = Position(-1, -1)
+        self._hold_until_ms = 0
+        self._may_admit_due = False
+
+    @abstractmethod
+    def _has_demand(self) -> bool:
+        """Return whether some consumer can take an entry now."""
+
+    @abstractmethod
+    def _make_ready(self, headers: EntryHeaders, orders_ms: NDArray[np.int64]) -> list[Action]:
+        """Give entries to consumers or let them wait; they come in order."""
+
+    def start(
+        self,
+        first: Position,
+        extents: Collection[LedgerExtent],
+        is_recovering: Callable[[int], bool],
+        last_confirmed: Position,
+    ) -> None:
+        """See base."""
+        assert self.plan is None
+
+        self.plan = ReadPlan.start(first, extents, is_recovering, has_delays=self.has_delays)
+        self._scan_target = last_confirmed
+        self._hold_until_ms = self.now_ms + _RECOVERY_PATIENCE_MS
+        self._may_admit_due = False
+
+    def next_read(self, last_confirmed: Position) -> ReadRequest | None:
+        """See base."""
+        if self.plan is None:
+            return None
+        immediates_max = 0
+        if self._has_demand():
+            immediates_max = min(self._room(), self.config.read_batch_entries_max)
+        scan_entries_max = SCAN_ENTRIES_MAX if len(self.held_due) < _HELD_ENTRIES_MAX else 0
+        return self.plan.next_request(last_confirmed, immediates_max=immediates_max, scan_entries_max=scan_entries_max)
+
+    def on_headers(self, request: ReadRequest, headers: EntryHeaders, next_position: Position) -> list[Action]:
+        """See base."""
+        assert self.plan is not None
+
+        self.entries_read_total += len(headers)
+        actions: list[Action] = []
+        if self.has_delays:
+            is_delayed = headers.deliver_at_ms != NOT_DELAYED
+            if is_delayed.any():
+                if request.is_scan:
+                    actions = self._take_delayed(headers, is_delayed)
+                headers = headers.take(np.flatnonzero(~is_delayed))
+        first_not_taken = None
+        room = self._room() if request.takes_immediate else 0
+        if request.takes_immediate and len(headers) > room:
+            first_not_taken = Position(int(headers.ledger_ids[room]), int(headers.entry_ids[room]))
+        immediate = headers.take(slice(0, room)) if len(headers) > room else headers
+        self.plan.complete(request, next_position=next_position, first_not_taken=first_not_taken)
+
+        orders_ms = np.minimum(immediate.publish_time_ms, self.now_ms)
+        if len(immediate):
+            # A slot's immediate entries keep the order of the log although clocks of producers differ.
+            orders_ms[0] = max(int(orders_ms[0]), request.range.order_floor_ms)
+            np.maximum.accumulate(orders_ms, out=orders_ms)
+            request.range.order_floor_ms = int(orders_ms[-1])
+        return actions + self._admit(immediate, orders_ms, self._take_held(others=len(immediate)))
+
+    def _take_delayed(self, headers: EntryHeaders, is_delayed: NDArray[np.bool_]) -> list[Action]:
+        is_future = headers.deliver_at_ms > self.now_ms
+        self.held_due.add(headers.take(np.flatnonzero(is_delayed & ~is_future)))
+        return [TrackDelayed(headers.take(np.flatnonzero(is_future)))] if is_future.any() else []
+
+    def _admit(self, immediate: EntryHeaders, orders_ms: NDArray[np.int64], held: EntryHeaders) -> list[Action]:
+        """Make immediate entries ready, and those that were held, in one order."""
+        headers = immediate
+        if len(held):
+            headers = EntryHeaders.concatenate([immediate, held])
+            orders_ms = np.concatenate([orders_ms, held.deliver_at_ms])
+            order = np.lexsort((headers.entry_ids, headers.ledger_ids, orders_ms))
+            headers, orders_ms = headers.take(order), orders_ms[order]
+        return self._make_ready(headers, orders_ms) if len(headers) else []
+
+    # Due entries.
+
+    def due_entries_wanted(self) -> int:
+        """Return how many due entries can be taken in now."""
+        if self.plan is None or not self._has_demand() or self._is_holding_due():
+            return 0
+        return min(self._due_room(), self.config.read_batch_entries_max)
+
+    def on_popped(self, ledger_ids: Int64s, entry_ids: Int64s) -> None:
+        """Note that entries left the tracker; their headers follow."""
+        if self.plan is not None:
+            self.plan.note_taken(ledger_ids, entry_ids)
+
+    def on_due(self, headers: EntryHeaders) -> list[Action]:
+        """Take in entries that the tracker gave, in its order; what it still has comes after them."""
+        if not self.held_due or not len(headers):
+            return self._admit(_NONE, _NONE.publish_time_ms, headers)
+        # What is held up to the last of these goes with them, whatever the room: it was due before.
+        last = (int(headers.deliver_at_ms[-1]), int(headers.ledger_ids[-1]), int(headers.entry_ids[-1]))
+        self.held_due.add(headers)
+        return self._admit(_NONE, _NONE.publish_time_ms, self.held_due.take(UNLIMITED, through=last))
+
+    def on_refused(self, headers: EntryHeaders) -> list[Action]:
+        """Take in entries that the tracker refused because they are due."""
+        self.held_due.add(headers)
+        return self.admit_held()
+
+    def admit_held(self) -> list[Action]:
+        """Admit entries that were due when they were read, up to the tracker's first."""
+        return self._admit(_NONE, _NONE.publish_time_ms, self._take_held(others=0))
+
+    def _take_held(self, *, others: int) -> EntryHeaders:
+        """Take what is held and may be admitted, with room beside others."""
+        if not self.held_due or not self._has_demand() or self._is_holding_due():
+            return _NONE
+        return self.held_due.take(max(0, self._due_room() - others), before_ms=self.tracker_due_ms)
+
+    def _is_holding_due(self) -> bool:
+        assert self.plan is not None
+
+        if self._may_admit_due or len(self.held_due) >= _HELD_ENTRIES_MAX:
+            return False
+        if not self.plan.is_scanned_through(self._scan_target):
+            return True
+        if self.plan.has_recovering and self.now_ms < self._hold_until_ms:
+            return True
+        self._may_admit_due = True
+        return False
+
+    def next_wakeup_ms(self) -> int | None:
+        """See base."""
+        is_waiting = self.plan is not None and not self._may_admit_due and self.plan.has_recovering
+        return self._hold_until_ms if is_waiting and self.now_ms < self._hold_until_ms else None
+
+    # Room.
+
+    def look_ahead_limit(self) -> int:
+        """Return how many entries may wait before reading stops."""
+        per_consumer = self.config.look_ahead_per_consumer
+        per_subscription = self.config.look_ahead_per_subscription
+        limit = per_consumer * max(1, len(self.consumers)) if per_consumer else per_subscription
+        if per_subscription:
+            limit = min(limit, per_subscription)
+        if limit:
+            return limit
+        unacked_limits = (
+            self.config.unacked_per_subscription_max,
+            self.config.unacked_per_consumer_max * len(self.consumers),
+        )
+        return min((unacked for unacked in unacked_limits if unacked), default=UNLIMITED)
+
+    def _room(self) -> int:
+        return max(0, self.look_ahead_limit() - len(self.waiting))
+
+    def _due_room(self) -> int:
+        # Twice the limit, so that immediate entries that wait for one consumer do not make due ones late.
+        return max(0, 2 * self.look_ahead_limit() - len(self.waiting))

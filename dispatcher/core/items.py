@@ -1,0 +1,53 @@
+"""One entry inside the core: a plain tuple, made in bulk by `zip`, compared by its order.
+
+    (order_ms, ledger_id, entry_id, message_count, payload_bytes, slot)
+
+`order_ms` is when the entry was due: the delivery time of a delayed one, the publish time of an immediate one made
+monotone in read order. So the order of tuples is the order of delivery within a slot: immediate entries by position,
+delayed ones by time and position, the two interleaved by time. `message_count` is what is still unacknowledged of a
+batch. An entry keeps its tuple while it waits and while it is pending, so a redelivered entry takes its old place.
+A tuple and not a class: this is the one object per message of the hot path, and `zip` makes it in C.
+"""
+
+from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from managed_ledger.headers import EntryHeaders
+
+Item = tuple[int, int, int, int, int, int]
+ORDER, LEDGER, ENTRY, COUNT, BYTES, SLOT = range(6)
+
+Key = tuple[int, int]
+"""Ledger id and entry id; a `Position` equals and hashes like its plain tuple."""
+
+
+def key_of(item: Item) -> Key:
+    """Return the position of an item."""
+    return (item[LEDGER], item[ENTRY])
+
+
+def make_items(headers: EntryHeaders, orders_ms: NDArray[np.int64], slots: NDArray[np.int32] | None) -> list[Item]:
+    """Return one item per header, in order; slot 0 where no slots are given."""
+    return list(
+        zip(
+            orders_ms.tolist(),
+            headers.ledger_ids.tolist(),
+            headers.entry_ids.tolist(),
+            headers.message_counts.tolist(),
+            headers.sizes.tolist(),
+            repeat(0) if slots is None else slots.tolist(),
+            strict=False,  # `repeat` has no end.
+        )
+    )
+
+
+def positions(headers: EntryHeaders) -> "zip[Key]":
+    """Return the positions of headers, in order."""
+    return zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True)
+
+
+def with_count(item: Item, message_count: int) -> Item:
+    """Return the item with another number of unacknowledged messages."""
+    return (item[ORDER], item[LEDGER], item[ENTRY], message_count, item[BYTES], item[SLOT])

@@ -1,0 +1,69 @@
+"""What one consumer was given and has not acknowledged.
+
+Besides the entries there is a count per slot, kept at every change: a membership change asks which slots a consumer
+still holds, and must not walk over 50,000 entries to know.
+"""
+
+from collections.abc import Iterator
+
+from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, Key
+
+
+class PendingAcksMap:
+    """Position to item, and slot to number of entries."""
+
+    def __init__(self) -> None:
+        self.items: dict[Key, Item] = {}
+        """By position. Read and filled by the dispatch loop, together with `slot_counts`; else changed here only."""
+        self.slot_counts: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __contains__(self, position: Key) -> bool:
+        return position in self.items
+
+    def __iter__(self) -> Iterator[Item]:
+        """Visit the items in position order."""
+        return iter(sorted(self.items.values(), key=lambda item: (item[LEDGER], item[ENTRY])))
+
+    def add(self, item: Item) -> None:
+        """Store an item; one of the same position is replaced."""
+        position = (item[LEDGER], item[ENTRY])
+        if position in self.items:
+            self.remove(position)
+        self.items[position] = item
+        self.slot_counts[item[SLOT]] = self.slot_counts.get(item[SLOT], 0) + 1
+
+    def remove(self, position: Key) -> Item | None:
+        """Take an item out; None when it is not here."""
+        item = self.items.pop(position, None)
+        if item is None:
+            return None
+        slot = item[SLOT]
+        left = self.slot_counts[slot] - 1
+        if left:
+            self.slot_counts[slot] = left
+        else:
+            del self.slot_counts[slot]
+        return item
+
+    def positions_through(self, last: Key) -> list[Key]:
+        """Return every position up to and including `last`, in order."""
+        return sorted(position for position in self.items if position <= last)
+
+    def positions_of_slot(self, slot: int) -> list[Key]:
+        """Return the positions that hold a slot, in order."""
+        return sorted(position for position, item in self.items.items() if item[SLOT] == slot)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.items.clear()
+        self.slot_counts.clear()
+
+    def _check(self) -> None:
+        counts: dict[int, int] = {}
+        for position, item in self.items.items():
+            assert position == (item[LEDGER], item[ENTRY])
+            counts[item[SLOT]] = counts.get(item[SLOT], 0) + 1
+        assert counts == self.slot_counts

@@ -1,0 +1,90 @@
+"""Shared: any consumer may get any entry, in turn, those of the lowest priority level first.
+
+All entries wait in one heap, in the order in which they were due. A consumer gets up to
+`dispatcherMaxRoundRobinBatchSize` entries in its turn; a higher level gets entries only while nobody of a lower one has
+permits.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatcher.core.actions import Action, Deliver
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.items import COUNT, Item, Key, make_items
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
+from managed_ledger.headers import EntryHeaders
+
+_ONLY_SLOT = 0
+
+
+class SharedCore(MultipleConsumersCore):
+    """The decisions of a Shared subscription."""
+
+    _last_served = -1
+
+    def _make_ready(self, headers: EntryHeaders, orders_ms: NDArray[np.int64]) -> list[Action]:
+        for item in make_items(headers, orders_ms, None):
+            self.waiting.add(item)
+        return self._serve_all()
+
+    def _offer(self, slot: int) -> None:
+        """See base; whatever waits is considered in every turn."""
+
+    def _on_no_longer_pending(self, consumer: ConsumerState, slot: int) -> None:
+        """See base; nothing depends on it."""
+
+    def _serve_all(self) -> list[Action]:
+        self._to_serve.clear()
+        given: dict[int, list[Item]] = {}
+        while len(self.waiting):
+            consumer = self._next_in_turn()
+            if consumer is None:
+                break
+            items = self._take_turn(consumer)
+            self._give(consumer, items)
+            given.setdefault(consumer.index, []).extend(items)
+        return [Deliver(self.consumers[index], items) for index, items in given.items()]
+
+    def _next_in_turn(self) -> ConsumerState | None:
+        if self._subscription_budget() <= 0:
+            return None
+        unacked_max = self.config.unacked_per_consumer_max
+        ready = [consumer for consumer in self.consumers.values() if consumer.budget(unacked_max) > 0]
+        if not ready:
+            return None
+        level = min(consumer.priority_level for consumer in ready)
+        indices = [consumer.index for consumer in ready if consumer.priority_level == level]
+        self._last_served = next((index for index in indices if index > self._last_served), indices[0])
+        return self.consumers[self._last_served]
+
+    def _take_turn(self, consumer: ConsumerState) -> list[Item]:
+        budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
+        items: list[Item] = []
+        while budget > 0 and len(self.waiting) and len(items) < self.config.round_robin_batch_entries_max:
+            items.append(self.waiting.pop(_ONLY_SLOT))
+            budget -= items[-1][COUNT]
+        return items
+
+    def add_consumer(self, consumer: ConsumerState) -> list[Action]:
+        """See base."""
+        self.consumers[consumer.index] = consumer
+        return []
+
+    def remove_consumer(self, consumer: ConsumerState, unsent: Collection[Key]) -> list[Action]:
+        """See base."""
+        del self.consumers[consumer.index]
+        self._to_serve.pop(consumer.index, None)
+        items = list(consumer.pending)
+        consumer.pending.clear()
+        self._release(consumer, consumer.unacked)
+        self._take_back(consumer, items, unsent)
+        if not self.consumers:
+            # As Pulsar: a subscription that everybody left starts its counts anew.
+            self._redelivery_counts.clear()
+        return self._serve_all()
+
+    def reset(self) -> None:
+        """See base."""
+        self._forget_everything()

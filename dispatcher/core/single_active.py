@@ -1,0 +1,205 @@
+"""Exclusive and Failover: one consumer gets everything, in the order of the log, and may acknowledge cumulatively.
+
+There is no delay and no pending map: what was not acknowledged is found again by reading from the mark-delete position.
+So a change of the active consumer, or a redelivery request, forgets the plan (`plan` is None) and the shell starts it
+anew; acknowledged entries in between are skipped by the read.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from dispatcher.config import DispatcherConfig
+from dispatcher.core.ack_sets import AckSet, intersection, unacknowledged
+from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.items import Key, make_items
+from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
+from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.errors import ConsumerBusyError
+from dispatcher.slots import sticky_hash
+from managed_ledger.headers import EntryHeaders
+from managed_ledger.position import Position
+
+_RING_POINTS_PER_CONSUMER: Final = 100
+"""Pulsar's `CONSUMER_CONSISTENT_HASH_REPLICAS`."""
+
+_PARTITION = re.compile(r"-partition-(\d+)$")
+
+
+class SingleActiveCore(SubscriptionCore):
+    """The decisions of an Exclusive or Failover subscription.
+
+    Args:
+        config: Limits and intervals.
+        topic_name: The full name of the topic; the choice of the active consumer depends on it.
+        is_failover: Whether further consumers may wait to become the active one.
+    """
+
+    def __init__(self, config: DispatcherConfig, *, topic_name: str, is_failover: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.active: ConsumerState | None = None
+        self._topic_name = topic_name
+        self._is_failover = is_failover
+        self._ack_sets: dict[Key, AckSet] = {}
+
+    def start(
+        self,
+        first: Position,
+        extents: Collection[LedgerExtent],
+        is_recovering: Callable[[int], bool],
+        last_confirmed: Position,
+    ) -> None:
+        """See base."""
+        del last_confirmed  # Nothing is delayed, so nothing is due that a scan could have missed.
+        assert self.plan is None
+
+        self.plan = ReadPlan.start(first, extents, is_recovering, has_delays=False)
+
+    def next_read(self, last_confirmed: Position) -> ReadRequest | None:
+        """See base."""
+        if self.plan is None or self.active is None or self.active.permits <= 0:
+            return None
+        entries_max = min(self.active.permits, self.config.read_batch_entries_max)
+        return self.plan.next_request(last_confirmed, immediates_max=entries_max, scan_entries_max=0)
+
+    def on_headers(self, request: ReadRequest, headers: EntryHeaders, next_position: Position) -> list[Action]:
+        """See base."""
+        assert self.plan is not None
+
+        self.entries_read_total += len(headers)
+        # An entry goes out while there is a permit left before it; a batch is never split.
+        messages_before = np.cumsum(headers.message_counts) - headers.message_counts
+        permits = self.active.permits if self.active is not None else 0
+        taken = int(np.searchsorted(messages_before, permits, side="left"))
+        first_not_taken = None
+        if taken < len(headers):
+            first_not_taken = Position(int(headers.ledger_ids[taken]), int(headers.entry_ids[taken]))
+            headers = headers.take(slice(0, taken))
+        self.plan.complete(request, next_position=next_position, first_not_taken=first_not_taken)
+        if self.active is None or taken == 0:
+            return []
+        items = make_items(headers, headers.publish_time_ms, None)
+        messages = int(headers.message_counts.sum())
+        self.active.permits -= messages
+        self.active.messages_out += messages
+        self.active.last_sent_ms = self.now_ms
+        return [Deliver(self.active, items)]
+
+    def add_consumer(self, consumer: ConsumerState) -> list[Action]:
+        """See base."""
+        if self.consumers and not self._is_failover:
+            raise ConsumerBusyError("Exclusive consumer is already connected")
+        self.consumers[consumer.index] = consumer
+        actions = self._choose_active()
+        if not actions and self._is_failover:
+            actions.append(NotifyActive(consumer, is_active=False))
+        return actions
+
+    def remove_consumer(self, consumer: ConsumerState, unsent: Collection[Key]) -> list[Action]:
+        """See base."""
+        del unsent  # No redelivery is counted here, as in Pulsar.
+        del self.consumers[consumer.index]
+        if self.consumers:
+            return self._choose_active()
+        self.active = None
+        self.plan = None
+        return []
+
+    def _choose_active(self) -> list[Action]:
+        chosen = choose_active(self.consumers.values(), self._topic_name)
+        if chosen is self.active:
+            return []
+        actions: list[Action] = []
+        if self.active is not None and self.active.index in self.consumers:
+            actions.append(DropUnsent(self.active))
+        self.active = chosen
+        self.plan = None
+        if self._is_failover:
+            actions.extend(NotifyActive(consumer, is_active=consumer is chosen) for consumer in self.consumers.values())
+        return actions
+
+    def acknowledge(
+        self,
+        consumer: ConsumerState | None,
+        positions: Sequence[Key],
+        ack_sets: Mapping[Key, AckSet],
+    ) -> tuple[list[Key], list[Action]]:
+        """See base."""
+        acknowledged = []
+        for position in positions:
+            theirs = ack_sets.get(position)
+            if theirs is not None:
+                left = intersection(self._ack_sets.get(position, theirs), theirs)
+                if unacknowledged(left):
+                    self._ack_sets[position] = left
+                    continue
+            self._ack_sets.pop(position, None)
+            acknowledged.append(position)
+        if consumer is not None:
+            consumer.last_acked_ms = self.now_ms
+        return acknowledged, []
+
+    def redeliver(
+        self,
+        consumer: ConsumerState,
+        positions: Collection[Key] | None,
+        unsent: Collection[Key],
+    ) -> list[Action]:
+        """See base."""
+        # Single entries cannot be redelivered without breaking the order, so everything is.
+        del positions, unsent
+        if consumer is self.active:
+            self.plan = None
+        return []
+
+    def mark_deleted(self, through: Position) -> list[Action]:
+        """See base."""
+        self._ack_sets = {at: words for at, words in self._ack_sets.items() if at > through}
+        return []
+
+    def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
+        """See base; an active consumer that changes or rewinds has its unsent entries dropped."""
+        del position
+        return consumer is self.active
+
+    def redelivery_count(self, position: Key) -> int:
+        """See base; none is counted here, as in Pulsar."""
+        del position
+        return 0
+
+    def ack_set(self, position: Key) -> AckSet:
+        """See base."""
+        return self._ack_sets.get(position, ())
+
+    def reset(self) -> None:
+        """See base."""
+        self.plan = None
+        self._ack_sets.clear()
+
+
+def choose_active(consumers: Collection[ConsumerState], topic_name: str) -> ConsumerState:
+    """Return the active consumer of a Failover subscription, by Pulsar's rule.
+
+    Only the lowest priority level counts. A partition takes them in turn, by name; a topic without partitions puts
+    100 points of each name on a ring and takes the owner of the first point at or after the hash of the topic's name.
+    """
+    level = min(consumer.priority_level for consumer in consumers)
+    candidates = sorted(
+        (consumer for consumer in consumers if consumer.priority_level == level),
+        key=lambda consumer: consumer.name,
+    )
+    partition = _PARTITION.search(topic_name)
+    if partition is not None:
+        return candidates[int(partition[1]) % len(candidates)]
+    ring = {
+        sticky_hash(f"{consumer.name}{i}".encode()): consumer
+        for consumer in candidates
+        for i in range(_RING_POINTS_PER_CONSUMER)
+    }
+    points = sorted(ring)
+    return ring[points[bisect_left(points, sticky_hash(topic_name.encode())) % len(points)]]

@@ -1,0 +1,123 @@
+"""What the shell may ask of a core, whatever the subscription type.
+
+The shell reads, waits and sends; a core decides. Every method is synchronous and returns the actions that follow, in
+order. Time comes in by `advance`, before anything else is asked. A core never fails for what a client does: an
+acknowledgement of something unknown or a redelivery of something that is not pending changes nothing.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from dispatcher.core.ack_sets import AckSet
+from dispatcher.core.actions import Action
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.items import COUNT, Item, Key
+from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
+from managed_ledger.headers import EntryHeaders
+from managed_ledger.position import Position
+
+
+class SubscriptionCore(ABC):
+    """The decisions of one subscription."""
+
+    def __init__(self) -> None:
+        self.consumers: dict[int, ConsumerState] = {}
+        """By index, in the order in which they came."""
+        self.plan: ReadPlan | None = None
+        """What to read; None asks for `start`."""
+        self.entries_read_total = 0
+        self.now_ms = 0
+
+    def advance(self, now_ms: int) -> None:
+        """Note what time it is."""
+        self.now_ms = now_ms
+
+    # Reading.
+
+    @abstractmethod
+    def start(
+        self,
+        first: Position,
+        extents: Collection[LedgerExtent],
+        is_recovering: Callable[[int], bool],
+        last_confirmed: Position,
+    ) -> None:
+        """Plan to read from `first` on. `last_confirmed` is where the log ends now."""
+
+    @abstractmethod
+    def next_read(self, last_confirmed: Position) -> ReadRequest | None:
+        """Return the next read of the log, or None when none is wanted."""
+
+    @abstractmethod
+    def on_headers(self, request: ReadRequest, headers: EntryHeaders, next_position: Position) -> list[Action]:
+        """Take the result of a read; `next_position` is where the log goes on."""
+
+    def next_wakeup_ms(self) -> int | None:
+        """Return when `on_timer` wants to be called."""
+        return None
+
+    def on_timer(self) -> list[Action]:
+        """Do what has been waiting for its time."""
+        return []
+
+    # Consumers.
+
+    @abstractmethod
+    def add_consumer(self, consumer: ConsumerState) -> list[Action]:
+        """Register a consumer, or raise `ConsumerBusyError` or `ConsumerAssignError` and change nothing."""
+
+    @abstractmethod
+    def remove_consumer(self, consumer: ConsumerState, unsent: Collection[Key]) -> list[Action]:
+        """Let a consumer go; what it holds waits again, `unsent` without counting as a redelivery."""
+
+    def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
+        """Give a consumer permits for this many more messages."""
+        consumer.permits += permits
+        consumer.last_flow_ms = self.now_ms
+        return []
+
+    def refund(self, consumer: ConsumerState, items: Sequence[Item]) -> None:
+        """Give permits back for entries that were given to a consumer and not sent."""
+        messages = sum(item[COUNT] for item in items)
+        consumer.permits += messages
+        consumer.messages_out -= messages
+
+    # Acknowledgements.
+
+    @abstractmethod
+    def acknowledge(
+        self, consumer: ConsumerState | None, positions: Sequence[Key], ack_sets: Mapping[Key, AckSet]
+    ) -> tuple[list[Key], list[Action]]:
+        """Take acknowledgements; return the positions that are now wholly acknowledged.
+
+        Args:
+            consumer: Who acknowledges; None for one that has left.
+            positions: Entries; what other consumers hold counts as well.
+            ack_sets: For batches of which only a part is meant.
+        """
+
+    @abstractmethod
+    def redeliver(
+        self, consumer: ConsumerState, positions: Collection[Key] | None, unsent: Collection[Key]
+    ) -> list[Action]:
+        """Put entries that the consumer holds back, all for None; others are ignored."""
+
+    @abstractmethod
+    def mark_deleted(self, through: Position) -> list[Action]:
+        """Forget everything up to a position that was expired or skipped."""
+
+    @abstractmethod
+    def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
+        """Return whether an entry that was given to the consumer is still its own to be sent."""
+
+    @abstractmethod
+    def redelivery_count(self, position: Key) -> int:
+        """Return how often the entry was redelivered."""
+
+    @abstractmethod
+    def ack_set(self, position: Key) -> AckSet:
+        """Return what is unacknowledged of a batch that was acknowledged in part; empty for all of it."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget everything but the consumers and their permits; `start` must follow."""

@@ -1,0 +1,305 @@
+"""What the broker calls: consumers, permits, acknowledgements, seek, stats; and the running of what the core decides.
+
+The core decides, `reader.py` feeds it, `outbox.py` sends. All methods belong to one event loop; those that are not
+coroutines take effect at once. What is not here: who may subscribe, the wire protocol, expiry (the broker tells its
+result by `mark_delete_advanced`).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import count
+from types import MappingProxyType
+from typing import assert_never
+
+from dispatcher.config import DispatcherConfig, SubscriptionType
+from dispatcher.consumer import ConsumerHandle
+from dispatcher.core.ack_sets import AckSet
+from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive, TrackDelayed
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.items import Key, key_of
+from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.single_active import SingleActiveCore
+from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.errors import CumulativeAckRefusedError, DispatcherClosedError
+from dispatcher.inspection import key_status, subscription_stats
+from dispatcher.outbox import Outbox
+from dispatcher.ports import Clock, Log, SubscriptionCursor
+from dispatcher.reader import Reader
+from dispatcher.slots import sticky_hash
+from dispatcher.stats import KeyStatus, SubscriptionStats
+from managed_ledger.position import Position
+from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
+
+_NO_ACK_SETS: Mapping[Key, AckSet] = MappingProxyType({})
+
+
+class Dispatcher:
+    """Delivers the entries of one subscription to its consumers.
+
+    `make_dispatcher` makes one; `open` starts it.
+
+    Args:
+        subscription_type: For the stats.
+        core: Decides.
+        log: The managed ledger.
+        cursor: The subscription's cursor.
+        new_tracker: Makes the tracker, given what to call when something is available; None where nothing is delayed.
+        config: Limits and waits.
+        now_ms: The clock.
+    """
+
+    def __init__(
+        self,
+        subscription_type: SubscriptionType,
+        core: SubscriptionCore,
+        log: Log,
+        cursor: SubscriptionCursor,
+        new_tracker: Callable[[Callable[[], None]], DelayedDeliveryTracker] | None,
+        config: DispatcherConfig,
+        now_ms: Clock,
+    ) -> None:
+        self.subscription_type = subscription_type
+        self.core = core
+        self._log = log
+        self._cursor = cursor
+        self._config = config
+        self._now_ms = now_ms
+        self._reader = Reader(core, log, cursor, new_tracker, self._run_actions, config, now_ms)
+        self._outboxes: dict[int, Outbox] = {}
+        """By the index of the consumer."""
+        self._by_handle: dict[int, Outbox] = {}
+        """By the identity of the handle, which the outbox keeps alive."""
+        self._indices = count()
+        self._actions: deque[Action] = deque()
+        self._is_running_actions = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms: int | None = None
+        self._is_closed = False
+
+    # Life.
+
+    def open(self) -> None:
+        """Start to read; must be called on the event loop."""
+        self._reader.open()
+
+    async def close(self) -> None:
+        """Send nothing any more and release everything; what was not acknowledged stays in the log."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for outbox in self._outboxes.values():
+            await outbox.close()
+        await self._reader.close()
+
+    async def reset(self, position: Position) -> None:
+        """Seek: forget everything that was read or sent; `position` is the next entry to be delivered."""
+        self.core.reset()
+        self._reader.pause()
+        try:
+            for outbox in self._outboxes.values():
+                self._drop_unsent(outbox)
+            if self.tracker is not None:
+                await self.tracker.clear()
+            await self._cursor.seek(position)
+        finally:
+            self._reader.resume()
+
+    @property
+    def tracker(self) -> DelayedDeliveryTracker | None:
+        """The tracker of delayed entries, where something can be delayed."""
+        return self._reader.tracker
+
+    # Consumers.
+
+    @property
+    def consumers(self) -> list[ConsumerHandle]:
+        """The connected consumers, in the order in which they came."""
+        return [outbox.handle for outbox in self._outboxes.values()]
+
+    def add_consumer(self, consumer: ConsumerHandle) -> None:
+        """Register a consumer; it gets nothing before its first permits.
+
+        Raises:
+            DispatcherClosedError: The dispatcher is closed.
+            ConsumerBusyError: The type allows no further consumer, or its Key_Shared policy differs.
+            ConsumerAssignError: There is no range of hashes for it.
+        """
+        if self._is_closed:
+            raise DispatcherClosedError(f"subscription {self._cursor.name!r} is closed")
+        assert id(consumer) not in self._by_handle, "a consumer is added twice"
+
+        state = ConsumerState(next(self._indices), consumer.name, consumer.priority_level, consumer.key_shared_policy)
+        actions = self._core_now().add_consumer(state)
+        outbox = Outbox(consumer, state, self.core, self._log, self._config, self._on_missing)
+        self._outboxes[state.index] = self._by_handle[id(consumer)] = outbox
+        self._run_actions(actions)
+
+    def remove_consumer(self, consumer: ConsumerHandle) -> None:
+        """Let a consumer go; what it did not acknowledge goes to others. One that is not known is ignored."""
+        outbox = self._by_handle.pop(id(consumer), None)
+        if outbox is None:
+            return
+        del self._outboxes[outbox.consumer.index]
+        unsent = self._drop_unsent(outbox)
+        self._run_actions(self._core_now().remove_consumer(outbox.consumer, unsent))
+
+    def consumer_flow(self, consumer: ConsumerHandle, permits: int) -> None:
+        """Give a consumer permits for this many more messages."""
+        outbox = self._by_handle.get(id(consumer))
+        if outbox is not None:
+            self._run_actions(self._core_now().flow(outbox.consumer, permits))
+
+    def consumer_writable(self, consumer: ConsumerHandle) -> None:
+        """Go on sending to a consumer whose connection was not writable."""
+        outbox = self._by_handle.get(id(consumer))
+        if outbox is not None:
+            outbox.on_writable()
+
+    def get_consumer(self, key: bytes) -> ConsumerHandle | None:
+        """Return who gets this sticky key now; None where keys do not decide, or nobody does."""
+        if not isinstance(self.core, KeySharedCore):
+            return None
+        index = self.core.owner_of_slot(self.core.selector.hash_range.slot(sticky_hash(key)))
+        outbox = self._outboxes.get(index)
+        return outbox.handle if outbox is not None else None
+
+    def redeliver_unacknowledged_messages(
+        self, consumer: ConsumerHandle, positions: Collection[Key] | None = None
+    ) -> None:
+        """Deliver again what a consumer holds: these positions, or everything."""
+        outbox = self._by_handle.get(id(consumer))
+        if outbox is None:
+            return
+        unsent: Collection[Key] = ()
+        if positions is None or isinstance(self.core, SingleActiveCore):
+            unsent = self._drop_unsent(outbox)
+        self._run_actions(self._core_now().redeliver(outbox.consumer, positions, unsent))
+
+    # Acknowledgements.
+
+    def acknowledge(
+        self,
+        consumer: ConsumerHandle | None,
+        positions: Sequence[Key],
+        ack_sets: Mapping[Key, AckSet] = _NO_ACK_SETS,
+    ) -> None:
+        """Acknowledge entries, whoever holds them.
+
+        Args:
+            consumer: Who acknowledges.
+            positions: Which entries.
+            ack_sets: For batches of which only a part is meant: what remains.
+        """
+        outbox = self._by_handle.get(id(consumer))
+        acknowledged, actions = self._core_now().acknowledge(
+            outbox.consumer if outbox is not None else None, positions, ack_sets
+        )
+        if acknowledged:
+            ledger_ids, entry_ids = zip(*acknowledged, strict=True)
+            self._cursor.acknowledge(ledger_ids, entry_ids)
+        self._run_actions(actions)
+
+    def acknowledge_cumulative(self, consumer: ConsumerHandle, position: Position, ack_set: AckSet = ()) -> None:
+        """Acknowledge everything up to a position; with `ack_set`, of that entry only what is clear in it.
+
+        Raises:
+            CumulativeAckRefusedError: The subscription is shared.
+        """
+        if not isinstance(self.core, SingleActiveCore):
+            raise CumulativeAckRefusedError(
+                f"subscription {self._cursor.name!r} is shared: consumer {consumer.name!r} must acknowledge "
+                "messages one by one"
+            )
+        through = position
+        if ack_set:
+            # Entry -1 is the place before the first entry of a ledger.
+            through = Position(position.ledger_id, position.entry_id - 1)
+            self.acknowledge(consumer, [position], {position: ack_set})
+        self._cursor.acknowledge_cumulative(through)
+        self._run_actions(self._core_now().mark_deleted(through))
+
+    def mark_delete_advanced(self) -> None:
+        """Forget what was expired or skipped: the cursor's mark-delete position moved without acknowledgements."""
+        self._run_actions(self._core_now().mark_deleted(self._cursor.mark_delete_position))
+
+    # What operators see.
+
+    def stats(self) -> SubscriptionStats:
+        """Return the stats of the subscription and its consumers."""
+        return subscription_stats(
+            self.core,
+            self.subscription_type,
+            consumer_ids={index: outbox.handle.consumer_id for index, outbox in self._outboxes.items()},
+            unsent={index: len(outbox) for index, outbox in self._outboxes.items()},
+            messages_tracked=self.tracker.number_of_delayed_messages() if self.tracker is not None else 0,
+        )
+
+    def key_status(self, key: bytes) -> KeyStatus | None:
+        """Return where a sticky key stands and what holds it up; None unless Key_Shared."""
+        return key_status(self.core, key) if isinstance(self.core, KeySharedCore) else None
+
+    # Running what was decided.
+
+    def _core_now(self) -> SubscriptionCore:
+        self.core.advance(self._now_ms())
+        return self.core
+
+    def _run_actions(self, actions: list[Action]) -> None:
+        # A consumer that is told something may call back; what follows from that comes after what is here already.
+        self._actions.extend(actions)
+        if not self._is_running_actions:
+            self._is_running_actions = True
+            try:
+                while self._actions:
+                    self._run_action(self._actions.popleft())
+            finally:
+                self._is_running_actions = False
+        self._arm_timer()
+        self._reader.wake()
+
+    def _run_action(self, action: Action) -> None:
+        match action:
+            case TrackDelayed(headers):
+                self._reader.track(headers)
+            case Deliver(consumer, items):
+                outbox = self._outboxes.get(consumer.index)
+                if outbox is not None:
+                    outbox.put(items)
+            case NotifyActive(consumer, is_active):
+                outbox = self._outboxes.get(consumer.index)
+                if outbox is not None:
+                    outbox.handle.active_consumer_changed(is_active)
+            case DropUnsent(consumer):
+                outbox = self._outboxes.get(consumer.index)
+                if outbox is not None:
+                    self._drop_unsent(outbox)
+            case _:
+                assert_never(action)
+
+    def _drop_unsent(self, outbox: Outbox) -> set[Key]:
+        """Send nothing of what is on its way; its permits go back."""
+        unsent = outbox.drop()
+        self.core.refund(outbox.consumer, unsent)
+        return {key_of(item) for item in unsent}
+
+    def _on_missing(self, positions: list[Key]) -> None:
+        self.acknowledge(None, positions)
+
+    def _arm_timer(self) -> None:
+        at_ms = self.core.next_wakeup_ms()
+        if at_ms == self._timer_at_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_ms = at_ms
+        if at_ms is not None and not self._is_closed:
+            delay = max(0, at_ms - self._now_ms()) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = self._timer_at_ms = None
+        self._run_actions(self._core_now().on_timer())

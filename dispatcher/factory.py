@@ -1,0 +1,76 @@
+"""Makes the dispatcher of a subscription: which core, and whether anything is delayed."""
+
+from collections.abc import Callable
+
+from dispatcher.config import DispatcherConfig, SubscriptionType
+from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.shared import SharedCore
+from dispatcher.core.single_active import SingleActiveCore
+from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.ports import Clock, Log, SubscriptionCursor
+from tracker.delayed_delivery_tracker import (
+    DelayedDeliveryTracker,
+    DelayedDeliveryTrackerFactory,
+    TrackerContext,
+)
+
+
+def make_dispatcher(
+    subscription_type: SubscriptionType,
+    log: Log,
+    cursor: SubscriptionCursor,
+    tracker_factory: DelayedDeliveryTrackerFactory | None,
+    config: DispatcherConfig,
+    now_ms: Clock,
+    *,
+    topic_name: str,
+    tick_time_ms: int | None = None,
+) -> Dispatcher:
+    """Return an open dispatcher; must be called on the event loop.
+
+    Args:
+        subscription_type: How consumers share the subscription. Delays apply to Shared and Key_Shared.
+        log: The topic's managed ledger.
+        cursor: The subscription's cursor.
+        tracker_factory: Makes the tracker; None delivers everything at once.
+        config: Limits and waits.
+        now_ms: The clock.
+        topic_name: The full name; Failover chooses by it, and snapshots carry it.
+        tick_time_ms: The topic's own tick of the tracker, if it has one.
+    """
+    is_many = subscription_type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+    has_delays = is_many and tracker_factory is not None
+    core = _make_core(subscription_type, config, topic_name, has_delays=has_delays)
+    factory = tracker_factory
+
+    def new_tracker(on_available: Callable[[], None]) -> DelayedDeliveryTracker:
+        assert factory is not None
+
+        return factory.new_tracker(
+            TrackerContext(
+                topic_name=topic_name,
+                cursor_name=cursor.name,
+                cursor=cursor,
+                on_available=on_available,
+                tick_time_ms=tick_time_ms,
+            )
+        )
+
+    dispatcher = Dispatcher(subscription_type, core, log, cursor, new_tracker if has_delays else None, config, now_ms)
+    dispatcher.open()
+    return dispatcher
+
+
+def _make_core(
+    subscription_type: SubscriptionType, config: DispatcherConfig, topic_name: str, *, has_delays: bool
+) -> SubscriptionCore:
+    match subscription_type:
+        case SubscriptionType.KEY_SHARED:
+            return KeySharedCore(config, has_delays=has_delays)
+        case SubscriptionType.SHARED:
+            return SharedCore(config, has_delays=has_delays)
+        case SubscriptionType.FAILOVER:
+            return SingleActiveCore(config, topic_name=topic_name, is_failover=True)
+        case SubscriptionType.EXCLUSIVE:
+            return SingleActiveCore(config, topic_name=topic_name, is_failover=False)

@@ -1,0 +1,120 @@
+"""Stats of a dispatcher, and why a key is where it is; reads a core and changes nothing."""
+
+from dispatcher.config import SubscriptionType
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
+from dispatcher.core.selector import NO_OWNER
+from dispatcher.core.single_active import SingleActiveCore
+from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.slots import sticky_hash
+from dispatcher.stats import ConsumerStats, DrainingHash, KeyStatus, SubscriptionStats
+from managed_ledger.position import Position
+
+
+def subscription_stats(
+    core: SubscriptionCore,
+    subscription_type: SubscriptionType,
+    *,
+    consumer_ids: dict[int, int],
+    unsent: dict[int, int],
+    messages_tracked: int,
+) -> SubscriptionStats:
+    """Return the stats of a subscription.
+
+    Args:
+        core: What decides for it.
+        subscription_type: Its type.
+        consumer_ids: The clients' ids of the consumers, by index.
+        unsent: How many entries are on their way to each consumer, by index.
+        messages_tracked: How many messages the tracker holds.
+    """
+    consumers = [
+        _consumer_stats(core, consumer, consumer_ids[index], unsent[index])
+        for index, consumer in core.consumers.items()
+    ]
+    many = core if isinstance(core, MultipleConsumersCore) else None
+    policy = core.policy if isinstance(core, KeySharedCore) else None
+    active = core.active if isinstance(core, SingleActiveCore) else None
+    return SubscriptionStats(
+        type=subscription_type.value,
+        consumers=consumers,
+        active_consumer_name=active.name if active is not None else None,
+        msg_in_replay=len(many.waiting) if many is not None else 0,
+        msg_delayed=messages_tracked + (len(many.held_due) if many is not None else 0),
+        unacked_messages=many.unacked if many is not None else 0,
+        blocked_subscription_on_unacked_msgs=many.is_blocked if many is not None else False,
+        key_shared_mode=policy.mode.value if policy is not None else None,
+        allow_out_of_order_delivery=policy.allow_out_of_order_delivery if policy is not None else False,
+        draining_hashes_count=sum(stats.draining_hashes_count for stats in consumers),
+        draining_hashes_cleared_total=sum(stats.draining_hashes_cleared_total for stats in consumers),
+        draining_hashes_unacked_messages=sum(stats.draining_hashes_unacked_messages for stats in consumers),
+        read_position=core.plan.read_position if core.plan is not None else None,
+        entries_read_total=core.entries_read_total,
+    )
+
+
+def _consumer_stats(
+    core: SubscriptionCore, consumer: ConsumerState, consumer_id: int, unsent_entries: int
+) -> ConsumerStats:
+    hashes: list[DrainingHash] = []
+    cleared_total = 0
+    ranges: list[tuple[int, int]] = []
+    if isinstance(core, KeySharedCore):
+        hashes = _draining_hashes(core, consumer)
+        cleared_total = core.draining.cleared_total(consumer.index)
+        ranges = core.selector.ranges_of(consumer)
+    return ConsumerStats(
+        consumer_id=consumer_id,
+        consumer_name=consumer.name,
+        priority_level=consumer.priority_level,
+        available_permits=consumer.permits,
+        unacked_messages=consumer.unacked,
+        pending_entries=len(consumer.pending),
+        unsent_entries=unsent_entries,
+        blocked_consumer_on_unacked_msgs=consumer.is_blocked,
+        msg_out_counter=consumer.messages_out,
+        bytes_out_counter=consumer.bytes_out,
+        message_ack_counter=consumer.messages_acked,
+        message_redeliver_counter=consumer.messages_redelivered,
+        last_acked_timestamp=consumer.last_acked_ms,
+        last_consumed_timestamp=consumer.last_sent_ms,
+        last_consumed_flow_timestamp=consumer.last_flow_ms,
+        draining_hashes_count=len(hashes),
+        draining_hashes_cleared_total=cleared_total,
+        draining_hashes_unacked_messages=sum(draining.unack_msgs for draining in hashes),
+        draining_hashes=hashes,
+        key_hash_ranges=ranges,
+    )
+
+
+def _draining_hashes(core: KeySharedCore, consumer: ConsumerState) -> list[DrainingHash]:
+    entries = core.draining.entries
+    return [
+        DrainingHash(
+            hash=slot,
+            unack_msgs=entries[slot].ref_count,
+            blocked_attempts=entries[slot].blocked_count,
+            since_ms=entries[slot].since_ms,
+        )
+        for slot in core.draining.slots_of(consumer.index)
+    ]
+
+
+def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
+    """Return where a sticky key stands."""
+    slot = core.selector.hash_range.slot(sticky_hash(key))
+    owner = core.owner_of_slot(slot)
+    draining = core.draining.entries.get(slot)
+    return KeyStatus(
+        slot=slot,
+        owner=core.consumers[owner].name if owner != NO_OWNER else None,
+        waiting_entries=len(core.waiting.heaps.get(slot, ())),
+        draining_at=core.consumers[draining.owner_index].name if draining is not None else None,
+        draining_since_ms=draining.since_ms if draining is not None else None,
+        held_by=[
+            Position(*position)
+            for consumer in core.consumers.values()
+            for position in consumer.pending.positions_of_slot(slot)
+        ],
+    )

@@ -1,0 +1,157 @@
+"""What was given to one consumer and is not sent yet, in order; reads the payloads and writes to the connection.
+
+Entries leave the outbox only when they are written. A read that fails is tried again from the same entry; a connection
+that is not writable is asked again. Whatever stops being the consumer's own before it is written (it left, asked for
+redelivery, or somebody acknowledged the entry) is not written, and its permits go back.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+
+from dispatcher.backoff import Backoff
+from dispatcher.config import DispatcherConfig
+from dispatcher.consumer import ConsumerHandle, Delivery
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.items import BYTES, ENTRY, LEDGER, Item, Key
+from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.ports import Log
+
+_LOG = logging.getLogger(__name__)
+
+
+class Outbox:
+    """The way of one consumer's entries from the decision to the connection.
+
+    Args:
+        handle: Where to write.
+        consumer: Whose entries these are.
+        core: Says whether an entry is still the consumer's own.
+        log: Where payloads are.
+        config: Limits and waits.
+        on_missing: Told of positions that the log no longer has.
+    """
+
+    def __init__(
+        self,
+        handle: ConsumerHandle,
+        consumer: ConsumerState,
+        core: SubscriptionCore,
+        log: Log,
+        config: DispatcherConfig,
+        on_missing: Callable[[list[Key]], None],
+    ) -> None:
+        self.handle = handle
+        self.consumer = consumer
+        self._core = core
+        self._log = log
+        self._config = config
+        self._on_missing = on_missing
+        self._items: deque[Item] = deque()
+        self._drops = 0
+        self._pump: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, items: list[Item]) -> None:
+        """Send these after all others."""
+        self._items.extend(items)
+        if self._pump is None:
+            self._pump = asyncio.get_running_loop().create_task(self._run())
+
+    def drop(self) -> list[Item]:
+        """Send nothing of what is here; return it."""
+        unsent = list(self._items)
+        self._items.clear()
+        self._drops += 1
+        return unsent
+
+    def on_writable(self) -> None:
+        """Go on: the connection takes bytes again."""
+        self._writable.set()
+
+    async def close(self) -> None:
+        """Send nothing any more."""
+        self.drop()
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+
+    async def _run(self) -> None:
+        waits = Backoff(
+            initial_ms=self._config.read_failure_backoff_initial_ms,
+            max_ms=self._config.read_failure_backoff_max_ms,
+        )
+        try:
+            while self._items:
+                try:
+                    await self._until_writable()
+                    await self._send_batch()
+                    waits.reset()
+                except Exception:
+                    # A supervisor: whatever went wrong, these entries are next, and the consumer must get them.
+                    wait = waits.next_seconds()
+                    _LOG.exception("cannot send to consumer %r; again in %.1f s", self.handle.name, wait)
+                    await asyncio.sleep(wait)
+        finally:
+            self._pump = None
+
+    async def _until_writable(self) -> None:
+        waits = Backoff(initial_ms=self._config.retry_backoff_initial_ms, max_ms=self._config.retry_backoff_max_ms)
+        while not self.handle.is_writable and self._items:
+            self._writable.clear()
+            try:
+                async with asyncio.timeout(waits.next_seconds()):
+                    await self._writable.wait()
+            except TimeoutError:
+                continue
+
+    async def _send_batch(self) -> None:
+        batch = self._next_batch()
+        if not batch:
+            return
+        drops = self._drops
+        payloads = await self._log.read_payloads([item[LEDGER] for item in batch], [item[ENTRY] for item in batch])
+        if drops != self._drops:
+            return
+        for _ in batch:
+            self._items.popleft()
+        deliveries = self._deliveries(batch, payloads)
+        if deliveries:
+            self.consumer.bytes_out += sum([len(delivery[3]) for delivery in deliveries])
+            self.handle.send_messages(deliveries)
+
+    def _next_batch(self) -> list[Item]:
+        """Take what fits into one read; at least one entry."""
+        batch = list(islice(self._items, self._config.read_batch_entries_max))
+        size = 0
+        for taken, item in enumerate(batch):
+            size += item[BYTES]
+            if size > self._config.read_bytes_max:
+                return batch[: max(1, taken)]
+        return batch
+
+    def _deliveries(self, batch: list[Item], payloads: list[bytes | None]) -> list[Delivery]:
+        core, consumer = self._core, self.consumer
+        deliveries: list[Delivery] = []
+        missing: list[Key] = []
+        refused: list[Item] = []
+        for item, payload in zip(batch, payloads, strict=True):
+            position = (item[LEDGER], item[ENTRY])
+            if not core.is_pending(consumer, position):
+                refused.append(item)
+            elif payload is None:
+                refused.append(item)
+                missing.append(position)
+            else:
+                deliveries.append(Delivery(*position, core.redelivery_count(position), payload, core.ack_set(position)))
+        if refused:
+            core.refund(consumer, refused)
+        if missing:
+            self._on_missing(missing)
+        return deliveries

@@ -1,0 +1,274 @@
+"""The one task that reads: it asks the core what it wants, does it, and sleeps only when there is nothing to do.
+
+Every event sets the same wake-up: new entries, permits, acknowledgements, the tracker, a timer. So nothing that can be
+delivered waits for an unrelated event. A reset meanwhile replaces the plan; what a read then brings is dropped.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from pyroaring import BitMap
+
+from dispatcher.backoff import Backoff
+from dispatcher.config import DispatcherConfig
+from dispatcher.core.actions import Action, TrackDelayed
+from dispatcher.core.intake import Intake
+from dispatcher.core.read_plan import LedgerExtent, ReadRequest
+from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.ports import Clock, Log, SubscriptionCursor
+from managed_ledger.headers import EntryHeaders, Int64s
+from snapshot_storage.columns import DelayedIndexes
+from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
+
+_LOG = logging.getLogger(__name__)
+
+_ENTRIES_PER_LOOKUP = 10_000
+"""How many entries of a lost snapshot are read again at once."""
+
+
+class Reader:
+    """Feeds a core with the log and the tracker.
+
+    Args:
+        core: Decides.
+        log: The managed ledger.
+        cursor: The subscription's cursor.
+        new_tracker: Makes the tracker, given what to call when something is available; None where nothing is delayed.
+        run_actions: Runs what the core decided.
+        config: Waits.
+        now_ms: The clock.
+    """
+
+    def __init__(
+        self,
+        core: SubscriptionCore,
+        log: Log,
+        cursor: SubscriptionCursor,
+        new_tracker: Callable[[Callable[[], None]], DelayedDeliveryTracker] | None,
+        run_actions: Callable[[list[Action]], None],
+        config: DispatcherConfig,
+        now_ms: Clock,
+    ) -> None:
+        self.tracker: DelayedDeliveryTracker | None = None
+        self._core = core
+        self._intake = core if isinstance(core, Intake) else None
+        self._log = log
+        self._cursor = cursor
+        self._new_tracker = new_tracker
+        self._run_actions = run_actions
+        self._config = config
+        self._now_ms = now_ms
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._pauses = 0
+        self._is_closed = False
+        self._is_tracker_dry = False
+        self._popped: DelayedIndexes | None = None
+        self._untracked: deque[tuple[int, BitMap]] = deque()
+
+    def open(self) -> None:
+        """Start to read."""
+        assert self._task is None
+
+        if self._new_tracker is not None:
+            self.tracker = self._new_tracker(self._on_available)
+        self._log.add_listener(self.wake)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; the tracker keeps its index in the storage."""
+        self._is_closed = True
+        self._log.remove_listener(self.wake)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self.tracker is not None:
+            await self.tracker.close()
+
+    def wake(self) -> None:
+        """Look again whether there is something to read."""
+        self._wake.set()
+
+    def pause(self) -> None:
+        """Forget what is on its way and read nothing until `resume`; the core was reset."""
+        self._pauses += 1
+        self._popped = None
+        self._is_tracker_dry = False
+        self._untracked.clear()
+
+    def resume(self) -> None:
+        """Read again, from the cursor's position."""
+        self._pauses -= 1
+        self.wake()
+
+    def track(self, headers: EntryHeaders) -> None:
+        """Give delayed entries to the tracker; those that it refuses are due."""
+        assert self.tracker is not None
+        assert self._intake is not None
+
+        is_tracked = self.tracker.add_messages(headers.ledger_ids, headers.entry_ids, headers.deliver_at_ms)
+        if not is_tracked.all():
+            self._look_at_tracker()
+            self._run_actions(self._intake.on_refused(headers.take(np.flatnonzero(~is_tracked))))
+
+    # The loop.
+
+    async def _run(self) -> None:
+        waits = Backoff(
+            initial_ms=self._config.read_failure_backoff_initial_ms,
+            max_ms=self._config.read_failure_backoff_max_ms,
+        )
+        while True:
+            self._wake.clear()
+            try:
+                has_worked = await self._step()
+                waits.reset()
+            except AssertionError:
+                # A defect of ours: going on could break what the core promises. The process goes on without it.
+                _LOG.critical("the dispatcher of %r stops", self._cursor.name, exc_info=True)
+                raise
+            except Exception:
+                # A supervisor: a read failed, whatever the reason, and must be tried again.
+                wait = waits.next_seconds()
+                _LOG.exception("cannot read for %r; again in %.1f s", self._cursor.name, wait)
+                await asyncio.sleep(wait)
+                continue
+            if not has_worked:
+                await self._wake.wait()
+
+    async def _step(self) -> bool:
+        """Do one piece of each kind of work; return whether there was any."""
+        if self._pauses:
+            return False
+        self._core.advance(self._now_ms())
+        if self._core.plan is None:
+            self._start_plan()
+        has_worked = await self._read_untracked()
+        has_worked |= await self._take_due()
+        if self._pauses or self._core.plan is None:
+            return True
+        if self.tracker is not None and self.tracker.should_pause_all_deliveries():
+            return has_worked
+        self._core.advance(self._now_ms())
+        request = self._core.next_read(self._log.last_confirmed_position)
+        if request is None:
+            return has_worked
+        await self._read(request)
+        return True
+
+    def _start_plan(self) -> None:
+        extents = [LedgerExtent(ledger.ledger_id, ledger.entries - 1, ledger.is_open) for ledger in self._log.ledgers()]
+        self._core.start(
+            self._cursor.next_unacknowledged_position,
+            extents,
+            self._is_recovering,
+            self._log.last_confirmed_position,
+        )
+        # The start may have set a timer.
+        self._run_actions([])
+
+    def _is_recovering(self, ledger_id: int) -> bool:
+        return self.tracker is not None and self.tracker.is_recovering(ledger_id)
+
+    async def _read(self, request: ReadRequest) -> None:
+        plan = self._core.plan
+        read = await self._log.read_headers(
+            request.first, entries_max=request.entries_max, skip=self._skipped_in, through=request.through
+        )
+        if self._core.plan is not plan:
+            return
+        self._look_at_tracker()
+        self._core.advance(self._now_ms())
+        self._run_actions(self._core.on_headers(request, read.headers, read.next_position))
+
+    def _skipped_in(self, ledger_id: int) -> BitMap:
+        skipped = self._cursor.acknowledged_in(ledger_id)
+        if self.tracker is not None and self._core.plan is not None:
+            for others in (self.tracker.tracked_in(ledger_id), self._core.plan.taken_early_in(ledger_id)):
+                if others:
+                    skipped |= others
+        return skipped
+
+    # The tracker.
+
+    def _on_available(self) -> None:
+        if self._is_closed:
+            return
+        assert self.tracker is not None
+
+        self._is_tracker_dry = False
+        if self._core.plan is not None:
+            self._core.plan.note_recovered(self.tracker.is_recovering)
+        self._untracked.extend(self.tracker.take_untracked().items())
+        self.wake()
+
+    def _look_at_tracker(self) -> None:
+        """Tell the core when the first message was due that the tracker has available."""
+        if self._intake is None or self.tracker is None:
+            return
+        is_available = not self._is_tracker_dry and self.tracker.has_message_available()
+        self._intake.tracker_due_ms = self.tracker.next_delivery_time() if is_available else None
+
+    async def _take_due(self) -> bool:
+        """Admit what is due: what is held up to the tracker's first, else what the tracker has."""
+        if self._intake is None or self.tracker is None:
+            return False
+        if self._popped is None:
+            wanted = self._intake.due_entries_wanted()
+            if wanted == 0:
+                return False
+            self._look_at_tracker()
+            tracker_due_ms = self._intake.tracker_due_ms
+            held_due_ms = self._intake.held_due.first_due_ms
+            if held_due_ms is not None and (tracker_due_ms is None or held_due_ms < tracker_due_ms):
+                self._run_actions(self._intake.admit_held())
+                return True
+            if tracker_due_ms is None:
+                return False
+            popped = self.tracker.get_scheduled_messages(wanted)
+            self._is_tracker_dry = len(popped) == 0
+            if self._is_tracker_dry:
+                return False
+            self._intake.on_popped(popped.ledger_ids, popped.entry_ids)
+            self._popped = popped
+        popped = self._popped
+        headers = await self._unacknowledged_headers(popped.ledger_ids, popped.entry_ids)
+        # A reset meanwhile has forgotten them; they are found again by reading.
+        if self._popped is popped:
+            self._popped = None
+            self._core.advance(self._now_ms())
+            self._run_actions(self._intake.on_due(headers))
+        return True
+
+    async def _read_untracked(self) -> bool:
+        """Read again what the tracker lost with a snapshot, and track it or deliver it."""
+        if not self._untracked:
+            return False
+        assert self._intake is not None
+
+        ledger_id, lost = self._untracked[0]
+        ids = np.frombuffer(lost[:_ENTRIES_PER_LOOKUP].to_array(), dtype=np.uint32).astype(np.int64)
+        ledger_ids = np.full(len(ids), ledger_id, dtype=np.int64)
+        self._intake.on_popped(ledger_ids, ids)
+        headers = await self._unacknowledged_headers(ledger_ids, ids)
+        if self._untracked and self._untracked[0][1] is lost:
+            self._untracked.popleft()
+            if len(lost) > _ENTRIES_PER_LOOKUP:
+                self._untracked.appendleft((ledger_id, lost[_ENTRIES_PER_LOOKUP:]))
+            self._core.advance(self._now_ms())
+            self._run_actions([TrackDelayed(headers)])
+        return True
+
+    async def _unacknowledged_headers(self, ledger_ids: Int64s, entry_ids: Int64s) -> EntryHeaders:
+        is_wanted = np.ones(len(ledger_ids), dtype=np.bool_)
+        for ledger_id in np.unique(ledger_ids).tolist():
+            acknowledged = self._cursor.acknowledged_in(ledger_id)
+            if acknowledged:
+                rows = np.flatnonzero(ledger_ids == ledger_id)
+                is_wanted[rows] = [entry_id not in acknowledged for entry_id in entry_ids[rows].tolist()]
+        if is_wanted.all():
+            return await self._log.read_headers_at(ledger_ids, entry_ids)
+        return await self._log.read_headers_at(ledger_ids[is_wanted], entry_ids[is_wanted])

@@ -1,0 +1,80 @@
+"""What operators see of a dispatcher: plain values, with PIP-379's names in snake case.
+
+`broker/` renders them with the JSON names of Pulsar's topic stats. Counts of messages count the messages of a batch;
+`msg_in_replay`, `pending_entries` and the references of draining hashes count entries, as they do there.
+"""
+
+from dataclasses import dataclass, field
+
+from managed_ledger.position import Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainingHash:
+    """A slot that a consumer must finish before it moves on."""
+
+    hash: int
+    unack_msgs: int
+    blocked_attempts: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStats:
+    """One consumer."""
+
+    consumer_id: int
+    consumer_name: str
+    priority_level: int
+    available_permits: int
+    unacked_messages: int
+    pending_entries: int
+    unsent_entries: int
+    blocked_consumer_on_unacked_msgs: bool
+    msg_out_counter: int
+    bytes_out_counter: int
+    message_ack_counter: int
+    message_redeliver_counter: int
+    last_acked_timestamp: int
+    last_consumed_timestamp: int
+    last_consumed_flow_timestamp: int
+    draining_hashes_count: int = 0
+    draining_hashes_cleared_total: int = 0
+    draining_hashes_unacked_messages: int = 0
+    draining_hashes: list[DrainingHash] = field(default_factory=list)
+    key_hash_ranges: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionStats:
+    """One subscription and its consumers."""
+
+    type: str
+    consumers: list[ConsumerStats]
+    active_consumer_name: str | None
+    msg_in_replay: int
+    msg_delayed: int
+    unacked_messages: int
+    blocked_subscription_on_unacked_msgs: bool
+    key_shared_mode: str | None
+    allow_out_of_order_delivery: bool
+    draining_hashes_count: int
+    draining_hashes_cleared_total: int
+    draining_hashes_unacked_messages: int
+    read_position: Position | None
+    entries_read_total: int
+    """Headers read from the log by scan and forward reads; after a start, what recovery had to read again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyStatus:
+    """Where one key stands: who gets it, and what holds it up."""
+
+    slot: int
+    owner: str | None
+    waiting_entries: int
+    draining_at: str | None
+    """The consumer that still holds entries of the slot although it moved away."""
+    draining_since_ms: int | None
+    held_by: list[Position]
+    """Unacknowledged entries of the slot, wherever they are pending."""
