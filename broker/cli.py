@@ -1,0 +1,185 @@
+"""The command `postdate`: start the service, see it work, show what is configured.
+
+Everything that goes wrong at start is one line on stderr and exit code 2; a traceback from here is a bug.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import click
+
+from broker.config import BrokerConfig, ConfigError, load_config
+from broker.config_table import changed_settings, config_text
+from broker.errors import ServiceStartError
+from managed_ledger.errors import LedgerError
+from snapshot_storage.errors import SnapshotStorageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+EXIT_CODE_REFUSED = 2
+
+
+class OneLineFormatter(logging.Formatter):
+    """Keeps each message on one line: what a client sends can be in it, and must not look like another record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """See base."""
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
+def configure_logging(level: str) -> None:
+    """Send every record from `level` on to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # It reports every turn of every job at INFO; what fails is logged by the jobs' own supervisor.
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+
+
+def refusing(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn the errors that an operator can do something about into one line and exit code 2."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except (ConfigError, ServiceStartError, LedgerError, SnapshotStorageError, OSError) as error:
+            text = _explain(error) if isinstance(error, OSError) else str(error)
+            click.echo(f"postdate: {' '.join(text.split())}", err=True)
+            sys.exit(EXIT_CODE_REFUSED)
+
+    return run
+
+
+def _explain(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{error}; choose free ports with --set brokerServicePort=... and --set webServicePort=..."
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
+        return f"{error}; see bindAddress, brokerServicePort and webServicePort"
+    return str(error)
+
+
+def config_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add `--config` and `--set`."""
+    for option in (
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Set one key; repeatable. Wins over the environment, which wins over the file.",
+        ),
+        click.option(
+            "--config",
+            "config_path",
+            type=click.Path(path_type=Path),
+            help="A broker.conf. Default: the built-in defaults, which are those of config/broker.conf.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def examples(*commands: str) -> str:
+    """Write commands as the end of a help text, in a paragraph that click does not fill."""
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("postdate demo", "postdate serve --config config/broker.conf", "postdate serve --help"),
+)
+@click.version_option(package_name="postdate", prog_name="postdate")
+def main() -> None:
+    """Delayed delivery: published now, delivered at its time, in key order, to one consumer per key."""
+
+
+@main.command(
+    epilog=examples(
+        "postdate serve",
+        "postdate serve --config config/broker.conf",
+        "postdate serve --set brokerServicePort=6651 --set dataDirectory=/var/lib/postdate",
+        "delayedDeliveryTickTimeMillis=100 postdate serve --log-level debug",
+    )
+)
+@config_options
+@click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS, case_sensitive=False),
+    default="info",
+    show_default=True,
+    help="What is logged, one line a record, to stderr.",
+)
+@refusing
+def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str) -> None:
+    """Run the service until SIGTERM or Ctrl-C."""
+    configure_logging(log_level)
+    config = load_config(config_path, environment=os.environ, overrides=overrides)
+    # Imported late: the other commands need none of it, and it takes most of a second.
+    from broker.server import serve as run_service
+
+    sys.exit(asyncio.run(run_service(config, announce=lambda: click.echo(announcement(config)))))
+
+
+def announcement(config: BrokerConfig) -> str:
+    """Say where to connect and what to try first."""
+    host = config.advertised_address or config.bind_address
+    client_url = f"pulsar://{_in_url(host)}:{config.service_port}"
+    web_url = f"http://{_in_url(host)}:{config.web_port}"
+    return f"""\
+Postdate is ready.
+  Pulsar clients  {client_url}
+  Health, metrics {web_url}/health {web_url}/metrics
+  Data            {config.data_directory.resolve()}
+Try: a message that arrives 3 seconds after it was sent
+  python -c "{_first_command(client_url)}"
+or, for the main job with a crash in the middle: postdate demo"""
+
+
+def _first_command(client_url: str) -> str:
+    return (
+        f"import pulsar; from datetime import timedelta; client = pulsar.Client('{client_url}'); "
+        "consumer = client.subscribe('hello', 'me', consumer_type=pulsar.ConsumerType.Shared); "
+        "client.create_producer('hello').send(b'from the past', deliver_after=timedelta(seconds=3)); "
+        "message = consumer.receive(); consumer.acknowledge(message); print(message.data().decode()); client.close()"
+    )
+
+
+def _in_url(host: str) -> str:
+    """Write an address as URLs have it: an IPv6 address in brackets, and one to connect to for a wildcard."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+@main.command(
+    epilog=examples(
+        "postdate config",
+        "postdate config --config config/broker.conf --changed",
+        "postdate config --set maxMessageSize=1048576 > my-broker.conf",
+    )
+)
+@config_options
+@click.option("--changed", is_flag=True, help="Only what is not the default.")
+@refusing
+def config(config_path: Path | None, overrides: tuple[str, ...], changed: bool) -> None:
+    """Print the configuration in force, as a broker.conf."""
+    configure_logging("warning")
+    effective = load_config(config_path, environment=os.environ, overrides=overrides)
+    if changed:
+        text = "".join(f"{setting.key}={setting.value_in(effective)}\n" for setting in changed_settings(effective))
+    else:
+        text = config_text(effective)
+    click.echo(text, nl=False)
+
+
+if __name__ == "__main__":
+    main()

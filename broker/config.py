@@ -1,0 +1,337 @@
+"""The service's configuration: the broker's own keys, and those of the packages it wires together.
+
+    broker.conf ──► environment ──► --set           (later ones win)
+          └──────────────┴─────────────┴──► BrokerConfig(managed_ledger=…, tracker=…, dispatcher=…)
+
+Every field that can be set names its key in `metadata["key"]`; where the file's unit is another than the field's,
+`metadata["factor"]` (or `"scale"`) is what one of the file's is in ours. Everything here is built from that, so a
+package adds a key by adding a field. Names and units are Pulsar's, defaults too unless the field says otherwise.
+"""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple, get_type_hints
+
+from broker.config_text import ConfigError, check_unknown_key, parse_config_text
+from dispatcher.config import DispatcherConfig
+from managed_ledger.config import ManagedLedgerConfig
+from tracker.config import TrackerConfig
+
+__all__ = ["BrokerConfig", "ConfigError", "Setting", "load_config", "settings"]
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT_PREFIX: Final = "PULSAR_PREFIX_"
+"""Pulsar's images take any key with this before it from the environment."""
+
+BUCKET_FACTORY: Final = "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
+IN_MEMORY_FACTORY: Final = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
+
+# Every spelling that is accepted, with the Java class that it stands for.
+_TRACKER_FACTORIES: Final = {
+    spelling: class_name
+    for class_name in (BUCKET_FACTORY, IN_MEMORY_FACTORY)
+    for simple_name in (class_name.rpartition(".")[2],)
+    for spelling in (class_name, simple_name, f"tracker.{simple_name}")
+} | {
+    "tracker.bucket_tracker.BucketDelayedDeliveryTrackerFactory": BUCKET_FACTORY,
+    "tracker.in_memory.InMemoryDelayedDeliveryTrackerFactory": IN_MEMORY_FACTORY,
+}
+
+_INT64_MAX: Final = 2**63 - 1
+_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """What the service is told from outside."""
+
+    bind_address: str = field(default="127.0.0.1", metadata={"key": "bindAddress"})
+    """The address that both ports listen on.
+
+    There is no authentication, so it is the loopback address here and 0.0.0.0 in Pulsar. Default 127.0.0.1.
+    """
+
+    service_port: int = field(default=6650, metadata={"key": "brokerServicePort", "range": (1, 65535)})
+    """The port for Pulsar clients. Default 6650."""
+
+    web_port: int = field(default=8080, metadata={"key": "webServicePort", "range": (1, 65535)})
+    """The port for health and metrics over HTTP. Default 8080."""
+
+    advertised_address: str | None = field(default=None, metadata={"key": "advertisedAddress"})
+    """The host name that look-ups answer, where clients reach the service by another than `bindAddress`.
+
+    Default empty: the bind address.
+    """
+
+    cluster_name: str = field(default="standalone", metadata={"key": "clusterName"})
+    """The name in the metrics' `cluster` label and before the names of unnamed producers. Default standalone."""
+
+    data_directory: Path = field(default=Path("data"), metadata={"key": "dataDirectory"})
+    """The folder of the log and of the snapshots, made when missing (ours). Default ./data."""
+
+    bucket_snapshot_storage: str = field(
+        default="rocksdb", metadata={"key": "bucketSnapshotStorage", "choices": ("rocksdb", "memory")}
+    )
+    """Where snapshots of the delayed index are kept: `rocksdb` in the data folder, or `memory` (ours).
+
+    `memory` loses them at every stop, and the index is read again from the log. Default rocksdb.
+    """
+
+    message_size_max: int = field(
+        default=5 * 2**20, metadata={"key": "maxMessageSize", "range": (1, 2**31 - 1 - 10 * 1024)}
+    )
+    """The largest message in bytes, metadata included; a larger one closes its connection. Default 5,242,880."""
+
+    keep_alive_interval_s: int = field(default=30, metadata={"key": "keepAliveIntervalSeconds"})
+    """A client silent for this long is asked for a sign of life, and disconnected after as long again.
+
+    Smaller finds dead clients sooner; 0 or less never asks. Default 30.
+    """
+
+    ttl_ms: int = field(
+        default=0, metadata={"key": "ttlDurationDefaultInSeconds", "factor": 1_000, "range": (0, _INT64_MAX)}
+    )
+    """A message is acknowledged by itself this long after it was published; 0 is never. Default 0."""
+
+    expiry_check_interval_s: int = field(
+        default=5 * 60, metadata={"key": "messageExpiryCheckIntervalInMinutes", "factor": 60}
+    )
+    """How often messages beyond their time to live are looked for; 0 or less switches it off. Default 5 minutes."""
+
+    retention_check_interval_s: int = field(default=120, metadata={"key": "retentionCheckIntervalInSeconds"})
+    """How often ledgers are closed by age, and those that every subscription has finished are deleted.
+
+    Larger keeps finished ledgers on the disk for longer; 0 or less switches both off. Default 120.
+    """
+
+    stats_interval_s: int = field(default=60, metadata={"key": "statsUpdateFrequencyInSecs"})
+    """How often a line of statistics is logged; 0 or less is never. Metrics are always up to date. Default 60."""
+
+    managed_ledger: ManagedLedgerConfig = field(default_factory=ManagedLedgerConfig)
+    """How the log is cut into ledgers, cached and flushed."""
+
+    # What is delayed must survive a restart at no cost: that is what this service is for. Pulsar's default forgets.
+    tracker: TrackerConfig = field(default_factory=lambda: TrackerConfig(tracker_factory_class_name=BUCKET_FACTORY))
+    """How delayed messages are tracked."""
+
+    dispatcher: DispatcherConfig = field(default_factory=DispatcherConfig)
+    """How messages are given to consumers."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            _check_limits(one, getattr(self, one.name))
+        if self.service_port == self.web_port:
+            raise ValueError(f"web_port must be another port than service_port, but is {self.web_port}")
+        if self.tracker.tracker_factory_class_name not in _TRACKER_FACTORIES:
+            raise ValueError(
+                "tracker_factory_class_name must be one of the two of Pulsar, "
+                f"but is {self.tracker.tracker_factory_class_name}"
+            )
+
+    @property
+    def tracker_factory(self) -> str:
+        """Which tracker: `bucket` or `memory`."""
+        class_name = _TRACKER_FACTORIES[self.tracker.tracker_factory_class_name]
+        return "bucket" if class_name == BUCKET_FACTORY else "memory"
+
+
+class Setting(NamedTuple):
+    """One key: which field it sets, and how its text is read."""
+
+    key: str
+    section: str | None
+    """The field of `BrokerConfig` that holds the package's dataclass, None for the broker's own."""
+    field: Field[Any]
+    type: Any
+
+    @property
+    def factor(self) -> int:
+        """What one unit of the file is in the field."""
+        factor: int = self.field.metadata.get("factor", self.field.metadata.get("scale", 1))
+        return factor
+
+    def value_in(self, config: BrokerConfig) -> str:
+        """Write the field's value as the file has it."""
+        holder = config if self.section is None else getattr(config, self.section)
+        value = getattr(holder, self.field.name)
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return str(value).lower()
+        return str(value // self.factor) if isinstance(value, int) else str(value)
+
+
+def settings() -> list[Setting]:
+    """List every key, in the order of the fields."""
+    found: list[Setting] = []
+    own_hints = get_type_hints(BrokerConfig)
+    for own in fields(BrokerConfig):
+        section_class = own_hints[own.name]
+        if not is_dataclass(section_class):
+            found.append(Setting(own.metadata["key"], None, own, section_class))
+            continue
+        hints = get_type_hints(section_class)
+        found.extend(
+            Setting(one.metadata["key"], own.name, one, hints[one.name])
+            for one in fields(section_class)
+            if "key" in one.metadata
+        )
+    return found
+
+
+class _Given(NamedTuple):
+    """A value as text, and where it was said."""
+
+    text: str
+    where: str
+    line: int | None = None
+
+
+def load_config(path: Path | None, *, environment: Mapping[str, str], overrides: Sequence[str]) -> BrokerConfig:
+    """Return the configuration: a file, over it the environment, over it the overrides.
+
+    An empty value means the default. Keys of Pulsar that have no meaning here are ignored.
+
+    Args:
+        path: The file, or None for the built-in defaults.
+        environment: `key=value` as in the file, also with `PULSAR_PREFIX_` before the key, which then wins.
+        overrides: Texts `key=value`; the last of a key wins.
+
+    Raises:
+        ConfigError: Something cannot be accepted; the text names the place, the key and what is allowed.
+    """
+    known = {setting.key: setting for setting in settings()}
+    given: dict[str, _Given] = {}
+    if path is not None:
+        given |= _from_file(path, known)
+    given |= _from_environment(environment, known)
+    given |= _from_overrides(overrides, known)
+
+    values: dict[str | None, dict[str, Any]] = {}
+    for key, one in given.items():
+        if one.text:
+            setting = known[key]
+            values.setdefault(setting.section, {})[setting.field.name] = _parse(setting, one)
+
+    default = BrokerConfig()
+    own = values.pop(None, {})
+    for section, changes in values.items():
+        assert section is not None
+        own[section] = _build(getattr(default, section), changes, section, given)
+    built: BrokerConfig = _build(default, own, None, given)
+    return built
+
+
+def _from_file(path: Path, known: Mapping[str, Setting]) -> dict[str, _Given]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file cannot be read: {error}", where=str(path), key="") from error
+    given: dict[str, _Given] = {}
+    for key, (value, line) in parse_config_text(text, name=str(path)).items():
+        where = f"{path}:{line}"
+        if key in known:
+            given[key] = _Given(value, where, line)
+            continue
+        check_unknown_key(key, known, where=where, line=line)
+        log.debug("%s: %s is ignored: it has no meaning here", where, key)
+    return given
+
+
+def _from_environment(environment: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, _Given]:
+    given = {key: _Given(environment[key], f"environment variable {key}") for key in known if key in environment}
+    for name, value in environment.items():
+        where = f"environment variable {name}"
+        key = name.removeprefix(ENVIRONMENT_PREFIX)
+        if key in known:
+            if key != name:
+                given[key] = _Given(value, where)
+        elif key != name or key.startswith(("delayedDelivery", "isDelayedDelivery", "keyShared", "bucketSnapshot")):
+            # The environment is full of other programs' names: without the prefix, only a clear case is a mistake.
+            check_unknown_key(key, known, where=where)
+    return given
+
+
+def _from_overrides(overrides: Sequence[str], known: Mapping[str, Setting]) -> dict[str, _Given]:
+    given: dict[str, _Given] = {}
+    for override in overrides:
+        key, separator, value = (part.strip() for part in override.partition("="))
+        where = f"--set {override}"
+        if not separator or not key:
+            raise ConfigError("must be key=value", where=where, key="")
+        if key in known:
+            given[key] = _Given(value, where)
+            continue
+        check_unknown_key(key, known, where=where)
+        # Nobody sets a key on the command line for nothing, so this is said louder than in a file of hundreds.
+        log.warning("%s is ignored: it has no meaning here", where)
+    return given
+
+
+def _parse(setting: Setting, given: _Given) -> Any:
+    """Turn a text into the field's value, in the field's unit."""
+    text = given.text
+    if setting.key == "delayedDeliveryTrackerFactoryClassName":
+        if text not in _TRACKER_FACTORIES:
+            raise _error(setting, given, f"must be one of {', '.join(_TRACKER_FACTORIES)}")
+        return _TRACKER_FACTORIES[text]
+    if setting.type is bool:
+        if text.lower() not in ("true", "false"):
+            raise _error(setting, given, "must be true or false")
+        return text.lower() == "true"
+    if setting.type is int:
+        if _WHOLE_NUMBER.fullmatch(text) is None:
+            raise _error(setting, given, "must be a whole number")
+        value = int(text) * setting.factor
+        if abs(value) > _INT64_MAX:
+            raise _error(setting, given, f"must be at most {_INT64_MAX // setting.factor}")
+        return value
+    if setting.type is Path:
+        return Path(text).expanduser()
+    return text
+
+
+def _build(default: Any, changes: dict[str, Any], section: str | None, given: Mapping[str, _Given]) -> Any:
+    """Apply changes to a dataclass, and blame the key at fault when it refuses them.
+
+    The dataclasses know fields, not keys: their `ValueError` starts with the field's name and says what it must be.
+    """
+    try:
+        return replace(default, **changes)
+    except ValueError as error:
+        raise _blame(error, changes, section, given) from error
+
+
+def _blame(
+    error: ValueError, changes: Mapping[str, Any], section: str | None, given: Mapping[str, _Given]
+) -> ConfigError:
+    """Name the key at fault: the first that was set among the fields that the dataclass's complaint names."""
+    by_field = {setting.field.name: setting for setting in settings() if setting.section == section}
+    words = re.findall(r"\w+", str(error))
+    blamed = [by_field[word] for word in words if word in by_field and word in changes]
+    assert blamed, f"no field that was set is named in {error}"
+    setting = blamed[0]
+    text = re.sub(r"\w+", lambda word: by_field[word[0]].key if word[0] in by_field else word[0], str(error))
+    limit = re.search(r"must be .*", text)
+    if limit is not None and setting.field.name == words[0]:
+        text = re.sub(r", but is .*", "", limit[0])
+        # The bound is in the field's unit; a lower one rounds up in the file's.
+        text = re.sub(r"-?\d+", lambda number: str(-(-int(number[0]) // setting.factor)), text)
+    return _error(setting, given[setting.key], text)
+
+
+def _error(setting: Setting, given: _Given, reason: str) -> ConfigError:
+    return ConfigError(reason, where=given.where, key=setting.key, value=given.text, line=given.line)
+
+
+def _check_limits(one: Field[Any], value: Any) -> None:
+    least, most = one.metadata.get("range", (None, None))
+    if least is not None and not least <= value <= most:
+        raise ValueError(f"{one.name} must be from {least} to {most}, but is {value}")
+    choices = one.metadata.get("choices")
+    if choices is not None and value not in choices:
+        raise ValueError(f"{one.name} must be {' or '.join(choices)}, but is {value}")

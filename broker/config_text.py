@@ -1,0 +1,130 @@
+"""Read the text of a `broker.conf`, and tell which unknown keys are mistakes.
+
+The format is Java's properties, as Pulsar reads them: `key=value`, comments on lines of their own with `#` or `!`, a
+backslash at the end goes on in the next line, the last of two equal keys wins. Stricter in one thing: a line without
+`=` or `:` is an error, because Java's reading of it (a key without a value) helps nobody.
+
+A real `broker.conf` has some 590 keys, of which this service knows a few. So an unknown key is an error only when it
+is one of ours by its beginning or by its likeness to one, and not one of Pulsar's. What the values mean is not known
+here: see `broker.config`.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+
+OWN_PREFIXES = (
+    "delayeddelivery",
+    "isdelayeddelivery",
+    "keyshared",
+    "subscriptionkeyshared",
+    "bucketsnapshot",
+    "datadir",
+)
+"""Lower case. What begins so is meant for this service, so an unknown one is a mistake."""
+
+LIKENESS = 0.9
+"""How alike two keys are when one is taken for a misspelling of the other: one or two letters."""
+
+# Keys of Pulsar that have no meaning here although they look like one that has; a test checks 4.2.4's.
+PULSAR_LOOKALIKES = frozenset(
+    {
+        "bindAddresses",
+        "brokerServicePortTls",
+        "dispatcherMinReadBatchSize",
+        "managedLedgerCursorMaxEntriesPerLedger",
+        "managedLedgerMinLedgerRolloverTimeMinutes",
+        "subscriptionKeySharedEnable",
+        "subscriptionKeySharedUseClassicPersistentImplementation",
+        "webServicePortTls",
+    }
+)
+
+_LINE = re.compile(r"\s*((?:[^\s=:\\]|\\.)+)\s*[=:]\s*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPED: Mapping[str, str] = MappingProxyType({"t": "\t", "n": "\n", "r": "\r", "f": "\f"})
+
+
+class ConfigError(ValueError):
+    """A value or key that cannot be accepted; the text says where it is, and what is allowed."""
+
+    def __init__(self, reason: str, *, where: str, key: str, value: str | None = None, line: int | None = None) -> None:
+        shown = key if value is None else f"{key}={value}"
+        super().__init__(f"{where}: {shown}: {reason}" if shown else f"{where}: {reason}")
+        self.key = key
+        self.value = value
+        self.line = line
+
+
+def parse_config_text(text: str, *, name: str) -> dict[str, tuple[str, int]]:
+    r"""Return the keys of a configuration file, with their values and line numbers.
+
+    >>> parse_config_text("# Ports\nbrokerServicePort = 6650\n", name="broker.conf")
+    {'brokerServicePort': ('6650', 2)}
+
+    Args:
+        text: The file's content.
+        name: What to call the file in errors.
+
+    Raises:
+        ConfigError: A line is neither a comment nor `key=value`.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for number, line in _logical_lines(text):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise ConfigError(
+                f"{line.strip()!r} is neither a comment nor key=value", where=f"{name}:{number}", key="", line=number
+            )
+        found[_unescape(match[1])] = (_unescape(match[2]).strip(), number)
+    return found
+
+
+def check_unknown_key(key: str, known: Collection[str], *, where: str, line: int | None = None) -> None:
+    """Refuse an unknown key that must be a mistake; let every other one pass.
+
+    Raises:
+        ConfigError: The key begins like ours, or is almost one of ours.
+    """
+    if key in PULSAR_LOOKALIKES:
+        return
+    is_ours = key.lower().startswith(OWN_PREFIXES)
+    by_lower_case = {name.lower(): name for name in known}
+    # A key that is ours by its beginning deserves a guess even when it is far from every known one.
+    likeness = 0.6 if is_ours else LIKENESS
+    similar = get_close_matches(key.lower(), by_lower_case, n=1, cutoff=likeness)
+    if not is_ours and not similar:
+        return
+    suggestion = f"; did you mean {by_lower_case[similar[0]]}?" if similar else ""
+    raise ConfigError(f"there is no such key{suggestion}", where=where, key=key, line=line)
+
+
+def _logical_lines(text: str) -> list[tuple[int, str]]:
+    """Join continued lines and leave out blank ones and comments; each with the number of its first line."""
+    lines: list[tuple[int, str]] = []
+    begun: tuple[int, str] | None = None
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.lstrip()
+        if begun is None and (not line or line[0] in "#!"):
+            continue
+        first, before = begun if begun is not None else (number, "")
+        trailing_backslashes = len(line) - len(line.rstrip("\\"))
+        if trailing_backslashes % 2:
+            begun = (first, before + line[:-1])
+            continue
+        lines.append((first, before + line))
+        begun = None
+    if begun is not None:
+        lines.append(begun)
+    return lines
+
+
+def _unescape(text: str) -> str:
+    def plain(match: re.Match[str]) -> str:
+        escaped = match[1]
+        if len(escaped) > 1:
+            return chr(int(escaped[1:], 16))
+        return _ESCAPED.get(escaped, escaped)
+
+    return _ESCAPE.sub(plain, text)

@@ -1,0 +1,95 @@
+"""Periodic housekeeping on APScheduler: roll over, trim, expire, report.
+
+Deliveries do not wait for anything here: they have timers of their own. A job that takes longer than its interval
+leaves out turns instead of piling up, one that fails is logged and has its next turn all the same, and closing
+waits for the ones that run. Jobs are not remembered across restarts; the first turn is one interval after the start.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A piece of periodic work.
+
+    Attributes:
+        name: What the log calls it.
+        interval_s: The time between two turns; 0 or less means never.
+        run: The work, a function or a coroutine function, called on the event loop.
+    """
+
+    name: str
+    interval_s: float
+    run: Callable[[], Awaitable[None] | None]
+
+
+class Housekeeping:
+    """Runs jobs at their intervals, on the event loop that `start` is called on."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = [job for job in jobs if job.interval_s > 0]
+        self._scheduler: AsyncIOScheduler | None = None
+        self._running: dict[Job, asyncio.Task[None]] = {}
+        self._is_closing = False
+
+    def start(self) -> None:
+        """Begin; the first turn of each job is one interval from now."""
+        # UTC, because the machine's own time zone may be unknown, and intervals do not need it.
+        self._scheduler = AsyncIOScheduler(timezone=UTC)
+        for job in self._jobs:
+            # Late turns are taken, several missed ones as one. A second instance is allowed only to find that the
+            # first still runs: APScheduler itself would warn of each turn that is left out.
+            self._scheduler.add_job(
+                self._take_turn,
+                "interval",
+                args=(job,),
+                name=job.name,
+                seconds=job.interval_s,
+                coalesce=True,
+                max_instances=2,
+                misfire_grace_time=None,
+            )
+        self._scheduler.start()
+
+    async def close(self) -> None:
+        """End the schedule and wait for the jobs that run."""
+        if self._scheduler is None:
+            return
+        scheduler, self._scheduler = self._scheduler, None
+        # 1. No new turns; the ones that APScheduler has begun but the loop has not see the flag.
+        self._is_closing = True
+        scheduler.pause()
+        await asyncio.sleep(0)
+        # 2. APScheduler's shutdown cancels what runs, so it comes after the last job.
+        if self._running:
+            await asyncio.wait(self._running.values())
+        scheduler.shutdown()
+        await asyncio.sleep(0)
+
+    async def _take_turn(self, job: Job) -> None:
+        if self._is_closing:
+            return
+        if job in self._running:
+            log.debug("%s still runs; this turn is left out", job.name)
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[job] = task
+        try:
+            outcome = job.run()
+            if inspect.isawaitable(outcome):
+                await outcome
+        except Exception:
+            # The supervisor of the jobs: whatever one of them raises, the others and its next turn go on.
+            log.exception("%s failed; it is tried again in %g s", job.name, job.interval_s)
+        finally:
+            del self._running[job]

@@ -1,0 +1,90 @@
+"""The web port: health for supervisors, metrics for Prometheus.
+
+    GET /health                     JSON with "status": "ok"; answered as soon as clients can connect
+    GET /admin/v2/brokers/health    "ok", as Pulsar's own health check
+    GET /metrics, /metrics/         Prometheus text
+
+Everything else is a 404 (or 405) in JSON. What is answered is passed in as functions; this module knows HTTP alone.
+Nothing here changes anything, and nothing is authenticated.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_TIMEOUT_S = 2.0
+"""How long a request that is being answered may keep the service from stopping."""
+
+
+class WebServer:
+    """A listening web server; made by `start_web`."""
+
+    def __init__(self, runner: web.AppRunner, port: int) -> None:
+        self._runner = runner
+        self.port = port
+
+    async def close(self) -> None:
+        """Stop listening and let the answers under way finish."""
+        await self._runner.cleanup()
+
+
+async def start_web(
+    host: str, port: int, *, metrics: Callable[[], bytes], health: Callable[[], dict[str, Any]]
+) -> WebServer:
+    """Listen on a port.
+
+    Args:
+        host: The address to listen on.
+        port: The port; 0 takes a free one, which `WebServer.port` tells.
+        metrics: Gives the Prometheus text.
+        health: Gives what `/health` says besides the status and the version.
+
+    Raises:
+        OSError: The port cannot be listened on.
+    """
+
+    async def get_health(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "version": version("postdate")} | health())
+
+    async def get_broker_health(_: web.Request) -> web.Response:
+        health()
+        return web.Response(text="ok")
+
+    async def get_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    app = web.Application(middlewares=[_errors_as_json])
+    app.router.add_get("/health", get_health)
+    app.router.add_get("/admin/v2/brokers/health", get_broker_health)
+    app.router.add_get("/metrics", get_metrics)
+    app.router.add_get("/metrics/", get_metrics)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError:
+        await runner.cleanup()
+        raise
+    return WebServer(runner, runner.addresses[0][1])
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        # `Allow` of a 405 is part of its meaning.
+        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        return web.json_response({"reason": f"{error.reason}: {request.path}"}, status=error.status, headers=headers)
+    except Exception:
+        # The supervisor of the handlers: one bad answer must not take the port down.
+        log.exception("%s %s failed", request.method, request.path)
+        return web.json_response({"reason": "Internal error; the service's log has it"}, status=500)
