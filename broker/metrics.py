@@ -1,0 +1,273 @@
+"""Metrics in Prometheus text, under Pulsar's names.
+
+A snapshot of plain numbers goes in, text comes out. Names, labels and units are a real Pulsar's wherever the thing
+exists here; rates are left to Prometheus, which computes them from the counters. The index metrics of PIP-195 are
+there for each subscription, and as sums for each topic and namespace. What Pulsar has no metric for is called
+`postdate_...`, among it PIP-379's figures.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from dispatcher.stats import ConsumerStats, SubscriptionStats
+from tracker.stats import LATENCY_LABELS, TrackerStats
+
+Labels = Mapping[str, str]
+Sample = tuple[Labels, float]
+T = TypeVar("T")
+
+_INDEX: Final = "pulsar_delayed_message_index_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionSnapshot:
+    """One subscription.
+
+    Attributes:
+        name: Its name.
+        backlog: Entries that are not acknowledged.
+        messages_out_total: Messages sent to consumers since the start.
+        bytes_out_total: Bytes sent to them.
+        dispatcher: The dispatcher's figures, None while there is no dispatcher.
+        tracker: The figures of its delayed index, None without a bucket tracker.
+    """
+
+    name: str
+    backlog: int
+    messages_out_total: int
+    bytes_out_total: int
+    dispatcher: SubscriptionStats | None = None
+    tracker: TrackerStats | None = None
+
+    @property
+    def delayed(self) -> int:
+        """Entries that wait for their time."""
+        return self.dispatcher.msg_delayed if self.dispatcher is not None else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSnapshot:
+    """One topic.
+
+    Attributes:
+        name: Its full name, `persistent://tenant/namespace/topic`.
+        namespace: `tenant/namespace`.
+        producer_count: Producers that are connected.
+        messages_in_total: Messages published since the start.
+        bytes_in_total: Bytes published since the start.
+        storage_size_bytes: Bytes of its log.
+        subscriptions: Its subscriptions.
+    """
+
+    name: str
+    namespace: str
+    producer_count: int
+    messages_in_total: int
+    bytes_in_total: int
+    storage_size_bytes: int
+    subscriptions: Sequence[SubscriptionSnapshot] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSnapshot:
+    """The whole service at one moment."""
+
+    cluster: str
+    connection_count: int
+    topics: Sequence[TopicSnapshot] = ()
+
+
+def metrics_text(snapshot: ServiceSnapshot) -> bytes:
+    """Write the metrics of a moment, and those of the process."""
+    registry = CollectorRegistry()
+    registry.register(_Snapshot(snapshot))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure(Generic[T]):
+    """One metric over things of a kind; a name that ends in `_total` makes it a counter."""
+
+    name: str
+    documentation: str
+    value: Callable[[T], float]
+
+    def metric(self, things: Iterable[tuple[Labels, T]]) -> Metric:
+        return _metric(self.name, self.documentation, [(labels, self.value(thing)) for labels, thing in things])
+
+
+_TOPIC_FIGURES: Final[tuple[_Figure[TopicSnapshot], ...]] = (
+    _Figure("pulsar_subscriptions_count", "Subscriptions.", lambda topic: len(topic.subscriptions)),
+    _Figure("pulsar_producers_count", "Connected producers.", lambda topic: topic.producer_count),
+    _Figure(
+        "pulsar_consumers_count",
+        "Connected consumers of all subscriptions.",
+        lambda topic: sum(len(_consumers(subscription)) for subscription in topic.subscriptions),
+    ),
+    _Figure(
+        "pulsar_msg_backlog",
+        "Entries that are not acknowledged, of all subscriptions.",
+        lambda topic: sum(subscription.backlog for subscription in topic.subscriptions),
+    ),
+    _Figure("pulsar_storage_size", "Bytes of the log.", lambda topic: topic.storage_size_bytes),
+    _Figure("pulsar_in_messages_total", "Messages published.", lambda topic: topic.messages_in_total),
+    _Figure("pulsar_in_bytes_total", "Bytes published.", lambda topic: topic.bytes_in_total),
+)
+
+_SUBSCRIPTION_FIGURES: Final[tuple[_Figure[SubscriptionSnapshot], ...]] = (
+    _Figure("pulsar_subscription_back_log", "Entries that are not acknowledged.", lambda one: one.backlog),
+    _Figure(
+        "pulsar_subscription_back_log_no_delayed",
+        "Entries that are not acknowledged and do not wait for their time.",
+        # The two are counted at different places: between them, an entry may have come due.
+        lambda one: max(one.backlog - one.delayed, 0),
+    ),
+    _Figure("pulsar_subscription_delayed", "Entries that wait for their time.", lambda one: one.delayed),
+    _Figure("pulsar_subscription_consumers_count", "Connected consumers.", lambda one: len(_consumers(one))),
+    _Figure("pulsar_out_messages_total", "Messages sent.", lambda one: one.messages_out_total),
+    _Figure("pulsar_out_bytes_total", "Bytes sent.", lambda one: one.bytes_out_total),
+)
+
+_DISPATCHER_FIGURES: Final[tuple[_Figure[SubscriptionStats], ...]] = (
+    _Figure("pulsar_subscription_in_replay", "Entries that wait for a consumer.", lambda one: one.msg_in_replay),
+    _Figure(
+        "pulsar_subscription_unacked_messages",
+        "Messages that were sent and are not acknowledged.",
+        lambda one: one.unacked_messages,
+    ),
+    _Figure(
+        "pulsar_subscription_blocked_on_unacked_messages",
+        "1 while sending waits because too many messages are not acknowledged.",
+        lambda one: one.blocked_subscription_on_unacked_msgs,
+    ),
+    _Figure(
+        "pulsar_subscription_last_acked_timestamp",
+        "When a consumer last acknowledged, in milliseconds since the epoch.",
+        lambda one: _latest(one.consumers, lambda consumer: consumer.last_acked_timestamp),
+    ),
+    _Figure(
+        "pulsar_subscription_last_consumed_timestamp",
+        "When a message was last sent, in milliseconds since the epoch.",
+        lambda one: _latest(one.consumers, lambda consumer: consumer.last_consumed_timestamp),
+    ),
+    _Figure(
+        "pulsar_subscription_last_consumed_flow_timestamp",
+        "When a consumer last asked for messages, in milliseconds since the epoch.",
+        lambda one: _latest(one.consumers, lambda consumer: consumer.last_consumed_flow_timestamp),
+    ),
+    _Figure(
+        "postdate_subscription_draining_hashes",
+        "Hashes whose former consumer must finish first (PIP-379).",
+        lambda one: one.draining_hashes_count,
+    ),
+    _Figure(
+        "postdate_subscription_draining_hashes_unacked_messages",
+        "Entries that draining hashes wait for (PIP-379).",
+        lambda one: one.draining_hashes_unacked_messages,
+    ),
+    _Figure(
+        "postdate_subscription_draining_hashes_cleared",
+        "Hashes that have drained, of the consumers that are connected (PIP-379).",
+        lambda one: one.draining_hashes_cleared_total,
+    ),
+    _Figure(
+        "postdate_subscription_entries_read_total",
+        "Headers read from the log since the dispatcher was made; after a start, what recovery had to read again.",
+        lambda one: one.entries_read_total,
+    ),
+)
+
+_INDEX_GAUGES: Final[tuple[_Figure[TrackerStats], ...]] = (
+    _Figure(_INDEX + "bucket_total", "Buckets, with the mutable one.", lambda stats: stats.bucket_total),
+    _Figure(_INDEX + "loaded", "Indexes in memory.", lambda stats: stats.index_loaded),
+    _Figure(_INDEX + "bucket_snapshot_size_bytes", "Bytes of all snapshots.", lambda stats: stats.snapshot_size_bytes),
+)
+
+
+class _Snapshot(Collector):
+    def __init__(self, snapshot: ServiceSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        cluster = {"cluster": self._snapshot.cluster}
+        topics = [
+            ({**cluster, "namespace": topic.namespace, "topic": topic.name}, topic) for topic in self._snapshot.topics
+        ]
+        subscriptions = [
+            ({**labels, "subscription": one.name}, one) for labels, topic in topics for one in topic.subscriptions
+        ]
+        dispatchers = [(labels, one.dispatcher) for labels, one in subscriptions if one.dispatcher is not None]
+        trackers = [(labels, one.tracker) for labels, one in subscriptions if one.tracker is not None]
+
+        yield _metric("postdate_connections", "Open client connections.", [(cluster, self._snapshot.connection_count)])
+        yield from (figure.metric(topics) for figure in _TOPIC_FIGURES)
+        yield from (figure.metric(subscriptions) for figure in _SUBSCRIPTION_FIGURES)
+        yield from (figure.metric(dispatchers) for figure in _DISPATCHER_FIGURES)
+        yield from _index_metrics(trackers)
+
+
+def _index_metrics(trackers: Sequence[tuple[Labels, TrackerStats]]) -> Iterator[Metric]:
+    for figure in _INDEX_GAUGES:
+        yield _metric(figure.name, figure.documentation, _with_sums((at, figure.value(one)) for at, one in trackers))
+    counts, latencies, latency_counts, latency_sums = [], [], [], []
+    for at, stats in trackers:
+        for kind, operation in stats.operations.items():
+            typed = {**at, "type": kind.value}
+            for state, count in (("succeed", operation.succeed), ("failed", operation.failed), ("all", operation.all)):
+                counts.append(({**at, "state": state, "type": kind.value}, count))
+            for quantile, count in zip(LATENCY_LABELS, operation.latency_counts, strict=True):
+                latencies.append(({**typed, "quantile": quantile}, count))
+            latency_counts.append((typed, operation.succeed))
+            latency_sums.append((typed, operation.latency_sum_ms))
+    op = _INDEX + "bucket_op_"
+    # Pulsar leaves out what never happened, and calls these counters gauges.
+    yield _metric(op + "count", "Operations on buckets, by outcome.", _without_zeros(_with_sums(counts)))
+    yield _metric(
+        op + "latency_ms",
+        "Successful operations whose duration is in this range, not cumulative.",
+        _without_zeros(_with_sums(latencies)),
+    )
+    yield _metric(op + "latency_ms_count", "Successful operations.", _without_zeros(_with_sums(latency_counts)))
+    yield _metric(
+        op + "latency_ms_sum", "Milliseconds of all successful operations.", _without_zeros(_with_sums(latency_sums))
+    )
+
+
+def _with_sums(samples: Iterable[Sample]) -> list[Sample]:
+    """Add to the samples of subscriptions their sums for each topic and each namespace."""
+    of_subscriptions = list(samples)
+    sums: dict[tuple[tuple[str, str], ...], float] = defaultdict(float)
+    for labels, value in of_subscriptions:
+        for left_out in ({"subscription", "topic"}, {"subscription"}):
+            sums[tuple(item for item in labels.items() if item[0] not in left_out)] += value
+    return [*((dict(labels), value) for labels, value in sums.items()), *of_subscriptions]
+
+
+def _without_zeros(samples: Iterable[Sample]) -> list[Sample]:
+    return [sample for sample in samples if sample[1]]
+
+
+def _metric(name: str, documentation: str, samples: Iterable[Sample]) -> Metric:
+    is_counter = name.endswith("_total") and not name.endswith("bucket_total")
+    # The library takes a counter's name without `_total` and adds it.
+    metric = Metric(
+        name.removesuffix("_total") if is_counter else name, documentation, "counter" if is_counter else "gauge"
+    )
+    for labels, value in samples:
+        metric.add_sample(name, dict(labels), value)
+    return metric
+
+
+def _consumers(subscription: SubscriptionSnapshot) -> Sequence[ConsumerStats]:
+    return subscription.dispatcher.consumers if subscription.dispatcher is not None else ()
+
+
+def _latest(consumers: Sequence[ConsumerStats], timestamp: Callable[[ConsumerStats], int]) -> int:
+    return max((timestamp(consumer) for consumer in consumers), default=0)
