@@ -286,12 +286,13 @@ class BucketSet:
             key=lambda bucket: bucket.next_segment_ms,
         )
         loaded_row_count = len(self.index.shared)
+        row_count_max = min(LOAD_ROW_COUNT_MAX, self.config.loaded_row_count_max)
         for place, bucket in enumerate(waiting):
             if bucket.next_segment_ms > through_ms:
                 self._next_load_ms = min(self._next_load_ms, bucket.next_segment_ms - (through_ms - now_ms))
                 break
             if bucket.load is not None:
-                loaded_row_count += LOAD_ROW_COUNT_MAX
+                loaded_row_count += row_count_max
                 continue
             if place and loaded_row_count >= self.config.loaded_row_count_max:
                 # Popping makes room, and `note_popped` looks again; the earliest one never waits for room.
@@ -304,10 +305,10 @@ class BucketSet:
                 self._next_load_ms = min(self._next_load_ms, max(bucket.load_retry_at_ms, now_ms))
                 continue
             assert bucket.bucket_id is not None
-            segments = bucket.segments_to_load(through_ms, LOAD_ROW_COUNT_MAX)
+            segments = bucket.segments_to_load(through_ms, row_count_max)
             bucket.load = LoadSegments(bucket.serial, bucket.bucket_id, *segments)
             self.storage_lane.started()
-            loaded_row_count += LOAD_ROW_COUNT_MAX
+            loaded_row_count += row_count_max
             yield bucket.load
 
     def _remove_exhausted(self) -> None:

@@ -116,6 +116,7 @@ class Bucket:
         """Change the state, along one of `TRANSITIONS`; the new state's action starts afresh."""
         assert state in TRANSITIONS[self.state], f"{self.key}: {self.state} to {state}"
         self.state = state
+        self.is_doomed = False
         self.work = None
         self.work_attempts = 0
         self.work_retry_at_ms = -1
@@ -192,7 +193,8 @@ class Bucket:
     def check(self) -> None:
         """Assert every invariant of a single bucket."""
         assert (self.parts != ()) <= (self.state is BucketState.SEALING)
-        assert (self.state is BucketState.SEALING) <= (self.resident is not None)
+        if self.state is BucketState.SEALING:
+            assert self.is_doomed == (self.resident is None)
         if self.resident is not None:
             assert self.state in (BucketState.SEALING, BucketState.REGISTERING)
         if self.state in (BucketState.REGISTERING, BucketState.SEALED, BucketState.RECOVERING):

@@ -1,0 +1,335 @@
+"""The tracker's core against a dictionary: any order of adds, polls, answers, failures, crashes and recoveries.
+
+The model is slow and obvious: a dictionary from position to time. What the core hands out must be the model's first
+due messages, in order, each once per life; actions are answered in any order, may fail with or without effect, and
+a crash keeps only the storage, the cursor's properties and what was acknowledged.
+"""
+
+import asyncio
+from random import Random
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from managed_ledger.position import Position
+from snapshot_storage.bucket_key import LedgerRange, parse_bucket_key
+from snapshot_storage.codec import decode_metadata, decode_segment
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tracker.actions import Action, ActionFailed
+from tracker.config import TrackerConfig
+from tracker.core import TrackerCore
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.snapshot_work import SnapshotWork, is_lost
+from tracker.testing import FakeCursor, run_inline
+
+LEDGERS = st.integers(0, 7)
+DELAYS = st.sampled_from([-5, 0, 1, 2, 10, 20, 21, 40, 40, 90, 300])
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """One cursor's tracker over several lives."""
+
+    @initialize(
+        bucket_count_max=st.sampled_from([-1, 1, 2, 3]),
+        cap=st.sampled_from([-1, 4]),
+        is_strict=st.booleans(),
+        step_ms=st.sampled_from([0, 1, 20, 1_000]),
+        rows_max=st.sampled_from([-1, 1, 2]),
+        loaded_max=st.sampled_from([1, 4, 1_000]),
+    )
+    def start(
+        self, bucket_count_max: int, cap: int, is_strict: bool, step_ms: int, rows_max: int, loaded_max: int
+    ) -> None:
+        self.config = TrackerConfig(
+            index_count_per_bucket_min=3,
+            index_count_per_bucket_max=cap,
+            segment_step_ms_max=step_ms,
+            segment_row_count_max=rows_max,
+            bucket_count_max=bucket_count_max,
+            is_deliver_at_time_strict=is_strict,
+            tick_time_ms=5,
+            prefetch_ms=15,
+            loaded_row_count_max=loaded_max,
+            order_wait_ms_max=-1,
+            retry_backoff_ms_min=8,
+            retry_backoff_ms_max=64,
+        )
+        self.lead_ms = 0 if is_strict else 5
+        self.now_ms = 1_000
+        self.loop = asyncio.new_event_loop()
+        self.storage = MemoryBucketSnapshotStorage()
+        self.cursor = FakeCursor()
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
+        self.work = SnapshotWork(self.config, context, self.storage, run_inline)
+        self.loop.run_until_complete(self.storage.start())
+        self.next_entry: dict[int, int] = {}
+        self.log: dict[tuple[int, int], int] = {}
+        self.damaged: list[LedgerRange] = []
+        self.begin_life()
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            try:
+                self.settle()
+            finally:
+                self.loop.close()
+
+    def begin_life(self) -> None:
+        self.core = TrackerCore(self.config, acknowledged_in=self.cursor.acknowledged_in, rng=Random(7))
+        self.pending: list[Action] = []
+        self.handed_out: set[tuple[int, int]] = set()
+        self.tracked: dict[tuple[int, int], int] = {}
+        self.core.trim(self.cursor.mark_delete_position.ledger_id)
+        for key, value in self.cursor.properties.items():
+            for time_ms, ledger_id, entry_id in self.stored_rows(int(value)):
+                ledgers = parse_bucket_key(key)
+                assert ledgers is not None
+                if self.is_wanted((ledger_id, entry_id)):
+                    known = self.tracked.get((ledger_id, entry_id), time_ms)
+                    self.tracked[(ledger_id, entry_id)] = min(known, time_ms)
+        self.core.recover(self.cursor.properties, now_ms=self.now_ms)
+        self.plan()
+
+    def stored_rows(self, bucket_id: int) -> list[tuple[int, int, int]]:
+        """Read a snapshot without the tracker; nothing if it is damaged."""
+        read = self.loop.run_until_complete
+        try:
+            segments = decode_metadata(read(self.storage.get_bucket_snapshot_metadata(bucket_id)))
+            if not segments:
+                return []
+            data = read(self.storage.get_bucket_snapshot_segment(bucket_id, 1, len(segments)))
+            return [row for segment in data for row in decode_segment(segment)]
+        except SnapshotStorageError:
+            return []
+
+    def is_wanted(self, position: tuple[int, int]) -> bool:
+        ledger_id, entry_id = position
+        if ledger_id < self.cursor.mark_delete_position.ledger_id:
+            return False
+        return entry_id not in self.cursor.acknowledged_in(ledger_id)
+
+    def plan(self) -> None:
+        self.pending += self.core.plan(now_ms=self.now_ms)
+
+    # Adding.
+
+    def offer(self, position: tuple[int, int], time_ms: int) -> None:
+        is_late = time_ms > self.now_ms + self.lead_ms
+        assert self.core.add_message(*position, time_ms, now_ms=self.now_ms) == is_late
+        self.note_offer(position, time_ms, is_late)
+
+    def note_offer(self, position: tuple[int, int], time_ms: int, is_late: bool) -> None:
+        if is_late:
+            self.tracked[position] = min(time_ms, self.tracked.get(position, time_ms))
+        else:
+            self.tracked.pop(position, None)
+            self.handed_out.add(position)
+
+    def publish(self, ledger_id: int, delay_ms: int) -> tuple[tuple[int, int], int]:
+        ledger_id = max(ledger_id, self.cursor.mark_delete_position.ledger_id)
+        entry_id = self.next_entry.get(ledger_id, 0)
+        self.next_entry[ledger_id] = entry_id + 1
+        self.log[(ledger_id, entry_id)] = self.now_ms + delay_ms
+        return (ledger_id, entry_id), self.now_ms + delay_ms
+
+    @rule(ledger_id=LEDGERS, delay_ms=DELAYS)
+    def add(self, ledger_id: int, delay_ms: int) -> None:
+        position, time_ms = self.publish(ledger_id, delay_ms)
+        if not self.core.is_recovering(position[0]):
+            self.offer(position, time_ms)
+        self.plan()
+
+    @rule(rows=st.lists(st.tuples(LEDGERS, DELAYS), max_size=12))
+    def add_many(self, rows: list[tuple[int, int]]) -> None:
+        published = [self.publish(ledger_id, delay_ms) for ledger_id, delay_ms in rows]
+        offered = [row for row in published if not self.core.is_recovering(row[0][0])]
+        ledgers = [position[0] for position, _ in offered]
+        entries = [position[1] for position, _ in offered]
+        times = [time_ms for _, time_ms in offered]
+        is_late = self.core.add_messages(ledgers, entries, times, now_ms=self.now_ms)
+        for (position, time_ms), late in zip(offered, is_late.tolist(), strict=True):
+            assert late == (time_ms > self.now_ms + self.lead_ms)
+            self.note_offer(position, time_ms, late)
+        self.plan()
+
+    @precondition(lambda self: self.tracked)
+    @rule(choice=st.randoms(use_true_random=False), delay_ms=DELAYS)
+    def add_again(self, choice: Random, delay_ms: int) -> None:
+        position = choice.choice(sorted(self.tracked))
+        if not self.core.is_recovering(position[0]) and self.core.contains_message(*position):
+            self.offer(position, self.now_ms + delay_ms)
+            self.plan()
+
+    @rule()
+    def read_again(self) -> None:
+        """Offer what the tracker does not know, as a dispatcher does that reads the log."""
+        for position, time_ms in sorted(self.log.items()):
+            is_known = self.core.contains_message(*position) or self.core.is_recovering(position[0])
+            if self.is_wanted(position) and position not in self.handed_out and not is_known:
+                self.offer(position, time_ms)
+        self.plan()
+
+    # Time and hand-out.
+
+    @rule(step_ms=st.sampled_from([1, 5, 20, 100, 400]))
+    def wait(self, step_ms: int) -> None:
+        self.now_ms += step_ms
+        self.plan()
+
+    @rule(limit=st.integers(1, 8))
+    def poll(self, limit: int) -> None:
+        self.pop(limit)
+
+    def pop(self, limit: int) -> list[tuple[int, int, int]]:
+        self.forget_damaged()
+        due = sorted(
+            (time_ms, *position) for position, time_ms in self.tracked.items() if time_ms <= self.now_ms + self.lead_ms
+        )
+        rows = self.core.pop_due(now_ms=self.now_ms, limit=limit).to_rows()
+        assert len(rows) <= limit
+        assert rows == due[: len(rows)]
+        if rows:
+            assert not any(row[1:] in self.handed_out for row in rows)
+        for _, ledger_id, entry_id in rows:
+            self.handed_out.add((ledger_id, entry_id))
+            del self.tracked[(ledger_id, entry_id)]
+        self.plan()
+        return rows
+
+    def forget_damaged(self) -> None:
+        """Drop from the model what a damaged snapshot held and the tracker gave up."""
+        for ledger_id, entry_ids in self.core.take_untracked().items():
+            for entry_id in entry_ids:
+                del self.tracked[(ledger_id, entry_id)]
+        for position in list(self.tracked):
+            is_known = self.core.contains_message(*position) or self.core.is_recovering(position[0])
+            if not is_known and any(first <= position[0] <= last for first, last in self.damaged):
+                del self.tracked[position]
+
+    # The world outside.
+
+    @precondition(lambda self: self.pending)
+    @rule(data=st.data(), outcome=st.sampled_from(["ok", "ok", "ok", "failed", "failed after effect"]))
+    def answer(self, data: st.DataObject, outcome: str) -> None:
+        action = self.pending.pop(data.draw(st.integers(0, len(self.pending) - 1)))
+        self.run(action, outcome)
+        self.plan()
+
+    def run(self, action: Action, outcome: str = "ok") -> None:
+        if outcome == "failed":
+            self.core.handle(ActionFailed(action, False, "injected"), now_ms=self.now_ms)
+            return
+        try:
+            event = self.loop.run_until_complete(self.work.run(action))
+        except SnapshotStorageError as error:
+            event = ActionFailed(action, is_lost(error), str(error))
+        if outcome == "failed after effect":
+            event = ActionFailed(action, False, "injected")
+        self.core.handle(event, now_ms=self.now_ms)
+
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        candidates = sorted(position for position in self.handed_out if self.is_wanted(position))
+        if candidates:
+            for position in data.draw(st.lists(st.sampled_from(candidates), max_size=5)):
+                self.cursor.acknowledge(*position)
+
+    @rule()
+    def move_mark_delete(self) -> None:
+        """The cursor passes every ledger of which all is acknowledged."""
+        ledger_id = self.cursor.mark_delete_position.ledger_id
+        last = max((position[0] for position in self.log), default=0)
+        while ledger_id < last and not any(p[0] == ledger_id and self.is_wanted(p) for p in self.log):
+            ledger_id += 1
+        self.cursor.mark_delete_position = Position(ledger_id, -1)
+        self.core.trim(ledger_id)
+        self.plan()
+
+    @precondition(lambda self: self.cursor.properties)
+    @rule(data=st.data(), how=st.sampled_from(["gone", "torn", "no metadata"]))
+    def damage(self, data: st.DataObject, how: str) -> None:
+        key = data.draw(st.sampled_from(sorted(self.cursor.properties)))
+        ledgers = parse_bucket_key(key)
+        assert ledgers is not None
+        self.damaged.append(ledgers)
+        self.storage_damage(int(self.cursor.properties[key]), how)
+
+    def storage_damage(self, bucket_id: int, how: str) -> None:
+        stored = self.storage._snapshots.get(bucket_id)
+        if stored is None or how == "gone":
+            self.storage._snapshots.pop(bucket_id, None)
+            return
+        metadata = b"\xff" if how == "no metadata" else stored.metadata
+        segments = tuple(segment[:-1] for segment in stored.segments) if how == "torn" else stored.segments
+        self.storage._snapshots[bucket_id] = type(stored)(stored.info, metadata, segments)
+
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        for action in data.draw(st.lists(st.sampled_from(self.pending), unique_by=id)) if self.pending else []:
+            self.run(action)
+        self.begin_life()
+
+    @rule()
+    def clear(self) -> None:
+        self.core.clear()
+        self.tracked.clear()
+        self.plan()
+
+    @rule()
+    def seal(self) -> None:
+        self.core.seal(index_count_min=1)
+        self.plan()
+
+    @rule()
+    def settle(self) -> None:
+        """With everything working again, all that is due comes out, and storage and properties agree."""
+        rest_by_ms = self.now_ms + 4 * self.config.retry_backoff_ms_max
+        for _ in range(2_000):
+            self.plan()
+            if self.pending:
+                self.run(self.pending.pop(0))
+                continue
+            if self.pop(1_000):
+                continue
+            wakeup_ms = self.core.next_wakeup_ms(now_ms=self.now_ms)
+            # Every retry comes within the longest back-off; what wakes up later is a message or a load.
+            if wakeup_ms is None or wakeup_ms > rest_by_ms:
+                break
+            assert wakeup_ms > self.now_ms, "a wake-up in the past would be a busy loop"
+            self.now_ms = wakeup_ms
+        else:
+            raise AssertionError("never at rest")
+        self.read_again_all()
+        due = [p for p, time_ms in self.tracked.items() if time_ms <= self.now_ms + self.lead_ms]
+        assert not due, "something is due and does not come"
+        if self.core.next_wakeup_ms(now_ms=self.now_ms) is None:
+            assert not self.tracked
+        ids = {info.bucket_id for info in self.loop.run_until_complete(self.storage.list_bucket_snapshots())}
+        named = {int(value) for value in self.cursor.properties.values()}
+        assert ids <= named, "a snapshot has no owner"
+        if not self.damaged:
+            assert ids == named, "a property names no snapshot"
+        assert self.core.message_count == len(self.tracked)
+
+    def read_again_all(self) -> None:
+        self.read_again()
+        while self.pending:
+            self.run(self.pending.pop(0))
+            self.plan()
+        while self.pop(1_000):
+            while self.pending:
+                self.run(self.pending.pop(0))
+                self.plan()
+
+    @invariant()
+    def core_is_sound(self) -> None:
+        if hasattr(self, "core"):
+            self.core._check()
+
+
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
