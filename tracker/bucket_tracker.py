@@ -83,6 +83,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._timer_at_ms: int | None = None
         self._turn_handle: asyncio.Handle | None = None
         self._is_news = False
+        # Whether the dispatcher was told of due messages since it last took some.
+        self._is_told = False
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._is_closed = False
 
@@ -138,6 +140,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """See base."""
         self._core.trim(self._context.cursor.mark_delete_position.ledger_id)
         rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
+        self._is_told = False
         self._turn_soon()
         return rows
 
@@ -216,6 +219,9 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._set_timer(now_ms)
+        # A message may come due between the dispatcher's last look and this turn, and then no timer is set for it.
+        if not self._is_told and self._core.has_due(now_ms=now_ms):
+            self._is_told = self._is_news = True
         for is_met, waiter in self._waiters:
             if not waiter.done() and is_met():
                 waiter.set_result(None)
@@ -239,7 +245,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     def _on_timer(self) -> None:
         self._timer = None
         self._timer_at_ms = None
-        self._is_news = self._is_news or self._core.has_due(now_ms=self._now_ms())
         self._turn_soon()
 
     async def _run(self, action: Action) -> None:
@@ -262,7 +267,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._core.handle(event, now_ms=now_ms)
         # Ranges that became readable are news, as is anything due.
         is_readable = isinstance(event, SegmentsLoaded | BitmapsUnited)
-        self._is_news = self._is_news or is_readable or self._core.has_due(now_ms=now_ms)
+        self._is_news = self._is_news or is_readable
         self._turn_soon()
 
     def _failed(self, action: Action, error: Exception) -> ActionFailed:
