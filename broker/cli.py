@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from broker.config import BrokerConfig, ConfigError, load_config
-from broker.config_table import changed_settings, config_text
+from broker.config_table import config_lines, config_table
 from broker.errors import ServiceStartError
 from managed_ledger.errors import LedgerError
 from snapshot_storage.errors import SnapshotStorageError
@@ -81,6 +81,7 @@ def config_options(command: Callable[P, R]) -> Callable[P, R]:
         click.option(
             "--config",
             "config_path",
+            metavar="FILE",
             type=click.Path(path_type=Path),
             help="A broker.conf. Default: the built-in defaults, which are those of config/broker.conf.",
         ),
@@ -169,16 +170,20 @@ def _in_url(host: str) -> str:
 )
 @config_options
 @click.option("--changed", is_flag=True, help="Only what is not the default.")
+@click.option(
+    "--table", is_flag=True, help="As README.md has it: a Markdown table, meanings from the comments of FILE."
+)
 @refusing
-def config(config_path: Path | None, overrides: tuple[str, ...], changed: bool) -> None:
+def config(config_path: Path | None, overrides: tuple[str, ...], changed: bool, table: bool) -> None:
     """Print the configuration in force, as a broker.conf."""
     configure_logging("warning")
     effective = load_config(config_path, environment=os.environ, overrides=overrides)
-    if changed:
-        text = "".join(f"{setting.key}={setting.value_in(effective)}\n" for setting in changed_settings(effective))
-    else:
-        text = config_text(effective)
-    click.echo(text, nl=False)
+    if not table:
+        click.echo(config_lines(effective, changed_only=changed), nl=False)
+        return
+    if config_path is None:
+        raise click.UsageError("--table needs --config config/broker.conf")
+    click.echo(config_table(config_path.read_text(encoding="utf-8")), nl=False)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ there for each subscription, and as sums for each topic and namespace. What Puls
 `postdate_...`, among it PIP-379's figures.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class SubscriptionSnapshot:
         bytes_out_total: Bytes sent to them.
         dispatcher: The dispatcher's figures, None while there is no dispatcher.
         tracker: The figures of its delayed index, None without a bucket tracker.
+        delayed_reread_at_recovery_total: Delayed messages that the last start had to read again from the log because
+            no snapshot held them, None where that is not counted.
     """
 
     name: str
@@ -44,6 +47,7 @@ class SubscriptionSnapshot:
     bytes_out_total: int
     dispatcher: SubscriptionStats | None = None
     tracker: TrackerStats | None = None
+    delayed_reread_at_recovery_total: int | None = None
 
     @property
     def delayed(self) -> int:
@@ -89,6 +93,11 @@ def metrics_text(snapshot: ServiceSnapshot) -> bytes:
     registry.register(_Snapshot(snapshot))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
+
+
+async def render_metrics(snapshot: ServiceSnapshot) -> bytes:
+    """Do the same in a worker thread: a thousand subscriptions take over half a second, and deliveries go on."""
+    return await asyncio.to_thread(metrics_text, snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +187,7 @@ _DISPATCHER_FIGURES: Final[tuple[_Figure[SubscriptionStats], ...]] = (
         lambda one: one.draining_hashes_cleared_total,
     ),
     _Figure(
-        "postdate_subscription_entries_read_total",
+        "postdate_entries_read_total",
         "Headers read from the log since the dispatcher was made; after a start, what recovery had to read again.",
         lambda one: one.entries_read_total,
     ),
@@ -188,6 +197,13 @@ _INDEX_GAUGES: Final[tuple[_Figure[TrackerStats], ...]] = (
     _Figure(_INDEX + "bucket_total", "Buckets, with the mutable one.", lambda stats: stats.bucket_total),
     _Figure(_INDEX + "loaded", "Indexes in memory.", lambda stats: stats.index_loaded),
     _Figure(_INDEX + "bucket_snapshot_size_bytes", "Bytes of all snapshots.", lambda stats: stats.snapshot_size_bytes),
+)
+
+
+_LOST_BUCKETS: Final[_Figure[TrackerStats]] = _Figure(
+    "postdate_delayed_buckets_lost_total",
+    "Snapshots that were missing or unreadable; their messages were read from the log again.",
+    lambda stats: stats.buckets_lost,
 )
 
 
@@ -210,6 +226,16 @@ class _Snapshot(Collector):
         yield from (figure.metric(topics) for figure in _TOPIC_FIGURES)
         yield from (figure.metric(subscriptions) for figure in _SUBSCRIPTION_FIGURES)
         yield from (figure.metric(dispatchers) for figure in _DISPATCHER_FIGURES)
+        yield _metric(
+            "postdate_delayed_reread_at_recovery_total",
+            "Delayed messages that the last start had to read again, because no snapshot held them.",
+            [
+                (labels, one.delayed_reread_at_recovery_total)
+                for labels, one in subscriptions
+                if one.delayed_reread_at_recovery_total is not None
+            ],
+        )
+        yield _LOST_BUCKETS.metric(trackers)
         yield from _index_metrics(trackers)
 
 

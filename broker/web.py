@@ -35,14 +35,18 @@ class WebServer:
 
 
 async def start_web(
-    host: str, port: int, *, metrics: Callable[[], bytes], health: Callable[[], dict[str, Any]]
+    host: str,
+    port: int,
+    *,
+    metrics: Callable[[], bytes | Awaitable[bytes]],
+    health: Callable[[], dict[str, Any]],
 ) -> WebServer:
     """Listen on a port.
 
     Args:
         host: The address to listen on.
         port: The port; 0 takes a free one, which `WebServer.port` tells.
-        metrics: Gives the Prometheus text.
+        metrics: Gives the Prometheus text, at once or later.
         health: Gives what `/health` says besides the status and the version.
 
     Raises:
@@ -57,7 +61,9 @@ async def start_web(
         return web.Response(text="ok")
 
     async def get_metrics(_: web.Request) -> web.Response:
-        return web.Response(body=metrics(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        text = metrics()
+        body = await text if isinstance(text, Awaitable) else text
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     app = web.Application(middlewares=[_errors_as_json])
     app.router.add_get("/health", get_health)
