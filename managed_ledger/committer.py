@@ -1,0 +1,154 @@
+"""Group commit: one synced write for everything that all topics have pending, while the next batch collects.
+
+Participants ask to be in the next round. A round lets each of them put its changes into one batch on the event
+loop, hands the batch to a thread that does nothing but write it (RocksDB releases the GIL meanwhile, so the loop
+runs on), and tells them all in one loop callback how it went. A synced write costs the same whatever is in it.
+
+Rounds are written one after the other, so changes are durable in the order in which they were asked for.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from managed_ledger.database import Batch, Database
+from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
+
+
+class Participant(Protocol):
+    """Something with changes to write."""
+
+    def fill(self, batch: Batch) -> None:
+        """Put everything pending into the batch; it is in flight from now on."""
+
+    def settle(self, error: LedgerWriteError | None) -> None:
+        """What was in flight is durable, or will never be."""
+
+
+class Committer:
+    """Rounds of writes; belongs to one event loop and owns one thread."""
+
+    def __init__(self, database: Database) -> None:
+        self.rounds = 0
+        self.synced_rounds = 0
+        self._database = database
+        self._loop = asyncio.get_running_loop()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ledger-commit")
+        self._waiting: dict[Participant, None] = {}
+        self._in_flight: list[Participant] = []
+        self._sync = False
+        self._start_scheduled = False
+        self._idle: list[asyncio.Future[None]] = []
+        self._closed = False
+
+    def request(self, participant: Participant, *, sync: bool) -> None:
+        """Have `participant` in the next round; with `sync` that round is synced.
+
+        A round starts at the end of this turn of the loop, or when the round under way has ended.
+        """
+        if self._closed:
+            raise StoreClosedError("The log was closed")
+        self._waiting[participant] = None
+        self._sync = self._sync or sync
+        self._schedule()
+
+    async def write(self, put: Callable[[Batch], None], *, sync: bool = True) -> None:
+        """Have `put` add to the next round, and wait for it.
+
+        Raises:
+            LedgerWriteError: It did not become durable.
+        """
+        written = _SingleWrite(put, self._loop.create_future())
+        self.request(written, sync=sync)
+        await written.done
+
+    async def drain(self) -> None:
+        """Wait until nothing is pending."""
+        while self._waiting or self._in_flight:
+            idle: asyncio.Future[None] = self._loop.create_future()
+            self._idle.append(idle)
+            await idle
+
+    async def close(self) -> None:
+        """Write what is pending, then refuse more."""
+        await self.drain()
+        self._closed = True
+        self._executor.shutdown()
+
+    def _schedule(self) -> None:
+        if self._waiting and not self._in_flight and not self._start_scheduled:
+            self._start_scheduled = True
+            self._loop.call_soon(self._start_scheduled_round)
+
+    def _start_scheduled_round(self) -> None:
+        self._start_scheduled = False
+        if not self._in_flight:
+            self._start_round()
+
+    def _start_round(self) -> None:
+        self._in_flight, self._waiting = list(self._waiting), {}
+        sync, self._sync = self._sync, False
+        batch = self._database.new_batch()
+        try:
+            for participant in self._in_flight:
+                participant.fill(batch)
+        # A supervisor: a participant that cannot be written must not leave the others waiting for ever.
+        except Exception as error:
+            self._loop.call_soon(self._end_round, error)
+            return
+        self.rounds += 1
+        self.synced_rounds += sync
+        self._executor.submit(self._write, batch, sync)
+
+    def _write(self, batch: Batch, sync: bool) -> None:
+        error: Exception | None = None
+        try:
+            self._database.write(batch, sync=sync)
+        # A supervisor: whatever a write raises, those who wait for it must hear of it.
+        except Exception as caught:
+            error = caught
+        # The loop may be closed when the process is being torn down; then nobody waits either.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end_round, error)
+
+    def _end_round(self, error: Exception | None) -> None:
+        participants, self._in_flight = self._in_flight, []
+        failure = None
+        if error is not None:
+            failure = LedgerWriteError(f"A commit of {len(participants)} participants failed: {error}")
+            failure.__cause__ = error
+        # The next round first: its write then overlaps with telling everybody about this one.
+        elif self._waiting:
+            self._start_round()
+        for participant in participants:
+            participant.settle(failure)
+        self._schedule()
+        if not self._waiting and not self._in_flight:
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for future in idle:
+            if not future.done():
+                future.set_result(None)
+
+
+class _SingleWrite:
+    """A change that one coroutine waits for."""
+
+    def __init__(self, put: Callable[[Batch], None], done: asyncio.Future[None]) -> None:
+        self.done = done
+        self._put = put
+
+    def fill(self, batch: Batch) -> None:
+        self._put(batch)
+
+    def settle(self, error: LedgerError | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)

@@ -1,0 +1,63 @@
+"""How the log is cut into ledgers, cached and flushed.
+
+Keys are Pulsar's where Pulsar has one. Nothing here reads files or the environment: the service does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Clock = Callable[[], int]
+"""Now, in milliseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedLedgerConfig:
+    """Limits of ledgers, caches and flushes."""
+
+    entries_per_ledger_max: int = field(default=50_000, metadata={"key": "managedLedgerMaxEntriesPerLedger"})
+    """A ledger is closed with exactly this many entries.
+
+    Larger means fewer delayed-index buckets and later trimming. Default 50,000.
+    """
+
+    ledger_bytes_max: int = field(
+        default=2048 * 2**20, metadata={"key": "managedLedgerMaxSizePerLedgerMbytes", "factor": 2**20}
+    )
+    """A ledger is closed by the entry that brings its payloads to this many bytes. Default 2 GiB."""
+
+    rollover_time_ms: int = field(
+        default=240 * 60_000, metadata={"key": "managedLedgerMaxLedgerRolloverTimeMinutes", "factor": 60_000}
+    )
+    """A ledger with entries is closed by `roll_over_if_aged` after this time. Default 4 hours."""
+
+    cache_bytes_max: int = field(default=128 * 2**20, metadata={"key": "managedLedgerCacheSizeMB", "factor": 2**20})
+    """Memory for blocks of headers (a quarter) and payloads (the rest), of all topics together.
+
+    Larger means that consumers further behind are served without reading from disk. 0 turns the cache off, also
+    for tailing reads. Default 128 MiB.
+    """
+
+    write_buffer_bytes: int = 32 * 2**20
+    """RocksDB's memtable for payloads; twice this can be in memory. Default 32 MiB."""
+
+    ack_flush_interval_ms: int = 5
+    """How long an acknowledgement waits before it goes to the journal, so that many share one record.
+
+    `kill -9` loses at most the acknowledgements of this time; they are delivered again. Default 5 ms.
+    """
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("entries_per_ledger_max", 1),
+            ("ledger_bytes_max", 1),
+            ("rollover_time_ms", 1),
+            ("cache_bytes_max", 0),
+            ("write_buffer_bytes", 2**16),
+            ("ack_flush_interval_ms", 0),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"{name} is {value}: it must be at least {least}")
+        # Entry ids are kept in 32-bit Roaring bitmaps, and their count must fit as well.
+        if self.entries_per_ledger_max >= 2**31:
+            raise ValueError(f"entries_per_ledger_max is {self.entries_per_ledger_max}: it must be below 2^31")

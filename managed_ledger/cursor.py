@@ -1,0 +1,346 @@
+"""A cursor: what one subscription has acknowledged, kept so that a restart knows it.
+
+Acknowledgements count at once in memory and go to a journal a few milliseconds later, many in one record that holds
+only what is new. Now and then the journal is folded into one base bitmap per ledger, in one atomic batch. So the
+cost of persisting follows what is acknowledged and not how many holes there are, and `kill -9` loses at most the
+last milliseconds (those entries are delivered again). Properties and seeks are durable when their call returns.
+
+A cursor that is not durable does the same in memory alone.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from managed_ledger import keys
+from managed_ledger.committer import Committer
+from managed_ledger.cursor_records import (
+    StoredCursor,
+    encode_base,
+    encode_journal,
+    encode_position,
+    encode_properties,
+)
+from managed_ledger.cursor_state import CursorState
+from managed_ledger.database import Batch
+from managed_ledger.errors import CursorClosedError, LedgerWriteError
+from managed_ledger.keys import Family
+from managed_ledger.ledgers import Ledgers
+from managed_ledger.position import Position
+from managed_ledger.waiters import Waiters
+
+JOURNAL_RECORDS_MAX = 256
+"""Fold a longer journal: replaying this many records costs about a millisecond."""
+JOURNAL_BYTES_MAX = 256 * 1024
+"""Fold a larger journal, about the size of the base bitmaps of a million scattered holes."""
+RETRY_SECONDS = 1.0
+"""After a failed write; until then only a call for durability tries again."""
+
+MarkDeleteListener = Callable[[Position], None]
+
+
+class Cursor:
+    """One subscription's place in a managed ledger; made by `ManagedLedger.open_cursor`.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cursor_id: int | None,
+        ledgers: Ledgers,
+        committer: Committer,
+        flush_soon: Callable[["Cursor"], None],
+    ) -> None:
+        self.name = name
+        self.cursor_id = cursor_id
+        self._state = CursorState(ledgers)
+        self._committer = committer
+        self._flush_soon = flush_soon
+        self._properties: dict[str, str] = {}
+        self._properties_lock = asyncio.Lock()
+        self._listeners: list[MarkDeleteListener] = []
+        self._waiters = Waiters(asyncio.get_running_loop())
+        self._is_closed = False
+        # What is in memory and not in the journal, and what is in the journal and not in the base.
+        self._pending: dict[int, BitMap] = {}
+        self._journalled_mark_delete = self._state.mark_delete
+        self._changed_since_fold: set[int] = set()
+        self._base_ledger_ids: set[int] = set()
+        self._journal_sequence = self._journal_records = self._journal_bytes = 0
+        self._must_rewrite = True
+
+    def restore(self, stored: StoredCursor) -> None:
+        """Continue from what is stored."""
+        self._properties = stored.properties
+        self._state.restore(stored.mark_delete, stored.bitmaps)
+        self._journalled_mark_delete = self._state.mark_delete
+        self._base_ledger_ids = stored.base_ledger_ids
+        self._journal_sequence = stored.journal_sequence
+        self._journal_records = stored.journal_records
+        self._journal_bytes = stored.journal_bytes
+        self._changed_since_fold = set(stored.bitmaps)
+        self._must_rewrite = False
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether a restart knows this cursor."""
+        return self.cursor_id is not None
+
+    @property
+    def mark_delete_position(self) -> Position:
+        """Every entry up to here is acknowledged, and the next one is not."""
+        return self._state.mark_delete
+
+    @property
+    def next_unacknowledged_position(self) -> Position:
+        """The first position beyond mark-delete that exists or is to come."""
+        return self._state.next_unacknowledged
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What is durable of the properties; a read-only view."""
+        return MappingProxyType(self._properties)
+
+    @property
+    def backlog(self) -> int:
+        """Durable entries that are not acknowledged.
+
+        Runtime complexity: O(1).
+        """
+        return self._state.backlog
+
+    def is_acknowledged(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether this position needs no delivery; trimmed ones do not."""
+        return self._state.is_acknowledged(ledger_id, entry_id)
+
+    def acknowledged_in(self, ledger_id: int) -> BitMap:
+        """A copy of all acknowledged entry ids of a ledger, also those at or below mark-delete."""
+        return self._state.acknowledged_in(ledger_id)
+
+    def acknowledge(
+        self, ledger_ids: Sequence[int] | NDArray[np.int64], entry_ids: Sequence[int] | NDArray[np.int64]
+    ) -> int:
+        """Acknowledge positions in any order; unknown and trimmed ones are ignored.
+
+        Returns:
+            How many were not acknowledged before.
+        """
+        self._check_open()
+        before = self._state.mark_delete
+        if len(ledger_ids) == 1:
+            new = self._acknowledge_one(int(ledger_ids[0]), int(entry_ids[0]))
+        else:
+            new = self._acknowledge_many(np.asarray(ledger_ids, np.int64), np.asarray(entry_ids, np.int64))
+        if new:
+            self._changed(before)
+        return new
+
+    def acknowledge_cumulative(self, position: Position) -> int:
+        """Acknowledge everything at or before `position`; returns how many were not before."""
+        self._check_open()
+        before = self._state.mark_delete
+        new = self._state.acknowledge_through(position)
+        if self._state.mark_delete != before:
+            self._changed_since_fold.add(self._state.mark_delete.ledger_id)
+            self._changed(before)
+        return new
+
+    async def update_properties(self, *, put: Mapping[str, str] | None = None, remove: Collection[str] = ()) -> None:
+        """Change properties in one synced write; all of the change is there after a crash, or none.
+
+        Raises:
+            LedgerWriteError: It did not become durable; the properties are as before.
+        """
+        # One after the other, so that a change that fails is not carried by the next one.
+        async with self._properties_lock:
+            self._check_open()
+            properties = {name: value for name, value in self._properties.items() if name not in remove}
+            properties.update(put or {})
+            if self.cursor_id is not None:
+                key = keys.cursor_state_key(self.cursor_id, keys.CURSOR_PROPERTIES)
+                value = encode_properties(properties)
+                await self._committer.write(lambda batch: batch.put(Family.CURSORS, key, value))
+            self._properties = properties
+
+    async def seek(self, position: Position) -> None:
+        """Make `position` the next entry to read; forgets acknowledgements at and above it. Durable on return."""
+        self._check_open()
+        before = self._state.mark_delete
+        self._state.seek(position)
+        self._pending.clear()
+        self._must_rewrite = True
+        self._tell(before)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Make every acknowledgement so far durable.
+
+        Raises:
+            LedgerWriteError: It is not durable yet; a later flush tries again.
+        """
+        if self.cursor_id is None or self._is_closed:
+            return
+        self._committer.request(self, sync=True)
+        await self._waiters.add(pending=True)
+
+    def add_listener(self, on_mark_delete_moved: MarkDeleteListener) -> None:
+        """Be told of the new mark-delete position, on the loop, inside the call that moved it."""
+        self._listeners.append(on_mark_delete_moved)
+
+    def remove_listener(self, on_mark_delete_moved: MarkDeleteListener) -> None:
+        """Be told no more."""
+        self._listeners.remove(on_mark_delete_moved)
+
+    def close(self) -> None:
+        """Refuse more; what is not flushed stays unwritten."""
+        self._is_closed = True
+
+    def forget_ledger(self, ledger_id: int) -> None:
+        """The managed ledger trimmed this ledger, and removes its base."""
+        self._state.forget_ledger(ledger_id)
+        self._pending.pop(ledger_id, None)
+        self._changed_since_fold.discard(ledger_id)
+        self._base_ledger_ids.discard(ledger_id)
+
+    def fill(self, batch: Batch) -> None:
+        """Put what is new into the batch (committer's `Participant`)."""
+        self._waiters.start()
+        if self._is_closed or self.cursor_id is None:
+            return
+        if self._must_rewrite:
+            self._put_everything(batch)
+        elif self._pending or self._state.mark_delete != self._journalled_mark_delete:
+            if self._journal_records >= JOURNAL_RECORDS_MAX or self._journal_bytes >= JOURNAL_BYTES_MAX:
+                self._fold(batch)
+            else:
+                self._put_journal(batch)
+        else:
+            # A flush without news: something must be written, for an empty batch would not be synced.
+            self._put_mark_delete(batch)
+        self._journalled_mark_delete = self._state.mark_delete
+        self._pending = {}
+
+    def settle(self, error: LedgerWriteError | None) -> None:
+        """The batch is durable or lost (committer's `Participant`)."""
+        self._waiters.settle(error)
+        if error is not None and not self._is_closed:
+            # What the journal holds is not known any more.
+            self._must_rewrite = True
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush_soon, self)
+
+    def put_new(self, batch: Batch) -> None:
+        """Put a cursor that was not stored before; its key is the managed ledger's to put."""
+        assert self.cursor_id is not None
+
+        key = keys.cursor_state_key(self.cursor_id, keys.CURSOR_PROPERTIES)
+        batch.put(Family.CURSORS, key, encode_properties(self._properties))
+        self._put_everything(batch)
+
+    def start_at(self, position: Position, properties: Mapping[str, str]) -> None:
+        """Begin life with `position` as the next one to read."""
+        self._state.seek(position)
+        self._properties = dict(properties)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise CursorClosedError(f"The cursor {self.name} was closed or deleted")
+
+    def _acknowledge_one(self, ledger_id: int, entry_id: int) -> int:
+        if not self._state.acknowledge_one(ledger_id, entry_id):
+            return 0
+        if self.cursor_id is not None:
+            self._pending_in(ledger_id).add(entry_id)
+        return 1
+
+    def _acknowledge_many(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> int:
+        if not len(ledger_ids):
+            return 0
+        if ledger_ids[0] == ledger_ids[-1] and (ledger_ids == ledger_ids[0]).all():
+            return self._acknowledge_in(int(ledger_ids[0]), entry_ids)
+        return sum(
+            self._acknowledge_in(ledger_id, entry_ids[ledger_ids == ledger_id])
+            for ledger_id in np.unique(ledger_ids).tolist()
+        )
+
+    def _acknowledge_in(self, ledger_id: int, entry_ids: NDArray[np.int64]) -> int:
+        new = self._state.acknowledge(ledger_id, entry_ids)
+        if new and self.cursor_id is not None:
+            pending = self._pending_in(ledger_id)
+            pending |= new
+        return len(new)
+
+    def _pending_in(self, ledger_id: int) -> BitMap:
+        pending = self._pending.get(ledger_id)
+        if pending is None:
+            pending = self._pending[ledger_id] = BitMap()
+            self._changed_since_fold.add(ledger_id)
+        return pending
+
+    def _changed(self, mark_delete_before: Position) -> None:
+        if self.cursor_id is not None:
+            self._flush_soon(self)
+        self._tell(mark_delete_before)
+
+    def _tell(self, mark_delete_before: Position) -> None:
+        mark_delete = self._state.mark_delete
+        if mark_delete != mark_delete_before:
+            for listener in tuple(self._listeners):
+                listener(mark_delete)
+
+    def _put_journal(self, batch: Batch) -> None:
+        assert self.cursor_id is not None
+
+        # What lies at or below mark-delete is said by the mark-delete itself.
+        mark_delete = self._state.mark_delete
+        beyond = {ledger: new for ledger, new in self._pending.items() if ledger >= mark_delete.ledger_id}
+        record = encode_journal(mark_delete, beyond)
+        key = keys.cursor_state_key(self.cursor_id, keys.CURSOR_JOURNAL, self._journal_sequence)
+        batch.put(Family.CURSORS, key, record)
+        self._journal_sequence += 1
+        self._journal_records += 1
+        self._journal_bytes += len(record)
+
+    def _fold(self, batch: Batch) -> None:
+        """Replace the journal by bases of the ledgers that changed, atomically."""
+        assert self.cursor_id is not None
+
+        self._delete_kind(batch, keys.CURSOR_JOURNAL)
+        self._journal_records = self._journal_bytes = 0
+        self._put_mark_delete(batch)
+        bitmaps = self._state.bitmaps
+        for ledger_id in self._changed_since_fold & bitmaps.keys():
+            base = keys.cursor_state_key(self.cursor_id, keys.CURSOR_BASE, ledger_id)
+            batch.put(Family.CURSORS, base, encode_base(bitmaps[ledger_id]))
+            self._base_ledger_ids.add(ledger_id)
+        for ledger_id in self._base_ledger_ids - bitmaps.keys():
+            batch.delete(Family.CURSORS, keys.cursor_state_key(self.cursor_id, keys.CURSOR_BASE, ledger_id))
+        self._base_ledger_ids &= bitmaps.keys()
+        self._changed_since_fold = set()
+
+    def _put_everything(self, batch: Batch) -> None:
+        """Store the whole state anew, whatever was there."""
+        self._delete_kind(batch, keys.CURSOR_BASE)
+        self._base_ledger_ids = set()
+        self._changed_since_fold = set(self._state.bitmaps)
+        self._fold(batch)
+        self._must_rewrite = False
+        self._journalled_mark_delete = self._state.mark_delete
+        self._pending = {}
+
+    def _put_mark_delete(self, batch: Batch) -> None:
+        assert self.cursor_id is not None
+
+        key = keys.cursor_state_key(self.cursor_id, keys.CURSOR_MARK_DELETE)
+        batch.put(Family.CURSORS, key, encode_position(self._state.mark_delete))
+
+    def _delete_kind(self, batch: Batch, kind: int) -> None:
+        assert self.cursor_id is not None
+
+        start = keys.cursor_state_key(self.cursor_id, kind)
+        batch.delete_range(Family.CURSORS, start, keys.cursor_state_key(self.cursor_id, kind + 1))

@@ -1,0 +1,58 @@
+"""Errors that leave this package; all of them are `LedgerError`.
+
+Callers branch on the class or on `retriable`, never on the text. The texts say what was being done, to what, and
+what the operator can do about it.
+"""
+
+from typing import ClassVar
+
+
+class LedgerError(Exception):
+    """Base of every error of the log."""
+
+    retriable: ClassVar[bool] = False
+    """Whether the same call may succeed later without anybody repairing something."""
+
+
+class StoreLockedError(LedgerError):
+    """Another process, or another store of this process, has the folder open."""
+
+
+class StoreCorruptedError(LedgerError):
+    """What is on disk is not what was written there."""
+
+
+class StoreVersionError(LedgerError):
+    """The folder was written by a version with another format."""
+
+
+class StoreClosedError(LedgerError):
+    """The store was closed."""
+
+
+class StoreUnavailableError(LedgerError):
+    """The folder could not be opened, read or written (permissions, space, a failing disk)."""
+
+    retriable = True
+
+
+class LedgerWriteError(LedgerError):
+    """A write did not become durable; the positions it was for will never be readable."""
+
+    retriable = True
+
+
+class ManagedLedgerClosedError(LedgerError):
+    """The managed ledger was closed or deleted."""
+
+
+class CursorClosedError(LedgerError):
+    """The cursor was deleted, or its managed ledger was closed."""
+
+
+class CursorNotFoundError(LedgerError, LookupError):
+    """No cursor has this name."""
+
+
+class CursorExistsError(LedgerError):
+    """A cursor of this name exists, and its durability is not the one asked for."""

@@ -1,0 +1,101 @@
+"""What is known of entries without their payloads: 32 bytes each, in columns.
+
+On disk a header is one row of `ROW`; a block of headers is rows and nothing else, so blocks join by concatenation
+and many small ones decode at once. Ledger and entry ids are not stored: they follow from the block's key. For
+callers the rows become columns (`EntryHeaders`).
+
+    deliver_at_ms i64 | publish_time_ms i64 | sticky_hash i32 | size i32 | message_count i32 | reserved u32
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOT_DELAYED = -1
+"""`deliver_at_ms` of an entry that is due at once."""
+
+ROW = np.dtype(
+    [
+        ("deliver_at_ms", "<i8"),
+        ("publish_time_ms", "<i8"),
+        ("sticky_hash", "<i4"),
+        ("size", "<i4"),
+        ("message_count", "<i4"),
+        ("reserved", "<u4"),
+    ]
+)
+ROW_BYTES = ROW.itemsize
+PACK_ROW = struct.Struct("<qqiiiI").pack
+"""Packs one row of `ROW`; the same layout, without numpy's cost for a single row."""
+
+Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+Rows = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntryHeaders:
+    """Headers of n entries in order; read-only arrays of one length."""
+
+    ledger_ids: Int64s
+    entry_ids: Int64s
+    deliver_at_ms: Int64s
+    publish_time_ms: Int64s
+    sticky_hashes: Int32s
+    sizes: Int32s
+    message_counts: Int32s
+
+    def __len__(self) -> int:
+        return len(self.entry_ids)
+
+    def take(self, indices: NDArray[np.intp] | slice) -> "EntryHeaders":
+        """The headers at these indices, in that order."""
+        return EntryHeaders(*(_read_only(getattr(self, name)[indices]) for name in COLUMNS))
+
+    @classmethod
+    def empty(cls) -> "EntryHeaders":
+        """No headers at all."""
+        return _EMPTY
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["EntryHeaders"]) -> "EntryHeaders":
+        """All parts, one after the other."""
+        filled = [part for part in parts if len(part)]
+        if not filled:
+            return _EMPTY
+        if len(filled) == 1:
+            return filled[0]
+        columns = (np.concatenate([getattr(part, name) for part in filled]) for name in COLUMNS)
+        return cls(*(_read_only(column) for column in columns))
+
+    @classmethod
+    def from_rows(cls, ledger_id: int, entry_ids: Int64s, rows: Rows) -> "EntryHeaders":
+        """Columns of stored rows of one ledger."""
+        assert len(entry_ids) == len(rows)
+
+        return cls(
+            _read_only(np.full(len(rows), ledger_id, dtype=np.int64)),
+            _read_only(entry_ids),
+            _read_only(rows["deliver_at_ms"].astype(np.int64)),
+            _read_only(rows["publish_time_ms"].astype(np.int64)),
+            _read_only(rows["sticky_hash"].astype(np.int32)),
+            _read_only(rows["size"].astype(np.int32)),
+            _read_only(rows["message_count"].astype(np.int32)),
+        )
+
+
+COLUMNS = tuple(EntryHeaders.__dataclass_fields__)
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+_NO_ROWS = np.empty(0, dtype=ROW)
+_EMPTY = EntryHeaders.from_rows(0, np.empty(0, dtype=np.int64), _NO_ROWS)

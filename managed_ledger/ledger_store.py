@@ -1,0 +1,251 @@
+"""One RocksDB folder for all topics: one write-ahead log, so one group commit for everything.
+
+    store = await LedgerStore.open(Path("data/log"), ManagedLedgerConfig(), now_ms=clock)
+    ledger = await store.open_managed_ledger("persistent://public/default/orders")
+    position = await ledger.append(b"...", publish_time_ms=clock())
+
+Ledger ids come from one counter for all topics and are stored with the first record of each ledger. The keys are in
+`keys`; RocksDB itself is known to `database` alone. Belongs to one event loop; two reader threads, one committer
+thread and one for compaction do what would block it.
+"""
+
+import asyncio
+import logging
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from managed_ledger import cursor_records, keys
+from managed_ledger.committer import Committer
+from managed_ledger.config import Clock, ManagedLedgerConfig
+from managed_ledger.cursor import Cursor
+from managed_ledger.cursor_records import StoredCursor
+from managed_ledger.database import Batch, Database, RocksDatabase
+from managed_ledger.errors import LedgerError, StoreClosedError, StoreCorruptedError
+from managed_ledger.keys import Family
+from managed_ledger.ledgers import Ledger, Ledgers
+from managed_ledger.log_reader import LogReader
+from managed_ledger.managed_ledger import ManagedLedger, StoreServices
+
+logger = logging.getLogger(__name__)
+
+READER_THREADS = 2
+COMPACT_BYTES = 256 * 2**20
+"""Payload deleted before its range is compacted: rarely enough to cost nothing beside the appends."""
+_COUNTERS = struct.Struct("<QQ")
+_OWNER = struct.Struct("<Q")
+
+StoredCursors = dict[str, tuple[int, StoredCursor]]
+OpenDatabase = Callable[[Path, ManagedLedgerConfig], Database]
+
+
+def open_rocksdb(path: Path, config: ManagedLedgerConfig) -> Database:
+    """The database of a folder."""
+    return RocksDatabase.open(path, write_buffer_bytes=config.write_buffer_bytes)
+
+
+class LedgerStore:
+    """All managed ledgers of a folder; `open` makes one."""
+
+    def __init__(self, database: Database, config: ManagedLedgerConfig, now_ms: Clock) -> None:
+        self.committer = Committer(database)
+        self._database = database
+        self._config = config
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="ledger-read")
+        self._compactor = ThreadPoolExecutor(1, thread_name_prefix="ledger-compact")
+        self.reader = LogReader(database, self._readers, config.cache_bytes_max)
+        self._owner_ids: dict[str, int] = {}
+        self._managed_ledgers: dict[str, ManagedLedger] = {}
+        self._admin_lock = asyncio.Lock()
+        self._next_ledger_id = self._next_owner_id = 1
+        self._dirty_cursors: dict[Cursor, None] = {}
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._trimmed_ids: list[int] = []
+        self._trimmed_bytes = 0
+        self._is_closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        config: ManagedLedgerConfig,
+        *,
+        now_ms: Clock,
+        open_database: OpenDatabase = open_rocksdb,
+    ) -> "LedgerStore":
+        """Open the folder, or create it.
+
+        Args:
+            path: The folder; this store's alone.
+            config: Limits.
+            now_ms: The clock.
+            open_database: Opens the database; tests pass one that counts or fails.
+
+        Raises:
+            StoreLockedError: Somebody has it open.
+            StoreCorruptedError: It is damaged.
+            StoreVersionError: Its format is another.
+            StoreUnavailableError: It cannot be read or written.
+        """
+        loop = asyncio.get_running_loop()
+        database = await loop.run_in_executor(None, open_database, path, config)
+        store = cls(database, config, now_ms)
+        await loop.run_in_executor(store._readers, store._load)
+        return store
+
+    def managed_ledger_names(self) -> list[str]:
+        """All that exist, open or not."""
+        return sorted(self._owner_ids)
+
+    async def open_managed_ledger(self, name: str) -> ManagedLedger:
+        """The managed ledger of this name, created where it is missing; the same object while it is open."""
+        async with self._admin_lock:
+            self._check_open()
+            known = self._managed_ledgers.get(name)
+            if known is not None:
+                return known
+            owner_id = self._owner_ids.get(name)
+            if owner_id is None:
+                return await self._create(name)
+            ledgers, cursors = await self._loop.run_in_executor(self._readers, self._read, owner_id, name)
+            ledger = ManagedLedger(name, owner_id, ledgers, self._services())
+            ledger.open(cursors)
+            self._managed_ledgers[name] = ledger
+            return ledger
+
+    async def delete_managed_ledger(self, name: str) -> None:
+        """Delete a managed ledger with its cursors for good; nothing happens where it is missing."""
+        if name not in self._owner_ids:
+            return
+        ledger = await self.open_managed_ledger(name)
+        await ledger.close()
+        async with self._admin_lock:
+            self._check_open()
+            await self.committer.write(ledger.put_deletion)
+            self._owner_ids.pop(name, None)
+        self._trimmed([info.ledger_id for info in ledger.ledgers()], ledger.size_bytes)
+
+    async def close(self) -> None:
+        """Flush acknowledgements, wait for commits, and release the folder."""
+        if self._is_closed:
+            return
+        async with self._admin_lock:
+            self._is_closed = True
+            if self._flush_timer is not None:
+                self._flush_timer.cancel()
+            failures = []
+            for ledger in list(self._managed_ledgers.values()):
+                try:
+                    await ledger.close()
+                except LedgerError as error:
+                    failures.append(error)
+            await self.committer.close()
+            await self._loop.run_in_executor(None, self._release)
+            if failures:
+                raise failures[0]
+
+    def _release(self) -> None:
+        # RocksDB keeps its lock while an iterator of a reader lives, so they end first.
+        self._compactor.shutdown(cancel_futures=True)
+        self._readers.shutdown()
+        self._database.close()
+
+    def _load(self) -> None:
+        counters = self._database.get(Family.META, keys.COUNTERS_KEY)
+        if counters is not None:
+            self._next_ledger_id, self._next_owner_id = _COUNTERS.unpack(counters)
+        for key, value in self._database.scan(Family.META, *keys.prefix_range(b"m")):
+            self._owner_ids[key[1:].decode()] = _OWNER.unpack(value)[0]
+
+    def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:
+        """Ledgers and cursors of a managed ledger, as stored."""
+        ledgers = Ledgers()
+        for key, value in self._database.scan(Family.META, *keys.prefix_range(b"l", owner_id)):
+            ledgers.add(Ledger.decode(keys.number_at_end(key), value))
+        cursors: StoredCursors = {}
+        for key, value in self._database.scan(Family.META, *keys.prefix_range(b"c", owner_id)):
+            cursor_name, cursor_id = key[9:].decode(), _OWNER.unpack(value)[0]
+            stored = cursor_records.decode(self._database.scan(Family.CURSORS, *keys.cursor_range(cursor_id)))
+            if stored is None:
+                raise StoreCorruptedError(
+                    f"Cursor {cursor_name} of {name} has no state. Restore the folder from a copy"
+                )
+            cursors[cursor_name] = (cursor_id, stored)
+        return ledgers, cursors
+
+    async def _create(self, name: str) -> ManagedLedger:
+        owner_id = self._new_owner_id()
+        ledger = ManagedLedger(name, owner_id, Ledgers(), self._services())
+        ledger.open({})
+
+        def put(batch: Batch) -> None:
+            batch.put(Family.META, keys.managed_ledger_key(name), _OWNER.pack(owner_id))
+            self._put_counters(batch)
+
+        # In one round, so that a managed ledger is there with its first ledger or not at all.
+        ledger.request_commit()
+        await self.committer.write(put)
+        self._owner_ids[name] = owner_id
+        self._managed_ledgers[name] = ledger
+        return ledger
+
+    def _services(self) -> StoreServices:
+        return StoreServices(
+            committer=self.committer,
+            reader=self.reader,
+            config=self._config,
+            now_ms=self._now_ms,
+            new_ledger_id=self._new_ledger_id,
+            new_owner_id=self._new_owner_id,
+            put_counters=self._put_counters,
+            flush_soon=self._flush_soon,
+            trimmed=self._trimmed,
+            closed=lambda ledger: self._managed_ledgers.pop(ledger.name, None),
+        )
+
+    def _new_ledger_id(self) -> int:
+        self._next_ledger_id += 1
+        return self._next_ledger_id - 1
+
+    def _new_owner_id(self) -> int:
+        self._next_owner_id += 1
+        return self._next_owner_id - 1
+
+    def _put_counters(self, batch: Batch) -> None:
+        batch.put(Family.META, keys.COUNTERS_KEY, _COUNTERS.pack(self._next_ledger_id, self._next_owner_id))
+
+    def _flush_soon(self, cursor: Cursor) -> None:
+        self._dirty_cursors[cursor] = None
+        if self._flush_timer is None and not self._is_closed:
+            delay = self._config.ack_flush_interval_ms / 1000
+            self._flush_timer = self._loop.call_later(delay, self._flush_cursors)
+
+    def _flush_cursors(self) -> None:
+        self._flush_timer = None
+        cursors, self._dirty_cursors = self._dirty_cursors, {}
+        for cursor in cursors:
+            self.committer.request(cursor, sync=False)
+
+    def _trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
+        """Give space back once enough was deleted; RocksDB would leave it until it compacts by itself."""
+        self._trimmed_ids += ledger_ids
+        self._trimmed_bytes += size_bytes
+        if self._trimmed_bytes >= COMPACT_BYTES:
+            first, last = min(self._trimmed_ids), max(self._trimmed_ids)
+            self._trimmed_ids, self._trimmed_bytes = [], 0
+            self._compactor.submit(self._compact, first, last)
+
+    def _compact(self, first: int, last: int) -> None:
+        start, end = keys.ledger_range(first)[0], keys.ledger_range(last)[1]
+        try:
+            for family in (Family.HEADERS, Family.PAYLOADS):
+                self._database.compact(family, start, end)
+        except LedgerError:
+            logger.exception("Space of trimmed ledgers %d to %d was not given back", first, last)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosedError("The log was closed")

@@ -1,0 +1,202 @@
+"""Reads blocks of headers and payloads: from memory where they are, else from RocksDB in one hop to a thread.
+
+What the cache holds is served without suspending the caller, so a consumer at the tail of the log never waits for a
+thread. What it does not hold is collected first, over all ledgers of a call, and read together.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from operator import attrgetter
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from managed_ledger import keys
+from managed_ledger.block_cache import BlockCache, CachedBlock
+from managed_ledger.blocks import HeaderBlock, PayloadBlock, StoredPayloads, rows_at
+from managed_ledger.database import Database, RowIterator
+from managed_ledger.headers import EntryHeaders
+from managed_ledger.keys import Family
+
+Block = TypeVar("Block", bound=CachedBlock)
+
+
+class Need(NamedTuple):
+    """Entries of one ledger that somebody wants to read, ascending and without duplicates."""
+
+    ledger_id: int
+    entry_ids: NDArray[np.int64]
+
+
+class LogReader:
+    """The caches of a store and the way to what they lack; belongs to one event loop."""
+
+    def __init__(self, database: Database, executor: Executor, cache_bytes_max: int) -> None:
+        self.blocks_read = 0
+        self.headers: BlockCache[HeaderBlock] = BlockCache(cache_bytes_max // 4)
+        self.payloads: BlockCache[PayloadBlock] = BlockCache(cache_bytes_max - cache_bytes_max // 4)
+        self._database = database
+        self._executor = executor
+
+    async def read_headers(self, needs: Sequence[Need]) -> list[EntryHeaders | None]:
+        """Headers of what is needed, per need; None where the log does not have all of it."""
+        covered = await self._cover(self.headers, Family.HEADERS, HeaderBlock, needs)
+        return [
+            None
+            if blocks is None
+            else EntryHeaders.from_rows(need.ledger_id, need.entry_ids, rows_at(blocks, need.entry_ids))
+            for need, blocks in zip(needs, covered, strict=True)
+        ]
+
+    def cached_payloads(
+        self, ledger_ids: Sequence[int], entry_ids: Sequence[int]
+    ) -> tuple[list[bytes | None], list[int]]:
+        """Payloads that are in memory, in the order given, and the indices of the others."""
+        payloads: list[bytes | None] = []
+        missing = []
+        block: PayloadBlock | None = None
+        block_ledger_id = first = end = -1
+        for index, (ledger_id, entry_id) in enumerate(zip(ledger_ids, entry_ids, strict=True)):
+            if ledger_id != block_ledger_id or not first <= entry_id < end:
+                block = self.payloads.find(ledger_id, entry_id)
+                if block is None:
+                    block_ledger_id = -1
+                    payloads.append(None)
+                    missing.append(index)
+                    continue
+                block_ledger_id, first, end = ledger_id, block.first, block.end
+            assert block is not None
+            payloads.append(block.payload(entry_id))
+        return payloads, missing
+
+    async def read_payloads(self, needs: Sequence[Need]) -> list[dict[int, bytes] | None]:
+        """Payloads by entry id, per need; None where the log does not have all of it."""
+        covered = await self._cover(self.payloads, Family.PAYLOADS, StoredPayloads, needs)
+        return [
+            None if blocks is None else _payloads_at(blocks, need.entry_ids.tolist())
+            for need, blocks in zip(needs, covered, strict=True)
+        ]
+
+    def drop_ledger(self, ledger_id: int) -> None:
+        """Forget a trimmed ledger."""
+        self.headers.drop_ledger(ledger_id)
+        self.payloads.drop_ledger(ledger_id)
+
+    async def _cover(
+        self,
+        cache: BlockCache[Block],
+        family: Family,
+        make: Callable[[int, bytes], Block],
+        needs: Sequence[Need],
+    ) -> list[list[Block] | None]:
+        covered: list[list[Block] | None] = []
+        misses: list[Need] = []
+        missed: list[int] = []
+        for index, need in enumerate(needs):
+            blocks, missing = _cached(cache, need)
+            covered.append(blocks)
+            if len(missing):
+                missed.append(index)
+                misses.append(Need(need.ledger_id, missing))
+        if not misses:
+            return covered
+
+        loop = asyncio.get_running_loop()
+        read = await loop.run_in_executor(self._executor, read_blocks, self._database, family, make, misses)
+        # A scan of much more than the cache holds would only push out what others use.
+        keep = sum(block.cost for blocks in read for block in blocks or ()) <= cache.bytes_max // 4
+        for index, need, found in zip(missed, misses, read, strict=True):
+            if found is None:
+                covered[index] = None
+                continue
+            self.blocks_read += len(found)
+            if keep:
+                for block in found:
+                    cache.add(need.ledger_id, block)
+            covered[index] = sorted([*(covered[index] or ()), *found], key=attrgetter("first"))
+        return covered
+
+
+def read_blocks(
+    database: Database, family: Family, make: Callable[[int, bytes], Block], needs: Iterable[Need]
+) -> list[list[Block] | None]:
+    """Blocks that cover what is needed, ascending, per need; None where some of it is not there."""
+    with database.rows(family) as rows:
+        return [_read_need(rows, make, need) for need in needs]
+
+
+def _read_need(rows: RowIterator, make: Callable[[int, bytes], Block], need: Need) -> list[Block] | None:
+    """Go from block to block; neighbours by the next row, others by a seek."""
+    found: list[Block] = []
+    ledger_id, entry_ids = need
+    index = 0
+    while index < len(entry_ids):
+        entry_id = int(entry_ids[index])
+        is_next = bool(found) and found[-1].end == entry_id
+        if is_next:
+            rows.next()
+        if not is_next or not rows.valid():
+            rows.seek_for_prev(keys.block_key(ledger_id, entry_id))
+        if not rows.valid():
+            return None
+        block_ledger_id, first = keys.pair.unpack(rows.key())
+        block = make(first, rows.value())
+        if block_ledger_id != ledger_id or not first <= entry_id < block.end:
+            return None
+        found.append(block)
+        index = _index_after(entry_ids, index, block.end)
+    return found
+
+
+def _index_after(entry_ids: NDArray[np.int64], index: int, end: int) -> int:
+    """Index of the first entry at or behind `end`, from an index before it.
+
+    >>> _index_after(np.array([3, 4, 5, 9]), 0, 5), _index_after(np.array([3, 4, 5, 9]), 1, 9)
+    (2, 3)
+    """
+    # Without a gap, the usual case, the distance says it.
+    straight = index + end - int(entry_ids[index])
+    if straight >= len(entry_ids):
+        straight = len(entry_ids)
+        if entry_ids[-1] < end:
+            return straight
+    elif entry_ids[straight] == end:
+        return straight
+    return index + int(np.searchsorted(entry_ids[index:], end))
+
+
+def _cached(cache: BlockCache[Block], need: Need) -> tuple[list[Block], NDArray[np.int64]]:
+    """What is in memory of a need, and the entries that are not."""
+    ledger_id, entry_ids = need
+    found: list[Block] = []
+    missing: list[NDArray[np.int64]] = []
+    index = 0
+    while index < len(entry_ids):
+        entry_id = int(entry_ids[index])
+        block = cache.find(ledger_id, entry_id)
+        if block is not None:
+            found.append(block)
+            index = _index_after(entry_ids, index, block.end)
+            continue
+        following = cache.next_first(ledger_id, entry_id)
+        start = index
+        index = len(entry_ids) if following is None else _index_after(entry_ids, index, following)
+        missing.append(entry_ids[start:index])
+    return found, np.concatenate(missing) if missing else _NOTHING
+
+
+def _payloads_at(blocks: Sequence[PayloadBlock], entry_ids: Iterable[int]) -> dict[int, bytes]:
+    """Payloads of ascending entries in ascending blocks that cover them."""
+    payloads: dict[int, bytes] = {}
+    following = iter(blocks)
+    block = next(following)
+    for entry_id in entry_ids:
+        while entry_id >= block.end:
+            block = next(following)
+        payloads[entry_id] = block.payload(entry_id)
+    return payloads
+
+
+_NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)

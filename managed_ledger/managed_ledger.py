@@ -1,0 +1,307 @@
+"""One topic's log: a sequence of ledgers, appended at the end, read anywhere, trimmed at the front.
+
+Made by `LedgerStore.open_managed_ledger`. Appending gives a position at once and durability with the next group
+commit; only durable entries can be read. Cursors say what each subscription has acknowledged; ledgers that every
+cursor has wholly passed are trimmed. Belongs to one event loop.
+
+Nothing here runs by itself: the service calls `roll_over_if_aged`, `trim` and `expire` when it finds it is time.
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from managed_ledger import keys, retention
+from managed_ledger.appender import Appender, AppenderHooks
+from managed_ledger.committer import Committer
+from managed_ledger.config import Clock, ManagedLedgerConfig
+from managed_ledger.cursor import Cursor
+from managed_ledger.cursor_records import StoredCursor
+from managed_ledger.database import Batch
+from managed_ledger.errors import (
+    CursorExistsError,
+    CursorNotFoundError,
+    ManagedLedgerClosedError,
+)
+from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.keys import Family
+from managed_ledger.ledgers import Ledgers
+from managed_ledger.log_reader import LogReader
+from managed_ledger.position import Position
+from managed_ledger.readable_log import ReadableLog
+
+_OWNER = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreServices:
+    """What a managed ledger uses of its store."""
+
+    committer: Committer
+    reader: LogReader
+    config: ManagedLedgerConfig
+    now_ms: Clock
+    new_ledger_id: Callable[[], int]
+    new_owner_id: Callable[[], int]
+    put_counters: Callable[[Batch], None]
+    flush_soon: Callable[[Cursor], None]
+    trimmed: Callable[[Sequence[int], int], None]
+    closed: Callable[["ManagedLedger"], object]
+
+
+class ManagedLedger(ReadableLog):
+    """See the module."""
+
+    def __init__(self, name: str, owner_id: int, ledgers: Ledgers, services: StoreServices) -> None:
+        super().__init__(name, ledgers, services.reader)
+        self.owner_id = owner_id
+        self._services = services
+        self._cursors: dict[str, Cursor] = {}
+        self._admin_lock = asyncio.Lock()
+        self._listeners: list[Callable[[], None]] = []
+        self._untrimmed: list[int] = []
+        self._is_closed = False
+        hooks = AppenderHooks(self.request_commit, services.new_ledger_id, services.put_counters, self._tell_committed)
+        self._appender = Appender(name, owner_id, ledgers, services.reader, services.config, services.now_ms, hooks)
+        self._append = self._appender.append
+
+    def open(self, stored_cursors: Mapping[str, tuple[int, StoredCursor]]) -> None:
+        """Continue from what is stored."""
+        self._appender.open()
+        for name, (cursor_id, stored) in stored_cursors.items():
+            self._cursors[name] = self._new_cursor(name, cursor_id)
+            self._cursors[name].restore(stored)
+
+    # Appending
+
+    def append_nowait(
+        self,
+        payload: bytes,
+        *,
+        publish_time_ms: int,
+        deliver_at_ms: int = NOT_DELAYED,
+        sticky_hash: int = 0,
+        message_count: int = 1,
+    ) -> Position:
+        """Append an entry: its position now, its durability when `committed()` completes."""
+        return self._append(payload, publish_time_ms, deliver_at_ms, sticky_hash, message_count)
+
+    def committed(self) -> asyncio.Future[None]:
+        """A future of everything appended so far being durable; fails with `LedgerWriteError`.
+
+        Each call gives a future of its own.
+        """
+        return self._appender.committed()
+
+    async def append(
+        self,
+        payload: bytes,
+        *,
+        publish_time_ms: int,
+        deliver_at_ms: int = NOT_DELAYED,
+        sticky_hash: int = 0,
+        message_count: int = 1,
+    ) -> Position:
+        """Append an entry; it is durable on return.
+
+        Raises:
+            LedgerWriteError: It is not, and will never be readable.
+        """
+        position = self._append(payload, publish_time_ms, deliver_at_ms, sticky_hash, message_count)
+        await self._appender.committed()
+        return position
+
+    @property
+    def last_position(self) -> Position:
+        """The last entry appended, durable or not; entry -1 of the first ledger where there is none."""
+        ledger_id, entry_id = self._appender.next_position
+        if entry_id:
+            return Position(ledger_id, entry_id - 1)
+        for ledger in reversed(list(self._ledgers)):
+            if ledger.appended:
+                return Position(ledger.ledger_id, ledger.appended - 1)
+        return self.last_confirmed_position
+
+    # Cursors
+
+    @property
+    def cursors(self) -> Mapping[str, Cursor]:
+        """Open cursors by name; a read-only view."""
+        return MappingProxyType(self._cursors)
+
+    async def open_cursor(
+        self,
+        name: str,
+        *,
+        initial_position: Position | None = None,
+        durable: bool = True,
+        properties: Mapping[str, str] | None = None,
+    ) -> Cursor:
+        """The cursor of this name; a new one starts at `initial_position`, or at the first entry kept.
+
+        Raises:
+            CursorExistsError: It exists and is durable where this asks for one that is not, or the other way.
+            LedgerWriteError: A new one could not be stored.
+        """
+        async with self._admin_lock:
+            self._check_open()
+            cursor = self._cursors.get(name)
+            if cursor is not None:
+                if cursor.is_durable != durable:
+                    kind = "durable" if cursor.is_durable else "not durable"
+                    raise CursorExistsError(f"Cursor {name} of {self.name} exists and is {kind}")
+                return cursor
+            cursor = self._new_cursor(name, self._services.new_owner_id() if durable else None)
+            cursor.start_at(self.first_position if initial_position is None else initial_position, properties or {})
+            if durable:
+                await self._services.committer.write(lambda batch: self._put_cursor(batch, cursor))
+            self._cursors[name] = cursor
+            return cursor
+
+    async def delete_cursor(self, name: str) -> None:
+        """Forget a cursor for good.
+
+        Raises:
+            CursorNotFoundError: There is none of this name.
+        """
+        async with self._admin_lock:
+            self._check_open()
+            cursor = self._cursors.pop(name, None)
+            if cursor is None:
+                raise CursorNotFoundError(f"{self.name} has no cursor {name}")
+            cursor.close()
+            if cursor.cursor_id is not None:
+                start, end = keys.cursor_range(cursor.cursor_id)
+                key = keys.cursor_key(self.owner_id, name)
+
+                def put(batch: Batch) -> None:
+                    batch.delete(Family.META, key)
+                    batch.delete_range(Family.CURSORS, start, end)
+
+                await self._services.committer.write(put)
+
+    # Housekeeping, called by whoever keeps time
+
+    def add_listener(self, on_committed: Callable[[], None]) -> None:
+        """Be called, on the loop, after entries became durable."""
+        self._listeners.append(on_committed)
+
+    def remove_listener(self, on_committed: Callable[[], None]) -> None:
+        """Be called no more."""
+        self._listeners.remove(on_committed)
+
+    def roll_over_if_aged(self, now_ms: int) -> bool:
+        """Close the open ledger if it has entries and was created long enough ago."""
+        self._check_open()
+        return self._appender.roll_over_if_aged(now_ms)
+
+    async def trim(self) -> int:
+        """Delete ledgers wholly at or below every cursor's mark-delete; returns how many.
+
+        The open ledger stays. Without a cursor every closed ledger goes.
+
+        Raises:
+            LedgerWriteError: They are gone here, and will be again by the next trim after a restart.
+        """
+        async with self._admin_lock:
+            self._check_open()
+            unacknowledged = [cursor.next_unacknowledged_position for cursor in self._cursors.values()]
+            ledgers = retention.trimmable(self._ledgers, unacknowledged)
+            for ledger in ledgers:
+                self._ledgers.remove(ledger.ledger_id)
+                self._reader.drop_ledger(ledger.ledger_id)
+                self._untrimmed.append(ledger.ledger_id)
+                for cursor in self._cursors.values():
+                    cursor.forget_ledger(ledger.ledger_id)
+            if not self._untrimmed:
+                return 0
+            # The acknowledgements that allow it go into the log before it, or with it.
+            for cursor in self._cursors.values():
+                if cursor.is_durable:
+                    self._services.committer.request(cursor, sync=True)
+            doomed = list(self._untrimmed)
+            await self._services.committer.write(lambda batch: self._put_deletion(batch, doomed))
+            del self._untrimmed[: len(doomed)]
+            self._services.trimmed(doomed, sum(ledger.durable.bytes for ledger in ledgers))
+            return len(ledgers)
+
+    async def expire(self, now_ms: int, ttl_ms: int) -> dict[str, int]:
+        """Acknowledge, per cursor, the entries from mark-delete on whose time to live is over.
+
+        It counts from the later of publish and delivery time, and stops at the first entry that still lives.
+
+        Returns:
+            How many entries expired, by cursor.
+        """
+        expired = {}
+        for name, cursor in list(self._cursors.items()):
+            last = await retention.last_expired(
+                self._ledgers,
+                self.read_headers,
+                cursor.next_unacknowledged_position,
+                due_ms_max=now_ms - ttl_ms,
+                acknowledged_in=cursor.acknowledged_in,
+            )
+            if last is not None and self._cursors.get(name) is cursor:
+                expired[name] = cursor.acknowledge_cumulative(last)
+        return expired
+
+    async def close(self) -> None:
+        """Flush acknowledgements, wait for commits, and refuse more."""
+        async with self._admin_lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            try:
+                while not self._appender.is_idle:
+                    await self._appender.committed()
+                for cursor in self._cursors.values():
+                    await cursor.flush()
+            finally:
+                for cursor in self._cursors.values():
+                    cursor.close()
+                self._services.closed(self)
+
+    def request_commit(self) -> None:
+        """Have what is pending, records of new ledgers included, in the next commit."""
+        self._check_open()
+        self._services.committer.request(self._appender, sync=True)
+
+    def put_deletion(self, batch: Batch) -> None:
+        """Put the deletion of all of it into a batch."""
+        self._put_deletion(batch, [*self._untrimmed, *(ledger.ledger_id for ledger in self._ledgers)])
+        for name, cursor in self._cursors.items():
+            if cursor.cursor_id is not None:
+                batch.delete(Family.META, keys.cursor_key(self.owner_id, name))
+                batch.delete_range(Family.CURSORS, *keys.cursor_range(cursor.cursor_id))
+        batch.delete(Family.META, keys.managed_ledger_key(self.name))
+
+    def _put_deletion(self, batch: Batch, ledger_ids: Sequence[int]) -> None:
+        for ledger_id in ledger_ids:
+            batch.delete(Family.META, keys.ledger_record_key(self.owner_id, ledger_id))
+            for family in (Family.HEADERS, Family.PAYLOADS):
+                batch.delete_range(family, *keys.ledger_range(ledger_id))
+            for cursor in self._cursors.values():
+                if cursor.cursor_id is not None:
+                    base = keys.cursor_state_key(cursor.cursor_id, keys.CURSOR_BASE, ledger_id)
+                    batch.delete(Family.CURSORS, base)
+
+    def _put_cursor(self, batch: Batch, cursor: Cursor) -> None:
+        assert cursor.cursor_id is not None
+
+        batch.put(Family.META, keys.cursor_key(self.owner_id, cursor.name), _OWNER.pack(cursor.cursor_id))
+        self._services.put_counters(batch)
+        cursor.put_new(batch)
+
+    def _new_cursor(self, name: str, cursor_id: int | None) -> Cursor:
+        return Cursor(name, cursor_id, self._ledgers, self._services.committer, self._services.flush_soon)
+
+    def _tell_committed(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ManagedLedgerClosedError(f"The managed ledger {self.name} was closed")

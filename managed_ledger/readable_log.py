@@ -1,0 +1,166 @@
+"""The reading half of a managed ledger: where its entries are, and discontinuous reads of headers and payloads.
+
+Only durable entries are visible here. A read names where to begin and what to leave out, or a set of positions; what
+was trimmed meanwhile is left out, what is missing otherwise is an error. Nothing here changes anything.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from managed_ledger import retention
+from managed_ledger.errors import StoreCorruptedError
+from managed_ledger.headers import EntryHeaders
+from managed_ledger.ledgers import LedgerInfo, Ledgers
+from managed_ledger.log_reader import LogReader, Need
+from managed_ledger.position import Position
+from managed_ledger.selection import EntriesRead, HeadersRead, Skip, select
+
+Ids = Sequence[int] | NDArray[np.int64]
+
+
+class ReadableLog:
+    """Ledgers of one topic, and how to read them."""
+
+    def __init__(self, name: str, ledgers: Ledgers, reader: LogReader) -> None:
+        self.name = name
+        self._ledgers = ledgers
+        self._reader = reader
+
+    @property
+    def last_confirmed_position(self) -> Position:
+        """The last durable entry; entry -1 of the first ledger where there is none."""
+        return self._ledgers.last_confirmed
+
+    @property
+    def first_position(self) -> Position:
+        """The first entry still kept, or the next one to come."""
+        return self._ledgers.normalized(Position(self._ledgers.first.ledger_id, 0))
+
+    @property
+    def entries_total(self) -> int:
+        """Durable entries that are kept."""
+        return self._ledgers.end_ordinal - self._ledgers.first.ordinal
+
+    @property
+    def size_bytes(self) -> int:
+        """Payload bytes of durable entries that are kept."""
+        return sum(ledger.durable.bytes for ledger in self._ledgers)
+
+    def ledgers(self) -> list[LedgerInfo]:
+        """All ledgers kept, the open one last."""
+        return [ledger.info() for ledger in self._ledgers]
+
+    def next_valid_position(self, position: Position) -> Position:
+        """The first durable position at or behind this one, or the one that will be durable next."""
+        return self._ledgers.normalized(position)
+
+    def count_entries(self, first: Position, end: Position) -> int:
+        """Durable entries from `first` to `end`, `end` excluded.
+
+        Runtime complexity: O(log ledgers).
+        """
+        return max(0, self._ledgers.ordinal(end) - self._ledgers.ordinal(first))
+
+    async def read_headers(
+        self, first: Position, *, entries_max: int, skip: Skip | None = None, through: Position | None = None
+    ) -> HeadersRead:
+        """Headers from `first` on, itself included, without positions that `skip` names for a ledger.
+
+        Stops after `entries_max` entries, behind `through`, or at the last durable entry. Does not suspend when
+        everything needed is in memory.
+        """
+        needs, next_position = select(self._ledgers, first, entries_max=entries_max, skip=skip, through=through)
+        return HeadersRead(EntryHeaders.concatenate(await self._headers_of(needs)), next_position)
+
+    async def read_headers_at(self, ledger_ids: Ids, entry_ids: Ids) -> EntryHeaders:
+        """Headers of these positions in the order given; what is unknown or trimmed is left out."""
+        ledger_column, entry_column = np.asarray(ledger_ids, np.int64), np.asarray(entry_ids, np.int64)
+        parts, indices = [], []
+        needs = self._needs_at(ledger_column, entry_column)
+        headers = await self._headers_of([need for need, _ in needs])
+        for (need, rows), part in zip(needs, headers, strict=True):
+            if len(part):
+                found = np.searchsorted(need.entry_ids, entry_column[rows])
+                parts.append(part.take(found))
+                indices.append(rows)
+        if not parts:
+            return EntryHeaders.empty()
+        return EntryHeaders.concatenate(parts).take(np.argsort(np.concatenate(indices), kind="stable"))
+
+    async def read_payloads(self, ledger_ids: Ids, entry_ids: Ids) -> list[bytes | None]:
+        """Payloads of these positions in the order given; None for what is unknown or trimmed."""
+        ledger_column, entry_column = np.asarray(ledger_ids, np.int64), np.asarray(entry_ids, np.int64)
+        payloads, missing = self._reader.cached_payloads(ledger_column.tolist(), entry_column.tolist())
+        if not missing:
+            return payloads
+        at = np.array(missing, dtype=np.intp)
+        needs = self._needs_at(ledger_column[at], entry_column[at])
+        read = await self._reader.read_payloads([need for need, _ in needs])
+        for (need, rows), found in zip(needs, read, strict=True):
+            if found is None:
+                self._check_trimmed(need)
+                continue
+            for index in at[rows].tolist():
+                payloads[index] = found[int(entry_column[index])]
+        return payloads
+
+    async def read_entries(
+        self,
+        first: Position,
+        *,
+        entries_max: int,
+        bytes_max: int,
+        skip: Skip | None = None,
+        through: Position | None = None,
+    ) -> EntriesRead:
+        """Headers and payloads like `read_headers`, up to `bytes_max` of payload but at least one entry."""
+        read = await self.read_headers(first, entries_max=entries_max, skip=skip, through=through)
+        headers, next_position = read.headers, read.next_position
+        fitting = int(np.searchsorted(np.cumsum(headers.sizes, dtype=np.int64), bytes_max, side="right"))
+        if max(1, fitting) < len(headers):
+            headers = headers.take(slice(0, max(1, fitting)))
+            last = Position(int(headers.ledger_ids[-1]), int(headers.entry_ids[-1]))
+            next_position = self._ledgers.normalized(Position(last.ledger_id, last.entry_id + 1))
+        payloads = await self.read_payloads(headers.ledger_ids, headers.entry_ids)
+        kept = [payload for payload in payloads if payload is not None]
+        if len(kept) < len(payloads):
+            there = np.array([payload is not None for payload in payloads])
+            headers = headers.take(np.flatnonzero(there))
+        return EntriesRead(headers, kept, next_position)
+
+    async def find_position_at_or_after_publish_time(self, publish_time_ms: int) -> Position:
+        """The first entry published at or after a time, or the next one to come."""
+        return await retention.find_published(self._ledgers, self.read_headers, publish_time_ms)
+
+    async def _headers_of(self, needs: Sequence[Need]) -> list[EntryHeaders]:
+        parts = []
+        for need, headers in zip(needs, await self._reader.read_headers(needs), strict=True):
+            if headers is None:
+                self._check_trimmed(need)
+            parts.append(EntryHeaders.empty() if headers is None else headers)
+        return parts
+
+    def _needs_at(
+        self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]
+    ) -> list[tuple[Need, NDArray[np.intp]]]:
+        """What to read for these positions, per ledger, and which of the positions each is for."""
+        needs = []
+        for ledger_id in np.unique(ledger_ids).tolist():
+            ledger = self._ledgers.get(ledger_id)
+            if ledger is None:
+                continue
+            known = (ledger_ids == ledger_id) & (entry_ids >= 0) & (entry_ids < ledger.entries)
+            rows = np.flatnonzero(known)
+            if len(rows):
+                needs.append((Need(ledger_id, np.unique(entry_ids[rows])), rows))
+        return needs
+
+    def _check_trimmed(self, need: Need) -> None:
+        """What could not be read must be gone by now; else the log has lost it."""
+        if need.ledger_id in self._ledgers:
+            raise StoreCorruptedError(
+                f"{self.name}: ledger {need.ledger_id} lacks entries between {need.entry_ids[0]} and "
+                f"{need.entry_ids[-1]} that its record counts. Restore the folder from a copy"
+            )

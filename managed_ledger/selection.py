@@ -1,0 +1,88 @@
+"""Which entries a discontinuous read wants: positions from a point on, without those that bitmaps name.
+
+Pure functions over the ledgers and Roaring bitmaps: what is left out costs nothing per position, so a million
+skipped ones are milliseconds, and blocks that hold nothing else are never read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from managed_ledger.headers import EntryHeaders
+from managed_ledger.ledgers import Ledgers
+from managed_ledger.log_reader import Need
+from managed_ledger.position import Position
+
+Skip = Callable[[int], BitMap | None]
+"""Entry ids of a ledger that a read leaves out; asked once per ledger and read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadersRead:
+    """Headers in position order, and where the next read goes on."""
+
+    headers: EntryHeaders
+    next_position: Position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntriesRead:
+    """Headers and payloads in position order, and where the next read goes on."""
+
+    headers: EntryHeaders
+    payloads: list[bytes]
+    next_position: Position
+
+
+def select(
+    ledgers: Ledgers, first: Position, *, entries_max: int, skip: Skip | None, through: Position | None
+) -> tuple[list[Need], Position]:
+    """The first confirmed entries at or behind `first` that are not skipped, and the position behind them.
+
+    Args:
+        ledgers: Where entries are.
+        first: Where to begin, itself included.
+        entries_max: Most entries to select.
+        skip: Names what to leave out, per ledger.
+        through: Where to stop, itself included; None for the end of the log.
+    """
+    needs: list[Need] = []
+    position = ledgers.normalized(first)
+    while entries_max > 0 and (through is None or position <= through):
+        ledger_id, start = position
+        end = _confirmed_entries(ledgers, ledger_id)
+        if through is not None and through.ledger_id == ledger_id:
+            end = min(end, through.entry_id + 1)
+        if start >= end:
+            break
+        entry_ids = _wanted(start, end, entries_max, None if skip is None else skip(ledger_id))
+        entries_max -= len(entry_ids)
+        if len(entry_ids):
+            needs.append(Need(ledger_id, entry_ids))
+        # Where the limit was met, what follows was not looked at.
+        end = int(entry_ids[-1]) + 1 if entries_max == 0 else end
+        position = ledgers.normalized(Position(ledger_id, end))
+    return needs, position
+
+
+def _confirmed_entries(ledgers: Ledgers, ledger_id: int) -> int:
+    ledger = ledgers.get(ledger_id)
+    assert ledger is not None
+    return ledger.entries
+
+
+def _wanted(start: int, end: int, count: int, skipped: BitMap | None) -> NDArray[np.int64]:
+    """The first `count` ids of `[start, end)` that are not skipped."""
+    if not skipped:
+        return np.arange(start, min(end, start + count), dtype=np.int64)
+    left = BitMap()
+    left.add_range(start, end)
+    left -= skipped
+    if count < len(left):
+        left = left[:count]
+    if not left:
+        return np.empty(0, dtype=np.int64)
+    return np.frombuffer(left.to_array(), dtype=np.uint32).astype(np.int64)
