@@ -33,12 +33,9 @@ IN_MEMORY_FACTORY: Final = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeli
 # Every spelling that is accepted, with the Java class that it stands for.
 _TRACKER_FACTORIES: Final = {
     spelling: class_name
-    for class_name in (BUCKET_FACTORY, IN_MEMORY_FACTORY)
+    for class_name, module in ((BUCKET_FACTORY, "tracker.bucket_tracker"), (IN_MEMORY_FACTORY, "tracker.in_memory"))
     for simple_name in (class_name.rpartition(".")[2],)
-    for spelling in (class_name, simple_name, f"tracker.{simple_name}")
-} | {
-    "tracker.bucket_tracker.BucketDelayedDeliveryTrackerFactory": BUCKET_FACTORY,
-    "tracker.in_memory.InMemoryDelayedDeliveryTrackerFactory": IN_MEMORY_FACTORY,
+    for spelling in (class_name, simple_name, f"{module}.{simple_name}")
 }
 
 _INT64_MAX: Final = 2**63 - 1

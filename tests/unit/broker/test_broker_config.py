@@ -1,0 +1,304 @@
+"""The configuration: where values come from, what is refused, and how that is said."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from broker.config import BrokerConfig, ConfigError, load_config, settings
+from broker.config_text import check_unknown_key, parse_config_text
+
+REPOSITORY = Path(__file__).parents[3]
+PULSAR_FILE = REPOSITORY / "tests/golden/pulsar_config/broker-4.2.4.conf"
+JAVA_PACKAGE = "org.apache.pulsar.broker.delayed"
+
+# One value per key that is of the right kind and may not be: (text, what the error says is allowed).
+REFUSED = {
+    "bindAddress": None,
+    "brokerServicePort": ("65536", "must be from 1 to 65535"),
+    "webServicePort": ("0", "must be from 1 to 65535"),
+    "advertisedAddress": None,
+    "clusterName": None,
+    "dataDirectory": None,
+    "bucketSnapshotStorage": ("s4", "must be rocksdb or memory"),
+    "maxMessageSize": ("0", "must be from 1 to"),
+    "keepAliveIntervalSeconds": ("30s", "must be a whole number"),
+    "ttlDurationDefaultInSeconds": ("-1", "must be from 0 to"),
+    "messageExpiryCheckIntervalInMinutes": ("9223372036854775807", "must be at most 153722867280912930"),
+    "retentionCheckIntervalInSeconds": ("2 min", "must be a whole number"),
+    "statsUpdateFrequencyInSecs": ("1.5", "must be a whole number"),
+    "managedLedgerMaxEntriesPerLedger": ("0", "must be at least 1"),
+    "managedLedgerMaxSizePerLedgerMbytes": ("0", "must be at least 1"),
+    "managedLedgerMaxLedgerRolloverTimeMinutes": ("0", "must be at least 1"),
+    "managedLedgerCacheSizeMB": ("-1", "must be at least 0"),
+    "delayedDeliveryEnabled": ("yes", "must be true or false"),
+    "delayedDeliveryTrackerFactoryClassName": ("com.example.Tracker", "must be one of"),
+    "delayedDeliveryTickTimeMillis": ("-1", "must be at least 0"),
+    "isDelayedDeliveryDeliverAtTimeStrict": ("1", "must be true or false"),
+    "delayedDeliveryMaxDelayInMillis": ("-1", "must be at least 0"),
+    "delayedDeliveryFixedDelayDetectionLookahead": ("-1", "must be at least 0"),
+    "delayedDeliveryMinIndexCountPerBucket": ("0", "must be at least 1"),
+    "delayedDeliveryMaxIndexCountPerBucket": ("0", "must be at least 1, or -1 for no limit"),
+    "delayedDeliveryMinIndexCountAtClose": ("-2", "must be at least 0, or -1"),
+    "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds": ("-1", "must be at least 0"),
+    "delayedDeliveryMaxIndexesPerBucketSnapshotSegment": ("0", "must be at least 1, or -1 for no limit"),
+    "delayedDeliveryMaxNumBuckets": ("many", "must be a whole number"),
+    "delayedDeliverySharedIndexEnabled": ("on", "must be true or false"),
+    "delayedDeliverySegmentPrefetchMillis": ("-1", "must be at least 0"),
+    "delayedDeliveryMaxLoadedIndexes": ("0", "must be at least 1"),
+    "delayedDeliveryMaxUnsealedIndexes": ("0", "must be at least 1"),
+    "delayedDeliveryMaxOrderWaitMillis": ("-2", "must be at least 0, or -1"),
+    "delayedDeliveryRetryBackoffMinMillis": ("0", "must be at least 1"),
+    "delayedDeliveryRetryBackoffMaxMillis": ("1", "must be at least delayedDeliveryRetryBackoffMinMillis (100)"),
+    "delayedDeliveryOperationTimeoutMillis": ("0", "must be at least 1"),
+    "delayedDeliveryMaxOperationsInFlight": ("0", "must be at least 1"),
+    "delayedDeliveryCloseTimeoutMillis": ("-1", "must be at least 0"),
+    "keySharedUnblockingIntervalMs": ("-1", "must be at least 0"),
+    "subscriptionKeySharedUseConsistentHashing": ("no", "must be true or false"),
+    "subscriptionKeySharedConsistentHashingReplicaPoints": ("0", "must be at least 1"),
+    "keySharedLookAheadMsgInReplayThresholdPerConsumer": ("-1", "must be at least 0"),
+    "keySharedLookAheadMsgInReplayThresholdPerSubscription": ("-1", "must be at least 0"),
+    "dispatcherMaxReadBatchSize": ("0", "must be at least 1"),
+    "dispatcherMaxReadSizeBytes": ("0", "must be at least 1"),
+    "dispatcherMaxRoundRobinBatchSize": ("0", "must be at least 1"),
+    "dispatcherRetryBackoffInitialTimeInMs": ("-1", "must be at least 0"),
+    "dispatcherRetryBackoffMaxTimeInMs": ("0", "must be at least 1"),
+    "dispatcherReadFailureBackoffInitialTimeInMs": ("-1", "must be at least 0"),
+    "dispatcherReadFailureBackoffMaxTimeInMs": ("99", "must be at least 100"),
+    "maxUnackedMessagesPerConsumer": ("-1", "must be at least 0"),
+    "maxUnackedMessagesPerSubscription": ("-1", "must be at least 0"),
+}
+"""None: a text that anything can be."""
+
+
+def load(
+    text: str | None = None,
+    *,
+    folder: Path | None = None,
+    environment: dict[str, str] | None = None,
+    overrides: Sequence[str] = (),
+) -> BrokerConfig:
+    path = None
+    if text is not None:
+        assert folder is not None
+        path = folder / "broker.conf"
+        path.write_text(text)
+    return load_config(path, environment=environment or {}, overrides=overrides)
+
+
+def test_without_anything_the_defaults_are_in_force() -> None:
+    assert load() == BrokerConfig()
+
+
+def test_the_bucket_tracker_is_the_default() -> None:
+    assert BrokerConfig().tracker_factory == "bucket"
+
+
+def test_overrides_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = "brokerServicePort=1001\nwebServicePort=1002\nclusterName=file\nmaxMessageSize=5\n"
+    environment = {"webServicePort": "2002", "clusterName": "plain", "PULSAR_PREFIX_clusterName": "prefixed"}
+
+    config = load(file, folder=tmp_path, environment=environment, overrides=["webServicePort=3", "webServicePort=4"])
+
+    assert (config.service_port, config.web_port, config.cluster_name) == (1001, 4, "prefixed")
+    assert config.message_size_max == 5
+
+
+def test_units_are_converted_once_at_reading() -> None:
+    config = load(
+        overrides=[
+            "managedLedgerMaxSizePerLedgerMbytes=3",
+            "managedLedgerMaxLedgerRolloverTimeMinutes=2",
+            "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds=7",
+            "ttlDurationDefaultInSeconds=9",
+            "messageExpiryCheckIntervalInMinutes=4",
+        ]
+    )
+
+    assert config.managed_ledger.ledger_bytes_max == 3 * 2**20
+    assert config.managed_ledger.rollover_time_ms == 120_000
+    assert config.tracker.segment_step_ms_max == 7_000
+    assert config.ttl_ms == 9_000
+    assert config.expiry_check_interval_s == 240
+
+
+def test_every_kind_of_value_is_read() -> None:
+    config = load(
+        overrides=[
+            "isDelayedDeliveryDeliverAtTimeStrict=TRUE",
+            "dataDirectory=/var/lib/postdate",
+            "advertisedAddress=me",
+        ]
+    )
+
+    assert config.tracker.is_deliver_at_time_strict is True
+    assert config.data_directory == Path("/var/lib/postdate")
+    assert config.advertised_address == "me"
+
+
+def test_an_empty_value_means_the_default() -> None:
+    environment = {"brokerServicePort": "6660", "advertisedAddress": ""}
+
+    config = load(environment=environment, overrides=["brokerServicePort="])
+
+    assert config == BrokerConfig()
+
+
+@pytest.mark.parametrize(
+    ("spelling", "expected"),
+    [
+        (f"{JAVA_PACKAGE}.BucketDelayedDeliveryTrackerFactory", "bucket"),
+        ("BucketDelayedDeliveryTrackerFactory", "bucket"),
+        ("tracker.bucket_tracker.BucketDelayedDeliveryTrackerFactory", "bucket"),
+        (f"{JAVA_PACKAGE}.InMemoryDelayedDeliveryTrackerFactory", "memory"),
+        ("InMemoryDelayedDeliveryTrackerFactory", "memory"),
+        ("tracker.in_memory.InMemoryDelayedDeliveryTrackerFactory", "memory"),
+    ],
+)
+def test_a_tracker_is_named_as_in_java_or_in_python(spelling: str, expected: str) -> None:
+    config = load(overrides=[f"delayedDeliveryTrackerFactoryClassName={spelling}"])
+
+    assert config.tracker_factory == expected
+
+
+@pytest.mark.parametrize("dotted", ["tracker.bucket_tracker.Bucket", "tracker.in_memory.InMemory"])
+def test_the_python_paths_exist(dotted: str) -> None:
+    module, _, name = f"{dotted}DelayedDeliveryTrackerFactory".rpartition(".")
+
+    assert hasattr(__import__(module, fromlist=[name]), name)
+
+
+def test_every_field_has_one_bad_value_here() -> None:
+    assert list(REFUSED) == [setting.key for setting in settings()]
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), [(key, *bad) for key, bad in REFUSED.items() if bad is not None])
+def test_a_bad_value_names_the_file_the_line_the_key_and_what_is_allowed(
+    key: str, value: str, allowed: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(allowed)) as caught:
+        load(f"# A comment.\n\n{key}={value}\n", folder=tmp_path)
+
+    assert str(caught.value).startswith(f"{tmp_path / 'broker.conf'}:3: {key}={value}: must be ")
+    assert (caught.value.key, caught.value.value, caught.value.line) == (key, value, 3)
+
+
+def test_two_values_that_do_not_fit_together_are_named_both(tmp_path: Path) -> None:
+    expected = (
+        ":1: delayedDeliveryRetryBackoffMinMillis=60000: delayedDeliveryRetryBackoffMaxMillis must be at least "
+        "delayedDeliveryRetryBackoffMinMillis (60000), but is 30000"
+    )
+
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        load("delayedDeliveryRetryBackoffMinMillis=60000\n", folder=tmp_path)
+
+
+def test_the_key_at_fault_is_named_among_others_that_are_fine() -> None:
+    overrides = [
+        "delayedDeliveryRetryBackoffMinMillis=60000",
+        "delayedDeliveryRetryBackoffMaxMillis=70000",
+        "delayedDeliveryTickTimeMillis=-5",
+    ]
+
+    with pytest.raises(ConfigError, match=r"delayedDeliveryTickTimeMillis=-5: must be at least 0$"):
+        load(overrides=overrides)
+
+
+def test_the_two_ports_must_differ() -> None:
+    with pytest.raises(ConfigError, match=r"webServicePort=6650: must be another port than brokerServicePort"):
+        load(overrides=["webServicePort=6650"])
+    with pytest.raises(ConfigError, match=r"brokerServicePort=8080: webServicePort must be another port"):
+        load(overrides=["brokerServicePort=8080"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("delayedDeliveryTickTimeMilis", "delayedDeliveryTickTimeMillis"),
+        ("delayedDeliveryTicktimeMillis", "delayedDeliveryTickTimeMillis"),
+        ("keySharedUnblockIntervalMs", "keySharedUnblockingIntervalMs"),
+        ("bucketSnapshotStore", "bucketSnapshotStorage"),
+        ("dataDir", "dataDirectory"),
+        ("brokerServicPort", "brokerServicePort"),
+        ("managedLedgerMaxEntrysPerLedger", "managedLedgerMaxEntriesPerLedger"),
+        ("managedLedgerMaxSizePerLedgerMBytes", "managedLedgerMaxSizePerLedgerMbytes"),
+    ],
+)
+def test_a_misspelled_key_is_an_error_with_a_suggestion(wrong: str, right: str, tmp_path: Path) -> None:
+    expected = f"{wrong}: there is no such key; did you mean {right}?"
+
+    with pytest.raises(ConfigError, match=re.escape(f"broker.conf:1: {expected}")):
+        load(f"{wrong}=5\n", folder=tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        load(overrides=[f"{wrong}=5"])
+    with pytest.raises(ConfigError, match=re.escape(f"environment variable PULSAR_PREFIX_{wrong}: {expected}")):
+        load(environment={f"PULSAR_PREFIX_{wrong}": "5"})
+
+
+def test_a_key_of_ours_that_is_like_no_other_is_an_error_too() -> None:
+    with pytest.raises(ConfigError, match=r"delayedDeliveryZzz: there is no such key$"):
+        check_unknown_key("delayedDeliveryZzz", ["brokerServicePort"], where="here")
+
+
+def test_other_programs_environment_is_left_alone() -> None:
+    environment = {"PATH": "/bin", "DATADIR": "/data", "bindAdress": "x", "PULSAR_PREFIX_numIOThreads": "4"}
+
+    assert load(environment=environment) == BrokerConfig()
+
+
+def test_a_misspelled_variable_is_found_without_the_prefix_where_it_is_clear() -> None:
+    with pytest.raises(ConfigError, match="did you mean delayedDeliveryTickTimeMillis"):
+        load(environment={"delayedDeliveryTickTimeMilis": "5"})
+
+
+def test_a_whole_configuration_of_pulsar_loads() -> None:
+    """All 569 keys of a real one; what differs afterwards is what it sets differently."""
+    config = load_config(PULSAR_FILE, environment={}, overrides=[])
+
+    assert config.bind_address == "0.0.0.0"
+    assert config.tracker_factory == "memory"
+    assert config.dispatcher.read_failure_backoff_max_ms == 60_000
+    assert config.managed_ledger == BrokerConfig().managed_ledger
+
+
+def test_an_override_of_another_key_of_pulsar_is_said_to_be_useless(caplog: pytest.LogCaptureFixture) -> None:
+    assert load(overrides=["numIOThreads=4"]) == BrokerConfig()
+
+    assert caplog.messages == ["--set numIOThreads=4 is ignored: it has no meaning here"]
+
+
+@pytest.mark.parametrize("override", ["brokerServicePort", "=5", ""])
+def test_an_override_must_be_a_key_and_a_value(override: str) -> None:
+    with pytest.raises(ConfigError, match="must be key=value"):
+        load(overrides=[override])
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"clusterName=\xe9\n")
+
+    for name in ("missing", "latin", "."):
+        with pytest.raises(ConfigError, match=f"^{re.escape(str(tmp_path / name))}: the file cannot be read: "):
+            load_config(tmp_path / name, environment={}, overrides=[])
+
+
+def test_a_line_that_is_no_setting_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^broker.conf:2: 'brokerServicePort 6650' is neither a comment nor key=value"
+    ):
+        parse_config_text("a=b\nbrokerServicePort 6650\n", name="broker.conf")
+
+
+def test_the_text_is_read_as_java_reads_properties() -> None:
+    text = "! note\n  a : 1 \nb=x=y # no comment\nc=one,\\\n   two\\\n\nd=C\\:\\\\dir\\t\\u0041\na=2\ne=\nf=end\\"
+
+    parsed = parse_config_text(text, name="x")
+
+    assert parsed == {
+        "a": ("2", 8),
+        "b": ("x=y # no comment", 3),
+        "c": ("one,two", 4),
+        "d": ("C:\\dir\tA", 7),
+        "e": ("", 9),
+        "f": ("end", 10),
+    }

@@ -1,0 +1,166 @@
+"""Housekeeping runs its jobs again and again, whatever they do, and ends cleanly."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from broker.scheduler import Housekeeping, Job
+
+INTERVAL_S = 0.005
+
+
+def run_until_done(work: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await work()
+
+    asyncio.run(limited())
+
+
+def test_functions_and_coroutine_functions_have_their_turns_on_the_loop() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        turns: list[str] = []
+        enough = asyncio.Event()
+
+        def note(name: str) -> None:
+            assert asyncio.get_running_loop() is loop
+            turns.append(name)
+            if turns.count("plain") >= 3 and turns.count("async") >= 3:
+                enough.set()
+
+        async def note_later() -> None:
+            await asyncio.sleep(0)
+            note("async")
+
+        housekeeping = Housekeeping(
+            [Job("plain", INTERVAL_S, lambda: note("plain")), Job("async", INTERVAL_S, note_later)]
+        )
+        housekeeping.start()
+        await enough.wait()
+        await housekeeping.close()
+
+        turns_at_close = len(turns)
+        await asyncio.sleep(5 * INTERVAL_S)
+        assert len(turns) == turns_at_close
+
+    run_until_done(scenario)
+
+
+def test_a_job_that_fails_has_its_next_turn(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        turns = 0
+        enough = asyncio.Event()
+
+        def fail() -> None:
+            nonlocal turns
+            turns += 1
+            if turns == 3:
+                enough.set()
+            raise RuntimeError("no luck")
+
+        housekeeping = Housekeeping([Job("trim", INTERVAL_S, fail)])
+        housekeeping.start()
+        await enough.wait()
+        await housekeeping.close()
+
+    run_until_done(scenario)
+
+    errors = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(errors) >= 3
+    assert {record.getMessage() for record in errors} == {"trim failed; it is tried again in 0.005 s"}
+
+
+def test_a_slow_job_leaves_out_turns_instead_of_piling_up(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        running = 0
+        slow_turns = 0
+        others = 0
+        enough = asyncio.Event()
+
+        async def slow() -> None:
+            nonlocal running, slow_turns
+            running += 1
+            slow_turns += 1
+            assert running == 1
+            await enough.wait()
+            running -= 1
+
+        def other() -> None:
+            nonlocal others
+            others += 1
+            if others == 10:
+                enough.set()
+
+        housekeeping = Housekeeping([Job("slow", INTERVAL_S, slow), Job("other", INTERVAL_S, other)])
+        housekeeping.start()
+        await enough.wait()
+        assert slow_turns == 1
+        await housekeeping.close()
+
+    run_until_done(scenario)
+
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_closing_waits_for_the_job_that_runs(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        begun, may_end = asyncio.Event(), asyncio.Event()
+        ended = False
+
+        async def work() -> None:
+            nonlocal ended
+            begun.set()
+            await may_end.wait()
+            ended = True
+
+        housekeeping = Housekeeping([Job("work", INTERVAL_S, work)])
+        housekeeping.start()
+        await begun.wait()
+        closing = asyncio.create_task(housekeeping.close())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not closing.done()
+
+        may_end.set()
+        await closing
+
+        assert ended
+
+    run_until_done(scenario)
+
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_job_without_an_interval_has_no_turn() -> None:
+    async def scenario() -> None:
+        turns: list[str] = []
+        enough = asyncio.Event()
+
+        def on() -> None:
+            turns.append("on")
+            if len(turns) >= 3:
+                enough.set()
+
+        off = [Job(f"off {interval}", interval, lambda: turns.append("off")) for interval in (0, -1)]
+        housekeeping = Housekeeping([*off, Job("on", INTERVAL_S, on)])
+        housekeeping.start()
+        await enough.wait()
+        await housekeeping.close()
+
+        assert set(turns) == {"on"}
+
+    run_until_done(scenario)
+
+
+def test_closing_without_a_start_and_closing_twice_do_nothing() -> None:
+    async def scenario() -> None:
+        housekeeping = Housekeeping([Job("never", 3600, lambda: None)])
+        await housekeeping.close()
+        housekeeping.start()
+        await housekeeping.close()
+        await housekeeping.close()
+
+    run_until_done(scenario)

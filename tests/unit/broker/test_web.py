@@ -1,0 +1,111 @@
+"""The web port over real HTTP."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+import aiohttp
+import pytest
+
+from broker.web import WebServer, start_web
+
+
+async def start(
+    *,
+    metrics: Callable[[], bytes | Awaitable[bytes]] = lambda: b"one 1.0\n",
+    health: Callable[[], dict[str, Any]] = lambda: {"pid": 7, "uptime_ms": 12},
+) -> WebServer:
+    return await start_web("127.0.0.1", 0, metrics=metrics, health=health)
+
+
+def ask(method: str, path: str, **parts: Any) -> tuple[int, str, str, dict[str, str]]:
+    """Start a server, send it one request, and return status, content type, body and headers."""
+
+    async def exchange() -> tuple[int, str, str, dict[str, str]]:
+        server = await start(**parts)
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.request(method, f"http://127.0.0.1:{server.port}{path}") as reply,
+            ):
+                return reply.status, reply.headers["Content-Type"], await reply.text(), dict(reply.headers)
+        finally:
+            await server.close()
+
+    return asyncio.run(exchange())
+
+
+def test_health_says_ok_and_more() -> None:
+    status, content_type, body, _ = ask("GET", "/health")
+
+    assert (status, content_type) == (200, "application/json; charset=utf-8")
+    assert json.loads(body) == {"status": "ok", "version": version("postdate"), "pid": 7, "uptime_ms": 12}
+
+
+def test_pulsars_own_health_check_works() -> None:
+    assert ask("GET", "/admin/v2/brokers/health")[:3] == (200, "text/plain; charset=utf-8", "ok")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
+def test_metrics_are_prometheus_text(path: str) -> None:
+    assert ask("GET", path)[:3] == (200, "text/plain; version=0.0.4; charset=utf-8", "one 1.0\n")
+
+
+def test_metrics_may_come_later() -> None:
+    async def later() -> bytes:
+        await asyncio.sleep(0)
+        return b"two 2.0\n"
+
+    assert ask("GET", "/metrics", metrics=later)[2] == "two 2.0\n"
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/health/", "/admin/v2/brokers/health/x"])
+def test_an_unknown_path_is_a_404_in_json(path: str) -> None:
+    status, content_type, body, _ = ask("GET", path)
+
+    assert (status, content_type) == (404, "application/json; charset=utf-8")
+    assert body == f'{{"reason": "Not Found: {path}"}}'
+
+
+def test_another_method_is_a_405_in_json_that_says_what_is_allowed() -> None:
+    status, content_type, body, headers = ask("POST", "/metrics")
+
+    assert (status, content_type) == (405, "application/json; charset=utf-8")
+    assert body == '{"reason": "Method Not Allowed: /metrics"}'
+    assert headers["Allow"] == "GET,HEAD"
+
+
+@pytest.mark.parametrize("path", ["/health", "/admin/v2/brokers/health"])
+def test_a_failure_is_a_500_in_json_and_in_the_log(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> dict[str, Any]:
+        raise RuntimeError("secret detail")
+
+    status, _, body, _ = ask("GET", path, health=fail)
+
+    assert status == 500
+    assert "secret detail" not in body
+    assert f"GET {path} failed" in caplog.text
+    assert "secret detail" in caplog.text
+
+
+def test_a_port_in_use_is_an_oserror_and_leaves_nothing_open() -> None:
+    async def start_on(port: int) -> None:
+        await start_web("127.0.0.1", port, metrics=lambda: b"", health=dict)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="address already in use"):
+        asyncio.run(start_on(taken.getsockname()[1]))
+
+
+def test_a_closed_server_listens_no_more() -> None:
+    async def scenario() -> int:
+        server = await start()
+        await server.close()
+        return server.port
+
+    port = asyncio.run(scenario())
+
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
