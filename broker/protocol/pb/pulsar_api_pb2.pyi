@@ -143,6 +143,7 @@ class Schema(_message.Message):
         LocalDateTime: _ClassVar[Schema.Type]
         ProtobufNative: _ClassVar[Schema.Type]
         AutoConsume: _ClassVar[Schema.Type]
+        External: _ClassVar[Schema.Type]
     NoSchema: Schema.Type
     String: Schema.Type
     Json: Schema.Type
@@ -165,6 +166,7 @@ class Schema(_message.Message):
     LocalDateTime: Schema.Type
     ProtobufNative: Schema.Type
     AutoConsume: Schema.Type
+    External: Schema.Type
     NAME_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_DATA_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -214,7 +216,7 @@ class KeySharedMeta(_message.Message):
     def __init__(self, keySharedMode: _Optional[_Union[KeySharedMode, str]] = ..., hashRanges: _Optional[_Iterable[_Union[IntRange, _Mapping]]] = ..., allowOutOfOrderDelivery: _Optional[bool] = ...) -> None: ...
 
 class MessageMetadata(_message.Message):
-    __slots__ = ("producer_name", "sequence_id", "publish_time", "properties", "replicated_from", "partition_key", "replicate_to", "compression", "uncompressed_size", "num_messages_in_batch", "event_time", "encryption_keys", "encryption_algo", "encryption_param", "schema_version", "partition_key_b64_encoded", "ordering_key", "deliver_at_time", "marker_type", "txnid_least_bits", "txnid_most_bits", "highest_sequence_id", "null_value", "uuid", "num_chunks_from_msg", "total_chunk_msg_size", "chunk_id", "null_partition_key")
+    __slots__ = ("producer_name", "sequence_id", "publish_time", "properties", "replicated_from", "partition_key", "replicate_to", "compression", "uncompressed_size", "num_messages_in_batch", "event_time", "encryption_keys", "encryption_algo", "encryption_param", "schema_version", "partition_key_b64_encoded", "ordering_key", "deliver_at_time", "marker_type", "txnid_least_bits", "txnid_most_bits", "highest_sequence_id", "null_value", "uuid", "num_chunks_from_msg", "total_chunk_msg_size", "chunk_id", "null_partition_key", "compacted_batch_indexes", "schema_id")
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +245,8 @@ class MessageMetadata(_message.Message):
     TOTAL_CHUNK_MSG_SIZE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     NULL_PARTITION_KEY_FIELD_NUMBER: _ClassVar[int]
+    COMPACTED_BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
     producer_name: str
     sequence_id: int
     publish_time: int
@@ -271,7 +275,9 @@ class MessageMetadata(_message.Message):
     total_chunk_msg_size: int
     chunk_id: int
     null_partition_key: bool
-    def __init__(self, producer_name: _Optional[str] = ..., sequence_id: _Optional[int] = ..., publish_time: _Optional[int] = ..., properties: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., replicated_from: _Optional[str] = ..., partition_key: _Optional[str] = ..., replicate_to: _Optional[_Iterable[str]] = ..., compression: _Optional[_Union[CompressionType, str]] = ..., uncompressed_size: _Optional[int] = ..., num_messages_in_batch: _Optional[int] = ..., event_time: _Optional[int] = ..., encryption_keys: _Optional[_Iterable[_Union[EncryptionKeys, _Mapping]]] = ..., encryption_algo: _Optional[str] = ..., encryption_param: _Optional[bytes] = ..., schema_version: _Optional[bytes] = ..., partition_key_b64_encoded: _Optional[bool] = ..., ordering_key: _Optional[bytes] = ..., deliver_at_time: _Optional[int] = ..., marker_type: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., highest_sequence_id: _Optional[int] = ..., null_value: _Optional[bool] = ..., uuid: _Optional[str] = ..., num_chunks_from_msg: _Optional[int] = ..., total_chunk_msg_size: _Optional[int] = ..., chunk_id: _Optional[int] = ..., null_partition_key: _Optional[bool] = ...) -> None: ...
+    compacted_batch_indexes: _containers.RepeatedScalarFieldContainer[int]
+    schema_id: bytes
+    def __init__(self, producer_name: _Optional[str] = ..., sequence_id: _Optional[int] = ..., publish_time: _Optional[int] = ..., properties: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., replicated_from: _Optional[str] = ..., partition_key: _Optional[str] = ..., replicate_to: _Optional[_Iterable[str]] = ..., compression: _Optional[_Union[CompressionType, str]] = ..., uncompressed_size: _Optional[int] = ..., num_messages_in_batch: _Optional[int] = ..., event_time: _Optional[int] = ..., encryption_keys: _Optional[_Iterable[_Union[EncryptionKeys, _Mapping]]] = ..., encryption_algo: _Optional[str] = ..., encryption_param: _Optional[bytes] = ..., schema_version: _Optional[bytes] = ..., partition_key_b64_encoded: _Optional[bool] = ..., ordering_key: _Optional[bytes] = ..., deliver_at_time: _Optional[int] = ..., marker_type: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., highest_sequence_id: _Optional[int] = ..., null_value: _Optional[bool] = ..., uuid: _Optional[str] = ..., num_chunks_from_msg: _Optional[int] = ..., total_chunk_msg_size: _Optional[int] = ..., chunk_id: _Optional[int] = ..., null_partition_key: _Optional[bool] = ..., compacted_batch_indexes: _Optional[_Iterable[int]] = ..., schema_id: _Optional[bytes] = ...) -> None: ...
 
 class SingleMessageMetadata(_message.Message):
     __slots__ = ("properties", "partition_key", "payload_size", "compacted_out", "event_time", "partition_key_b64_encoded", "ordering_key", "sequence_id", "null_value", "null_partition_key")
@@ -958,6 +964,25 @@ class BaseCommand(_message.Message):
         ACK_RESPONSE: _ClassVar[BaseCommand.Type]
         GET_OR_CREATE_SCHEMA: _ClassVar[BaseCommand.Type]
         GET_OR_CREATE_SCHEMA_RESPONSE: _ClassVar[BaseCommand.Type]
+        NEW_TXN: _ClassVar[BaseCommand.Type]
+        NEW_TXN_RESPONSE: _ClassVar[BaseCommand.Type]
+        ADD_PARTITION_TO_TXN: _ClassVar[BaseCommand.Type]
+        ADD_PARTITION_TO_TXN_RESPONSE: _ClassVar[BaseCommand.Type]
+        ADD_SUBSCRIPTION_TO_TXN: _ClassVar[BaseCommand.Type]
+        ADD_SUBSCRIPTION_TO_TXN_RESPONSE: _ClassVar[BaseCommand.Type]
+        END_TXN: _ClassVar[BaseCommand.Type]
+        END_TXN_RESPONSE: _ClassVar[BaseCommand.Type]
+        END_TXN_ON_PARTITION: _ClassVar[BaseCommand.Type]
+        END_TXN_ON_PARTITION_RESPONSE: _ClassVar[BaseCommand.Type]
+        END_TXN_ON_SUBSCRIPTION: _ClassVar[BaseCommand.Type]
+        END_TXN_ON_SUBSCRIPTION_RESPONSE: _ClassVar[BaseCommand.Type]
+        TC_CLIENT_CONNECT_REQUEST: _ClassVar[BaseCommand.Type]
+        TC_CLIENT_CONNECT_RESPONSE: _ClassVar[BaseCommand.Type]
+        WATCH_TOPIC_LIST: _ClassVar[BaseCommand.Type]
+        WATCH_TOPIC_LIST_SUCCESS: _ClassVar[BaseCommand.Type]
+        WATCH_TOPIC_UPDATE: _ClassVar[BaseCommand.Type]
+        WATCH_TOPIC_LIST_CLOSE: _ClassVar[BaseCommand.Type]
+        TOPIC_MIGRATED: _ClassVar[BaseCommand.Type]
     CONNECT: BaseCommand.Type
     CONNECTED: BaseCommand.Type
     SUBSCRIBE: BaseCommand.Type
@@ -997,6 +1022,25 @@ class BaseCommand(_message.Message):
     ACK_RESPONSE: BaseCommand.Type
     GET_OR_CREATE_SCHEMA: BaseCommand.Type
     GET_OR_CREATE_SCHEMA_RESPONSE: BaseCommand.Type
+    NEW_TXN: BaseCommand.Type
+    NEW_TXN_RESPONSE: BaseCommand.Type
+    ADD_PARTITION_TO_TXN: BaseCommand.Type
+    ADD_PARTITION_TO_TXN_RESPONSE: BaseCommand.Type
+    ADD_SUBSCRIPTION_TO_TXN: BaseCommand.Type
+    ADD_SUBSCRIPTION_TO_TXN_RESPONSE: BaseCommand.Type
+    END_TXN: BaseCommand.Type
+    END_TXN_RESPONSE: BaseCommand.Type
+    END_TXN_ON_PARTITION: BaseCommand.Type
+    END_TXN_ON_PARTITION_RESPONSE: BaseCommand.Type
+    END_TXN_ON_SUBSCRIPTION: BaseCommand.Type
+    END_TXN_ON_SUBSCRIPTION_RESPONSE: BaseCommand.Type
+    TC_CLIENT_CONNECT_REQUEST: BaseCommand.Type
+    TC_CLIENT_CONNECT_RESPONSE: BaseCommand.Type
+    WATCH_TOPIC_LIST: BaseCommand.Type
+    WATCH_TOPIC_LIST_SUCCESS: BaseCommand.Type
+    WATCH_TOPIC_UPDATE: BaseCommand.Type
+    WATCH_TOPIC_LIST_CLOSE: BaseCommand.Type
+    TOPIC_MIGRATED: BaseCommand.Type
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]

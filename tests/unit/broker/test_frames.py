@@ -145,6 +145,14 @@ def test_a_property_without_a_value_is_refused() -> None:
         FrameSplitter().feed(framed(send_command(), entry_of(metadata)))
 
 
+def test_a_command_of_a_kind_that_is_not_spoken_keeps_its_type() -> None:
+    """So that the connection can say which one it refuses."""
+    (command,) = FrameSplitter().feed(framed(b"\x08\x40\x82\x04\x02\x08\x01"))
+
+    assert isinstance(command, BaseCommand)
+    assert command.type == BaseCommand.WATCH_TOPIC_LIST
+
+
 def test_each_command_stands_in_the_field_of_its_number() -> None:
     """The splitter relies on it to see that a command has its content."""
     fields = BaseCommand.DESCRIPTOR.fields_by_number
