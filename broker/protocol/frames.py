@@ -74,8 +74,7 @@ class FrameSplitter:
 
     def __init__(self, message_size_max: int = MESSAGE_SIZE_MAX_DEFAULT) -> None:
         self._frame_size_max = message_size_max + FRAME_PADDING
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._pending = bytearray()
         self._size_needed = _TWO_U32.size
 
     def feed(self, chunk: bytes) -> list[Frame]:
@@ -85,12 +84,13 @@ class FrameSplitter:
             ProtocolError: The bytes are no frames. The frames before the fault are lost with it: the connection
                 has to be closed, and its client sends again what was not answered.
         """
-        self._parts.append(chunk)
-        self._size += len(chunk)
-        if self._size < self._size_needed:
-            # Joining only when a frame is whole keeps a frame of many chunks linear.
-            return []
-        data = chunk if len(self._parts) == 1 else b"".join(self._parts)
+        data = chunk
+        if self._pending:
+            self._pending += chunk
+            if len(self._pending) < self._size_needed:
+                # Going on only when a frame is whole keeps a frame of many chunks linear, however small they are.
+                return []
+            data = bytes(self._pending)
         frames: list[Frame] = []
         start, end = 0, len(data)
         self._size_needed = _TWO_U32.size
@@ -106,9 +106,7 @@ class FrameSplitter:
             command_start = start + _TWO_U32.size
             start += 4 + total
             frames.append(_parse(data, command_start, command_start + command_size, start))
-        rest = data[start:]
-        self._parts = [rest] if rest else []
-        self._size = len(rest)
+        self._pending = bytearray(data[start:])
         return frames
 
 

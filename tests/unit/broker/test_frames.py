@@ -86,11 +86,11 @@ def test_a_too_large_frame_is_refused_before_it_arrives() -> None:
         FrameSplitter(1024).feed(struct.pack(">II", 2**32 - 1, 4))
 
 
-def test_a_frame_of_many_chunks_is_joined_once() -> None:
+def test_a_frame_may_come_byte_by_byte() -> None:
     frame = framed(send_command(), entry_of(metadata_with().SerializeToString(), bytes(200_000)))
     splitter = FrameSplitter()
 
-    frames = [one for at in range(0, len(frame), 1000) for one in splitter.feed(frame[at : at + 1000])]
+    frames = [one for at in range(len(frame)) for one in splitter.feed(frame[at : at + 1])]
 
     assert [type(one) for one in frames] == [Send]
 
