@@ -29,7 +29,7 @@ from tracker.config import UNLIMITED, TrackerConfig
 from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at
 from tracker.index import Index
 from tracker.lanes import Lane
-from tracker.merging import pair_to_merge
+from tracker.merging import window_to_merge
 from tracker.recovery import BucketProperty
 
 LOAD_ROW_COUNT_MAX = 16_384
@@ -340,13 +340,13 @@ class BucketSet:
         served = sorted(self.served(), key=lambda bucket: (bucket.ledgers, bucket.serial))
         if len(served) <= self.config.bucket_count_max:
             return
-        first = pair_to_merge(
+        window = window_to_merge(
             [bucket.table.row_count if bucket.table is not None else 0 for bucket in served],
             [bucket.state is BucketState.SEALED and bucket.merge_retry_at_ms <= now_ms for bucket in served],
         )
-        if first is None:
+        if window is None:
             return
-        sources = served[first : first + 2]
+        sources = served[window.start : window.stop]
         wanted = LedgerRange(
             min(source.ledgers.first_ledger_id for source in sources),
             max(source.ledgers.last_ledger_id for source in sources),

@@ -1,14 +1,23 @@
-"""Stand-ins for what a tracker meets: a cursor, a clock, and a worker that works at once.
+"""Stand-ins for what a tracker meets: a cursor, a clock, time without waiting, a storage that fails.
 
 For tests and benchmarks, of this package and of those who embed a tracker.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TypeVar
+import asyncio
+import math
+import selectors
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from snapshot_storage.errors import StorageUnavailableError
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotInfo
+
+VIRTUAL_START_MS = 1_000_000
 
 T = TypeVar("T")
 
@@ -57,3 +66,95 @@ def run_inline(function: Callable[[], T], /) -> Awaitable[T]:
         return function()
 
     return run()
+
+
+class FlakyStorage(MemoryBucketSnapshotStorage):
+    """A storage in memory that can be down or hang, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_down = False
+        self.is_hanging = False
+        self.calls: Counter[str] = Counter()
+
+    async def _pass(self, call: str) -> None:
+        self.calls[call] += 1
+        if self.is_hanging:
+            await asyncio.Event().wait()
+        if self.is_down:
+            raise StorageUnavailableError(f"{call}: the storage is down")
+
+    async def create_bucket_snapshot(
+        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
+    ) -> int:
+        """See base."""
+        await self._pass("create")
+        return await super().create_bucket_snapshot(
+            metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
+        )
+
+    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
+        """See base."""
+        await self._pass("metadata")
+        return await super().get_bucket_snapshot_metadata(bucket_id)
+
+    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
+        """See base."""
+        await self._pass("segment")
+        return await super().get_bucket_snapshot_segment(bucket_id, first_entry, last_entry)
+
+    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
+        """See base."""
+        await self._pass("delete")
+        await super().delete_bucket_snapshot(bucket_id)
+
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        """See base."""
+        await self._pass("list")
+        return await super().list_bucket_snapshots(topic_name, cursor_name)
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop that does not wait: when nothing can run, its time jumps to the next timer.
+
+    For code without threads and sockets. A program that waits for nothing that could come is a deadlock, and fails.
+    """
+
+    def __init__(self) -> None:
+        self._virtual_s = 0.0
+        super().__init__(_JumpingSelector(self._jump))
+
+    def time(self) -> float:
+        """Return the virtual time, in seconds."""
+        return self._virtual_s
+
+    def _jump(self, wait_s: float | None) -> None:
+        if wait_s is None:
+            raise RuntimeError("deadlock: no timer is set, and nothing can run")
+        # Whole microseconds, rounded up, so that a timer is due after the jump that was made for it.
+        self._virtual_s += math.ceil(wait_s * 1e6) / 1e6
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    def __init__(self, jump: Callable[[float | None], None]) -> None:
+        super().__init__()
+        self._jump = jump
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """See base."""
+        if timeout is None or timeout > 0:
+            self._jump(timeout)
+        return super().select(0)
+
+
+def run_virtually(main: Coroutine[Any, Any, T]) -> T:
+    """Run a program to its end in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(main)
+
+
+def virtual_now_ms() -> int:
+    """Return the running loop's time as a wall clock, in ms."""
+    return VIRTUAL_START_MS + round(asyncio.get_running_loop().time() * 1_000)

@@ -1,0 +1,97 @@
+"""The due queue against sorting, with small limits and many runs, and the packed order of rows."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapshot_storage.columns import DelayedIndexes
+from tracker import due_queue
+from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at, order_of_rows, pop_sorted, sorted_rows
+
+Row = tuple[int, int, int]
+ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)), max_size=30)
+
+
+@pytest.fixture(autouse=True)
+def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make runs and merges small enough for tests to reach every edge of theirs."""
+    monkeypatch.setattr(due_queue, "RUN_ROWS_MAX", 16)
+    monkeypatch.setattr(due_queue, "BUFFER_ROWS_MAX", 4)
+    monkeypatch.setattr(due_queue, "POP_ROWS_MIN", 3)
+
+
+def pop_all(queues: list[DueQueue], through: RowKey, limit: int) -> list[Row]:
+    popped: list[Row] = []
+    while True:
+        rows = DelayedIndexes(*pop_sorted(queues, through, limit, rest=queues[0])).to_rows()
+        assert len(rows) <= limit
+        for queue in queues:
+            queue.check()
+        if not rows:
+            return popped
+        popped += rows
+
+
+@given(batches=st.lists(ROWS, max_size=8), single=st.booleans(), limit=st.integers(1, 20), cutoff=st.integers(0, 9))
+def test_rows_come_out_sorted_and_up_to_the_key(
+    batches: list[list[Row]], single: bool, limit: int, cutoff: int
+) -> None:
+    """Popping in any portions gives what sorting gives, and leaves the rest."""
+    queues = [DueQueue(), DueQueue()]
+    for number, batch in enumerate(batches):
+        queue = queues[number % 2]
+        if single:
+            for row in batch:
+                queue.push(*row)
+        elif batch:
+            rows = DelayedIndexes.from_rows(batch)
+            queue.push_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+    rows_added = sorted(row for batch in batches for row in batch)
+
+    through = RowKey(cutoff, 1, 2)
+    first = pop_all(queues, through, limit)
+    rest = pop_all(queues, last_key_at(NEVER - 1), limit)
+
+    assert first == [row for row in rows_added if row <= through]
+    assert rest == [row for row in rows_added if row > through]
+    assert all(queue.next_ms == NEVER and len(queue) == 0 for queue in queues)
+
+
+@given(batch=ROWS, spread=st.sampled_from([1, 2**40, 2**58]))
+def test_rows_are_put_in_order_whatever_their_spread(batch: list[Row], spread: int) -> None:
+    """The packed sort and its fallback give the order of the three keys."""
+    rows = [(time_ms * spread, ledger_id, entry_id) for time_ms, ledger_id, entry_id in batch]
+
+    assert sorted_rows([DelayedIndexes.from_rows(rows)]).to_rows() == sorted(rows)
+
+
+def test_rows_in_order_are_left_alone() -> None:
+    """No index is made for rows that are in order."""
+    rows = DelayedIndexes.from_rows([(1, 1, 1), (1, 1, 2), (1, 2, 0), (2, 0, 0)])
+
+    assert order_of_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids) is None
+
+
+def test_the_number_of_runs_stays_small() -> None:
+    """Merging keeps O(log n) runs below the largest size, besides those of it."""
+    queue = DueQueue()
+    rng = np.random.default_rng(1)
+    for number in range(1_000):
+        queue.push(int(rng.integers(0, 10**6)), 1, number)
+    queue.rows_of()
+
+    assert len(queue._runs) <= 2 * 1_000 // due_queue.RUN_ROWS_MAX + 5
+
+
+def test_frozen_rows_are_the_rows_that_are_left() -> None:
+    """What is frozen for a snapshot does not contain what was handed out."""
+    queue = DueQueue()
+    for number in range(10):
+        queue.push(number, 1, number)
+    popped = pop_sorted([queue], last_key_at(3), 100, rest=queue)
+
+    frozen = sorted_rows(queue.rows_of())
+
+    assert popped[2].tolist() == [0, 1, 2, 3]
+    assert frozen.entry_ids.tolist() == [4, 5, 6, 7, 8, 9]

@@ -1,0 +1,587 @@
+"""The core by example: what is sealed when, what is handed out when, and what is left after a failure."""
+
+import asyncio
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+import pytest
+
+from managed_ledger.position import Position
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tracker.actions import Action, ActionFailed, LoadSegments, PersistBucket, ReadMetadata, UniteBitmaps
+from tracker.config import TrackerConfig
+from tracker.core import TrackerCore
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.snapshot_work import SnapshotWork, is_lost
+from tracker.testing import FakeCursor, run_inline
+
+NOW_MS = 1_000
+
+
+class Driver:
+    """A core with a storage in memory, and its actions held until they are asked for."""
+
+    def __init__(self, runner: asyncio.Runner, **settings: int | bool) -> None:
+        values: dict[str, int | bool] = {"index_count_per_bucket_min": 5, "is_deliver_at_time_strict": True}
+        self.config = TrackerConfig(**(values | settings))  # type: ignore[arg-type]  # Names are checked there.
+        self.runner = runner
+        self.storage = MemoryBucketSnapshotStorage()
+        self.cursor = FakeCursor()
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
+        self.work = SnapshotWork(self.config, context, self.storage, run_inline)
+        runner.run(self.storage.start())
+        self.now_ms = NOW_MS
+        self.recover()
+
+    def recover(self) -> None:
+        self.core = TrackerCore(self.config, acknowledged_in=self.cursor.acknowledged_in, rng=Random(1))
+        self.pending: list[Action] = []
+        self.core.trim(self.cursor.mark_delete_position.ledger_id)
+        self.named = self.core.recover(self.cursor.properties, now_ms=self.now_ms)
+        self.plan()
+
+    def plan(self) -> None:
+        self.pending += self.core.plan(now_ms=self.now_ms)
+
+    def add(self, *rows: tuple[int, int, int]) -> list[bool]:
+        """Add (deliver at, ledger, entry) rows."""
+        added = [self.core.add_message(ledger, entry, time, now_ms=self.now_ms) for time, ledger, entry in rows]
+        self.plan()
+        return added
+
+    def pop(self, limit: int = 100) -> list[tuple[int, int, int]]:
+        rows = self.core.pop_due(now_ms=self.now_ms, limit=limit).to_rows()
+        self.plan()
+        return rows
+
+    def answer(self, action: Action) -> None:
+        """Run an action and give its answer."""
+        self.pending.remove(action)
+        try:
+            self.core.handle(self.runner.run(self.work.run(action)), now_ms=self.now_ms)
+        except LookupError as error:
+            self.core.handle(ActionFailed(action, is_lost(error), str(error)), now_ms=self.now_ms)
+        self.plan()
+
+    def fail(self, action: Action) -> None:
+        self.pending.remove(action)
+        self.core.handle(ActionFailed(action, False, "down"), now_ms=self.now_ms)
+        self.plan()
+
+    def answer_all(self) -> None:
+        while self.pending:
+            self.answer(self.pending[0])
+        self.core._check()
+
+    def waiting(self, kind: type[Action]) -> list[Action]:  # type: ignore[valid-type]  # A union's members.
+        return [action for action in self.pending if isinstance(action, kind)]
+
+    @property
+    def bucket_names(self) -> list[str]:
+        return sorted(key.removeprefix(BUCKET_KEY_PREFIX + "_") for key in self.cursor.properties)
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def driver(runner: asyncio.Runner) -> Driver:
+    return Driver(runner)
+
+
+# Adding.
+
+
+@pytest.mark.parametrize(
+    ("is_strict", "deliver_at_ms", "is_tracked"),
+    [
+        (True, NOW_MS, False),
+        (True, NOW_MS + 1, True),
+        (True, -1, False),
+        (False, NOW_MS + 1_000, False),
+        (False, NOW_MS + 1_001, True),
+        (False, -1, False),
+    ],
+)
+def test_only_what_is_due_after_the_cutoff_is_tracked(
+    runner: asyncio.Runner, is_strict: bool, deliver_at_ms: int, is_tracked: bool
+) -> None:
+    """The cutoff is now when strict, else a tick later; equality is due."""
+    driver = Driver(runner, is_deliver_at_time_strict=is_strict)
+
+    assert driver.add((deliver_at_ms, 1, 1)) == [is_tracked]
+    assert driver.core.add_messages([1], [2], [deliver_at_ms], now_ms=NOW_MS).tolist() == [is_tracked]
+    assert driver.core.contains_message(1, 1) == is_tracked
+
+
+@pytest.mark.parametrize("position", [(1, -1), (1, 2**32), (-1, 1), (2**63, 1)])
+def test_positions_that_no_bitmap_holds_are_refused_before_anything_changes(
+    driver: Driver, position: tuple[int, int]
+) -> None:
+    """Also when they are one of many."""
+    with pytest.raises(ValueError, match="ledger ids are 0 to"):
+        driver.core.add_message(*position, NOW_MS + 10, now_ms=NOW_MS)
+    if position[0] < 2**63:
+        with pytest.raises(ValueError, match=f"{position[0]}:{position[1]}"):
+            driver.core.add_messages([1, position[0]], [0, position[1]], [2_000, 2_000], now_ms=NOW_MS)
+
+    assert driver.core.message_count == 0
+
+
+def test_the_largest_ids_are_tracked(driver: Driver) -> None:
+    """Up to 2**32 - 1 and 2**63 - 1."""
+    driver.add((2_000, 2**63 - 1, 2**32 - 1))
+    driver.now_ms = 2_000
+
+    assert driver.pop() == [(2_000, 2**63 - 1, 2**32 - 1)]
+
+
+def test_columns_of_different_lengths_are_refused(driver: Driver) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(ValueError, match="do not belong together"):
+        driver.core.add_messages([1], [1, 2], [2_000], now_ms=NOW_MS)
+
+
+def test_a_position_added_twice_is_handed_out_once_at_the_earlier_time(driver: Driver) -> None:
+    """Whichever time was given first."""
+    driver.add((3_000, 1, 1), (2_000, 1, 1), (2_500, 1, 2), (2_600, 1, 2))
+    assert driver.core.message_count == 2
+    driver.now_ms = 5_000
+
+    assert driver.pop() == [(2_000, 1, 1), (2_500, 1, 2)]
+    assert driver.pop() == []
+
+
+def test_a_message_that_is_offered_when_due_is_forgotten(driver: Driver) -> None:
+    """Whoever offers it delivers it now, so it must not be handed out too."""
+    driver.add((2_000, 1, 1))
+    driver.now_ms = 2_000
+
+    assert driver.add((2_000, 1, 1)) == [False]
+    assert driver.pop() == []
+
+
+def test_the_callers_arrays_may_be_reused(driver: Driver) -> None:
+    """What was added does not change with them."""
+    times = np.array([2_000, 2_001])
+    driver.core.add_messages([1, 1], [0, 1], times, now_ms=NOW_MS)
+    times[:] = 9_000
+    driver.now_ms = 2_001
+
+    assert driver.pop() == [(2_000, 1, 0), (2_001, 1, 1)]
+
+
+# Sealing.
+
+
+def test_the_documented_example_of_sealing(driver: Driver) -> None:
+    """min=5, ledgers and entries 1 to 6: the sixth seals [1..5]."""
+    driver.add(*((2_000 + n, n, n) for n in range(1, 6)))
+    assert driver.core.bucket_total == 1
+
+    driver.add((2_006, 6, 6))
+    driver.answer_all()
+
+    assert driver.bucket_names == ["1_5"]
+    assert driver.core.bucket_total == 2
+
+
+def test_a_ledger_is_never_split(driver: Driver) -> None:
+    """Any number of one ledger's messages stays in one bucket, single or batched."""
+    driver.core.add_messages([1] * 20 + [2], range(21), [2_000] * 21, now_ms=NOW_MS)
+    driver.plan()
+    driver.answer_all()
+
+    assert driver.bucket_names == ["1_1"]
+
+
+def test_a_cap_seals_a_ledger_that_never_ends(runner: asyncio.Runner) -> None:
+    """Each piece has a property of its own, and all of them come back."""
+    driver = Driver(runner, index_count_per_bucket_max=5)
+    driver.core.add_messages([7] * 17, range(17), range(90_000, 90_017), now_ms=NOW_MS)
+    driver.plan()
+    driver.answer_all()
+    assert driver.bucket_names == ["5_7", "6_7", "7_7"]
+
+    driver.recover()
+    driver.answer_all()
+
+    assert driver.core.message_count == 15
+
+
+def test_what_came_due_does_not_count_for_sealing(driver: Driver) -> None:
+    """Only indexes that a snapshot would hold do."""
+    driver.add(*((NOW_MS + 10, 1, n) for n in range(5)))
+    driver.now_ms += 10
+    assert len(driver.pop()) == 5
+
+    driver.add((5_000, 2, 0))
+
+    assert driver.core.bucket_total == 1
+
+
+def test_a_late_message_within_a_sealed_range_is_kept_in_memory(driver: Driver) -> None:
+    """No snapshot holds it, so it is read again after a crash."""
+    driver.add(*((90_000, n, n) for n in range(1, 7)))
+    driver.add((90_000, 3, 99))
+    driver.add(*((90_000, n, n) for n in range(7, 12)))
+    driver.answer_all()
+    assert driver.core.contains_message(3, 99)
+    assert driver.bucket_names == ["1_5", "6_10"]
+
+    driver.recover()
+    driver.answer_all()
+
+    assert not driver.core.contains_message(3, 99)
+    assert driver.core.contains_message(3, 3)
+
+
+def test_a_late_ledger_that_no_bucket_has_gets_into_the_next_snapshot(driver: Driver) -> None:
+    """Its range may overlap others; nothing is lost."""
+    driver.add(*((90_000, n, n) for n in range(10, 16)))
+    driver.add(*((90_000, 2, n) for n in range(5)), (90_000, 20, 0))
+    driver.answer_all()
+    assert driver.bucket_names == ["10_14", "2_15"]
+
+    driver.recover()
+    driver.answer_all()
+
+    assert driver.core.message_count == 11
+
+
+def test_rows_are_served_from_memory_until_the_property_is_durable(driver: Driver) -> None:
+    """A snapshot that is slow or fails holds nothing up."""
+    driver.add(*((2_000 + n, n, n) for n in range(1, 7)))
+    driver.answer(driver.pending[0])  # The sweep for orphans that begins every life.
+    driver.fail(driver.waiting(PersistBucket)[0])
+    driver.now_ms = 2_003
+
+    assert driver.pop() == [(2_001, 1, 1), (2_002, 2, 2), (2_003, 3, 3)]
+
+
+def test_far_rows_leave_memory_once_they_are_durable(driver: Driver) -> None:
+    """Those within the horizon stay, and so do later segments' rows that share a time with them."""
+    driver.add(*((NOW_MS + 10 * n, n, n) for n in range(1, 6)), (900_000, 6, 6), (900_001, 6, 7), (900_002, 7, 0))
+    assert driver.core.loaded_row_count == 8
+
+    driver.core.seal(index_count_min=1)
+    driver.plan()
+    driver.answer_all()
+
+    assert driver.core.message_count == 8
+    assert driver.core.loaded_row_count == 5
+
+
+# Order.
+
+
+def test_nothing_is_handed_out_past_a_segment_that_is_not_loaded(driver: Driver) -> None:
+    """A message in memory waits for an earlier one that is still to be loaded."""
+    driver.add(*((60_000, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    driver.now_ms = 55_001
+    driver.add((60_000, 9, 9), (59_000, 9, 8))
+    load = driver.waiting(LoadSegments)[0]
+    driver.now_ms = 60_000
+
+    assert driver.pop() == [(59_000, 9, 8)]
+    assert not driver.core.has_due(now_ms=driver.now_ms)
+    driver.answer(load)
+    assert driver.pop() == [(60_000, n, n) for n in [1, 2, 3, 4, 5, 6, 9]]
+
+
+def test_order_holds_within_one_instant_over_many_segments(runner: asyncio.Runner) -> None:
+    """Where one time is in several segments, hand-out stops at the last row that is loaded."""
+    driver = Driver(runner, segment_row_count_max=2, loaded_row_count_max=2)
+    driver.add(*((60_000, n, 0) for n in range(1, 7)))
+    driver.answer_all()
+    driver.now_ms = 60_000 - driver.config.prefetch_ms
+    driver.add((60_000, 3, 1), (60_000, 0, 7))
+    driver.now_ms = 60_000
+    driver.answer(driver.waiting(LoadSegments)[0])
+
+    assert driver.pop() == [(60_000, 0, 7), (60_000, 1, 0), (60_000, 2, 0)]
+    assert not driver.core.has_due(now_ms=driver.now_ms)
+    driver.answer_all()
+    assert driver.pop()[:2] == [(60_000, 3, 0), (60_000, 3, 1)]
+
+
+def test_a_segment_that_cannot_be_loaded_holds_others_up_only_so_long(runner: asyncio.Runner) -> None:
+    """Beyond the limit, being on time comes first; what was late still comes."""
+    driver = Driver(runner, order_wait_ms_max=500)
+    driver.add(*((60_000, n, n) for n in range(1, 6)), (70_000, 6, 6))
+    driver.answer_all()
+    driver.now_ms = 59_000
+    driver.add((60_001, 9, 9))
+    driver.now_ms = 60_001
+    driver.fail(driver.waiting(LoadSegments)[0])
+    assert driver.pop() == []
+    wakeup_ms = driver.core.next_wakeup_ms(now_ms=driver.now_ms)
+    assert wakeup_ms is not None
+    assert driver.now_ms < wakeup_ms <= 60_500
+
+    driver.now_ms = 60_500
+    driver.plan()
+    assert driver.pop() == [(60_001, 9, 9)]
+    driver.now_ms = 61_000
+    driver.plan()
+    driver.answer_all()
+    assert len(driver.pop()) == 5
+
+
+# Recovery.
+
+
+def test_segments_that_are_due_are_loaded_at_recovery_in_order(driver: Driver) -> None:
+    """Without what was acknowledged, and with what was handed out but not acknowledged."""
+    driver.add(*((2_000 + n, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    driver.now_ms = 2_002
+    assert len(driver.pop()) == 2
+    driver.cursor.acknowledge(1, 1)
+
+    driver.now_ms = 9_000
+    driver.recover()
+    assert driver.core.is_recovering(3)
+    assert not driver.core.is_recovering(6)
+    assert driver.pop() == []
+    driver.answer_all()
+
+    assert not driver.core.is_recovering(3)
+    assert driver.pop() == [(2_000 + n, n, n) for n in range(2, 6)]
+    driver.answer_all()
+    assert driver.cursor.properties == {}
+    assert driver.runner.run(driver.storage.list_bucket_snapshots()) == []
+
+
+def test_the_first_messages_do_not_wait_for_bitmaps(driver: Driver) -> None:
+    """A segment that is loaded says itself what it tracks; and nothing comes twice when the bitmaps arrive."""
+    driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    driver.now_ms = 90_000
+    driver.recover()
+    driver.answer(driver.waiting(ReadMetadata)[0])
+    driver.answer(driver.waiting(LoadSegments)[0])
+
+    assert driver.core.is_recovering(3)
+    assert len(driver.pop()) == 5
+    driver.answer(driver.waiting(UniteBitmaps)[0])
+    assert driver.core.message_count == 0
+    assert not driver.core.contains_message(3, 3)
+
+
+def test_a_bucket_that_is_recovered_late_does_not_bring_back_what_was_delivered(runner: asyncio.Runner) -> None:
+    """Two snapshots hold the same rows, as a crash in a merge leaves them."""
+    driver = Driver(runner, order_wait_ms_max=0)
+    driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    [first_id] = driver.cursor.properties.values()
+    metadata = runner.run(driver.storage.get_bucket_snapshot_metadata(int(first_id)))
+    segments = runner.run(driver.storage.get_bucket_snapshot_segment(int(first_id), 1, 1))
+    second_id = runner.run(
+        driver.storage.create_bucket_snapshot(metadata, segments, bucket_key="other", topic_name="t", cursor_name="c")
+    )
+    driver.cursor.properties[f"{BUCKET_KEY_PREFIX}_0_9"] = str(second_id)
+    driver.now_ms = 90_000
+    driver.recover()
+    first, second = (action for action in driver.waiting(ReadMetadata))
+    driver.answer(first)
+    driver.answer(driver.waiting(UniteBitmaps)[0])
+    driver.answer(driver.waiting(LoadSegments)[0])
+    assert len(driver.pop()) == 5
+
+    driver.answer(second)
+    driver.answer_all()
+
+    assert driver.core.message_count == 0
+    assert driver.pop() == []
+    driver.answer_all()
+    assert driver.cursor.properties == {}
+
+
+def test_malformed_properties_are_skipped_and_reported(driver: Driver) -> None:
+    """They cost only themselves, and the snapshot that one of them seems to name is left alone."""
+    driver.add(*((60_000, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    good = dict(driver.cursor.properties)
+    orphan = runner_create(driver)
+    driver.cursor.properties |= {f"{BUCKET_KEY_PREFIX}_1_2_3": str(orphan), f"{BUCKET_KEY_PREFIX}_4_4": "x"}
+
+    driver.recover()
+    driver.answer_all()
+
+    assert set(driver.named.malformed) == {f"{BUCKET_KEY_PREFIX}_1_2_3", f"{BUCKET_KEY_PREFIX}_4_4"}
+    assert driver.core.message_count == 5
+    assert good.items() <= driver.cursor.properties.items()
+    assert len(driver.runner.run(driver.storage.list_bucket_snapshots())) == 2
+
+
+def runner_create(driver: Driver) -> int:
+    return driver.runner.run(
+        driver.storage.create_bucket_snapshot(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
+    )
+
+
+def test_a_snapshot_without_a_property_is_deleted(driver: Driver) -> None:
+    """A crash between the two leaves one."""
+    runner_create(driver)
+
+    driver.recover()
+    driver.answer_all()
+
+    assert driver.runner.run(driver.storage.list_bucket_snapshots()) == []
+
+
+def test_a_missing_snapshot_costs_only_itself(driver: Driver) -> None:
+    """Its range can be read again, its property goes, others are there."""
+    driver.add(*((60_000, n, n) for n in range(1, 12)))
+    driver.answer_all()
+    missing = int(driver.cursor.properties[f"{BUCKET_KEY_PREFIX}_1_5"])
+    driver.runner.run(driver.storage.delete_bucket_snapshot(missing))
+
+    driver.recover()
+    driver.answer_all()
+
+    assert not driver.core.is_recovering(3)
+    assert not driver.core.contains_message(3, 3)
+    assert driver.core.contains_message(6, 6)
+    assert driver.bucket_names == ["6_10"]
+    assert [key for key, _ in driver.core.take_losses()] == [f"{BUCKET_KEY_PREFIX}_1_5"]
+
+
+def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Driver) -> None:
+    """Its positions are not tracked any more, and someone is told."""
+    driver.add(*((60_000, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    [bucket_id] = map(int, driver.cursor.properties.values())
+    driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
+    driver.now_ms = 58_000
+    driver.plan()
+    driver.answer_all()
+
+    untracked = driver.core.take_untracked()
+
+    assert {ledger: list(entries) for ledger, entries in untracked.items()} == {n: [n] for n in range(1, 6)}
+    assert driver.core.take_untracked() == {}
+    assert driver.core.message_count == 1
+    assert driver.cursor.properties == {}
+
+
+def test_a_bucket_below_the_mark_delete_position_is_deleted_unread(driver: Driver) -> None:
+    """Nothing of it is of interest."""
+    driver.add(*((60_000, n, n) for n in range(1, 12)))
+    driver.answer_all()
+    driver.cursor.mark_delete_position = Position(6, 0)
+
+    driver.recover()
+    assert not driver.core.is_recovering(3)
+    driver.answer_all()
+
+    assert driver.bucket_names == ["6_10"]
+    assert driver.core.message_count == 5
+
+
+# Trimming, clearing, merging.
+
+
+def test_trimmed_ledgers_are_dropped_also_from_segments_that_are_not_loaded(driver: Driver) -> None:
+    """They hold nothing up, and their rows do not come."""
+    driver.add(*((60_000, n, n) for n in range(1, 7)))
+    driver.answer_all()
+
+    driver.core.trim(4)
+    driver.plan()
+    driver.answer_all()
+    assert driver.core.message_count == 3
+    driver.now_ms = 60_000
+    driver.plan()
+    driver.answer_all()
+
+    assert driver.pop() == [(60_000, n, n) for n in range(4, 7)]
+
+
+def test_clearing_deletes_everything_and_keeps_what_is_added_meanwhile(driver: Driver) -> None:
+    """Snapshots in flight included, and the same ledgers may be sealed again at once."""
+    driver.add(*((60_000, n, n) for n in range(1, 12)))
+    persist = driver.waiting(PersistBucket)[0]
+    driver.answer(persist)
+
+    mark = driver.core.clear()
+    driver.add(*((70_000, n, n) for n in range(1, 7)))
+    assert driver.core.removals_through(mark) == 2
+    driver.answer_all()
+
+    assert driver.core.removals_through(mark) == 0
+    assert driver.core.message_count == 6
+    assert len(driver.cursor.properties) == len(driver.runner.run(driver.storage.list_bucket_snapshots())) == 1
+
+
+@pytest.mark.parametrize("bucket_count_max", [1, 2, 3])
+def test_buckets_are_merged_down_to_the_limit(runner: asyncio.Runner, bucket_count_max: int) -> None:
+    """For every limit including 1, and nothing is lost or handed out twice."""
+    driver = Driver(runner, bucket_count_max=bucket_count_max)
+    rows = [(60_000 + 7 * n % 50, n, n) for n in range(1, 42)]
+    driver.add(*rows)
+    driver.answer_all()
+    assert len(driver.cursor.properties) == bucket_count_max
+
+    driver.now_ms = 60_050
+    driver.plan()
+    driver.answer_all()
+
+    assert driver.pop() == sorted(rows)
+    driver.answer_all()
+    assert driver.cursor.properties == {}
+
+
+def test_a_failed_merge_leaves_the_sources(runner: asyncio.Runner) -> None:
+    """They are served on, and merged later."""
+    driver = Driver(runner, bucket_count_max=1)
+    driver.add(*((60_000 + n, n, n) for n in range(1, 12)))
+    while True:
+        merges = [action for action in driver.pending if type(action).__name__ == "MergeBuckets"]
+        if merges:
+            break
+        driver.answer(driver.pending[0])
+    driver.fail(merges[0])
+    driver.answer_all()
+    assert driver.bucket_names == ["1_5", "6_10"]
+
+    wakeup_ms = driver.core.next_wakeup_ms(now_ms=driver.now_ms)
+    assert wakeup_ms is not None
+    driver.now_ms = wakeup_ms
+    driver.plan()
+    driver.answer_all()
+
+    assert driver.bucket_names == ["1_10"]
+
+
+def test_too_much_in_memory_pauses_reading_unless_something_is_due(runner: asyncio.Runner) -> None:
+    """The storage takes nothing: reading on would only fill the memory."""
+    driver = Driver(runner, unsealed_row_count_max=5)
+    driver.add(*((60_000 + n, n, n) for n in range(1, 6)))
+    assert not driver.core.should_pause(now_ms=driver.now_ms)
+
+    driver.add((60_006, 6, 6))
+
+    assert driver.core.should_pause(now_ms=driver.now_ms)
+    assert not driver.core.should_pause(now_ms=60_001)
+    driver.answer_all()
+    assert not driver.core.should_pause(now_ms=driver.now_ms)
+
+
+def test_a_clock_that_steps_back_delays_and_does_not_repeat(driver: Driver) -> None:
+    """What was handed out stays so; what was not waits for its time again."""
+    driver.add((2_000, 1, 1), (2_100, 1, 2))
+    driver.now_ms = 2_050
+    assert driver.pop() == [(2_000, 1, 1)]
+
+    driver.now_ms = 1_500
+    assert driver.pop() == []
+    driver.now_ms = 2_100
+    assert driver.pop() == [(2_100, 1, 2)]
