@@ -7,6 +7,7 @@ import asyncio
 import errno
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -63,7 +64,7 @@ def refusing(command: Callable[P, R]) -> Callable[P, R]:
 def _explain(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"{error}; choose free ports with --set brokerServicePort=... and --set webServicePort=..."
-    if error.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
+    if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
         return f"{error}; see bindAddress, brokerServicePort and webServicePort"
     return str(error)
 

@@ -39,14 +39,16 @@ _TRACKER_FACTORIES: Final = {
 }
 
 _INT64_MAX: Final = 2**63 - 1
-_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
+_WHOLE_NUMBER: Final = re.compile(r"[+-]?0*([0-9]+)")
+_DIGITS_MAX: Final = 19
+_WORD: Final = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """What the service is told from outside."""
 
-    bind_address: str = field(default="127.0.0.1", metadata={"key": "bindAddress"})
+    bind_address: str = field(default="127.0.0.1", metadata={"key": "bindAddress", "is_host": True})
     """The address that both ports listen on.
 
     There is no authentication, so it is the loopback address here and 0.0.0.0 in Pulsar. Default 127.0.0.1.
@@ -58,7 +60,7 @@ class BrokerConfig:
     web_port: int = field(default=8080, metadata={"key": "webServicePort", "range": (1, 65535)})
     """The port for health and metrics over HTTP. Default 8080."""
 
-    advertised_address: str | None = field(default=None, metadata={"key": "advertisedAddress"})
+    advertised_address: str | None = field(default=None, metadata={"key": "advertisedAddress", "is_host": True})
     """The host name that look-ups answer, where clients reach the service by another than `bindAddress`.
 
     Default empty: the bind address.
@@ -225,7 +227,7 @@ def load_config(path: Path | None, *, environment: Mapping[str, str], overrides:
 
 def _from_file(path: Path, known: Mapping[str, Setting]) -> dict[str, _Given]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file cannot be read: {error}", where=str(path), key="") from error
     given: dict[str, _Given] = {}
@@ -281,15 +283,26 @@ def _parse(setting: Setting, given: _Given) -> Any:
             raise _error(setting, given, "must be true or false")
         return text.lower() == "true"
     if setting.type is int:
-        if _WHOLE_NUMBER.fullmatch(text) is None:
+        number = _WHOLE_NUMBER.fullmatch(text)
+        if number is None:
             raise _error(setting, given, "must be a whole number")
-        value = int(text) * setting.factor
-        if abs(value) > _INT64_MAX:
-            raise _error(setting, given, f"must be at most {_INT64_MAX // setting.factor}")
-        return value
+        # Longer ones are not even converted: Python refuses thousands of digits.
+        if len(number[1]) > _DIGITS_MAX or abs(int(text)) > _INT64_MAX // setting.factor:
+            most = _INT64_MAX // setting.factor
+            raise _error(setting, given, f"must be from {-most} to {most}")
+        return int(text) * setting.factor
+    if "\0" in text:
+        raise _error(setting, given, "must be text without NUL characters")
     if setting.type is Path:
-        return Path(text).expanduser()
+        return _expanded(setting, given)
     return text
+
+
+def _expanded(setting: Setting, given: _Given) -> Path:
+    try:
+        return Path(given.text).expanduser()
+    except RuntimeError as error:
+        raise _error(setting, given, f"must be a folder, but has no meaning: {error}") from error
 
 
 def _build(default: Any, changes: dict[str, Any], section: str | None, given: Mapping[str, _Given]) -> Any:
@@ -300,25 +313,36 @@ def _build(default: Any, changes: dict[str, Any], section: str | None, given: Ma
     try:
         return replace(default, **changes)
     except ValueError as error:
-        raise _blame(error, changes, section, given) from error
+        by_field = {setting.field.name: setting for setting in settings() if setting.section == section}
+        blamed = by_field[_field_at_fault(default, changes, str(error), by_field)]
+        raise _error(blamed, given[blamed.key], _in_keys(str(error), blamed, by_field)) from error
 
 
-def _blame(
-    error: ValueError, changes: Mapping[str, Any], section: str | None, given: Mapping[str, _Given]
-) -> ConfigError:
-    """Name the key at fault: the first that was set among the fields that the dataclass's complaint names."""
-    by_field = {setting.field.name: setting for setting in settings() if setting.section == section}
-    words = re.findall(r"\w+", str(error))
-    blamed = [by_field[word] for word in words if word in by_field and word in changes]
-    assert blamed, f"no field that was set is named in {error}"
-    setting = blamed[0]
-    text = re.sub(r"\w+", lambda word: by_field[word[0]].key if word[0] in by_field else word[0], str(error))
+def _field_at_fault(default: Any, changes: Mapping[str, Any], complaint: str, by_field: Mapping[str, Setting]) -> str:
+    """Find the first field that was set and is named; else the one without which the rest is accepted."""
+    words: list[str] = _WORD.findall(complaint)
+    for word in words:
+        if word in by_field and word in changes:
+            return word
+    for name in changes:
+        try:
+            replace(default, **{other: value for other, value in changes.items() if other != name})
+        except ValueError:
+            continue
+        if name in by_field:
+            return name
+    return next(name for name in changes if name in by_field)
+
+
+def _in_keys(complaint: str, blamed: Setting, by_field: Mapping[str, Setting]) -> str:
+    """Say what a dataclass complained of with keys for fields, and its bound in the file's unit."""
+    text = _WORD.sub(lambda word: by_field[word[0]].key if word[0] in by_field else word[0], complaint)
     limit = re.search(r"must be .*", text)
-    if limit is not None and setting.field.name == words[0]:
-        text = re.sub(r", but is .*", "", limit[0])
-        # The bound is in the field's unit; a lower one rounds up in the file's.
-        text = re.sub(r"-?\d+", lambda number: str(-(-int(number[0]) // setting.factor)), text)
-    return _error(setting, given[setting.key], text)
+    if limit is None or not complaint.startswith(f"{blamed.field.name} "):
+        return text
+    # The value stands before the complaint already. The bound is in the field's unit; in the file's it rounds up.
+    text = re.sub(r", but is .*", "", limit[0])
+    return re.sub(r"-?\d+", lambda number: str(-(-int(number[0]) // blamed.factor)), text)
 
 
 def _error(setting: Setting, given: _Given, reason: str) -> ConfigError:
@@ -329,6 +353,11 @@ def _check_limits(one: Field[Any], value: Any) -> None:
     least, most = one.metadata.get("range", (None, None))
     if least is not None and not least <= value <= most:
         raise ValueError(f"{one.name} must be from {least} to {most}, but is {value}")
+    if one.metadata.get("is_host", False) and value is not None:
+        try:
+            value.encode("idna")
+        except UnicodeError as error:
+            raise ValueError(f"{one.name} must be a host name or an address, but is {value}") from error
     choices = one.metadata.get("choices")
     if choices is not None and value not in choices:
         raise ValueError(f"{one.name} must be {' or '.join(choices)}, but is {value}")

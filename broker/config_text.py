@@ -41,6 +41,8 @@ PULSAR_LOOKALIKES = frozenset(
     }
 )
 
+# Python's own splitlines also ends lines at characters that may stand in a value.
+_LINE_END = re.compile(r"\r\n?|\n")
 _LINE = re.compile(r"\s*((?:[^\s=:\\]|\\.)+)\s*[=:]\s*(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED: Mapping[str, str] = MappingProxyType({"t": "\t", "n": "\n", "r": "\r", "f": "\f"})
@@ -104,7 +106,7 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
     """Join continued lines and leave out blank ones and comments; each with the number of its first line."""
     lines: list[tuple[int, str]] = []
     begun: tuple[int, str] | None = None
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(_LINE_END.split(text), start=1):
         line = raw.lstrip()
         if begun is None and (not line or line[0] in "#!"):
             continue

@@ -1,0 +1,179 @@
+"""The command line: what it prints, and how it refuses."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from broker.cli import OneLineFormatter, announcement, main
+from broker.config import BrokerConfig
+from broker.demo_process import PostdateProcess, free_ports
+
+REPOSITORY = Path(__file__).parents[3]
+CONF = str(REPOSITORY / "config/broker.conf")
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    """The commands set up logging for their process, which here is the tests'."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def run(*words: str, environment: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, words, env=environment, catch_exceptions=False)
+
+
+def refusal(*words: str, environment: dict[str, str] | None = None) -> str:
+    """Run a command that must refuse, and return the one line that it says."""
+    result = run(*words, environment=environment)
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("postdate: ")
+    return line.removeprefix("postdate: ")
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version").output == f"postdate, version {version('postdate')}\n"
+
+
+@pytest.mark.parametrize("words", [(), ("serve",), ("config",)])
+def test_every_help_text_has_examples(words: tuple[str, ...]) -> None:
+    result = run(*words, "--help")
+
+    assert result.exit_code == 0
+    examples = result.output.partition("Examples:\n")[2].splitlines()
+    assert len(examples) >= 3
+    assert all("postdate" in example for example in examples)
+
+
+def test_config_prints_what_is_in_force() -> None:
+    result = run("config", "--config", CONF, "--set", "maxMessageSize=1000", environment={"clusterName": "here"})
+
+    lines = result.output.splitlines()
+    assert "maxMessageSize=1000" in lines
+    assert "clusterName=here" in lines
+    assert "brokerServicePort=6650" in lines
+
+
+def test_config_can_leave_out_the_defaults() -> None:
+    assert run("config", "--changed", "--set", "webServicePort=8081").output == "webServicePort=8081\n"
+    assert run("config", "--changed", "--config", CONF).output == ""
+
+
+def test_config_can_print_the_table() -> None:
+    result = run("config", "--table", "--config", CONF)
+
+    assert result.output.startswith("| key | default | meaning |\n|---|---|---|\n| `bindAddress` | `127.0.0.1` | ")
+    assert run("config", "--table").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["serve", "config"])
+def test_a_bad_value_is_one_line_and_exit_code_2(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerServicePort=x\n")
+
+    expected = f"{path}:1: brokerServicePort=x: must be a whole number"
+    assert refusal(command, "--config", str(path)) == expected
+    assert refusal(command, "--set", "x") == "--set x: must be key=value"
+    assert refusal(command, environment={"webServicePort": "y"}).startswith("environment variable webServicePort: ")
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    assert refusal("serve", "--config", str(tmp_path / "none")).startswith(f"{tmp_path / 'none'}: the file cannot be")
+
+
+def settings(data: Path, port: int, web_port: int) -> list[str]:
+    values = {"dataDirectory": data, "brokerServicePort": port, "webServicePort": web_port}
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_port_in_use_says_which_keys_choose_another(taken: int, tmp_path: Path) -> None:
+    ports = free_ports(2)
+
+    with socket.create_server(("127.0.0.1", ports[taken])):
+        line = refusal("serve", "--log-level", "error", *settings(tmp_path / "data", *ports))
+
+    assert f"'127.0.0.1', {ports[taken]}" in line
+    assert line.endswith("choose free ports with --set brokerServicePort=... and --set webServicePort=...")
+
+
+def test_a_data_folder_that_is_a_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("not a folder")
+
+    line = refusal("serve", *settings(tmp_path / "data", *free_ports(2)))
+
+    assert line.startswith(f"The data folder {tmp_path / 'data'} cannot be opened: ")
+
+
+def test_the_service_announces_itself_refuses_a_second_and_stops_in_order(tmp_path: Path) -> None:
+    """One real process: its announcement, a second one on its folder, and SIGTERM."""
+    service = PostdateProcess(tmp_path)
+    service.start()
+    try:
+        line = refusal("serve", *settings(tmp_path / "data", *free_ports(2)))
+    finally:
+        code = service.stop()
+
+    log = service.log_path.read_text()
+    assert code == 0
+    assert "in use by another process" in line
+    assert "Postdate is ready." in log
+    assert f"  Pulsar clients  {service.url}\n" in log
+    assert f"{service.web_url}/health" in log
+    assert f"  Data            {(tmp_path / 'data').resolve()}\n" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("address", "advertised", "expected"),
+    [
+        ("127.0.0.1", None, "pulsar://127.0.0.1:6650"),
+        ("0.0.0.0", None, "pulsar://127.0.0.1:6650"),
+        ("::1", None, "pulsar://[::1]:6650"),
+        ("::", None, "pulsar://[::1]:6650"),
+        ("0.0.0.0", "mail.example.org", "pulsar://mail.example.org:6650"),
+    ],
+)
+def test_the_announced_address_can_be_connected_to(address: str, advertised: str | None, expected: str) -> None:
+    config = replace(BrokerConfig(), bind_address=address, advertised_address=advertised)
+
+    assert f"  Pulsar clients  {expected}\n" in announcement(config)
+
+
+def test_the_first_command_to_try_is_a_program() -> None:
+    (command,) = [line for line in announcement(BrokerConfig()).splitlines() if line.startswith("  python -c ")]
+    program = command.removeprefix('  python -c "').removesuffix('"')
+
+    compile(program, "the command", "exec")
+    # It stands between double quotes in a shell.
+    assert not set('"$`\\!') & set(program)
+
+
+def test_help_is_quick() -> None:
+    """The service's libraries are loaded by `serve` alone."""
+    program = "import sys, broker.cli; print('aiohttp' in sys.modules, 'prometheus_client' in sys.modules)"
+
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+
+    assert result.stdout == "False False\n"
+
+
+def test_a_message_of_several_lines_stays_one_record() -> None:
+    record = logging.LogRecord("broker", logging.INFO, "x.py", 1, "topic %s", ("a\nb\r2026 ERROR forged",), None)
+
+    assert OneLineFormatter("%(levelname)s %(message)s").format(record) == "INFO topic a\\nb\\r2026 ERROR forged"

@@ -1,0 +1,293 @@
+"""Metrics: Pulsar's names and labels where the thing exists here, and the right numbers below them."""
+
+import asyncio
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker.metrics import ServiceSnapshot, SubscriptionSnapshot, TopicSnapshot, metrics_text, render_metrics
+from dispatcher.stats import ConsumerStats, SubscriptionStats
+from tracker.stats import BucketOperation, TrackerStats
+
+GOLDEN_FILE = Path(__file__).parents[2] / "golden/admin/metrics-of-one-topic.txt"
+
+Labels = frozenset[tuple[str, str]]
+
+CLUSTER = {"cluster": "standalone"}
+NAMESPACE = CLUSTER | {"namespace": "public/default"}
+TOPIC = NAMESPACE | {"topic": "persistent://public/default/shown"}
+ORDERS = TOPIC | {"subscription": "orders"}
+
+
+def consumer(consumer_id: int) -> ConsumerStats:
+    return ConsumerStats(
+        consumer_id=consumer_id,
+        consumer_name=f"c{consumer_id}",
+        priority_level=0,
+        available_permits=10,
+        unacked_messages=4,
+        pending_entries=3,
+        unsent_entries=0,
+        blocked_consumer_on_unacked_msgs=False,
+        msg_out_counter=100,
+        bytes_out_counter=1000,
+        message_ack_counter=96,
+        message_redeliver_counter=0,
+        last_acked_timestamp=1000 + consumer_id,
+        last_consumed_timestamp=2000 + consumer_id,
+        last_consumed_flow_timestamp=3000 - consumer_id,
+    )
+
+
+def dispatcher(consumer_count: int = 3) -> SubscriptionStats:
+    return SubscriptionStats(
+        type="Key_Shared",
+        consumers=[consumer(number) for number in range(consumer_count)],
+        active_consumer_name=None,
+        msg_in_replay=4733,
+        msg_delayed=60000,
+        unacked_messages=18488,
+        blocked_subscription_on_unacked_msgs=True,
+        key_shared_mode="AUTO_SPLIT",
+        allow_out_of_order_delivery=False,
+        draining_hashes_count=10,
+        draining_hashes_cleared_total=5,
+        draining_hashes_unacked_messages=12,
+        read_position=None,
+        entries_read_total=120_200,
+    )
+
+
+def tracker() -> TrackerStats:
+    stats = TrackerStats(bucket_total=2, index_loaded=15_000, snapshot_size_bytes=834_069, buckets_lost=1)
+    create = stats.operations[BucketOperation.CREATE]
+    create.all += 2
+    create.note_success(209)
+    create.failed += 1
+    return stats
+
+
+def subscription(name: str = "orders", **changes: Any) -> SubscriptionSnapshot:
+    usual = SubscriptionSnapshot(
+        name=name,
+        backlog=83_221,
+        messages_out_total=55_467,
+        bytes_out_total=7_909_174,
+        dispatcher=dispatcher(),
+        tracker=tracker(),
+        delayed_reread_at_recovery_total=77,
+    )
+    return replace(usual, **changes)
+
+
+def topic(
+    *subscriptions: SubscriptionSnapshot, name: str = "shown", namespace: str = "public/default"
+) -> TopicSnapshot:
+    return TopicSnapshot(
+        name=f"persistent://{namespace}/{name}",
+        namespace=namespace,
+        producer_count=2,
+        messages_in_total=120_200,
+        bytes_in_total=17_621_710,
+        storage_size_bytes=17_621_711,
+        subscriptions=subscriptions,
+    )
+
+
+def samples(text: str) -> dict[tuple[str, Labels], float]:
+    """Read Prometheus text; a line that occurs twice is an error there, and so it is here."""
+    found: dict[tuple[str, Labels], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found, key
+            found[key] = sample.value
+    return found
+
+
+def rendered(*topics: TopicSnapshot) -> dict[tuple[str, Labels], float]:
+    snapshot = ServiceSnapshot(cluster="standalone", connection_count=9, topics=topics)
+    return samples(metrics_text(snapshot).decode())
+
+
+def at(labels: dict[str, str], **more: str) -> Labels:
+    return frozenset((labels | more).items())
+
+
+def test_names_and_labels_are_a_real_pulsars() -> None:
+    """Every sample that bears Pulsar's prefix stands in the golden file with the same names of labels."""
+    golden = {(name, frozenset(name for name, _ in labels)) for name, labels in samples(GOLDEN_FILE.read_text())}
+    # What the golden file lacks because it has the lines of one topic only, without a failed operation.
+    of_namespace = {
+        (name, labels - {"topic"}) for name, labels in golden if name.startswith("pulsar_delayed_message_index_bucket")
+    } | {("pulsar_delayed_message_index_loaded", frozenset({"cluster", "namespace"}))}
+
+    ours = {
+        (name, frozenset(name for name, _ in labels))
+        for name, labels in rendered(topic(subscription()))
+        if name.startswith("pulsar_")
+    }
+
+    assert len(ours) > 25
+    assert ours <= golden | of_namespace
+
+
+def test_the_names_stand_in_the_text_byte_for_byte() -> None:
+    golden_lines = GOLDEN_FILE.read_bytes().splitlines()
+    golden_names = {re.split(rb"[{ ]", line)[0] for line in golden_lines if not line.startswith(b"#")}
+
+    text = metrics_text(ServiceSnapshot(cluster="standalone", connection_count=1, topics=[topic(subscription())]))
+    names = {re.split(rb"[{ ]", line)[0] for line in text.splitlines() if line.startswith(b"pulsar_")}
+
+    assert names <= golden_names
+    assert {name for name in golden_names if name.startswith(b"pulsar_delayed_message_index_bucket")} <= names
+
+
+def test_the_numbers_of_a_topic() -> None:
+    found = rendered(topic(subscription(), subscription("audit", backlog=9, dispatcher=None, tracker=None)))
+
+    numbers = {name: value for (name, labels), value in found.items() if labels == at(TOPIC)}
+    assert numbers["pulsar_subscriptions_count"] == 2
+    assert numbers["pulsar_producers_count"] == 2
+    assert numbers["pulsar_consumers_count"] == 3
+    assert numbers["pulsar_in_messages_total"] == 120_200
+    assert numbers["pulsar_in_bytes_total"] == 17_621_710
+    assert numbers["pulsar_storage_size"] == 17_621_711
+    assert numbers["pulsar_msg_backlog"] == 83_230
+
+
+def test_the_numbers_of_a_subscription() -> None:
+    found = rendered(topic(subscription()))
+
+    numbers = {name: value for (name, labels), value in found.items() if labels == at(ORDERS)}
+    assert {name: value for name, value in numbers.items() if "delayed_message_index" not in name} == {
+        "pulsar_subscription_back_log": 83_221,
+        "pulsar_subscription_back_log_no_delayed": 23_221,
+        "pulsar_subscription_delayed": 60_000,
+        "pulsar_subscription_consumers_count": 3,
+        "pulsar_subscription_in_replay": 4733,
+        "pulsar_subscription_unacked_messages": 18_488,
+        "pulsar_subscription_blocked_on_unacked_messages": 1,
+        "pulsar_subscription_last_acked_timestamp": 1002,
+        "pulsar_subscription_last_consumed_timestamp": 2002,
+        "pulsar_subscription_last_consumed_flow_timestamp": 3000,
+        "pulsar_out_messages_total": 55_467,
+        "pulsar_out_bytes_total": 7_909_174,
+        "postdate_subscription_draining_hashes": 10,
+        "postdate_subscription_draining_hashes_unacked_messages": 12,
+        "postdate_subscription_draining_hashes_cleared": 5,
+        "postdate_entries_read_total": 120_200,
+        "postdate_delayed_reread_at_recovery_total": 77,
+        "postdate_delayed_buckets_lost_total": 1,
+    }
+
+
+def test_index_metrics_are_those_of_the_golden_topic() -> None:
+    """The same state as the golden topic's, but for the failure: the same lines."""
+    index = "pulsar_delayed_message_index_"
+    golden = {
+        key: value
+        for key, value in samples(GOLDEN_FILE.read_text()).items()
+        if key[0].startswith(index) and not key[0].endswith("index_size_bytes")
+    }
+    without_failure = tracker()
+    without_failure.operations[BucketOperation.CREATE].all = 1
+    without_failure.operations[BucketOperation.CREATE].failed = 0
+
+    ours = {
+        key: value
+        for key, value in rendered(topic(subscription(tracker=without_failure))).items()
+        if key[0].startswith(index) and "topic" in dict(key[1])
+    }
+
+    assert ours == golden
+
+
+def test_index_metrics_are_summed_for_topics_and_namespaces() -> None:
+    found = rendered(
+        topic(subscription(), subscription("audit")),
+        topic(subscription(), name="other"),
+        topic(subscription(), namespace="public/else"),
+    )
+
+    total = "pulsar_delayed_message_index_bucket_total"
+    operations = "pulsar_delayed_message_index_bucket_op_count"
+    assert found[total, at(ORDERS)] == 2
+    assert found[total, at(TOPIC)] == 4
+    assert found[total, at(NAMESPACE)] == 6
+    assert found[total, at(CLUSTER, namespace="public/else")] == 2
+    assert found[operations, at(NAMESPACE, state="all", type="create")] == 6
+    assert found[operations, at(TOPIC, state="failed", type="create")] == 2
+
+
+def test_what_never_happened_is_left_out_as_in_pulsar() -> None:
+    found = rendered(topic(subscription(tracker=TrackerStats(bucket_total=1))))
+
+    names = {name for name, _ in found}
+    assert "pulsar_delayed_message_index_bucket_total" in names
+    assert not any(name.startswith("pulsar_delayed_message_index_bucket_op") for name in names)
+
+
+def test_two_reads_give_the_same_counters() -> None:
+    """Pulsar's once reset at every scrape; after two operations of 200 and 300 ms, both reads say 2 and 500."""
+    stats = TrackerStats()
+    create = stats.operations[BucketOperation.CREATE]
+    create.note_success(200)
+    create.note_success(300)
+    latency = "pulsar_delayed_message_index_bucket_op_latency_ms"
+
+    for _ in range(2):
+        found = rendered(topic(subscription(tracker=stats)))
+        assert found[f"{latency}_count", at(ORDERS, type="create")] == 2
+        assert found[f"{latency}_sum", at(ORDERS, type="create")] == 500
+        assert found[latency, at(ORDERS, type="create", quantile="500")] == 2
+
+    create.note_success(100)
+    found = rendered(topic(subscription(tracker=stats)))
+    assert found[f"{latency}_sum", at(ORDERS, type="create")] == 600
+
+
+def test_no_delayed_backlog_is_never_negative() -> None:
+    found = rendered(topic(subscription(backlog=10)))
+
+    assert found["pulsar_subscription_back_log_no_delayed", at(ORDERS)] == 0
+
+
+def test_a_subscription_without_a_dispatcher_has_its_backlog() -> None:
+    bare = subscription(dispatcher=None, tracker=None, delayed_reread_at_recovery_total=None)
+
+    found = {name: value for (name, labels), value in rendered(topic(bare)).items() if labels == at(ORDERS)}
+
+    assert found["pulsar_subscription_back_log"] == 83_221
+    assert found["pulsar_subscription_delayed"] == 0
+    assert "pulsar_subscription_in_replay" not in found
+    assert "postdate_delayed_reread_at_recovery_total" not in found
+
+
+def test_names_with_quotes_and_line_breaks_stay_one_label() -> None:
+    name = 'a"b\\c\nd'
+
+    found = rendered(topic(subscription(name)))
+
+    assert found["pulsar_subscription_back_log", at(TOPIC, subscription=name)] == 83_221
+
+
+def test_a_service_without_topics_reports_itself() -> None:
+    found = rendered()
+
+    assert found["postdate_connections", at(CLUSTER)] == 9
+    assert any(name == "process_resident_memory_bytes" for name, _ in found)
+
+
+def test_rendering_beside_the_loop_gives_the_same() -> None:
+    snapshot = ServiceSnapshot(cluster="standalone", connection_count=1, topics=[topic(subscription())])
+
+    beside = samples(asyncio.run(render_metrics(snapshot)).decode())
+
+    at_once = samples(metrics_text(snapshot).decode())
+    assert {key: value for key, value in beside.items() if not key[0].startswith("process_")} == {
+        key: value for key, value in at_once.items() if not key[0].startswith("process_")
+    }
