@@ -66,7 +66,7 @@ class FakeLog:
 
     def ledgers(self) -> list[LedgerInfo]:
         last = max(1, self.last_confirmed_position.ledger_id)
-        counts = {ledger_id: 0 for ledger_id in range(1, last + 1)}
+        counts = dict.fromkeys(range(1, last + 1), 0)
         for entry in self.entries:
             counts[entry.position.ledger_id] += 1
         return [LedgerInfo(ledger_id, n, 0, 0, ledger_id == last) for ledger_id, n in counts.items()]

@@ -1,8 +1,8 @@
 """An event loop whose time passes only while nothing is ready to run.
 
 When every task waits, the clock jumps to the next timer. So hours of a scenario take milliseconds, and two runs are
-equal step by step: nothing depends on how fast the machine is. A loop with nothing ready and no timer is stuck, which is
-an error: in a simulation that is a lost wake-up.
+equal step by step: nothing depends on how fast the machine is. A loop with nothing ready and no timer is stuck, which
+is an error: in a simulation that is a lost wake-up.
 """
 
 import asyncio

@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from dispatcher_world import FakeConsumer, FakeCursor, FakeLog, FakeTracker
-from virtual_time import START_MS, now_ms, run
+from virtual_time import now_ms, run
 
 from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.shared import SharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
-from dispatcher.errors import ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
 from dispatcher.slots import sticky_hash
 from managed_ledger.position import Position
 

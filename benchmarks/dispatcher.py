@@ -1,0 +1,272 @@
+"""What the dispatcher's core costs: `python -m benchmarks.dispatcher`.
+
+Pure decisions, no payloads and no sockets: headers in, assignments out, acknowledgements in. Numbers are microseconds a
+message, best of three, but for joins and leaves (milliseconds each) and bytes. B1 to B10 are the benchmarks that the
+Key_Shared reference asks for.
+"""
+
+import gc
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dispatcher.config import DispatcherConfig
+from dispatcher.core.actions import Action, Deliver
+from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
+from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.draining_hashes import DrainingHashesTracker
+from dispatcher.core.items import Key, key_of
+from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
+from dispatcher.core.read_plan import ReadRequest
+from dispatcher.core.shared import SharedCore
+from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
+from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.position import Position
+
+_NOW_MS = 1_800_000_000_000
+_BATCH = 500
+_CONFIG = DispatcherConfig(unacked_per_consumer_max=0, unacked_per_subscription_max=0)
+
+
+@dataclass
+class _Feed:
+    """A core that is fed with consecutive entries."""
+
+    core: MultipleConsumersCore
+    next_entry: int = 0
+
+    def __post_init__(self) -> None:
+        self.core.advance(_NOW_MS)
+        self.core.start(Position(1, 0), [], lambda _: False, Position(1, -1))
+
+    def join(self, number: int, permits: int = 10**9) -> ConsumerState:
+        consumer = ConsumerState(number, f"consumer-{number}")
+        self.core.add_consumer(consumer)
+        self.core.flow(consumer, permits)
+        return consumer
+
+    def read(self, headers: EntryHeaders) -> list[Action]:
+        self.next_entry += len(headers)
+        plan = self.core.plan
+        assert plan is not None
+        first = plan.ranges[0].scanned_to
+        request = ReadRequest(plan.ranges[0], first, None, len(headers), is_scan=True, takes_immediate=True)
+        return self.core.on_headers(request, headers, Position(1, self.next_entry))
+
+    def headers(self, count: int, hashes: np.ndarray, *, deliver_at_ms: int = NOT_DELAYED) -> EntryHeaders:  # type: ignore[type-arg]
+        entry_ids = np.arange(self.next_entry, self.next_entry + count, dtype=np.int64)
+        return EntryHeaders(
+            np.full(count, 1, dtype=np.int64),
+            entry_ids,
+            np.full(count, deliver_at_ms, dtype=np.int64),
+            np.full(count, _NOW_MS, dtype=np.int64),
+            hashes[entry_ids % len(hashes)].astype(np.int32),
+            np.full(count, 100, dtype=np.int32),
+            np.full(count, 1, dtype=np.int32),
+        )
+
+
+def _hashes(keys: int) -> np.ndarray:  # type: ignore[type-arg]
+    return np.array([sticky_hash(b"key-%d" % key) for key in range(keys)], dtype=np.int32)
+
+
+def _assigned(actions: list[Action]) -> dict[int, list[Key]]:
+    return {
+        action.consumer.index: [key_of(item) for item in action.items]
+        for action in actions
+        if isinstance(action, Deliver)
+    }
+
+
+def _best(run: Callable[[], float]) -> float:
+    results = []
+    for _ in range(3):
+        gc.collect()
+        results.append(run())
+    return min(results)
+
+
+def _report(name: str, value: float, unit: str) -> None:
+    sys.stdout.write(f"{name:<74} {value:>10.3f} {unit}\n")
+
+
+def slots_of_a_batch() -> float:
+    """B1: Murmur3 of an 8-byte key, and the slots of a batch of hashes."""
+    keys = [b"key-%04d" % number for number in range(10_000)]
+    hashes = _hashes(10_000)
+    start = time.perf_counter()
+    for key in keys:
+        sticky_hash(key)
+    for first in range(0, 10_000, _BATCH):
+        CONSISTENT_HASHING_RANGE.slots(hashes[first : first + _BATCH])
+    return (time.perf_counter() - start) / 10_000 * 1e6
+
+
+def selection(consumers: int) -> float:
+    """B2: owners of a batch."""
+    selector = ConsistentHashingStickyKeyConsumerSelector()
+    for number in range(consumers):
+        selector.add_consumer(ConsumerState(number, f"consumer-{number}"))
+    slots = CONSISTENT_HASHING_RANGE.slots(_hashes(100_000))
+    start = time.perf_counter()
+    for first in range(0, 100_000, _BATCH):
+        selector.owners.take(slots[first : first + _BATCH]).tolist()
+    return (time.perf_counter() - start) / 100_000 * 1e6
+
+
+def membership(consumers: int, *, splits: bool) -> float:
+    """B3: one join and one leave, milliseconds each."""
+    selector = HashRangeAutoSplitStickyKeyConsumerSelector() if splits else ConsistentHashingStickyKeyConsumerSelector()
+    for number in range(consumers - 1):
+        selector.add_consumer(ConsumerState(number, f"consumer-{number}"))
+    last = ConsumerState(consumers, "last")
+    start = time.perf_counter()
+    selector.add_consumer(last)
+    selector.remove_consumer(last)
+    return (time.perf_counter() - start) / 2 * 1e3
+
+
+def dispatch_and_acknowledge(core: MultipleConsumersCore, consumers: int, keys: int) -> tuple[float, float]:
+    """B4 and B7: headers in and assignments out; acknowledgements in batches."""
+    feed = _Feed(core)
+    states = {number: feed.join(number) for number in range(consumers)}
+    hashes = _hashes(keys)
+    dispatching = acknowledging = 0.0
+    for _ in range(100):
+        headers = feed.headers(_BATCH, hashes)
+        start = time.perf_counter()
+        actions = feed.read(headers)
+        dispatching += time.perf_counter() - start
+        assigned = _assigned(actions)
+        start = time.perf_counter()
+        for index, positions in assigned.items():
+            feed.core.acknowledge(states[index], positions, {})
+        acknowledging += time.perf_counter() - start
+    return dispatching / (100 * _BATCH) * 1e6, acknowledging / (100 * _BATCH) * 1e6
+
+
+def through_the_queue() -> float:
+    """Entries that had to wait for permits: queued, then given in small portions."""
+    feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
+    states = [feed.join(number, permits=0) for number in range(3)]
+    hashes = _hashes(1_000)
+    start = time.perf_counter()
+    for _ in range(10):
+        feed.read(feed.headers(_BATCH, hashes))
+    given = 0
+    while given < 5_000:
+        for state in states:
+            given += sum(len(own) for own in _assigned(feed.core.flow(state, 100)).values())
+    return (time.perf_counter() - start) / 5_000 * 1e6
+
+
+def due_entries() -> float:
+    """B10: what the tracker gives becomes ready and is assigned."""
+    feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
+    for number in range(3):
+        feed.join(number)
+    hashes = _hashes(1_000)
+    spent = 0.0
+    for _ in range(100):
+        headers = feed.headers(_BATCH, hashes, deliver_at_ms=_NOW_MS - 1)
+        feed.next_entry += _BATCH
+        start = time.perf_counter()
+        feed.core.on_popped(headers.ledger_ids, headers.entry_ids)
+        feed.core.on_due(headers)
+        spent += time.perf_counter() - start
+    return spent / (100 * _BATCH) * 1e6
+
+
+def future_entries() -> float:
+    """Delayed entries on their way to the tracker: columns only."""
+    feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
+    feed.join(0)
+    hashes = _hashes(1_000)
+    spent = 0.0
+    for _ in range(100):
+        headers = feed.headers(_BATCH, hashes, deliver_at_ms=_NOW_MS + 10**6)
+        start = time.perf_counter()
+        feed.read(headers)
+        spent += time.perf_counter() - start
+    return spent / (100 * _BATCH) * 1e6
+
+
+def selection_from_a_full_queue() -> float:
+    """B5: 20,000 wait, of which 1 % may go: microseconds to find and give those 200."""
+    config = DispatcherConfig(unacked_per_consumer_max=0, unacked_per_subscription_max=0, look_ahead_per_consumer=0)
+    feed = _Feed(KeySharedCore(config, has_delays=True))
+    states = [feed.join(number, permits=0) for number in range(100)]
+    hashes = _hashes(20_000)
+    for _ in range(40):
+        feed.read(feed.headers(_BATCH, hashes))
+    start = time.perf_counter()
+    given = sum(len(own) for own in _assigned(feed.core.flow(states[7], 10**6)).values())
+    return (time.perf_counter() - start) / given * 1e6
+
+
+def join_with_pending(pending: int) -> float:
+    """B6: a join while one consumer holds many entries, milliseconds."""
+    feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
+    feed.join(0)
+    hashes = _hashes(pending)
+    for _ in range(pending // _BATCH):
+        feed.read(feed.headers(_BATCH, hashes))
+    start = time.perf_counter()
+    feed.join(1)
+    return (time.perf_counter() - start) * 1e3
+
+
+def leave_with_pending(pending: int) -> float:
+    """A leave of a consumer that holds many entries, milliseconds."""
+    feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
+    states = [feed.join(number) for number in range(2)]
+    hashes = _hashes(pending)
+    for _ in range(2 * pending // _BATCH):
+        feed.read(feed.headers(_BATCH, hashes))
+    start = time.perf_counter()
+    feed.core.remove_consumer(states[0], ())
+    return (time.perf_counter() - start) * 1e3
+
+
+def bytes_per_draining_hash() -> float:
+    """PIP-379 plans 80."""
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    tracker = DrainingHashesTracker()
+    for slot in range(1, 10_001):
+        tracker.add_entry(1, slot, references=1, now_ms=_NOW_MS)
+    size = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return size / 10_000
+
+
+def main() -> None:
+    """Print every figure."""
+    _report("B1 hash and slot of an 8-byte key", _best(slots_of_a_batch), "us")
+    for consumers in (10, 1_000):
+        _report(f"B2 owner of a slot, {consumers} consumers", _best(lambda n=consumers: selection(n)), "us")
+    _report("B3 join or leave, ring, the 1,000th consumer", _best(lambda: membership(1_000, splits=False)), "ms")
+    _report("B3 join or leave, auto-split, the 1,000th consumer", _best(lambda: membership(1_000, splits=True)), "ms")
+    for name, make in (("Key_Shared", KeySharedCore), ("Shared", SharedCore)):
+        for consumers, keys in ((3, 1_000), (10, 1_000), (10, 100_000)):
+            runs = [dispatch_and_acknowledge(make(_CONFIG, has_delays=True), consumers, keys) for _ in range(3)]
+            what = f"{name}, {consumers} consumers, {keys} keys"
+            _report(f"B4 dispatch, {what}", min(run[0] for run in runs), "us")
+            _report(f"B7 acknowledge, {what}", min(run[1] for run in runs), "us")
+    _report("waited for permits: queue and give", _best(through_the_queue), "us")
+    _report("B5 20,000 wait and 1 % may go, per entry given", _best(selection_from_a_full_queue), "us")
+    _report("B10 due entries become assigned", _best(due_entries), "us")
+    _report("delayed entries to the tracker (columns)", _best(future_entries), "us")
+    _report("B6 join with 50,000 pending", _best(lambda: join_with_pending(50_000)), "ms")
+    _report("leave with 50,000 pending", _best(lambda: leave_with_pending(50_000)), "ms")
+    _report("bytes per draining hash", bytes_per_draining_hash(), "B")
+
+
+if __name__ == "__main__":
+    main()

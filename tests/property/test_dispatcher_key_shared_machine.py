@@ -1,0 +1,489 @@
+"""A Key_Shared core under any order of events, with the invariants of PIP-34 and PIP-379 after every step.
+
+The machine plays the shell: a read and a poll of the tracker are begun in one step and completed in a later one, so
+that joins, leaves, acknowledgements and redeliveries fall in between; what was assigned is sent later than it was
+decided. At the end everybody is served, and everything that was published must have been acknowledged.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pyroaring import BitMap
+
+from dispatcher.config import DispatcherConfig
+from dispatcher.core.actions import Action, Deliver, TrackDelayed
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
+from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
+from dispatcher.core.read_plan import LedgerExtent, ReadRequest
+from dispatcher.core.shared import SharedCore
+from dispatcher.slots import CONSISTENT_HASHING_RANGE
+from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.position import Position
+
+_ENTRIES_PER_LEDGER = 6
+_START_MS = 1_000_000
+
+
+@dataclass
+class _Entry:
+    position: Position
+    key_hash: int
+    deliver_at_ms: int
+    publish_time_ms: int
+    message_count: int
+
+
+@dataclass
+class _Client:
+    """A consumer as its own side sees it."""
+
+    state: ConsumerState
+    permits: int = 0
+    unsent: list[Item] = field(default_factory=list)
+    held: list[Key] = field(default_factory=list)
+
+
+class _Machine(RuleBasedStateMachine):
+    core: MultipleConsumersCore
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[_Entry] = []
+        self.now_ms = _START_MS
+        self.clients: list[_Client] = []
+        self.acknowledged: set[Key] = set()
+        self.tracked: dict[Key, int] = {}
+        self.read: tuple[ReadRequest, list[_Entry], Position] | None = None
+        self.popped: list[_Entry] | None = None
+        self.first_given: dict[int, list[Item]] = {}
+        self.given: set[Key] = set()
+        self.unordered_slots: set[int] = set()
+        self.indices = 0
+
+    # The log.
+
+    @rule(
+        key=st.integers(0, 5),
+        delay_ms=st.one_of(st.none(), st.integers(-50, 200)),
+        clock_error_ms=st.integers(-30, 30),
+        messages=st.sampled_from([1, 1, 1, 3]),
+    )
+    def publish(self, key: int, delay_ms: int | None, clock_error_ms: int, messages: int) -> None:
+        number = len(self.log)
+        position = Position(number // _ENTRIES_PER_LEDGER + 1, number % _ENTRIES_PER_LEDGER)
+        due = NOT_DELAYED if delay_ms is None else self.now_ms + delay_ms
+        self.log.append(_Entry(position, key * 7919 + 5, due, self.now_ms + clock_error_ms, messages))
+
+    @rule(ms=st.sampled_from([1, 5, 10, 50, 300]))
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        self.core.advance(self.now_ms)
+        wakeup_ms = self.core.next_wakeup_ms()
+        if wakeup_ms is not None and wakeup_ms <= self.now_ms:
+            self._run(self.core.on_timer())
+
+    # Consumers.
+
+    @precondition(lambda self: len(self.clients) < 4)
+    @rule(name=st.sampled_from(["a", "b", "c"]), permits=st.sampled_from([0, 1, 5, 100]))
+    def join(self, name: str, permits: int) -> None:
+        client = _Client(ConsumerState(self.indices, name))
+        self.indices += 1
+        self.clients.append(client)
+        self._run(self.core.add_consumer(client.state))
+        if permits:
+            self._flow(client, permits)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from(self.clients))
+        self.clients.remove(client)
+        self._reorder(client.state.pending.items)
+        unsent = {key_of(item) for item in client.unsent}
+        self._run(self.core.remove_consumer(client.state, unsent))
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), permits=st.integers(1, 10))
+    def flow(self, data: st.DataObject, permits: int) -> None:
+        self._flow(data.draw(st.sampled_from(self.clients)), permits)
+
+    def _flow(self, client: _Client, permits: int) -> None:
+        client.permits += permits
+        self._run(self.core.flow(client.state, permits))
+
+    @precondition(lambda self: any(client.unsent for client in self.clients))
+    @rule(data=st.data(), count=st.integers(1, 20))
+    def send(self, data: st.DataObject, count: int) -> None:
+        client = data.draw(st.sampled_from([client for client in self.clients if client.unsent]))
+        batch, client.unsent = client.unsent[:count], client.unsent[count:]
+        for item in batch:
+            if self.core.is_pending(client.state, key_of(item)):
+                client.held.append(key_of(item))
+            else:
+                client.permits += item[COUNT]
+                self.core.refund(client.state, [item])
+
+    # Acknowledgements.
+
+    @precondition(lambda self: any(client.held for client in self.clients))
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from([client for client in self.clients if client.held]))
+        positions = data.draw(st.lists(st.sampled_from(client.held), min_size=1, unique=True))
+        through = data.draw(st.sampled_from([None, *self.clients]))
+        self._acknowledge(client, positions, through)
+
+    def _acknowledge(self, holder: _Client, positions: list[Key], through: _Client | None) -> None:
+        consumer = through.state if through is not None else None
+        acknowledged, actions = self.core.acknowledge(consumer, positions, {})
+        assert acknowledged == positions
+        self.acknowledged.update(positions)
+        holder.held = [position for position in holder.held if position not in positions]
+        self._run(actions)
+
+    @precondition(lambda self: self.acknowledged)
+    @rule(data=st.data())
+    def acknowledge_again(self, data: st.DataObject) -> None:
+        position = data.draw(st.sampled_from(sorted(self.acknowledged)))
+        self._run(self.core.acknowledge(None, [position], {})[1])
+
+    @precondition(lambda self: any(self._partial(client) for client in self.clients))
+    @rule(data=st.data())
+    def acknowledge_a_part(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from([client for client in self.clients if self._partial(client)]))
+        position = data.draw(st.sampled_from(self._partial(client)))
+        word = data.draw(st.sampled_from([0b011, 0b101, 0b110, 0b100]))
+        acknowledged, actions = self.core.acknowledge(client.state, [position], {position: (word,)})
+        if acknowledged:
+            self.acknowledged.add(position)
+            client.held.remove(position)
+        self._run(actions)
+
+    def _partial(self, client: _Client) -> list[Key]:
+        return [position for position in client.held if self._entry(position).message_count == 3]
+
+    @precondition(lambda self: any(client.held for client in self.clients))
+    @rule(data=st.data())
+    def redeliver(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from([client for client in self.clients if client.held]))
+        positions = data.draw(st.lists(st.sampled_from(client.held), min_size=1, unique=True))
+        self._reorder(positions)
+        client.held = [position for position in client.held if position not in positions]
+        self._run(self.core.redeliver(client.state, positions, ()))
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def redeliver_everything(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from(self.clients))
+        self._reorder(client.state.pending.items)
+        unsent, client.unsent, client.held = client.unsent, [], []
+        client.permits += sum(item[COUNT] for item in unsent)
+        self.core.refund(client.state, unsent)
+        self._run(self.core.redeliver(client.state, None, {key_of(item) for item in unsent}))
+
+    # Reads and polls, in two steps each.
+
+    @precondition(lambda self: self.read is None)
+    @rule()
+    def begin_read(self) -> None:
+        request = self.core.next_read(self._last_confirmed())
+        if request is None:
+            return
+        plan = self.core.plan
+        assert plan is not None
+        found: list[_Entry] = []
+        after = len(self.log)
+        for at, entry in enumerate(self.log):
+            if entry.position < request.first:
+                continue
+            is_past = request.through is not None and entry.position > request.through
+            if is_past or len(found) == request.entries_max:
+                after = at
+                break
+            ledger_id, entry_id = entry.position
+            early = plan.taken_early_in(ledger_id) or BitMap()
+            if entry.position not in self.acknowledged and entry.position not in self.tracked and entry_id not in early:
+                found.append(entry)
+        self.read = (request, found, self._position_at(after))
+
+    @precondition(lambda self: self.read is not None)
+    @rule()
+    def complete_read(self) -> None:
+        assert self.read is not None
+        (request, found, next_position), self.read = self.read, None
+        waiting_before = len(self.core.waiting)
+        held_before = len(self.core.held_due)
+        self._look_at_tracker()
+        self._run(self.core.on_headers(request, _headers(found), next_position))
+        if held_before == 0 and all(entry.deliver_at_ms == NOT_DELAYED for entry in found):
+            assert len(self.core.waiting) <= max(waiting_before, self.core.look_ahead_limit())
+
+    @precondition(lambda self: self.popped is None)
+    @rule()
+    def begin_taking_due(self) -> None:
+        wanted = self.core.due_entries_wanted()
+        self._look_at_tracker()
+        held_due_ms = self.core.held_due.first_due_ms
+        tracker_due_ms = self.core.tracker_due_ms
+        if wanted == 0:
+            return
+        if held_due_ms is not None and (tracker_due_ms is None or held_due_ms < tracker_due_ms):
+            self._run(self.core.admit_held())
+            return
+        due = sorted((at, position) for position, at in self.tracked.items() if at <= self.now_ms)[:wanted]
+        if due:
+            for _, position in due:
+                del self.tracked[position]
+            columns = np.array([position for _, position in due], dtype=np.int64)
+            self.core.on_popped(columns[:, 0], columns[:, 1])
+            self.popped = [self._entry(position) for _, position in due]
+
+    @precondition(lambda self: self.popped is not None)
+    @rule()
+    def complete_taking_due(self) -> None:
+        assert self.popped is not None
+        popped, self.popped = self.popped, None
+        self._run(self.core.on_due(_headers(popped)))
+
+    # Helpers.
+
+    def _run(self, actions: list[Action]) -> None:
+        queue = list(actions)
+        while queue:
+            action = queue.pop(0)
+            if isinstance(action, TrackDelayed):
+                queue.extend(self._track(action.headers))
+            else:
+                assert isinstance(action, Deliver)
+                client = next(client for client in self.clients if client.state is action.consumer)
+                for item in action.items:
+                    self._note_given(client, item)
+                client.unsent.extend(action.items)
+
+    def _track(self, headers: EntryHeaders) -> list[Action]:
+        refused = []
+        for row, (due, *position) in enumerate(
+            zip(headers.deliver_at_ms.tolist(), headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True)
+        ):
+            key = (position[0], position[1])
+            assert key not in self.tracked, "tracked twice"
+            # Every third is refused, as a tracker does whose clock is ahead.
+            if due - self.now_ms < 3:
+                refused.append(row)
+            else:
+                self.tracked[key] = due
+        self._look_at_tracker()
+        return self.core.on_refused(headers.take(np.array(refused, dtype=np.intp))) if refused else []
+
+    def _note_given(self, client: _Client, item: Item) -> None:
+        entry = self._entry(key_of(item))
+        assert entry.deliver_at_ms == NOT_DELAYED or entry.deliver_at_ms < self.now_ms + 3, "early"
+        assert key_of(item) not in self.acknowledged, "acknowledged before"
+        client.permits -= item[COUNT]
+        if key_of(item) not in self.given:
+            self.given.add(key_of(item))
+            self.first_given.setdefault(item[SLOT], []).append(item)
+
+    def _reorder(self, positions: object) -> None:
+        """Order is not promised for a slot from which something goes back."""
+        for position in positions:  # type: ignore[attr-defined]
+            self.unordered_slots.add(CONSISTENT_HASHING_RANGE.slot(self._entry(position).key_hash))
+
+    def _look_at_tracker(self) -> None:
+        due = [at for at in self.tracked.values() if at <= self.now_ms]
+        self.core.tracker_due_ms = min(due, default=None)
+
+    def _entry(self, position: Key) -> _Entry:
+        return self.log[(position[0] - 1) * _ENTRIES_PER_LEDGER + position[1]]
+
+    def _last_confirmed(self) -> Position:
+        return self.log[-1].position if self.log else Position(1, -1)
+
+    def _position_at(self, at: int) -> Position:
+        if at < len(self.log):
+            return self.log[at].position
+        last = self._last_confirmed()
+        return Position(last.ledger_id, last.entry_id + 1)
+
+    # Invariants.
+
+    @invariant()
+    def the_core_is_consistent(self) -> None:
+        self.core._check()
+
+    @invariant()
+    def every_entry_is_in_one_place(self) -> None:
+        places: dict[Key, list[str]] = {tuple(entry.position): [] for entry in self.log}
+        for position in self.acknowledged:
+            places[position].append("acknowledged")
+        for position in self.tracked:
+            places[position].append("tracked")
+        for entry in self.popped or ():
+            places[entry.position].append("popped")
+        for held in self.core.held_due._runs:
+            for position in zip(held.ledger_ids.tolist(), held.entry_ids.tolist(), strict=True):
+                places[position].append("held")
+        for item in self.core.waiting.items():
+            places[key_of(item)].append("waiting")
+        for client in self.clients:
+            for position in client.state.pending.items:
+                places[position].append("pending")
+        assert self.core.plan is not None
+        unread = self.core.plan.ranges
+        for position, found in places.items():
+            is_delayed = self._entry(position).deliver_at_ms != NOT_DELAYED
+            frontiers = [part.scanned_to if is_delayed else part.next_immediate for part in unread]
+            if not found:
+                assert any(position >= frontier for frontier in frontiers), f"{position} is lost"
+            assert len(found) <= 1, f"{position} is {found}"
+
+    @invariant()
+    def immediate_entries_of_a_slot_keep_their_order(self) -> None:
+        for slot, items in self.first_given.items():
+            if slot in self.unordered_slots or not isinstance(self.core, KeySharedCore):
+                continue
+            immediate = [key_of(item) for item in items if self._entry(key_of(item)).deliver_at_ms == NOT_DELAYED]
+            assert immediate == sorted(immediate)
+
+    @invariant()
+    def permits_are_exact(self) -> None:
+        for client in self.clients:
+            assert client.state.permits == client.permits
+
+    def teardown(self) -> None:
+        """Serve everybody until nothing is left; then everything is acknowledged."""
+        if not hasattr(self, "core"):
+            return
+        self.recover()
+        if not self.clients:
+            self.join("last", 100)
+        for _ in range(20 * len(self.log) + 200):
+            if len(self.acknowledged) == len(self.log):
+                break
+            self.pass_time(100)
+            for client in list(self.clients):
+                self._flow(client, 100)
+                client.held += [key_of(item) for item in client.unsent]
+                client.unsent = []
+                client.held = [at for at in client.held if self.core.is_pending(client.state, at)]
+                if client.held:
+                    self._acknowledge(client, list(dict.fromkeys(client.held)), client)
+            if self.read is None:
+                self.begin_read()
+            if self.read is not None:
+                self.complete_read()
+            if self.popped is None:
+                self.begin_taking_due()
+            if self.popped is not None:
+                self.complete_taking_due()
+        assert len(self.acknowledged) == len(self.log), "not everything came out"
+        assert len(self.core.waiting) == 0
+        self.every_entry_is_in_one_place()
+
+    def _start(self, recovering: set[int], published: int) -> None:
+        for number in range(published):
+            delay_ms = [None, -20, 150, 5][number % 4]
+            self.publish(number % 3, delay_ms, 0, 1)
+        self.core.advance(self.now_ms)
+        last = self._last_confirmed()
+        extents = [
+            LedgerExtent(ledger_id, _ENTRIES_PER_LEDGER - 1, ledger_id == last.ledger_id)
+            for ledger_id in range(1, last.ledger_id + 1)
+        ]
+        for entry in self.log:
+            # What is being recovered comes back as tracked, if it is delayed.
+            if entry.position.ledger_id in recovering and entry.deliver_at_ms != NOT_DELAYED:
+                self.tracked[entry.position] = entry.deliver_at_ms
+        # Later ledgers flow while one is being recovered, so its immediate entries come after theirs.
+        self._reorder([entry.position for entry in self.log if entry.position.ledger_id in recovering])
+        self.recovering = recovering
+        self.core.start(Position(1, 0), extents, recovering.__contains__, last)
+
+    @rule()
+    def recover(self) -> None:
+        self.recovering: set[int] = set()
+        assert self.core.plan is not None
+        self.core.plan.note_recovered(self.recovering.__contains__)
+
+
+_CONFIG = DispatcherConfig(
+    look_ahead_per_consumer=4,
+    look_ahead_per_subscription=10,
+    read_batch_entries_max=5,
+    unacked_per_consumer_max=6,
+    unacked_per_subscription_max=14,
+)
+
+
+class KeySharedMachine(_Machine):
+    """The default: consistent hashing, draining."""
+
+    @initialize(
+        recovering=st.sets(st.integers(1, 3)), published=st.integers(0, 20), interval_ms=st.sampled_from([0, 10])
+    )
+    def start(self, recovering: set[int], published: int, interval_ms: int) -> None:
+        config = DispatcherConfig(
+            look_ahead_per_consumer=4,
+            look_ahead_per_subscription=10,
+            read_batch_entries_max=5,
+            unacked_per_consumer_max=6,
+            unacked_per_subscription_max=14,
+            consistent_hashing_replica_points=3,
+            key_shared_unblocking_interval_ms=interval_ms,
+        )
+        self.core = KeySharedCore(config, has_delays=True)
+        self._start(recovering, published)
+
+
+class AutoSplitMachine(_Machine):
+    """Ranges that are split."""
+
+    @initialize(published=st.integers(0, 20))
+    def start(self, published: int) -> None:
+        self.core = KeySharedCore(
+            DispatcherConfig(use_consistent_hashing=False, look_ahead_per_consumer=3), has_delays=True
+        )
+        self._start(set(), published)
+
+
+class SharedMachine(_Machine):
+    """Without keys."""
+
+    @initialize(recovering=st.sets(st.integers(1, 3)), published=st.integers(0, 20))
+    def start(self, recovering: set[int], published: int) -> None:
+        self.core = SharedCore(_CONFIG, has_delays=True)
+        self._start(recovering, published)
+
+
+def _headers(entries: list[_Entry]) -> EntryHeaders:
+    rows = [
+        (
+            entry.position.ledger_id,
+            entry.position.entry_id,
+            entry.deliver_at_ms,
+            entry.publish_time_ms,
+            entry.key_hash,
+            100,
+            entry.message_count,
+        )
+        for entry in entries
+    ]
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 7)
+    narrow = [columns[:, number].astype(np.int64 if number < 4 else np.int32) for number in range(7)]
+    return EntryHeaders(*narrow)
+
+
+_SETTINGS = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+TestKeyShared = KeySharedMachine.TestCase
+TestKeyShared.settings = _SETTINGS
+TestAutoSplit = AutoSplitMachine.TestCase
+TestAutoSplit.settings = _SETTINGS
+TestShared = SharedMachine.TestCase
+TestShared.settings = _SETTINGS
