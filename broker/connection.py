@@ -155,6 +155,10 @@ class Connection(asyncio.BufferedProtocol):
         self.producers.pop(producer.producer_id, None)
         self.write(commands.close_producer(producer.producer_id))
 
+    def producer_ready(self, producer: Producer) -> None:
+        """Tell the client of a producer that waited that it may begin."""
+        self.write(commands.producer_success(producer.request_id, producer_name=producer.name))
+
     def close_consumer(self, consumer: Consumer) -> None:
         """Take a consumer away from the client."""
         self.consumers.pop(consumer.consumer_id, None)

@@ -45,23 +45,7 @@ class Consumer:
 
     def send_messages(self, deliveries: Sequence[Delivery]) -> None:
         """Write one MESSAGE frame for each entry, all in one write."""
-        consumer_id, epoch = self.consumer_id, self.epoch
-        self.connection.write(
-            b"".join(
-                [
-                    frames.message(
-                        consumer_id,
-                        delivery.ledger_id,
-                        delivery.entry_id,
-                        delivery.payload,
-                        redelivery_count=delivery.redelivery_count,
-                        ack_set=delivery.ack_set,
-                        consumer_epoch=epoch,
-                    )
-                    for delivery in deliveries
-                ]
-            )
-        )
+        self.connection.write(frames.messages(self.consumer_id, deliveries, consumer_epoch=self.epoch))
 
     def active_consumer_changed(self, is_active: bool) -> None:
         """Tell the client whether it is the one that receives (Failover)."""

@@ -37,6 +37,12 @@ class ProducerBusyError(BrokerError):
     server_error = "ProducerBusy"
 
 
+class ProducerFencedError(BrokerError):
+    """The producer wants the topic for itself, or another one has it for itself."""
+
+    server_error = "ProducerFenced"
+
+
 class ConsumerBusyError(BrokerError):
     """The subscription is in use by a consumer that does not share it in this way."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.consumer import Consumer
 from broker.errors import BrokerError, MetadataError, NotAllowedError
-from broker.producer import Producer
+from broker.producer import Producer, ProducerAccessMode
 from broker.protocol import commands
 from broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
@@ -124,10 +124,18 @@ async def on_producer(connection: "Connection", command: BaseCommand) -> None:
         return
     topic = await connection.service.topic(TopicName.parse(request.topic))
     name = request.producer_name or connection.service.new_producer_name()
-    producer = Producer(request.producer_id, name, request.epoch, topic, connection)
+    producer = Producer(
+        request.producer_id,
+        name,
+        request.epoch,
+        topic,
+        connection,
+        access_mode=ProducerAccessMode(request.producer_access_mode),
+        request_id=request.request_id,
+    )
     topic.add_producer(producer)
     connection.producers[request.producer_id] = producer
-    connection.write(commands.producer_success(request.request_id, producer_name=name))
+    connection.write(commands.producer_success(request.request_id, producer_name=name, is_ready=producer.is_ready))
 
 
 async def on_close_producer(connection: "Connection", command: BaseCommand) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import quote, unquote
 
 from broker.consumer import Consumer
-from broker.errors import ProducerBusyError, SubscriptionNotFoundError
+from broker.errors import ProducerBusyError, ProducerFencedError, SubscriptionNotFoundError
 from broker.metrics import TopicSnapshot
-from broker.producer import Producer
+from broker.producer import Producer, ProducerAccessMode
 from broker.subscription import Subscription
 from broker.topic_name import TopicName
 from dispatcher.config import SubscriptionType
@@ -55,20 +55,45 @@ class Topic:
         """Let a producer in.
 
         Raises:
-            ProducerBusyError: Another live producer has its name, with the same epoch or a later one.
+            ProducerBusyError: Another live producer has its name, with the same epoch or a later one, or has the
+                topic for itself.
+            ProducerFencedError: It wants the topic for itself, and others are here.
         """
         present = self.producers.get(producer.name)
         if present is not None:
             if present.connection is not producer.connection and present.epoch >= producer.epoch:
                 raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic")
             log.info("producer %s of %s is back, epoch %d", producer.name, self.name, producer.epoch)
+            self.remove_producer(present)
             present.disconnect()
+        self._admit(producer)
         self.producers[producer.name] = producer
 
     def remove_producer(self, producer: Producer) -> None:
-        """Forget a producer, unless another has taken its name since."""
+        """Forget a producer, unless another has taken its name since; the first that waits may become ready."""
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
+        if self.producers and not any(other.is_ready for other in self.producers.values()):
+            waiting = next(iter(self.producers.values()))
+            waiting.is_ready = True
+            waiting.connection.producer_ready(waiting)
+
+    def _admit(self, producer: Producer) -> None:
+        others = list(self.producers.values())
+        has_exclusive = any(other.access_mode is not ProducerAccessMode.SHARED for other in others)
+        match producer.access_mode:
+            case ProducerAccessMode.SHARED:
+                if has_exclusive:
+                    raise ProducerBusyError("Topic has an existing exclusive producer")
+            case ProducerAccessMode.EXCLUSIVE:
+                if others:
+                    raise ProducerFencedError("Topic has existing producers, so none can be exclusive")
+            case ProducerAccessMode.WAIT_FOR_EXCLUSIVE:
+                producer.is_ready = not others
+            case ProducerAccessMode.EXCLUSIVE_WITH_FENCING:
+                self.producers.clear()
+                for other in others:
+                    other.disconnect()
 
     async def subscribe(
         self,

@@ -17,7 +17,7 @@ NONE_KEY: Final = b"NONE_KEY"
 def sticky_key(
     *,
     ordering_key: bytes | None,
-    partition_key: str | None,
+    partition_key: bytes | None,
     partition_key_is_base64: bool,
     producer_name: str | None,
     sequence_id: int | None,
@@ -25,9 +25,9 @@ def sticky_key(
     """Return the sticky key of an entry.
 
     >>> rest = {"partition_key_is_base64": False, "producer_name": "p", "sequence_id": 7}
-    >>> sticky_key(ordering_key=b"o", partition_key="k", **rest)
+    >>> sticky_key(ordering_key=b"o", partition_key=b"k", **rest)
     b'o'
-    >>> sticky_key(ordering_key=None, partition_key="k", **rest)
+    >>> sticky_key(ordering_key=None, partition_key=b"k", **rest)
     b'k'
     >>> sticky_key(ordering_key=None, partition_key=None, **rest)
     b'p-7'
@@ -35,7 +35,7 @@ def sticky_key(
     if ordering_key is not None:
         return ordering_key
     if partition_key is not None:
-        return _decoded(partition_key) if partition_key_is_base64 else partition_key.encode()
+        return _decoded(partition_key) if partition_key_is_base64 else partition_key
     if producer_name is not None and sequence_id is not None:
         return f"{producer_name}-{sequence_id}".encode()
     return NONE_KEY
@@ -44,7 +44,7 @@ def sticky_key(
 def sticky_key_hash(
     *,
     ordering_key: bytes | None,
-    partition_key: str | None,
+    partition_key: bytes | None,
     partition_key_is_base64: bool,
     producer_name: str | None,
     sequence_id: int | None,
@@ -61,9 +61,9 @@ def sticky_key_hash(
     )
 
 
-def _decoded(partition_key: str) -> bytes:
+def _decoded(partition_key: bytes) -> bytes:
     try:
         return base64.b64decode(partition_key, validate=True)
     except (binascii.Error, ValueError):
         # A client that flags a key wrongly must not lose its message; any bytes serve, as long as they are its own.
-        return partition_key.encode()
+        return partition_key

@@ -99,14 +99,14 @@ def lookup_error(request_id: int, *, error: str, message: str) -> bytes:
     return frame(command)
 
 
-def producer_success(request_id: int, *, producer_name: str) -> bytes:
-    """Accept a producer. Sequence ids are not kept, so it is told that none is known."""
+def producer_success(request_id: int, *, producer_name: str, is_ready: bool = True) -> bytes:
+    """Accept a producer, now or for later. Sequence ids are not kept, so it is told that none is known."""
     command = BaseCommand(type=BaseCommand.PRODUCER_SUCCESS)
     command.producer_success.request_id = request_id
     command.producer_success.producer_name = producer_name
     command.producer_success.last_sequence_id = -1
     command.producer_success.schema_version = b""
-    command.producer_success.producer_ready = True
+    command.producer_success.producer_ready = is_ready
     return frame(command)
 
 

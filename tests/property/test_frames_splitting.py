@@ -35,7 +35,7 @@ def metadatas(draw: st.DrawFn) -> MessageMetadata:
         publish_time=draw(st.integers(0, 2**63 - 1)),
     )
     if draw(st.booleans()):
-        metadata.partition_key = draw(text)
+        metadata.partition_key = draw(text).encode()
     if draw(st.booleans()):
         metadata.deliver_at_time = draw(st.integers(-(2**63), 2**63 - 1))
     for key, value in draw(st.dictionaries(text, text, max_size=2)).items():

@@ -37,13 +37,13 @@ def send_command(*, num_messages: int | None = None) -> bytes:
 
 
 def test_a_send_comes_with_its_entry_unchanged() -> None:
-    entry = entry_of(metadata_with(partition_key="k").SerializeToString())
+    entry = entry_of(metadata_with(partition_key=b"k").SerializeToString())
 
     (send,) = FrameSplitter().feed(framed(send_command(num_messages=4), entry))
 
     assert isinstance(send, Send)
     assert (send.producer_id, send.sequence_id, send.num_messages, send.entry) == (3, 9, 4, entry)
-    assert send.metadata.partition_key == "k"
+    assert send.metadata.partition_key == b"k"
 
 
 def test_a_send_without_a_checksum_gets_one() -> None:

@@ -1,0 +1,146 @@
+"""Run `postdate serve` as a process of its own, to kill it and start it again on the same data.
+
+The demo, the integration tests and the benchmarks share this. It knows how the service is started and how one sees
+that it is ready, and nothing of what it serves.
+"""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class ServiceStartError(RuntimeError):
+    """A service ended at start, or did not get ready in time; says where its log is."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Find TCP ports that nobody listens on now."""
+    # All sockets are open at once, so that no port is found twice.
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float, interval_s: float = 0.02) -> None:
+    """Ask until the condition holds; `TimeoutError` if it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not so after {timeout_s:g} s")
+        time.sleep(interval_s)
+
+
+class PostdateProcess:
+    """One `postdate serve` in a folder, which keeps its data across `kill` and `start`."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.folder = folder.resolve()
+        self._settings = dict(settings or {})
+        port, web_port = free_ports(2)
+        self.port = int(self._settings.get("brokerServicePort", port))
+        self.web_port = int(self._settings.get("webServicePort", web_port))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where a Pulsar client connects."""
+        return f"pulsar://127.0.0.1:{self.port}"
+
+    @property
+    def web_url(self) -> str:
+        """Where health and metrics answer."""
+        return f"http://127.0.0.1:{self.web_port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running service."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log_path(self) -> Path:
+        """Where the service's output goes."""
+        return self.folder / "log"
+
+    def start(self, *, timeout_s: float = 30.0, wait: bool = True) -> None:
+        """Start the process and, unless told otherwise, wait until it says that it is ready."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(), cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        if wait:
+            self.wait_until_ready(timeout_s=timeout_s)
+
+    def wait_until_ready(self, *, timeout_s: float = 30.0) -> None:
+        """Wait until `/health` answers 200."""
+        try:
+            wait_until(self._is_ready, timeout_s=timeout_s)
+        except TimeoutError as error:
+            self.stop()
+            raise ServiceStartError(f"the service did not get ready; see {self.log_path}") from error
+
+    def kill(self) -> None:
+        """End the process with SIGKILL; its data stays."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int | None:
+        """End the process with SIGTERM and return its exit code, None if it was not running."""
+        return self._end(signal.SIGTERM)
+
+    def read(self, path: str) -> str:
+        """Return what the web port answers for a path such as `/metrics`."""
+        with urllib.request.urlopen(f"{self.web_url}{path}", timeout=5) as reply:
+            text: str = reply.read().decode()
+        return text
+
+    def read_json(self, path: str) -> Any:
+        """Return what the web port answers for a path, parsed."""
+        return json.loads(self.read(path))
+
+    def _command(self) -> list[str]:
+        settings = {
+            "bindAddress": "127.0.0.1",
+            "brokerServicePort": str(self.port),
+            "webServicePort": str(self.web_port),
+            "dataDirectory": str(self.folder / "data"),
+        } | self._settings
+        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        return [sys.executable, "-m", "broker.cli", "serve", *sets]
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None:
+            tail = self.log_path.read_text(errors="replace")[-2000:]
+            raise ServiceStartError(f"the service ended at start with {code}; the end of its log:\n{tail}")
+        try:
+            with urllib.request.urlopen(f"{self.web_url}/health", timeout=2) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def _end(self, how: signal.Signals) -> int | None:
+        if self._process is None:
+            return None
+        self._process.send_signal(how)
+        try:
+            code = self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._process = None
+        return code
