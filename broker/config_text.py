@@ -27,11 +27,15 @@ OWN_PREFIXES = (
 LIKENESS = 0.9
 """How alike two keys are when one is taken for a misspelling of the other: one or two letters."""
 
-# Keys of Pulsar that have no meaning here although they look like one that has; a test checks 4.2.4's.
+# Keys of Pulsar that have no meaning here although they look like one that has: 4.2.4's, and those of the topic-wide
+# in-memory tracker of PIP-448, which is proposed.
 PULSAR_LOOKALIKES = frozenset(
     {
         "bindAddresses",
         "brokerServicePortTls",
+        "delayedDeliveryPruneEligibleRatio",
+        "delayedDeliveryPruneMinIntervalMillis",
+        "delayedDeliveryTopicManagerIdleMillis",
         "dispatcherMinReadBatchSize",
         "managedLedgerCursorMaxEntriesPerLedger",
         "managedLedgerMinLedgerRolloverTimeMinutes",
