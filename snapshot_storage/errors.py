@@ -18,14 +18,6 @@ class BucketNotFoundError(SnapshotStorageError, LookupError):
         self.bucket_id = bucket_id
 
 
-class BucketExistsError(SnapshotStorageError):
-    """Another writer has taken this id; nothing was written."""
-
-    def __init__(self, bucket_id: int) -> None:
-        super().__init__(f"a snapshot with the bucket id {bucket_id} exists already; nothing was written")
-        self.bucket_id = bucket_id
-
-
 class SnapshotCorruptedError(SnapshotStorageError):
     """Bytes were read that no correct writer wrote. Never retried: the bucket is rebuilt from the log."""
 

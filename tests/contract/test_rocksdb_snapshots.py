@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,

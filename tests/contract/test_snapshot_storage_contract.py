@@ -1,11 +1,14 @@
 """What every `BucketSnapshotStorage` promises, over all of them."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from snapshot_storage.errors import BucketNotFoundError, StorageClosedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage

@@ -116,6 +116,18 @@ def test_a_ledger_that_is_not_there_has_no_entries() -> None:
     assert not SegmentMetadata(1, 2, {}).bitmap(5)
 
 
+def test_more_segments_and_ledgers_than_one_round_can_number() -> None:
+    """50,000 segments of one row, each in a ledger of its own: more pairs than 31 bits."""
+    count = 50_000
+    rows = DelayedIndexes.of(np.arange(count), np.arange(count)[::-1] * 7, np.arange(count))
+
+    segments = segments_metadata(rows, list(range(1, count + 1)))
+
+    for k in (0, 1, 42_948, 42_949, 42_950, count - 1):
+        (ledger_id,) = segments[k].bitmaps
+        assert (ledger_id, list(segments[k].bitmap(ledger_id))) == ((count - 1 - k) * 7, [k])
+
+
 def test_bitmaps_come_out_per_segment_and_ledger() -> None:
     """Two segments over two ledgers, entries in the order of time."""
     rows = DelayedIndexes.of([1, 1, 2, 8, 9], [7, 8, 7, 8, 8], [5, 0, 3, 9, 2])

@@ -1,0 +1,58 @@
+"""A Spark session on this machine, or one clear error about what is missing.
+
+A cluster needs none of this: `spark-submit` brings its own session, and the jobs take whatever session their
+DataFrame has.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+
+class JavaNotFoundError(RuntimeError):
+    """Spark runs on Java, and there is none."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark needs Java 17 or later, and there is no `java` on the PATH and no JAVA_HOME: "
+            "install a Java runtime (on Debian and Ubuntu the package openjdk-17-jre-headless)"
+        )
+
+
+def find_java() -> Path | None:
+    """Return the `java` that Spark would start, or None."""
+    home = os.environ.get("JAVA_HOME")
+    # As Spark's own launcher has it: JAVA_HOME decides, and the PATH counts only without it.
+    candidate = str(Path(home) / "bin" / "java") if home else "java"
+    found = shutil.which(candidate)
+    return None if found is None else Path(found)
+
+
+def local_session(*, cores: int, name: str = "postdate") -> SparkSession:
+    """Return a session of threads in one Java process on this machine.
+
+    Its Python workers are the interpreter that runs now, unless PYSPARK_PYTHON names another. No port is opened
+    but on the loopback address.
+
+    Raises:
+        JavaNotFoundError: There is no Java.
+    """
+    if find_java() is None:
+        raise JavaNotFoundError
+    # A session that is not made by spark-submit reads the workers' interpreter from here alone; its default is
+    # whatever `python3` is on the PATH, which has none of our packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    session: SparkSession = (
+        SparkSession.builder.master(f"local[{cores}]")
+        .appName(name)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", str(4 * cores))
+        .getOrCreate()
+    )
+    return session

@@ -1,0 +1,29 @@
+"""One real Spark session for the tests that need it, or the rule for where there is no Java.
+
+On a laptop without Java these tests are skipped. CI must have it: there they fail, so that a suite which never runs is
+noticed.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.session import find_java, local_session
+
+
+@contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    """Give a session of two cores, and stop it."""
+    if find_java() is None:
+        if os.environ.get("CI"):
+            pytest.fail("Spark needs Java, which CI must have")
+        pytest.skip("Spark needs Java")
+    session = local_session(cores=2, name="postdate-tests")
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()
