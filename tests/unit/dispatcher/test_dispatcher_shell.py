@@ -2,17 +2,19 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from dispatcher_world import FakeConsumer, FakeCursor, FakeLog, FakeTracker
 from virtual_time import now_ms, run
 
-from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType
+from dispatcher import Delivery, Dispatcher, DispatcherConfig, KeySharedPolicy, SubscriptionType
+from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.shared import SharedCore
-from dispatcher.core.single_active import SingleActiveCore
+from dispatcher.core.single_active import SingleActiveCore, choose_active
 from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.errors import ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
 from dispatcher.slots import sticky_hash
 from managed_ledger.position import Position
 
@@ -114,6 +116,424 @@ def test_exclusive_and_failover_do_not_delay(kind: SubscriptionType) -> None:
         await _settle()
 
         assert consumer.payloads == [b"0", b"1", b"2"]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_shared_takes_turns_and_serves_the_lowest_priority_level_first() -> None:
+    async def scenario() -> None:
+        world = _World(SubscriptionType.SHARED)
+        first, second = world.join("a", permits=50), world.join("b", permits=50)
+        reserve = world.join("c", permits=1000, priority_level=1)
+        world.publish(140)
+        await _settle()
+
+        assert [len(consumer.payloads) for consumer in (first, second, reserve)] == [50, 50, 40]
+        assert first.payloads[:20] == [b"%d" % n for n in range(20)]
+        assert second.payloads[:20] == [b"%d" % n for n in range(20, 40)]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED, SubscriptionType.SHARED])
+def test_redeliveries_are_counted_and_go_to_whom_they_belong(kind: SubscriptionType) -> None:
+    async def scenario() -> None:
+        world = _World(kind)
+        consumer = world.join("c")
+        world.publish(4)
+        await _settle()
+        world.dispatcher.redeliver_unacknowledged_messages(consumer, consumer.positions()[1:3])
+        await _settle()
+        world.dispatcher.redeliver_unacknowledged_messages(consumer)
+        await _settle()
+
+        counts = {d.payload: d.redelivery_count for d in consumer.deliveries}
+        assert counts == {b"0": 1, b"1": 2, b"2": 2, b"3": 1}
+        assert world.dispatcher.stats().unacked_messages == 4
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_counts_begin_anew_when_everybody_has_left_and_nothing_is_read_again() -> None:
+    async def scenario() -> None:
+        world = _World()
+        first = world.join("a")
+        world.publish(30)
+        world.publish(5, delay_ms=5_000)
+        await _settle()
+        read = world.dispatcher.stats().entries_read_total
+        world.dispatcher.remove_consumer(first)
+        second = world.join("b")
+        await _settle(6)
+
+        assert second.payloads == [b"%d" % n for n in [*range(30), *range(5)]]
+        assert {d.redelivery_count for d in second.deliveries} == {0}
+        assert world.dispatcher.stats().entries_read_total == read == 35
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_a_consumer_with_too_many_unacknowledged_messages_waits_until_half_of_them_are_done() -> None:
+    async def scenario() -> None:
+        world = _World(config=DispatcherConfig(unacked_per_consumer_max=20))
+        consumer = world.join("c")
+        world.publish(100)
+        await _settle()
+        assert len(consumer.deliveries) == 20
+        assert world.dispatcher.stats().consumers[0].blocked_consumer_on_unacked_msgs
+
+        world.dispatcher.acknowledge(consumer, consumer.positions()[:9])
+        await _settle()
+        assert len(consumer.deliveries) == 20
+
+        world.dispatcher.acknowledge(consumer, consumer.positions()[9:10])
+        await _settle()
+        assert len(consumer.deliveries) == 30
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_a_subscription_with_too_many_unacknowledged_messages_waits_too() -> None:
+    async def scenario() -> None:
+        world = _World(config=DispatcherConfig(unacked_per_subscription_max=20))
+        first, second = world.join("a"), world.join("b")
+        world.publish(100, keys=50)
+        await _settle()
+        assert len(first.deliveries) + len(second.deliveries) == 20
+        assert world.dispatcher.stats().blocked_subscription_on_unacked_msgs
+
+        world.acknowledge_all(first)
+        world.acknowledge_all(second)
+        await _settle()
+        assert len(first.deliveries) + len(second.deliveries) == 40
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_permits_count_messages_and_a_batch_is_never_split(kind: SubscriptionType) -> None:
+    async def scenario() -> None:
+        world = _World(kind)
+        for number in range(6):
+            world.log.append(b"%d" % number, key_hash=7, message_count=4)
+        consumer = world.join("c", permits=10)
+        await _settle()
+        assert len(consumer.deliveries) == 3
+        assert world.dispatcher.stats().consumers[0].available_permits == -2
+
+        world.dispatcher.consumer_flow(consumer, 2)
+        await _settle()
+        assert len(consumer.deliveries) == 3
+
+        world.dispatcher.consumer_flow(consumer, 1)
+        await _settle()
+        assert len(consumer.deliveries) == 4
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_a_batch_is_acknowledged_when_its_last_message_is(kind: SubscriptionType) -> None:
+    async def scenario() -> None:
+        world = _World(kind)
+        position = world.log.append(b"batch", message_count=70)
+        consumer = world.join("c")
+        await _settle()
+        world.dispatcher.acknowledge(consumer, [position], {position: (-2, 0b111111)})
+        world.dispatcher.acknowledge(consumer, [position], {position: (-1, 0b011111)})
+        assert not world.cursor.is_acknowledged(*position)
+
+        world.dispatcher.redeliver_unacknowledged_messages(consumer)
+        await _settle()
+        assert consumer.deliveries[-1].ack_set == (-2, 0b011111)
+
+        world.dispatcher.acknowledge(consumer, [position], {position: ()})
+        assert world.cursor.is_acknowledged(*position)
+        assert world.dispatcher.stats().unacked_messages == 0
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_an_acknowledgement_may_come_through_another_consumer_or_twice() -> None:
+    async def scenario() -> None:
+        world = _World()
+        holder = world.join("a")
+        world.publish(3)
+        await _settle()
+        other = world.join("b")
+        for _ in range(2):
+            world.dispatcher.acknowledge(other, holder.positions())
+
+        stats = world.dispatcher.stats()
+        assert [consumer.unacked_messages for consumer in stats.consumers] == [0, 0]
+        assert stats.draining_hashes_count == 0
+        assert world.cursor.acknowledgements == 3
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED, SubscriptionType.SHARED])
+def test_cumulative_acknowledgement_is_refused_where_consumers_share(kind: SubscriptionType) -> None:
+    async def scenario() -> None:
+        world = _World(kind)
+        consumer = world.join("c")
+
+        with pytest.raises(CumulativeAckRefusedError, match="one by one"):
+            world.dispatcher.acknowledge_cumulative(consumer, Position(1, 0))
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_cumulative_acknowledgement_moves_the_cursor() -> None:
+    async def scenario() -> None:
+        world = _World(SubscriptionType.EXCLUSIVE)
+        consumer = world.join("c")
+        world.publish(10)
+        batch = world.log.append(b"batch", message_count=3)
+        await _settle()
+
+        world.dispatcher.acknowledge_cumulative(consumer, Position(1, 4))
+        assert world.cursor.mark_delete_position == Position(1, 4)
+        world.dispatcher.acknowledge_cumulative(consumer, batch, (0b110,))
+        assert world.cursor.mark_delete_position == Position(1, 9)
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_exclusive_refuses_a_second_consumer() -> None:
+    async def scenario() -> None:
+        world = _World(SubscriptionType.EXCLUSIVE)
+        first = world.join("a")
+        with pytest.raises(ConsumerBusyError, match="already connected"):
+            world.join("b")
+        world.dispatcher.remove_consumer(first)
+        world.publish(2)
+        second = world.join("b")
+        await _settle()
+
+        assert second.payloads == [b"0", b"1"]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_a_failover_consumer_takes_over_what_was_not_acknowledged() -> None:
+    async def scenario() -> None:
+        world = _World(SubscriptionType.FAILOVER)
+        spare = world.join("spare", priority_level=1)
+        assert spare.is_active is True
+        active = world.join("active")
+        assert (spare.is_active, active.is_active) == (False, True)
+        world.publish(10)
+        await _settle()
+        assert spare.payloads == []
+        world.dispatcher.acknowledge(active, active.positions()[:3])
+        world.dispatcher.remove_consumer(active)
+        await _settle()
+
+        assert spare.is_active is True
+        assert spare.payloads == [b"%d" % n for n in range(3, 10)]
+        assert {delivery.redelivery_count for delivery in spare.deliveries} == {0}
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_the_active_consumer_is_chosen_as_pulsar_does() -> None:
+    """One level: by a ring over the topic's name; a partition takes the consumers in turn."""
+    consumers = [ConsumerState(index, name) for index, name in enumerate(["b", "a", "c"])]
+
+    assert choose_active(consumers, "persistent://public/default/t-partition-0").name == "a"
+    assert choose_active(consumers, "persistent://public/default/t-partition-4").name == "b"
+    chosen = choose_active(consumers, _TOPIC).name
+    points = sorted((sticky_hash(b"%s%d" % (c.name.encode(), i)), c.name) for c in consumers for i in range(100))
+    topic = sticky_hash(_TOPIC.encode())
+    assert chosen == next((name for point, name in points if point >= topic), points[0][1])
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_a_seek_delivers_again_from_there(kind: SubscriptionType) -> None:
+    async def scenario() -> None:
+        world = _World(kind, chance=random.Random(1))
+        consumer = world.join("c")
+        world.publish(60)
+        await _settle(1)
+        world.acknowledge_all(consumer)
+        world.publish(10, delay_ms=20)
+        await world.dispatcher.reset(Position(1, 40))
+        consumer.deliveries.clear()
+        await _settle(1)
+
+        assert consumer.payloads == [b"%d" % n for n in [*range(40, 60), *range(10)]]
+        assert {delivery.redelivery_count for delivery in consumer.deliveries} == {0}
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_key_shared_refuses_another_policy_while_consumers_are_connected() -> None:
+    async def scenario() -> None:
+        world = _World()
+        world.join("a")
+        with pytest.raises(ConsumerBusyError, match="another Key_Shared policy"):
+            world.join("b", policy=KeySharedPolicy(allow_out_of_order_delivery=True))
+
+        assert [consumer.name for consumer in world.dispatcher.consumers] == ["a"]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_a_closed_dispatcher_takes_nobody() -> None:
+    async def scenario() -> None:
+        world = _World()
+        await world.dispatcher.close()
+        await world.dispatcher.close()
+
+        with pytest.raises(DispatcherClosedError):
+            world.join("a")
+
+    run(scenario())
+
+
+def test_a_connection_that_is_not_writable_gets_nothing_until_it_is() -> None:
+    async def scenario() -> None:
+        world = _World()
+        consumer = FakeConsumer("c")
+        consumer.is_writable = False
+        world.dispatcher.add_consumer(consumer)
+        world.dispatcher.consumer_flow(consumer, 100)
+        world.publish(5)
+        await _settle(1)
+        assert consumer.payloads == []
+        assert world.dispatcher.stats().consumers[0].unsent_entries == 5
+
+        consumer.is_writable = True
+        world.dispatcher.consumer_writable(consumer)
+        await asyncio.sleep(0)
+        await _settle(0.001)
+        assert len(consumer.payloads) == 5
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_a_failing_payload_read_is_repeated_and_never_skips() -> None:
+    async def scenario() -> None:
+        world = _World(chance=random.Random(3))
+        world.log.failures = 0.4
+        consumer = world.join("c")
+        world.publish(200)
+        await _settle(600)
+
+        assert consumer.payloads == [b"%d" % n for n in range(200)]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_entries_that_the_log_lost_are_acknowledged_away() -> None:
+    async def scenario() -> None:
+        log = _TrimmedLog()
+        world = _World(log=log)
+        consumer = world.join("c")
+        log.missing = {(1, 1)}
+        world.publish(3)
+        await _settle()
+
+        assert consumer.payloads == [b"0", b"2"]
+        assert world.cursor.is_acknowledged(1, 1)
+        assert world.dispatcher.stats().consumers[0].available_permits == 998
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+class _TrimmedLog(FakeLog):
+    """A log that has the headers of some entries and no payloads."""
+
+    missing: set[tuple[int, int]] = set()  # noqa: RUF012 (replaced, never changed)
+
+    async def read_payloads(self, ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> list[bytes | None]:
+        payloads = await super().read_payloads(ledger_ids, entry_ids)
+        at = zip(ledger_ids, entry_ids, strict=True)
+        return [None if key in self.missing else payload for key, payload in zip(at, payloads, strict=True)]
+
+
+def test_a_leaver_does_not_get_what_was_being_read_for_it() -> None:
+    async def scenario() -> None:
+        world = _World(chance=random.Random(5))
+        for round_number in range(20):
+            leaver = world.join(f"leaver-{round_number}")
+            world.publish(10)
+            await asyncio.sleep(0.001 * (round_number % 4))
+            world.dispatcher.remove_consumer(leaver)
+            got = len(leaver.deliveries)
+            await _settle(0.05)
+            assert len(leaver.deliveries) == got
+        last = world.join("last")
+        await _settle(1)
+
+        assert len(set(last.positions())) == len(last.deliveries) == 200
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_what_was_skipped_is_forgotten() -> None:
+    """Expiry moves the mark-delete position: waiting, pending and counted entries below it are gone."""
+
+    async def scenario() -> None:
+        world = _World()
+        consumer = world.join("c", permits=10)
+        world.publish(30)
+        await _settle()
+        world.cursor.acknowledge_cumulative(Position(1, 19))
+        world.dispatcher.mark_delete_advanced()
+        stats = world.dispatcher.stats()
+        assert (stats.unacked_messages, stats.msg_in_replay) == (0, 10)
+
+        world.dispatcher.consumer_flow(consumer, 100)
+        await _settle()
+        assert consumer.payloads[10:] == [b"%d" % n for n in range(20, 30)]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_a_delayed_message_behind_a_backlog_of_immediate_ones_is_on_time() -> None:
+    """The scan finds it although reading for the consumers has stopped at the look-ahead."""
+
+    async def scenario() -> None:
+        config = DispatcherConfig(look_ahead_per_consumer=10)
+        world = _World(config=config)
+        consumers = {name: world.join(name, permits=0) for name in ("a", "b")}
+        owner_of_key_0 = world.dispatcher.get_consumer(b"key-0")
+        # One consumer is stuck with a long backlog; the key of the other one is delayed, behind that backlog.
+        (stuck,) = [consumer for consumer in consumers.values() if consumer is not owner_of_key_0]
+        assert owner_of_key_0 is not None
+        key = next(b"key-%d" % n for n in range(99) if world.dispatcher.get_consumer(b"key-%d" % n) is stuck)
+        for _ in range(500):
+            world.log.append(b"backlog", key_hash=sticky_hash(key))
+        world.log.append(b"on time", key_hash=sticky_hash(b"key-0"), deliver_at_ms=now_ms() + 1_000)
+        world.dispatcher.consumer_flow(owner_of_key_0, 10)
+        await _settle(0.9)
+        assert world.dispatcher.stats().msg_delayed == 1
+        assert world.dispatcher.stats().msg_in_replay == 20
+        await _settle(0.11)
+
+        assert consumers[owner_of_key_0.name].payloads == [b"on time"]
         await world.dispatcher.close()
 
     run(scenario())

@@ -1,0 +1,190 @@
+"""What the selectors promise beyond the golden vectors: worked examples, and who moves when somebody comes or goes."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
+from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
+from dispatcher.core.selector import NO_OWNER, StickyKeyConsumerSelector
+from dispatcher.core.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
+from dispatcher.errors import ConsumerAssignError, RangeConflictError
+from dispatcher.slots import sticky_hash
+
+
+class _Member(NamedTuple):
+    index: int
+    name: str
+    ranges: tuple[tuple[int, int], ...] = ()
+
+
+def _filled(selector: StickyKeyConsumerSelector, names: list[str]) -> list[_Member]:
+    members = [_Member(index, name) for index, name in enumerate(names)]
+    for member in members:
+        selector.add_consumer(member)
+    return members
+
+
+def test_a_ring_with_three_points_has_the_published_ranges() -> None:
+    selector = ConsistentHashingStickyKeyConsumerSelector(3)
+    one, two, three = _filled(selector, ["consumer1", "consumer2", "consumer3"])
+
+    assert selector.ranges_of(one) == [(14359, 18366), (29991, 39817), (52980, 60442)]
+    assert selector.ranges_of(two) == [(1, 6668), (39818, 52979), (60443, 63679), (65184, 65535)]
+    assert selector.ranges_of(three) == [(6669, 14358), (18367, 29990), (63680, 65183)]
+
+
+def test_a_ring_with_ten_points_has_the_ranges_of_the_documentation() -> None:
+    selector = ConsistentHashingStickyKeyConsumerSelector(10)
+    one, two = _filled(selector, ["c1", "c2"])
+
+    assert selector.ranges_of(one) == [(2960, 5968), (22258, 43033), (49261, 54464), (55155, 61273)]
+    assert selector.ranges_of(two) == [(1, 2959), (5969, 22257), (43034, 49260), (54465, 55154), (61274, 65535)]
+
+
+def test_a_change_on_the_ring_moves_only_slots_of_who_comes_or_goes() -> None:
+    selector = ConsistentHashingStickyKeyConsumerSelector()
+    members = _filled(selector, [f"c{number % 7}" for number in range(20)])
+    for member in (members[3], members[11]):
+        before = selector.owners
+        selector.remove_consumer(member)
+        assert set(before[before != selector.owners].tolist()) == {member.index}
+
+        before = selector.owners
+        selector.add_consumer(member)
+        assert set(selector.owners[before != selector.owners].tolist()) <= {member.index}
+
+
+def test_all_leave_in_any_order_and_come_back_to_the_same_slots() -> None:
+    selector = ConsistentHashingStickyKeyConsumerSelector()
+    members = _filled(selector, [f"c{number}" for number in range(10)])
+    before = selector.owners
+    for member in sorted(members, key=lambda member: sticky_hash(member.name.encode())):
+        selector.remove_consumer(member)
+    assert (selector.owners == NO_OWNER).all()
+
+    for member in members:
+        selector.add_consumer(member)
+
+    assert (selector.owners == before).all()
+
+
+def test_two_of_ten_that_come_back_change_less_than_one_slot_in_a_hundred() -> None:
+    selector = ConsistentHashingStickyKeyConsumerSelector()
+    members = _filled(selector, [f"c{number}" for number in range(10)])
+    before = selector.owners
+    for member in members[4:6]:
+        selector.remove_consumer(member)
+    for member in members[4:6]:
+        selector.add_consumer(member)
+
+    assert np.count_nonzero(before != selector.owners) < 655
+
+
+def test_a_member_without_a_point_of_its_own_gets_slots_when_it_is_promoted() -> None:
+    selector = ConsistentHashingStickyKeyConsumerSelector(1)
+    # The same name and number gives the same point only once the first is gone and forgotten: collide by hand.
+    first, second = _Member(0, "c"), _Member(1, "c")
+    selector.add_consumer(first)
+    selector._name_numbers.clear()
+    selector.add_consumer(second)
+    assert not selector.has_points_of_its_own(second)
+    assert selector.ranges_of(second) == []
+
+    selector.remove_consumer(first)
+
+    assert selector.ranges_of(second) == [(1, 65535)]
+
+
+def test_removing_somebody_unknown_changes_nothing() -> None:
+    for selector in (
+        ConsistentHashingStickyKeyConsumerSelector(),
+        HashRangeAutoSplitStickyKeyConsumerSelector(),
+        HashRangeExclusiveStickyKeyConsumerSelector(),
+    ):
+        selector.remove_consumer(_Member(7, "stranger"))
+
+        assert selector.select(100) == NO_OWNER
+
+
+def test_auto_split_has_the_published_sizes() -> None:
+    """The story of PR 6791: ten join, and leave one after the other."""
+    selector = HashRangeAutoSplitStickyKeyConsumerSelector()
+    members = _filled(selector, [f"c{number}" for number in range(1, 11)])
+    bounds = [4096, 8192, 12288, 16384, 24576, 32768, 40960, 49152, 57344, 65536]
+    assert selector._bounds == bounds
+    assert [member.name for member in selector._members] == [
+        "c9",
+        "c5",
+        "c10",
+        "c3",
+        "c6",
+        "c2",
+        "c7",
+        "c4",
+        "c8",
+        "c1",
+    ]
+
+    sizes_after = {}
+    for name in ["c2", "c3", "c1", "c4", "c5", "c6", "c7", "c8", "c9", "c10"]:
+        selector.remove_consumer(next(member for member in members if member.name == name))
+        lowers = [0, *selector._bounds[:-1]]
+        widths = [upper - lower for lower, upper in zip(lowers, selector._bounds, strict=False)]
+        sizes_after[name] = dict(zip([member.name for member in selector._members], widths, strict=False))
+
+    assert sizes_after["c3"] == {
+        "c1": 8192, "c10": 4096, "c4": 8192, "c5": 4096, "c6": 12288, "c7": 16384, "c8": 8192, "c9": 4096
+    }  # fmt: skip
+    assert sizes_after["c1"] == {"c10": 4096, "c4": 8192, "c5": 4096, "c6": 12288, "c7": 16384, "c8": 16384, "c9": 4096}
+    assert sizes_after["c6"] == {"c10": 8192, "c7": 28672, "c8": 24576, "c9": 4096}
+    assert sizes_after["c8"] == {"c10": 61440, "c9": 4096}
+    assert sizes_after["c10"] == {}
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_auto_split_refuses_who_finds_no_range(size: int) -> None:
+    selector = HashRangeAutoSplitStickyKeyConsumerSelector(size)
+    _filled(selector, [f"c{number}" for number in range(size)])
+    before = selector.owners
+
+    with pytest.raises(ConsumerAssignError, match="no more range"):
+        selector.add_consumer(_Member(99, "one too many"))
+
+    assert selector.owners is before
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 65_535])
+def test_auto_split_wants_a_power_of_two(size: int) -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        HashRangeAutoSplitStickyKeyConsumerSelector(size)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason"),
+    [((), "names no hash range"), (((5, 4),), "starts after its end"), (((0, 10), (10, 20)), "own ranges overlap")],
+)
+def test_sticky_ranges_are_validated(ranges: tuple[tuple[int, int], ...], reason: str) -> None:
+    selector = HashRangeExclusiveStickyKeyConsumerSelector()
+
+    with pytest.raises(ConsumerAssignError, match=reason):
+        selector.add_consumer(_Member(0, "c", ranges))
+
+
+def test_a_sticky_range_that_is_taken_names_who_has_it() -> None:
+    selector = HashRangeExclusiveStickyKeyConsumerSelector()
+    selector.add_consumer(_Member(0, "first", ((0, 99), (400, 65_535))))
+    selector.add_consumer(_Member(1, "between", ((100, 399),)))
+
+    with pytest.raises(RangeConflictError, match="overlaps one of consumer 'between'") as refused:
+        selector.add_consumer(_Member(2, "late", ((399, 399),)))
+
+    assert refused.value.consumer_name == "between"
+
+
+def test_slots_between_two_ranges_of_one_member_are_not_its_own() -> None:
+    selector = HashRangeExclusiveStickyKeyConsumerSelector()
+    selector.add_consumer(_Member(0, "c", ((10, 20), (30, 40))))
+
+    assert [selector.select(slot) for slot in (9, 10, 20, 21, 29, 30, 40, 41)] == [-1, 0, 0, -1, -1, 0, 0, -1]
