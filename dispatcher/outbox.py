@@ -138,6 +138,7 @@ class Outbox:
 
     def _deliveries(self, batch: list[Item], payloads: list[bytes | None]) -> list[Delivery]:
         core, consumer = self._core, self.consumer
+        counts, ack_sets = core.redelivery_counts, core.ack_sets
         deliveries: list[Delivery] = []
         missing: list[Key] = []
         refused: list[Item] = []
@@ -149,7 +150,7 @@ class Outbox:
                 refused.append(item)
                 missing.append(position)
             else:
-                deliveries.append(Delivery(*position, core.redelivery_count(position), payload, core.ack_set(position)))
+                deliveries.append(Delivery(*position, counts.get(position, 0), payload, ack_sets.get(position, ())))
         if refused:
             core.refund(consumer, refused)
         if missing:

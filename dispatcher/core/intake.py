@@ -3,8 +3,8 @@
 Delayed entries of the future go to the tracker. Those that were due when they were read are *held* in columns and
 admitted in order of time together with what the tracker has available. After a start nothing that is due is admitted
 before the scan has seen the whole log as it was then (`_is_holding_due`), so what fell due during an outage comes out
-in order of time. That wait is bounded: for a range still in recovery by `_RECOVERY_PATIENCE_MS`, and for held rows by
-their number.
+in order of time. That wait is bounded: by `_SCAN_PATIENCE_MS`, for a range still in recovery by
+`_RECOVERY_PATIENCE_MS`, and for held rows by their number.
 """
 
 from abc import abstractmethod
@@ -30,6 +30,10 @@ SCAN_ENTRIES_MAX: Final = 2_000
 _HELD_ENTRIES_MAX: Final = 1_000_000
 """Held rows at which the scan stops and admission starts, whatever is unread: 40 MB of columns."""
 
+_SCAN_PATIENCE_MS: Final = 5_000
+"""How long due entries wait for the scan after a start: enough for some millions of headers. Behind a longer backlog
+being on time comes first."""
+
 _RECOVERY_PATIENCE_MS: Final = 1_000
 """How long due entries wait for the index of other ledgers after a start. Recovery takes tens of milliseconds; being on
 time comes before order across a ledger that takes longer."""
@@ -54,7 +58,7 @@ class Intake(SubscriptionCore):
         self.tracker_due_ms: int | None = None
         """When the first message was due that the tracker has available; the shell keeps it up to date."""
         self._scan_target = Position(-1, -1)
-        self._hold_until_ms = 0
+        self._started_ms = 0
         self._may_admit_due = False
 
     @abstractmethod
@@ -77,7 +81,7 @@ class Intake(SubscriptionCore):
 
         self.plan = ReadPlan.start(first, extents, is_recovering, has_delays=self.has_delays)
         self._scan_target = last_confirmed
-        self._hold_until_ms = self.now_ms + _RECOVERY_PATIENCE_MS
+        self._started_ms = self.now_ms
         self._may_admit_due = False
 
     def next_read(self, last_confirmed: Position) -> ReadRequest | None:
@@ -174,17 +178,28 @@ class Intake(SubscriptionCore):
 
         if self._may_admit_due or len(self.held_due) >= _HELD_ENTRIES_MAX:
             return False
-        if not self.plan.is_scanned_through(self._scan_target):
-            return True
-        if self.plan.has_recovering and self.now_ms < self._hold_until_ms:
+        hold_until_ms = self._hold_until_ms()
+        if hold_until_ms is not None and self.now_ms < hold_until_ms:
             return True
         self._may_admit_due = True
         return False
 
+    def _hold_until_ms(self) -> int | None:
+        """Return when due entries wait no longer for the order of time, or None when it is known already."""
+        assert self.plan is not None
+
+        if not self.plan.is_scanned_through(self._scan_target):
+            return self._started_ms + _SCAN_PATIENCE_MS
+        if self.plan.has_recovering:
+            return self._started_ms + _RECOVERY_PATIENCE_MS
+        return None
+
     def next_wakeup_ms(self) -> int | None:
         """See base."""
-        is_waiting = self.plan is not None and not self._may_admit_due and self.plan.has_recovering
-        return self._hold_until_ms if is_waiting and self.now_ms < self._hold_until_ms else None
+        if self.plan is None or self._may_admit_due:
+            return None
+        hold_until_ms = self._hold_until_ms()
+        return hold_until_ms if hold_until_ms is not None and self.now_ms < hold_until_ms else None
 
     # Room.
 

@@ -211,7 +211,7 @@ class KeySharedCore(MultipleConsumersCore):
         self.draining.consumer_removed(consumer.index)
         if not self.consumers:
             # As Pulsar: a subscription that everybody left starts its counts anew.
-            self._redelivery_counts.clear()
+            self.redelivery_counts.clear()
         return self._serve_all()
 
     def _settle(self, before: OwnerTable) -> None:

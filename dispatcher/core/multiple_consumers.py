@@ -26,8 +26,6 @@ class MultipleConsumersCore(Intake):
         """The subscription holds too many unacknowledged messages."""
         self._to_serve: dict[int, ConsumerState] = {}
         """Who may have something to send that it could not send before."""
-        self._redelivery_counts: dict[Key, int] = {}
-        self._ack_sets: dict[Key, AckSet] = {}
 
     @abstractmethod
     def _on_no_longer_pending(self, consumer: ConsumerState, slot: int) -> None:
@@ -92,7 +90,7 @@ class MultipleConsumersCore(Intake):
         for item in items:
             position = (item[LEDGER], item[ENTRY])
             if position not in unsent:
-                self._redelivery_counts[position] = self._redelivery_counts.get(position, 0) + 1
+                self.redelivery_counts[position] = self.redelivery_counts.get(position, 0) + 1
                 redelivered += item[COUNT]
             if self.waiting.add(item):
                 self._offer(item[SLOT])
@@ -129,14 +127,14 @@ class MultipleConsumersCore(Intake):
     def _acknowledge_part(self, owner: ConsumerState | None, position: Key, theirs: AckSet) -> bool:
         """Take an acknowledgement of some messages of a batch; return whether others are left."""
         item = owner.pending.items.get(position) if owner is not None else None
-        ours = self._ack_sets.get(position)
+        ours = self.ack_sets.get(position)
         if ours is None:
             ours = full_ack_set(item[COUNT]) if item is not None else theirs
         left = intersection(ours, theirs)
         messages_left = unacknowledged(left)
         if messages_left == 0:
             return False
-        self._ack_sets[position] = left
+        self.ack_sets[position] = left
         if owner is not None and item is not None:
             owner.pending.items[position] = with_count(item, messages_left)
             owner.messages_acked += item[COUNT] - messages_left
@@ -155,10 +153,10 @@ class MultipleConsumersCore(Intake):
             slot = self.waiting.discard(position)
             if slot is not None:
                 self._offer(slot)
-        if self._redelivery_counts:
-            self._redelivery_counts.pop(position, None)
-        if self._ack_sets:
-            self._ack_sets.pop(position, None)
+        if self.redelivery_counts:
+            self.redelivery_counts.pop(position, None)
+        if self.ack_sets:
+            self.ack_sets.pop(position, None)
 
     def redeliver(
         self,
@@ -189,28 +187,20 @@ class MultipleConsumersCore(Intake):
         for consumer in self.consumers.values():
             for position in consumer.pending.positions_through(through):
                 self._forget(consumer, position)
-        self._redelivery_counts = {at: n for at, n in self._redelivery_counts.items() if at > through}
-        self._ack_sets = {at: words for at, words in self._ack_sets.items() if at > through}
+        self.redelivery_counts = {at: n for at, n in self.redelivery_counts.items() if at > through}
+        self.ack_sets = {at: words for at, words in self.ack_sets.items() if at > through}
         return self._serve_all()
 
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
         """See base."""
         return position in consumer.pending.items
 
-    def redelivery_count(self, position: Key) -> int:
-        """See base."""
-        return self._redelivery_counts.get(position, 0)
-
-    def ack_set(self, position: Key) -> AckSet:
-        """See base."""
-        return self._ack_sets.get(position, ())
-
     def _forget_everything(self) -> None:
         self.plan = None
         self.waiting.clear()
         self.held_due.clear()
-        self._redelivery_counts.clear()
-        self._ack_sets.clear()
+        self.redelivery_counts.clear()
+        self.ack_sets.clear()
         self.unacked = 0
         self.is_blocked = False
         self._to_serve.clear()

@@ -82,7 +82,7 @@ class SharedCore(MultipleConsumersCore):
         self._take_back(consumer, items, unsent)
         if not self.consumers:
             # As Pulsar: a subscription that everybody left starts its counts anew.
-            self._redelivery_counts.clear()
+            self.redelivery_counts.clear()
         return self._serve_all()
 
     def reset(self) -> None:

@@ -45,7 +45,6 @@ class SingleActiveCore(SubscriptionCore):
         self.active: ConsumerState | None = None
         self._topic_name = topic_name
         self._is_failover = is_failover
-        self._ack_sets: dict[Key, AckSet] = {}
 
     def start(
         self,
@@ -134,11 +133,11 @@ class SingleActiveCore(SubscriptionCore):
         for position in positions:
             theirs = ack_sets.get(position)
             if theirs is not None:
-                left = intersection(self._ack_sets.get(position, theirs), theirs)
+                left = intersection(self.ack_sets.get(position, theirs), theirs)
                 if unacknowledged(left):
-                    self._ack_sets[position] = left
+                    self.ack_sets[position] = left
                     continue
-            self._ack_sets.pop(position, None)
+            self.ack_sets.pop(position, None)
             acknowledged.append(position)
         if consumer is not None:
             consumer.last_acked_ms = self.now_ms
@@ -159,7 +158,7 @@ class SingleActiveCore(SubscriptionCore):
 
     def mark_deleted(self, through: Position) -> list[Action]:
         """See base."""
-        self._ack_sets = {at: words for at, words in self._ack_sets.items() if at > through}
+        self.ack_sets = {at: words for at, words in self.ack_sets.items() if at > through}
         return []
 
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
@@ -167,19 +166,10 @@ class SingleActiveCore(SubscriptionCore):
         del position
         return consumer is self.active
 
-    def redelivery_count(self, position: Key) -> int:
-        """See base; none is counted here, as in Pulsar."""
-        del position
-        return 0
-
-    def ack_set(self, position: Key) -> AckSet:
-        """See base."""
-        return self._ack_sets.get(position, ())
-
     def reset(self) -> None:
         """See base."""
         self.plan = None
-        self._ack_sets.clear()
+        self.ack_sets.clear()
 
 
 def choose_active(consumers: Collection[ConsumerState], topic_name: str) -> ConsumerState:

@@ -25,6 +25,10 @@ class SubscriptionCore(ABC):
         """By index, in the order in which they came."""
         self.plan: ReadPlan | None = None
         """What to read; None asks for `start`."""
+        self.redelivery_counts: dict[Key, int] = {}
+        """How often entries were redelivered that were so at all."""
+        self.ack_sets: dict[Key, AckSet] = {}
+        """What is unacknowledged of batches of which a part was acknowledged."""
         self.entries_read_total = 0
         self.now_ms = 0
 
@@ -109,14 +113,6 @@ class SubscriptionCore(ABC):
     @abstractmethod
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
         """Return whether an entry that was given to the consumer is still its own to be sent."""
-
-    @abstractmethod
-    def redelivery_count(self, position: Key) -> int:
-        """Return how often the entry was redelivered."""
-
-    @abstractmethod
-    def ack_set(self, position: Key) -> AckSet:
-        """Return what is unacknowledged of a batch that was acknowledged in part; empty for all of it."""
 
     @abstractmethod
     def reset(self) -> None:
