@@ -12,7 +12,7 @@ import logging
 import uuid
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.config import BrokerConfig
 from broker.errors import ServiceStartError
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from broker.connection import Connection
 
 log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S: Final = 10
+"""What is still going on this long after everything was told to end is cancelled."""
 
 
 class Service:
@@ -164,8 +167,11 @@ class Service:
         await asyncio.gather(*(topic.close() for topic in self.topics.values()))
         for connection in list(self.connections):
             connection.close()
-        while self._tasks:
-            await asyncio.wait(self._tasks, timeout=10)
+        if self._tasks:
+            _, unfinished = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+            for task in unfinished:
+                log.warning("did not end in %d s: %r", CLOSE_TIMEOUT_S, task)
+                task.cancel()
         await self._storage.close()
         await self._store.close()
 
@@ -211,7 +217,7 @@ class Service:
 
     async def _expire(self) -> None:
         for topic in list(self.topics.values()):
-            await topic.ledger.expire(self.now_ms(), self.config.ttl_ms)
+            await topic.expire(self.now_ms(), self.config.ttl_ms)
 
     def _log_statistics(self) -> None:
         log.info(

@@ -180,6 +180,14 @@ class Topic:
             return self.ledger.first_position
         return position
 
+    async def expire(self, now_ms: int, ttl_ms: int) -> None:
+        """Acknowledge for every subscription what has outlived its time, and let its dispatcher know."""
+        for cursor_name, count in (await self.ledger.expire(now_ms, ttl_ms)).items():
+            subscription = self.subscriptions.get(unquote(cursor_name))
+            if count and subscription is not None and subscription.dispatcher is not None:
+                log.info("%d messages of %s / %s expired", count, self.name, subscription.name)
+                subscription.dispatcher.mark_delete_advanced()
+
     def metrics(self) -> TopicSnapshot:
         """Give the figures for `/metrics`."""
         return TopicSnapshot(

@@ -1,0 +1,106 @@
+"""A connection's end without a socket: a service on a folder of the test's own, and a transport that remembers."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker.config import BrokerConfig
+from broker.connection import Connection
+from broker.protocol.commands import frame
+from broker.protocol.frames import FrameSplitter
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from broker.service import Service
+
+
+class FakeTransport(asyncio.Transport):
+    """Remembers what was written, and whether it reads."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("test", 1)})
+        self.written: list[bytes] = []
+        self.reads = True
+        self.closed = False
+        self.connection: Connection | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        if not self.closed and self.connection is not None:
+            self.closed = True
+            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
+
+    def is_reading(self) -> bool:
+        return self.reads
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+class Peer:
+    """A client of one connection, speaking in commands."""
+
+    def __init__(self, service: Service, *, has_to_connect: bool = True) -> None:
+        self.transport = FakeTransport()
+        self.connection = Connection(service)
+        self.transport.connection = self.connection
+        self.connection.connection_made(self.transport)
+        self._requests = 0
+        if has_to_connect:
+            self.send(BaseCommand(type=BaseCommand.CONNECT, connect={"client_version": "test", "protocol_version": 20}))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Let the connection receive bytes, as much at a time as its buffer takes."""
+        while data:
+            buffer = self.connection.get_buffer(-1)
+            count = min(len(buffer), len(data))
+            buffer[:count] = data[:count]
+            self.connection.buffer_updated(count)
+            data = data[count:]
+
+    def send(self, command: BaseCommand) -> None:
+        """Let the connection receive a command."""
+        self.send_bytes(frame(command))
+
+    def answers(self) -> list[BaseCommand]:
+        """Everything that was written so far."""
+        return [one for one in FrameSplitter().feed(b"".join(self.transport.written)) if isinstance(one, BaseCommand)]
+
+    async def request(self, kind: int, field: str, **values: Any) -> BaseCommand:
+        """Send a request and wait for the answer that carries its id."""
+        self._requests += 1
+        command = BaseCommand(type=kind)
+        getattr(command, field).request_id = self._requests
+        for name, value in values.items():
+            setattr(getattr(command, field), name, value)
+        self.send(command)
+        return await until(lambda: self._answer(self._requests))
+
+    def _answer(self, request_id: int) -> BaseCommand | None:
+        for answer in self.answers():
+            for _, part in answer.ListFields():
+                if getattr(part, "request_id", None) == request_id:
+                    return answer
+        return None
+
+
+async def until(look: Callable[[], Any]) -> Any:
+    """Let the loop run until `look` finds something."""
+    async with asyncio.timeout(10):
+        while True:
+            found = look()
+            if found:
+                return found
+            await asyncio.sleep(0.001)
+
+
+async def open_service(folder: Path, **values: Any) -> Service:
+    """Open a service on a folder, with the time standing still."""
+    return await Service.open(BrokerConfig(data_directory=folder, **values), now_ms=lambda: 1_800_000_000_000)

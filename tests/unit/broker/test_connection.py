@@ -1,0 +1,203 @@
+"""What a connection does with what it receives: receipts, back-pressure, access modes, faults that stay its own."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from service_fakes import Peer, open_service, until
+
+from broker.protocol.commands import frame
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, MessageMetadata, ProducerAccessMode
+from broker.publishing import Publisher
+from broker.service import Service
+
+Story = Callable[[Service], Awaitable[None]]
+
+
+def play(folder: Path, story: Story) -> None:
+    """Run a story on an open service."""
+
+    async def run() -> None:
+        service = await open_service(folder)
+        try:
+            await story(service)
+        finally:
+            await service.close()
+
+    asyncio.run(run())
+
+
+def send_frame(sequence_id: int, payload: bytes = b"x", *, is_corrupt: bool = False) -> bytes:
+    """A SEND of producer 1."""
+    command = BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": sequence_id})
+    metadata = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1).SerializeToString()
+    covered = len(metadata).to_bytes(4, "big") + metadata + payload
+    checksum = google_crc32c.value(covered) ^ is_corrupt
+    entry = b"\x0e\x01" + checksum.to_bytes(4, "big") + covered
+    simple = frame(command)
+    total = int.from_bytes(simple[:4], "big") + len(entry)
+    return total.to_bytes(4, "big") + simple[4:] + entry
+
+
+async def producer(peer: Peer, mode: int = ProducerAccessMode.Shared, name: str = "") -> BaseCommand:
+    """Ask for producer 1 on topic t."""
+    return await peer.request(
+        BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name=name, producer_access_mode=mode
+    )
+
+
+def test_receipts_come_in_the_order_of_sends_and_name_positions(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        await producer(peer)
+
+        peer.send_bytes(b"".join(send_frame(i) for i in range(100)))
+        receipts = await until(
+            lambda: [one.send_receipt for one in peer.answers() if one.type == BaseCommand.SEND_RECEIPT]
+        )
+
+        assert [receipt.sequence_id for receipt in receipts] == list(range(100))
+        assert [receipt.message_id.entryId for receipt in receipts] == list(range(100))
+
+    play(tmp_path, story)
+
+
+def test_a_corrupt_send_is_refused_and_the_next_one_is_kept(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        await producer(peer)
+
+        peer.send_bytes(send_frame(0, is_corrupt=True) + send_frame(1))
+        await until(lambda: any(one.type == BaseCommand.SEND_RECEIPT for one in peer.answers()))
+
+        refused = [one.send_error for one in peer.answers() if one.type == BaseCommand.SEND_ERROR]
+        assert [error.sequence_id for error in refused] == [0]
+        assert not peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_a_fault_of_one_connection_leaves_the_others_alone(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        bad, good = Peer(service), Peer(service)
+
+        bad.send_bytes(b"GET / HTTP/1.1\r\n\r\n")
+        answer = await producer(good)
+
+        assert bad.transport.closed
+        assert answer.type == BaseCommand.PRODUCER_SUCCESS
+
+    play(tmp_path, story)
+
+
+def test_a_command_before_connect_ends_the_connection(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service, has_to_connect=False)
+
+        peer.send(BaseCommand(type=BaseCommand.PING, ping={}))
+
+        assert peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_reading_pauses_while_too_much_waits_for_the_disk(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        await producer(peer)
+        peer.connection._publisher = Publisher(
+            peer.connection, delay_ms_max=0, pending_bytes_max=1_000, now_ms=service.now_ms
+        )
+
+        peer.send_bytes(b"".join(send_frame(i, b"x" * 100) for i in range(20)))
+        has_paused = not peer.transport.reads
+        await until(lambda: peer.transport.reads)
+
+        assert has_paused
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "answer"),
+    [
+        ("Shared", "Shared", "PRODUCER_SUCCESS"),
+        ("Shared", "Exclusive", "ERROR"),
+        ("Exclusive", "Shared", "ERROR"),
+        ("Exclusive", "Exclusive", "ERROR"),
+        ("Exclusive", "ExclusiveWithFencing", "PRODUCER_SUCCESS"),
+    ],
+)
+def test_who_may_produce_beside_whom(tmp_path: Path, first: str, second: str, answer: str) -> None:
+    async def story(service: Service) -> None:
+        one, other = Peer(service), Peer(service)
+        await producer(one, ProducerAccessMode.Value(first), "one")
+
+        got = await producer(other, ProducerAccessMode.Value(second), "other")
+
+        assert BaseCommand.Type.Name(got.type) == answer
+        was_sent_away = any(one.type == BaseCommand.CLOSE_PRODUCER for one in one.answers())
+        assert was_sent_away == (second == "ExclusiveWithFencing")
+
+    play(tmp_path, story)
+
+
+def test_a_producer_that_waits_becomes_ready_when_the_topic_is_free(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        one, other = Peer(service), Peer(service)
+        await producer(one, ProducerAccessMode.Exclusive, "one")
+        waiting = await producer(other, ProducerAccessMode.WaitForExclusive, "other")
+
+        await one.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
+        successes = [one.producer_success for one in other.answers() if one.type == BaseCommand.PRODUCER_SUCCESS]
+
+        assert not waiting.producer_success.producer_ready
+        assert [success.producer_ready for success in successes] == [False, True]
+
+    play(tmp_path, story)
+
+
+def test_a_name_is_taken_until_its_producer_comes_back_with_a_later_epoch(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        one, other, again = Peer(service), Peer(service), Peer(service)
+        await producer(one, name="p")
+
+        refused = await producer(other, name="p")
+        accepted = await again.request(
+            BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p", epoch=1
+        )
+
+        assert refused.type == BaseCommand.ERROR
+        assert accepted.type == BaseCommand.PRODUCER_SUCCESS
+
+    play(tmp_path, story)
+
+
+def test_a_silent_client_is_pinged_once_and_then_let_go(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        for _ in range(3):
+            peer.connection.check_alive()
+
+        assert [one.type for one in peer.answers()].count(BaseCommand.PING) == 1
+        assert peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_topics_and_subscriptions_are_there_after_a_restart(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        await peer.request(BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="a/b", subType=1, consumer_id=1)
+
+    async def after(service: Service) -> None:
+        await service.open_topics()
+        (topic,) = service.topics.values()
+
+        assert str(topic.name) == "persistent://public/default/t"
+        assert list(topic.subscriptions) == ["a/b"]
+
+    play(tmp_path, story)
+    play(tmp_path, after)
