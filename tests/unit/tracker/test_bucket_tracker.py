@@ -1,0 +1,384 @@
+"""The shell in virtual time: its timer, its news to the dispatcher, restarts, outages, clearing and closing."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from managed_ledger.position import Position
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
+from tracker.stats import BucketOperation
+from tracker.testing import VIRTUAL_START_MS as START_MS
+from tracker.testing import FakeCursor, FlakyStorage, run_inline, run_virtually, virtual_now_ms
+
+HOUR_S = 3_600
+
+
+@dataclass
+class World:
+    """A storage and a cursor, and the trackers that live on them one after the other."""
+
+    config: TrackerConfig
+    storage: FlakyStorage = field(default_factory=FlakyStorage)
+    cursor: FakeCursor = field(default_factory=FakeCursor)
+    told_at_ms: list[int] = field(default_factory=list)
+    on_available: Callable[[], None] = lambda: None
+
+    async def tracker(self) -> BucketDelayedDeliveryTracker:
+        await self.storage.start()
+
+        def on_available() -> None:
+            self.told_at_ms.append(virtual_now_ms())
+            self.on_available()
+
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=on_available)
+        return self.factory.new_tracker(context)
+
+    @property
+    def factory(self) -> BucketDelayedDeliveryTrackerFactory:
+        return BucketDelayedDeliveryTrackerFactory(
+            self.config, self.storage, now_ms=virtual_now_ms, run_blocking=run_inline
+        )
+
+    async def snapshot_ids(self) -> set[int]:
+        return {info.bucket_id for info in await self.storage.list_bucket_snapshots()}
+
+    def named_ids(self) -> set[int]:
+        return set(map(int, self.cursor.properties.values()))
+
+
+@pytest.fixture
+def world() -> World:
+    return World(TrackerConfig(index_count_per_bucket_min=5, is_deliver_at_time_strict=True))
+
+
+async def rest() -> None:
+    """Let everything happen that needs no time."""
+    await asyncio.sleep(0.001)
+
+
+def add(tracker: BucketDelayedDeliveryTracker, delay_ms: int, *ledgers: int) -> None:
+    """Add one message in each ledger, due a millisecond after the other."""
+    for number, ledger_id in enumerate(ledgers):
+        assert tracker.add_message(ledger_id, ledger_id, START_MS + delay_ms + number)
+
+
+def test_the_dispatcher_is_told_when_a_message_comes_due(world: World) -> None:
+    """At its time, once, and for the next one again."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 20_000, 2)
+        add(tracker, 7_000, 1)
+        await asyncio.sleep(7.1)
+        assert world.told_at_ms == [START_MS + 7_000]
+        assert tracker.has_message_available()
+        assert tracker.get_scheduled_messages(10).to_rows() == [(START_MS + 7_000, 1, 1)]
+        assert tracker.next_delivery_time() == START_MS + 20_000
+        await asyncio.sleep(20)
+        assert world.told_at_ms == [START_MS + 7_000, START_MS + 20_000]
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_a_thousand_messages_due_at_different_times_are_each_on_time(world: World) -> None:
+    """A dispatcher that polls when it is told loses no time, over seals and loads."""
+    received: list[tuple[int, int]] = []
+
+    async def main() -> None:
+        tracker = await world.tracker()
+
+        def poll() -> None:
+            while tracker.has_message_available():
+                received.extend((row[0], virtual_now_ms()) for row in tracker.get_scheduled_messages(3).to_rows())
+
+        world.on_available = poll
+        for number in range(1_000):
+            tracker.add_message(number // 10, number, START_MS + 10_000 + (number * 7_919) % 60_000)
+            if number % 10 == 0:
+                await rest()
+        await asyncio.sleep(80)
+        assert world.cursor.properties == {}
+        assert await world.snapshot_ids() == set()
+        await tracker.close()
+
+    run_virtually(main())
+    assert len(received) == 1_000
+    assert all(due_ms <= at_ms <= due_ms + 1 for due_ms, at_ms in received)
+    assert received == sorted(received)
+
+
+def test_a_restart_brings_back_what_was_sealed_and_what_was_worth_sealing_at_close(world: World) -> None:
+    """Closing seals the mutable bucket, so that nothing is to be read again."""
+    world.config = TrackerConfig(index_count_per_bucket_min=5, index_count_at_close_min=2)
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 9))
+        await tracker.close()
+        tracker = await world.tracker()
+        assert tracker.is_recovering(3)
+        await rest()
+        assert not tracker.is_recovering(3)
+        assert tracker.number_of_delayed_messages() == 8
+        assert list(tracker.tracked_in(8) or ()) == [8]
+        await tracker.close()
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize(("at_close_min", "bucket_count"), [(4, 1), (3, 2), (-1, 1)])
+def test_a_small_mutable_bucket_is_not_sealed_at_close(world: World, at_close_min: int, bucket_count: int) -> None:
+    """Below the configured number reading again is cheaper."""
+    world.config = TrackerConfig(index_count_per_bucket_min=5, index_count_at_close_min=at_close_min)
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 9))
+        await tracker.close()
+
+    run_virtually(main())
+    assert len(world.cursor.properties) == bucket_count
+
+
+def test_a_storage_that_is_down_for_an_hour_costs_a_few_calls_and_no_message(world: World) -> None:
+    """Messages in memory are on time, adding goes on, and afterwards everything is stored."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        await rest()
+        world.storage.is_down = True
+        world.storage.calls.clear()
+        add(tracker, 2 * HOUR_S * 1_000, *range(1, 101))
+        add(tracker, HOUR_S * 500, 200)
+        await asyncio.sleep(HOUR_S)
+        assert 0 < world.storage.calls["create"] < 60 * 4
+        assert world.storage.calls.total() == world.storage.calls["create"]
+        assert len(tracker.get_scheduled_messages(10)) == 1
+
+        world.storage.is_down = False
+        await asyncio.sleep(60)
+        assert len(world.cursor.properties) == 20
+        assert world.named_ids() == await world.snapshot_ids()
+        assert tracker.stats().operations[BucketOperation.CREATE].succeed == 20
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_segments_that_cannot_be_read_for_long_come_late_and_the_rest_on_time(world: World) -> None:
+    """What is loaded goes on; the dispatcher is told when the outage is over."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 6))
+        add(tracker, 120_000, 6)
+        await rest()
+        world.storage.is_down = True
+        await asyncio.sleep(121)
+        assert [row[1] for row in tracker.get_scheduled_messages(10).to_rows()] == [6]
+        world.storage.is_down = False
+        world.told_at_ms.clear()
+        await asyncio.sleep(31)
+        assert world.told_at_ms
+        assert [row[1] for row in tracker.get_scheduled_messages(10).to_rows()] == [1, 2, 3, 4, 5]
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_property_writes_that_fail_are_repeated(world: World) -> None:
+    """Nothing is leaked, and rows stay in memory until it worked."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        world.cursor.property_error = OSError("no quorum")
+        add(tracker, 60_000, *range(1, 7))
+        await asyncio.sleep(10)
+        assert tracker.stats().index_loaded == 6
+        world.cursor.property_error = None
+        await asyncio.sleep(30)
+        assert tracker.stats().index_loaded == 1
+        assert world.named_ids() == await world.snapshot_ids() == {1}
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_a_missing_snapshot_is_counted_and_told(world: World) -> None:
+    """Its range may be read, and its property is gone."""
+
+    async def main() -> None:
+        world.cursor.properties = {f"{BUCKET_KEY_PREFIX}_1_5": "77", f"{BUCKET_KEY_PREFIX}_oops": "1"}
+        tracker = await world.tracker()
+        assert tracker.is_recovering(3)
+        await rest()
+        assert not tracker.is_recovering(3)
+        assert world.told_at_ms
+        assert tracker.stats().buckets_lost == 1
+        assert set(world.cursor.properties) == {f"{BUCKET_KEY_PREFIX}_oops"}
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_a_snapshot_that_is_lost_while_in_use_is_handed_back_for_reading(world: World) -> None:
+    """The dispatcher is told, takes the positions, and adds them again."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 7))
+        await rest()
+        await world.storage.delete_bucket_snapshot(1)
+        await asyncio.sleep(56)
+        assert world.told_at_ms
+        untracked = tracker.take_untracked()
+        assert {ledger: list(entries) for ledger, entries in untracked.items()} == {n: [n] for n in range(1, 6)}
+        add(tracker, 60_000, *range(1, 6))
+        await asyncio.sleep(5)
+        assert len(tracker.get_scheduled_messages(10)) == 6
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_clearing_deletes_every_snapshot_and_keeps_what_is_added_meanwhile(world: World) -> None:
+    """Also those in flight when it was called."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 12))
+        await rest()
+        add(tracker, 60_000, *range(12, 17))
+        clearing = asyncio.create_task(tracker.clear())
+        await asyncio.sleep(0)
+        add(tracker, 60_000, 17)
+        await clearing
+        assert world.cursor.properties == {}
+        assert await world.snapshot_ids() == set()
+        assert tracker.number_of_delayed_messages() == 1
+        await tracker.close()
+        with pytest.raises(TrackerClosedError):
+            await tracker.clear()
+
+    run_virtually(main())
+
+
+def test_clearing_with_a_storage_that_is_down_gives_up_waiting(world: World) -> None:
+    """The index is empty at once, and deleting goes on by itself."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 7))
+        await rest()
+        world.storage.is_down = True
+        with pytest.raises(ClearTimeoutError, match="1 bucket snapshots"):
+            await tracker.clear()
+        assert tracker.number_of_delayed_messages() == 0
+        world.storage.is_down = False
+        await asyncio.sleep(31)
+        assert world.cursor.properties == {}
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_closing_waits_only_so_long_for_a_storage_that_hangs(world: World) -> None:
+    """What could not be stored is read again from the log."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        await rest()
+        world.storage.is_hanging = True
+        add(tracker, 60_000, *range(1, 7))
+        await rest()
+        began_ms = virtual_now_ms()
+        await tracker.close()
+        await tracker.close()
+        assert virtual_now_ms() - began_ms == world.config.close_timeout_ms
+
+    run_virtually(main())
+    assert world.cursor.properties == {}
+
+
+def test_a_call_that_hangs_is_given_up_and_repeated(world: World) -> None:
+    """A timeout is a failure as any other."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        await rest()
+        world.storage.is_hanging = True
+        add(tracker, 10 * HOUR_S * 1_000, *range(1, 7))
+        await asyncio.sleep(70)
+        world.storage.is_hanging = False
+        await asyncio.sleep(61)
+        assert len(world.cursor.properties) == 1
+        assert tracker.stats().operations[BucketOperation.CREATE].failed >= 1
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_trimming_follows_the_mark_delete_position(world: World) -> None:
+    """At the next poll."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 12))
+        await rest()
+        world.cursor.mark_delete_position = Position(6, 0)
+        tracker.get_scheduled_messages(1)
+        await rest()
+        assert set(world.cursor.properties) == {f"{BUCKET_KEY_PREFIX}_6_10"}
+        assert tracker.number_of_delayed_messages() == 6
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_figures_are_cumulative(world: World) -> None:
+    """Reading them changes nothing."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 12))
+        await rest()
+        for _ in range(2):
+            stats = tracker.stats()
+            created = stats.operations[BucketOperation.CREATE]
+            assert (created.all, created.succeed, created.failed) == (2, 2, 0)
+            assert sum(created.latency_counts) == 2
+            assert stats.bucket_total == 3
+            assert stats.snapshot_size_bytes > 0
+            assert stats.message_count == 11
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_residual_snapshots_are_deleted_without_a_tracker(world: World) -> None:
+    """Also when there are none, and what failed keeps its property."""
+
+    async def main() -> None:
+        await world.storage.start()
+        await world.factory.clean_residual_snapshots(world.cursor)
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 12))
+        await rest()
+        await tracker.close()
+        world.storage.is_down = True
+        with pytest.raises(ResidualSnapshotsError, match="2 properties"):
+            await world.factory.clean_residual_snapshots(world.cursor)
+        assert len(world.cursor.properties) == 2
+        world.storage.is_down = False
+        await world.factory.clean_residual_snapshots(world.cursor)
+        assert world.cursor.properties == {}
+        assert await world.snapshot_ids() == set()
+
+    run_virtually(main())
