@@ -14,15 +14,16 @@ class BrokerError(Exception):
 
 
 class InvalidTopicNameError(BrokerError):
-    """The topic name cannot be parsed, or names a kind of topic that is not kept here."""
+    """The topic name cannot be parsed."""
 
     server_error = "InvalidTopicName"
 
 
-class TopicNotFoundError(BrokerError):
-    """The topic does not exist and may not be created."""
+class TopicDomainError(BrokerError):
+    """The topic is of a kind that is not kept here."""
 
-    server_error = "TopicNotFound"
+    # Not InvalidTopicName: the official C++ client asks again after that until its time is up.
+    server_error = "NotAllowedError"
 
 
 class SubscriptionNotFoundError(BrokerError):

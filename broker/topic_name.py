@@ -8,9 +8,9 @@ Source: Pulsar's documentation, "Topics".
 import re
 from typing import NamedTuple
 
-from broker.errors import InvalidTopicNameError
+from broker.errors import InvalidTopicNameError, TopicDomainError
 
-_FULL = re.compile(r"(?P<domain>[a-z-]+)://(?P<tenant>[^/]+)/(?P<namespace>[^/]+)/(?P<local_name>.+)")
+_FULL = re.compile(r"(?P<domain>[a-z-]+)://(?P<tenant>[^/]+)/(?P<namespace>[^/]+)/(?P<local_name>[^/]+)")
 _DOMAIN = "persistent"
 
 
@@ -32,7 +32,8 @@ class TopicName(NamedTuple):
         """Parse any of the three forms.
 
         Raises:
-            InvalidTopicNameError: The name has another form or another domain than `persistent`.
+            InvalidTopicNameError: The name has another form.
+            TopicDomainError: The domain is not `persistent`.
         """
         full = _FULL.fullmatch(name if "://" in name else _completed(name))
         if full is None:
@@ -41,8 +42,8 @@ class TopicName(NamedTuple):
                 "tenant/namespace/topic or topic"
             )
         if full["domain"] != _DOMAIN:
-            raise InvalidTopicNameError(
-                f"Invalid topic name {name!r}: Postdate keeps persistent:// topics only, not {full['domain']}://"
+            raise TopicDomainError(
+                f"Topic {name!r} cannot be served: Postdate keeps persistent:// topics only, not {full['domain']}://"
             )
         return cls(full["tenant"], full["namespace"], full["local_name"])
 
