@@ -96,6 +96,16 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     assert refusal("serve", "--config", str(tmp_path / "none")).startswith(f"{tmp_path / 'none'}: the file cannot be")
 
 
+def start_refusal(*words: str) -> str:
+    """Start a service that must refuse, as a process that can be ended if it does not."""
+    command = [sys.executable, "-m", "broker.cli", "serve", "--log-level", "error", *words]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    return line.removeprefix("postdate: ")
+
+
 def settings(data: Path, port: int, web_port: int) -> list[str]:
     values = {"dataDirectory": data, "brokerServicePort": port, "webServicePort": web_port}
     return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
@@ -106,7 +116,7 @@ def test_a_port_in_use_says_which_keys_choose_another(taken: int, tmp_path: Path
     ports = free_ports(2)
 
     with socket.create_server(("127.0.0.1", ports[taken])):
-        line = refusal("serve", "--log-level", "error", *settings(tmp_path / "data", *ports))
+        line = start_refusal(*settings(tmp_path / "data", *ports))
 
     assert f"'127.0.0.1', {ports[taken]}" in line
     assert line.endswith("choose free ports with --set brokerServicePort=... and --set webServicePort=...")
@@ -115,7 +125,7 @@ def test_a_port_in_use_says_which_keys_choose_another(taken: int, tmp_path: Path
 def test_a_data_folder_that_is_a_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a folder")
 
-    line = refusal("serve", *settings(tmp_path / "data", *free_ports(2)))
+    line = start_refusal(*settings(tmp_path / "data", *free_ports(2)))
 
     assert line.startswith(f"The data folder {tmp_path / 'data'} cannot be opened: ")
 
@@ -125,7 +135,7 @@ def test_the_service_announces_itself_refuses_a_second_and_stops_in_order(tmp_pa
     service = PostdateProcess(tmp_path)
     service.start()
     try:
-        line = refusal("serve", *settings(tmp_path / "data", *free_ports(2)))
+        line = start_refusal(*settings(tmp_path / "data", *free_ports(2)))
     finally:
         code = service.stop()
 
