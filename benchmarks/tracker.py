@@ -65,8 +65,9 @@ def new_tracker(
 
 async def settle(tracker: BucketDelayedDeliveryTracker) -> None:
     """Wait until nothing is being sealed or recovered."""
-    while tracker._core.unsettled_count or tracker._core.is_dirty or tracker._tasks:
-        await asyncio.sleep(0.005)  # Nothing of the tracker's is to be measured while waiting.
+    # Nothing of the tracker's is to be measured while waiting.
+    while tracker._core.unsettled_count or tracker._core.is_dirty or tracker._tasks:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
 
 
 async def add_singly(tracker: BucketDelayedDeliveryTracker, ledgers: Int64Array, times: Int64Array) -> dict[str, float]:

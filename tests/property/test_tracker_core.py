@@ -17,7 +17,7 @@ from snapshot_storage.bucket_key import LedgerRange, parse_bucket_key
 from snapshot_storage.codec import decode_metadata, decode_segment
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tracker.actions import Action, ActionFailed
+from tracker.actions import Action, ActionFailed, Event
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
@@ -89,6 +89,7 @@ class CoreMachine(RuleBasedStateMachine):
     def begin_life(self) -> None:
         self.core = TrackerCore(self.config, acknowledged_in=self.cursor.acknowledged_in, rng=Random(7))
         self.pending: list[Action] = []
+        self.held: list[Event] = []
         self.handed_out: set[tuple[int, int]] = set()
         self.tracked: dict[tuple[int, int], int] = {}
         self.core.trim(self.cursor.mark_delete_position.ledger_id)
@@ -239,14 +240,30 @@ class CoreMachine(RuleBasedStateMachine):
         self.run(action, outcome)
         self.plan()
 
+    @precondition(lambda self: self.pending)
+    @rule(data=st.data())
+    def take_effect(self, data: st.DataObject) -> None:
+        """Run an action whose answer comes later."""
+        action = self.pending.pop(data.draw(st.integers(0, len(self.pending) - 1)))
+        self.held.append(self.event_of(action))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        self.core.handle(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))), now_ms=self.now_ms)
+        self.plan()
+
+    def event_of(self, action: Action) -> Event:
+        try:
+            return self.loop.run_until_complete(self.work.run(action))
+        except SnapshotStorageError as error:
+            return ActionFailed(action, is_lost(error), str(error))
+
     def run(self, action: Action, outcome: str = "ok") -> None:
         if outcome == "failed":
             self.core.handle(ActionFailed(action, False, "injected"), now_ms=self.now_ms)
             return
-        try:
-            event = self.loop.run_until_complete(self.work.run(action))
-        except SnapshotStorageError as error:
-            event = ActionFailed(action, is_lost(error), str(error))
+        event = self.event_of(action)
         if outcome == "failed after effect":
             event = ActionFailed(action, False, "injected")
         self.core.handle(event, now_ms=self.now_ms)
@@ -329,6 +346,9 @@ class CoreMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """With everything working again, all that is due comes out, and storage and properties agree."""
+        for event in self.held:
+            self.core.handle(event, now_ms=self.now_ms)
+        self.held.clear()
         rest_by_ms = self.now_ms + 4 * self.config.retry_backoff_ms_max
         for _ in range(2_000):
             self.plan()

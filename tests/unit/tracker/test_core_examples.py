@@ -10,7 +10,7 @@ import pytest
 from managed_ledger.position import Position
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tracker.actions import Action, ActionFailed, LoadSegments, PersistBucket, ReadMetadata, UniteBitmaps
+from tracker.actions import Action, ActionFailed, ListSnapshots, LoadSegments, PersistBucket, ReadMetadata, UniteBitmaps
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
@@ -402,6 +402,37 @@ def test_a_bucket_that_is_recovered_late_does_not_bring_back_what_was_delivered(
     assert driver.pop() == []
     driver.answer_all()
     assert driver.cursor.properties == {}
+
+
+def test_what_was_refused_while_its_bucket_was_recovered_is_not_handed_out(driver: Driver) -> None:
+    """Whoever offered it has delivered it."""
+    driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    driver.now_ms = 90_000
+    driver.recover()
+    assert driver.add((60_003, 3, 3)) == [False]
+
+    driver.answer_all()
+
+    assert [row[1] for row in driver.pop()] == [1, 2, 4, 5]
+
+
+def test_a_snapshot_whose_creation_is_not_answered_yet_is_no_orphan(driver: Driver) -> None:
+    """A listing that sees it is not trusted, and is made again."""
+    listing = driver.waiting(ListSnapshots)[0]
+    driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
+    persist = driver.waiting(PersistBucket)[0]
+    created = driver.runner.run(driver.work.run(persist))
+    driver.answer(listing)
+
+    driver.pending.remove(persist)
+    driver.core.handle(created, now_ms=driver.now_ms)
+    driver.plan()
+    driver.now_ms += 1_000
+    driver.plan()
+    driver.answer_all()
+
+    assert len(driver.runner.run(driver.storage.list_bucket_snapshots())) == 1
 
 
 def test_malformed_properties_are_skipped_and_reported(driver: Driver) -> None:
