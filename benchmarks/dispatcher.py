@@ -230,7 +230,7 @@ def leave_with_pending(pending: int) -> float:
     for _ in range(2 * pending // _BATCH):
         feed.read(feed.headers(_BATCH, hashes))
     start = time.perf_counter()
-    feed.core.remove_consumer(states[0], ())
+    feed.core.remove_consumer(states[0])
     return (time.perf_counter() - start) * 1e3
 
 

@@ -64,6 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_connected = False
         self._has_received = False
         self._pings_unanswered = 0
+        self._dismissed_producers: set[int] = set()
 
     # ---- transport ----
 
@@ -153,6 +154,7 @@ class Connection(asyncio.BufferedProtocol):
     def close_producer(self, producer: Producer) -> None:
         """Take a producer away from the client."""
         self.producers.pop(producer.producer_id, None)
+        self._dismissed_producers.add(producer.producer_id)
         self.write(commands.close_producer(producer.producer_id))
 
     def producer_ready(self, producer: Producer) -> None:
@@ -167,7 +169,9 @@ class Connection(asyncio.BufferedProtocol):
     # ---- frames ----
 
     def _on_frame(self, frame: Frame) -> None:
-        if isinstance(frame, Send):
+        if not self._is_connected:
+            self._connect(frame)
+        elif isinstance(frame, Send):
             self._on_send(frame)
         elif isinstance(frame, CorruptSend):
             message = "Checksum failed on the broker"
@@ -180,16 +184,13 @@ class Connection(asyncio.BufferedProtocol):
     def _on_send(self, send: Send) -> None:
         producer = self.producers.get(send.producer_id)
         if producer is None:
-            # A producer that was just closed by the service may still send; its client has been told, and
-            # sends again once it is back.
-            log.debug("connection %s: SEND for unknown producer %d", self.peer, send.producer_id)
+            if send.producer_id not in self._dismissed_producers:
+                raise ProtocolError(f"SEND of producer {send.producer_id}, which does not exist")
+            # Its client has been told, and sends again once it is back.
             return
         self._publisher.append(producer, send)
 
     def _on_command(self, command: BaseCommand) -> None:
-        if not self._is_connected:
-            self._connect(command)
-            return
         immediate = _IMMEDIATE.get(command.type)
         if immediate is not None:
             immediate(self, command)
@@ -198,14 +199,14 @@ class Connection(asyncio.BufferedProtocol):
         else:
             raise ProtocolError(f"command of type {command.type} is not one that a client sends")
 
-    def _connect(self, command: BaseCommand) -> None:
-        if command.type != BaseCommand.CONNECT:
-            raise ProtocolError(f"command of type {command.type} before CONNECT")
+    def _connect(self, frame: Frame) -> None:
+        if not isinstance(frame, BaseCommand) or frame.type != BaseCommand.CONNECT:
+            raise ProtocolError("a command before CONNECT")
         self._is_connected = True
         self.write(
             commands.connected(
                 server_version=self.service.server_version,
-                protocol_version=command.connect.protocol_version,
+                protocol_version=frame.connect.protocol_version,
                 message_size_max=self.service.config.message_size_max,
             )
         )

@@ -301,10 +301,10 @@ def acknowledge(consumer: Consumer, topic: "Topic", ack: CommandAck) -> str | No
         return None
     if ack.ack_type == CommandAck.Cumulative:
         last = ack.message_id[0]
+        # In the middle of a batch the client acknowledges the entry before: of the first one, that is entry -1.
+        position = Position(last.ledgerId, _signed(last.entryId))
         try:
-            dispatcher.acknowledge_cumulative(
-                consumer, Position(last.ledgerId, last.entryId), ack_set=tuple(last.ack_set)
-            )
+            dispatcher.acknowledge_cumulative(consumer, position, ack_set=tuple(last.ack_set))
         except CumulativeAckRefusedError as error:
             log.warning("cumulative acknowledgement of consumer %s refused: %s", consumer.name, error)
             return str(error)

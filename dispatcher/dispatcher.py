@@ -143,8 +143,8 @@ class Dispatcher:
         if outbox is None:
             return
         del self._outboxes[outbox.consumer.index]
-        unsent = self._drop_unsent(outbox)
-        self._run_actions(self._core_now().remove_consumer(outbox.consumer, unsent))
+        self._drop_unsent(outbox)
+        self._run_actions(self._core_now().remove_consumer(outbox.consumer))
 
     def consumer_flow(self, consumer: ConsumerHandle, permits: int) -> None:
         """Give a consumer permits for this many more messages."""

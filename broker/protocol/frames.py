@@ -106,6 +106,8 @@ class FrameSplitter:
             command_start = start + _TWO_U32.size
             start += 4 + total
             frames.append(_parse(data, command_start, command_start + command_size, start))
+        if end - start >= 4 and int.from_bytes(data[start : start + 4], "big") < 4:
+            raise ProtocolError("frame without a command")
         self._pending = bytearray(data[start:])
         return frames
 

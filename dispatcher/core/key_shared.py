@@ -24,7 +24,7 @@ from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelect
 from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.draining_hashes import DrainingHashesTracker
-from dispatcher.core.items import COUNT, SLOT, Item, Key, make_items
+from dispatcher.core.items import COUNT, SLOT, Item, make_items
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.selector import NO_OWNER, OwnerTable, StickyKeyConsumerSelector
 from dispatcher.core.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
@@ -189,7 +189,7 @@ class KeySharedCore(MultipleConsumersCore):
         self._settle(before)
         return self._serve_all()
 
-    def remove_consumer(self, consumer: ConsumerState, unsent: Collection[Key]) -> list[Action]:
+    def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         """See base."""
         # The selector goes first, or its entries would be offered to itself.
         before = self.selector.owners
@@ -205,7 +205,7 @@ class KeySharedCore(MultipleConsumersCore):
         items = list(consumer.pending)
         consumer.pending.clear()
         self._release(consumer, consumer.unacked)
-        self._take_back(consumer, items, unsent)
+        self._take_back(items)
         for slot in drained:
             self._offer(slot)
         self.draining.consumer_removed(consumer.index)

@@ -84,17 +84,11 @@ class MultipleConsumersCore(Intake):
             self.is_blocked = False
             self._to_serve.update(self.consumers)
 
-    def _take_back(self, consumer: ConsumerState, items: Collection[Item], unsent: Collection[Key]) -> None:
+    def _take_back(self, items: Collection[Item]) -> None:
         """Queue again what a consumer no longer holds."""
-        redelivered = 0
         for item in items:
-            position = (item[LEDGER], item[ENTRY])
-            if position not in unsent:
-                self.redelivery_counts[position] = self.redelivery_counts.get(position, 0) + 1
-                redelivered += item[COUNT]
             if self.waiting.add(item):
                 self._offer(item[SLOT])
-        consumer.messages_redelivered += redelivered
 
     # Acknowledgements.
 
@@ -174,9 +168,12 @@ class MultipleConsumersCore(Intake):
                 items.append(item)
                 self._release(consumer, item[COUNT])
                 self._on_no_longer_pending(consumer, item[SLOT])
+                if position not in unsent:
+                    self.redelivery_counts[position] = self.redelivery_counts.get(position, 0) + 1
+                    consumer.messages_redelivered += item[COUNT]
         # Pulsar serves a consumer again that asks for redelivery, whatever it still holds.
         consumer.is_blocked = False
-        self._take_back(consumer, items, unsent)
+        self._take_back(items)
         return self._serve_all()
 
     def mark_deleted(self, through: Position) -> list[Action]:

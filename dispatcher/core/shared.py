@@ -5,14 +5,13 @@ All entries wait in one heap, in the order in which they were due. A consumer ge
 permits.
 """
 
-from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import COUNT, Item, Key, make_items
+from dispatcher.core.items import COUNT, Item, make_items
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from managed_ledger.headers import EntryHeaders
 
@@ -72,14 +71,14 @@ class SharedCore(MultipleConsumersCore):
         self.consumers[consumer.index] = consumer
         return []
 
-    def remove_consumer(self, consumer: ConsumerState, unsent: Collection[Key]) -> list[Action]:
+    def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         """See base."""
         del self.consumers[consumer.index]
         self._to_serve.pop(consumer.index, None)
         items = list(consumer.pending)
         consumer.pending.clear()
         self._release(consumer, consumer.unacked)
-        self._take_back(consumer, items, unsent)
+        self._take_back(items)
         if not self.consumers:
             # As Pulsar: a subscription that everybody left starts its counts anew.
             self.redelivery_counts.clear()

@@ -99,9 +99,8 @@ class SingleActiveCore(SubscriptionCore):
             actions.append(NotifyActive(consumer, is_active=False))
         return actions
 
-    def remove_consumer(self, consumer: ConsumerState, unsent: Collection[Key]) -> list[Action]:
+    def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         """See base."""
-        del unsent  # No redelivery is counted here, as in Pulsar.
         del self.consumers[consumer.index]
         if self.consumers:
             return self._choose_active()

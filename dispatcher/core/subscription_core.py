@@ -71,8 +71,8 @@ class SubscriptionCore(ABC):
         """Register a consumer, or raise `ConsumerBusyError` or `ConsumerAssignError` and change nothing."""
 
     @abstractmethod
-    def remove_consumer(self, consumer: ConsumerState, unsent: Collection[Key]) -> list[Action]:
-        """Let a consumer go; what it holds waits again, `unsent` without counting as a redelivery."""
+    def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
+        """Let a consumer go; what it holds waits again. That counts as no redelivery, as in Pulsar 4.2."""
 
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
         """Give a consumer permits for this many more messages."""

@@ -105,8 +105,7 @@ class _Machine(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(self.clients))
         self.clients.remove(client)
         self._reorder(client.state.pending.items)
-        unsent = {key_of(item) for item in client.unsent}
-        self._run(self.core.remove_consumer(client.state, unsent))
+        self._run(self.core.remove_consumer(client.state))
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), permits=st.integers(1, 10))

@@ -118,8 +118,9 @@ def test_a_leaver_hands_its_slots_over_in_their_order() -> None:
         for digit in range(10):
             got = [d for d in c2.deliveries if d.payload == b"%d" % digit]
             assert [(d.ledger_id, d.entry_id) for d in got] == sorted((d.ledger_id, d.entry_id) for d in got)
-            kept = CONSISTENT_HASHING_RANGE.slot(sticky_hash(b"%d" % digit)) not in (2862, 11707, 15786, 43539, 45436)
-            assert [d.redelivery_count for d in got] == ([1, 1, 1, 1] if kept else [1, 1, 1, 0])
+            # A real Pulsar 4.2.4 does not count a leave as a redelivery.
+            assert len(got) == 4
+            assert {d.redelivery_count for d in got} == {0}
         await world.dispatcher.close()
 
     run(scenario())
