@@ -14,7 +14,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_LOG_TAIL_CHARACTERS: Final = 2000
 
 
 class ServiceStartError(RuntimeError):
@@ -71,9 +73,18 @@ class PostdateProcess:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        """Whether the service was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log_path(self) -> Path:
         """Where the service's output goes."""
         return self.folder / "log"
+
+    def log_tail(self) -> str:
+        """Return the end of the service's output."""
+        return self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARACTERS:]
 
     def start(self, *, timeout_s: float = 30.0, wait: bool = True) -> None:
         """Start the process and, unless told otherwise, wait until it says that it is ready."""
@@ -91,7 +102,7 @@ class PostdateProcess:
             wait_until(self._is_ready, timeout_s=timeout_s)
         except TimeoutError as error:
             self.stop()
-            raise ServiceStartError(f"the service did not get ready; see {self.log_path}") from error
+            raise ServiceStartError(f"the service did not get ready; the end of its log:\n{self.log_tail()}") from error
 
     def kill(self) -> None:
         """End the process with SIGKILL; its data stays."""
@@ -125,8 +136,7 @@ class PostdateProcess:
         assert self._process is not None
         code = self._process.poll()
         if code is not None:
-            tail = self.log_path.read_text(errors="replace")[-2000:]
-            raise ServiceStartError(f"the service ended at start with {code}; the end of its log:\n{tail}")
+            raise ServiceStartError(f"the service ended at start with {code}; the end of its log:\n{self.log_tail()}")
         try:
             with urllib.request.urlopen(f"{self.web_url}/health", timeout=2) as reply:
                 return bool(reply.status == 200)

@@ -1,0 +1,75 @@
+"""Services, clients and topics for the client tests.
+
+Every test that takes `service` (or `client`) runs twice: against Postdate and against a real Pulsar, which is the
+judge of what the right answer is. One process of each kind serves a whole session; each test has a topic of its own.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+# The helpers are imported as `tests.integration...` from everywhere, also from `benchmarks/`.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.integration import real_pulsar
+from tests.integration.programs.clients import Clients
+from tests.integration.services import POSTDATE, REAL_PULSAR, Service, make_service
+
+KINDS = [POSTDATE, pytest.param(REAL_PULSAR, marks=pytest.mark.real_pulsar)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Fetch Pulsar's jars before the clock of any single test runs."""
+    if session.config.option.collectonly or real_pulsar.missing_tools():
+        return
+    if any(item.get_closest_marker("real_pulsar") for item in session.items):
+        real_pulsar.fetch_jars()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Call a case by the name of its enumeration value rather than by a number."""
+    return getattr(val, "name", None) if type(val).__module__ == "_pulsar" else None
+
+
+def require_tools(kind: str) -> None:
+    """Skip on a laptop without Java or Maven; fail in CI, where they must be."""
+    missing = real_pulsar.missing_tools() if kind == REAL_PULSAR else []
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"a real Pulsar needs {' and '.join(missing)}, which CI must have")
+    if missing:
+        pytest.skip(f"a real Pulsar needs {' and '.join(missing)}")
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A running service, shared by the whole session."""
+    require_tools(request.param)
+    running = make_service(request.param, tmp_path_factory.mktemp(request.param))
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def is_real_pulsar(service: Service) -> bool:
+    """Whether the judge itself is being asked."""
+    return isinstance(service, real_pulsar.RealPulsar)
+
+
+@pytest.fixture
+def clients(service: Service) -> Iterator[Clients]:
+    """Makes clients of the service and closes them at the end."""
+    made = Clients(service.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic name of this test's own."""
+    return f"persistent://public/default/t-{uuid4().hex[:12]}"
