@@ -10,6 +10,7 @@ is here: no fixed-size fields, no negative numbers.
 """
 
 import asyncio
+import socket
 import struct
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -26,6 +27,12 @@ PROTOCOL_VERSION = 20
 _REPLY_TIMEOUT_S = 10.0
 
 Fields = Mapping[int, Any]
+
+
+def crc32c(data: bytes) -> int:
+    """Return the checksum that the protocol uses."""
+    value: int = google_crc32c.value(data)
+    return value
 
 
 def varint(value: int) -> bytes:
@@ -108,7 +115,7 @@ def send(
     header = message({1: SEND, SEND: {1: producer_id, 2: sequence_id, 3: 1}})
     encoded = message(metadata)
     content = struct.pack(">I", len(encoded)) + encoded + payload
-    crc = google_crc32c.value(content) if checksum is None else checksum
+    crc = crc32c(content) if checksum is None else checksum
     rest = struct.pack(">HI", 0x0E01, crc) + content
     return struct.pack(">II", 4 + len(header) + len(rest), len(header)) + header + rest
 
@@ -123,6 +130,12 @@ class RawConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket below, for options."""
+        below: socket.socket = self._writer.get_extra_info("socket")
+        return below
 
     async def write(self, data: bytes) -> None:
         """Write bytes as they are."""
@@ -164,8 +177,14 @@ class RawConnection:
         except TimeoutError:
             return False
 
+    async def look_up(self, topic: str) -> None:
+        """Ask where the topic is; a real Pulsar serves a topic only after somebody asked for it."""
+        kind, fields = await self.ask(command(LOOKUP, {1: topic, 2: 1}))
+        assert kind == LOOKUP_RESPONSE, fields
+
     async def open_producer(self, topic: str, *, producer_id: int = 1) -> dict[int, Any]:
         """Create a producer and return the service's answer."""
+        await self.look_up(topic)
         kind, fields = await self.ask(command(PRODUCER, {1: topic, 2: producer_id, 3: 1}))
         assert kind == PRODUCER_SUCCESS, fields
         return fields
