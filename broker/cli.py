@@ -187,5 +187,27 @@ def config(config_path: Path | None, overrides: tuple[str, ...], changed: bool, 
     click.echo(config_table(config_path.read_text(encoding="utf-8")), nl=False)
 
 
+@main.command(epilog=examples("postdate demo", "postdate demo --keep", "postdate demo --folder /tmp/postdate-demo"))
+@click.option("--keep", is_flag=True, help="Keep the data and the logs. Default: only if the verdict is not clean.")
+@click.option(
+    "--folder",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the data and the logs go, and stay. Default: a temporary folder.",
+)
+@refusing
+def demo(keep: bool, folder: Path | None) -> None:
+    """Do the main job before your eyes, with a crash in the middle, in under a minute.
+
+    Starts a service of its own on free ports, publishes 20,000 messages of 500 keys with delays from 1 to 20 seconds
+    through the real client, kills the service with SIGKILL halfway and starts it again, lets a consumer leave and one
+    join, and judges what arrived. Exit code 0 only if the verdict is clean.
+    """
+    # Imported late: the other commands need no client and no screen.
+    from broker.demo import run_demo
+
+    sys.exit(run_demo(keep=keep, folder=folder))
+
+
 if __name__ == "__main__":
     main()

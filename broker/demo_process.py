@@ -78,6 +78,11 @@ class PostdateProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def process(self) -> "subprocess.Popen[bytes] | None":
+        """The running process, for signals of a caller's own."""
+        return self._process
+
+    @property
     def log_path(self) -> Path:
         """Where the service's output goes."""
         return self.folder / "log"

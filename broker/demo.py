@@ -1,0 +1,155 @@
+"""`postdate demo`: tell the story of `broker.demo_story` on the screen and print its verdict.
+
+Events are printed with their time as they happen, a bar below them shows what has been delivered, and a table says at
+the end what the record came to. The exit code is 0 only if nothing is in it that must not be. What happens is the
+story's, whether it is right is `broker.demo_verdict`'s; here is only what it looks like, and what is left behind.
+"""
+
+import contextlib
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from broker.demo_process import PostdateProcess, ServiceStartError
+from broker.demo_story import Outcome, Story, StoryConfig, StoryError
+from broker.demo_verdict import Finding, Lateness
+
+EXIT_CODE_CLEAN: Final = 0
+EXIT_CODE_NOT_CLEAN: Final = 1
+EXIT_CODE_FAILED: Final = 2
+EXIT_CODE_INTERRUPTED: Final = 130
+
+
+def run_demo(
+    *,
+    keep: bool = False,
+    folder: Path | None = None,
+    config: StoryConfig | None = None,
+    console: Console | None = None,
+) -> int:
+    """Run the demo and return the process's exit code.
+
+    Args:
+        keep: Whether data and logs stay; they always do in a given folder, and when something was wrong.
+        folder: Where they go; None is a temporary folder.
+        config: How much of everything.
+        console: Where it is shown.
+    """
+    console = console or Console(highlight=False)
+    config = config or StoryConfig()
+    place = folder or Path(tempfile.mkdtemp(prefix="postdate-demo-"))
+    try:
+        code = _run(config, place, console)
+    except KeyboardInterrupt:
+        console.print("Interrupted; nothing is left running.")
+        code = EXIT_CODE_INTERRUPTED
+    except (ServiceStartError, StoryError) as error:
+        console.print(f"[red]The demo could not go on:[/] {escape(str(error))}")
+        code = EXIT_CODE_FAILED
+    if keep or folder or code in (EXIT_CODE_NOT_CLEAN, EXIT_CODE_FAILED):
+        console.print(f"Data and logs are in {escape(str(place))}", soft_wrap=True)
+    else:
+        shutil.rmtree(place, ignore_errors=True)
+    return code
+
+
+def _run(config: StoryConfig, place: Path, console: Console) -> int:
+    console.print(
+        f"{config.messages:,} messages of {config.keys} keys, delays from {config.delay_ms_min / 1000:g} "
+        f"to {config.delay_ms_max / 1000:g} s, {config.consumers} Key_Shared consumers, one SIGKILL\n"
+    )
+    begun = time.monotonic()
+    progress = Progress(
+        TextColumn(" "),
+        BarColumn(bar_width=40),
+        TaskProgressColumn("{task.completed:,.0f} of {task.total:,.0f} delivered"),
+        TextColumn("[dim]{task.description}"),
+        console=console,
+        # Gone at the end, and never in a file: there, the events say it all.
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = progress.add_task("", total=config.messages)
+    story = Story(
+        config,
+        PostdateProcess(place, config.settings),
+        tell=lambda event: console.print(f"[dim]{time.monotonic() - begun:6.1f} s[/]  {escape(event)}"),
+        show_progress=lambda delivered, phase: progress.update(task, completed=delivered, description=phase),
+    )
+    with _terminable(), contextlib.closing(story), progress:
+        outcome = story.run()
+    console.print(_faults_table(outcome))
+    console.print(_figures_table(outcome))
+    for name, finding in _faults(outcome).items():
+        for example in finding.examples:
+            console.print(f"[red]{name}:[/] {escape(example)}", soft_wrap=True)
+    if not outcome.is_clean:
+        console.print("[bold red]Not clean.[/]")
+        return EXIT_CODE_NOT_CLEAN
+    console.print(f"[bold green]Clean[/], in {time.monotonic() - begun:.0f} s.")
+    return EXIT_CODE_CLEAN
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """End on SIGTERM as on Ctrl-C, so that no service is left behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _faults(outcome: Outcome) -> dict[str, Finding]:
+    return outcome.verdict.faults | {"not acknowledged at the end": Finding(outcome.backlog)}
+
+
+def _faults_table(outcome: Outcome) -> Table:
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table.add_column("verdict")
+    table.add_column("count", justify="right")
+    table.add_column("")
+    for name, finding in _faults(outcome).items():
+        table.add_row(name, f"{finding.count:,}", "[red]must be 0[/]" if finding.count else "[green]ok[/]")
+    verdict = outcome.verdict
+    table.add_row(
+        "duplicates, unacknowledged at the kill",
+        f"{verdict.duplicates_at_kill:,}",
+        f"allowed; the oldest lost acknowledgement was {verdict.ack_lost_before_kill_ms_max:.0f} ms old",
+    )
+    return table
+
+
+def _figures_table(outcome: Outcome) -> Table:
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table.add_column("lateness of messages due", no_wrap=True)
+    for name in ("count", "p50", "p99", "max"):
+        table.add_column(name, justify="right")
+    verdict = outcome.verdict
+    table.add_row("while the service was up", *_lateness_cells(verdict.lateness_up))
+    table.add_row("from the kill until all consumers were back", *_lateness_cells(verdict.lateness_outage))
+    table.caption_justify = "left"
+    table.caption_style = ""
+    table.caption = (
+        f"Recovery: of {outcome.waiting_at_restart:,} messages that were waiting, {outcome.from_snapshots:,} came from "
+        f"{outcome.buckets_recovered} snapshots and {outcome.reread:,} were read again from the log.\n"
+        f"Outage: {outcome.down_ms:,.0f} ms from SIGKILL until ready again; first delivery "
+        f"{outcome.first_delivery_ms:,.0f} ms after the process was started.\n"
+    )
+    return table
+
+
+def _lateness_cells(lateness: Lateness) -> tuple[str, str, str, str]:
+    milliseconds = (f"{value:,.1f} ms" for value in (lateness.p50_ms, lateness.p99_ms, lateness.max_ms))
+    p50, p99, longest = milliseconds
+    return f"{lateness.count:,}", p50, p99, longest
