@@ -50,7 +50,7 @@ def test_the_version_is_the_packages() -> None:
     assert run("--version").output == f"postdate, version {version('postdate')}\n"
 
 
-@pytest.mark.parametrize("words", [(), ("serve",), ("config",)])
+@pytest.mark.parametrize("words", [(), ("serve",), ("config",), ("demo",)])
 def test_every_help_text_has_examples(words: tuple[str, ...]) -> None:
     result = run(*words, "--help")
 
