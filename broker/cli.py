@@ -7,6 +7,7 @@ import asyncio
 import errno
 import logging
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable
@@ -143,13 +144,23 @@ Postdate is ready.
   Health, metrics {web_url}/health {web_url}/metrics
   Data            {config.data_directory.resolve()}
 Try: a message that arrives 3 seconds after it was sent
-  python -c "{_first_command(client_url)}"
-or, for the main job with a crash in the middle: postdate demo"""
+  {_installed("python")} -c "{_first_program(client_url)}"
+or, for the main job with a crash in the middle: {_installed("postdate")} demo"""
 
 
-def _first_command(client_url: str) -> str:
+def _installed(name: str) -> str:
+    """Write a program of this installation as a shell in this folder finds it."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        return name
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def _first_program(client_url: str) -> str:
     return (
-        f"import pulsar; from datetime import timedelta; client = pulsar.Client('{client_url}'); "
+        "import pulsar; from datetime import timedelta; "
+        f"client = pulsar.Client('{client_url}', logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)); "
         "consumer = client.subscribe('hello', 'me', consumer_type=pulsar.ConsumerType.Shared); "
         "client.create_producer('hello').send(b'from the past', deliver_after=timedelta(seconds=3)); "
         "message = consumer.receive(); consumer.acknowledge(message); print(message.data().decode()); client.close()"

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -165,13 +166,18 @@ def test_the_announced_address_can_be_connected_to(address: str, advertised: str
     assert f"  Pulsar clients  {expected}\n" in announcement(config)
 
 
-def test_the_first_command_to_try_is_a_program() -> None:
-    (command,) = [line for line in announcement(BrokerConfig()).splitlines() if line.startswith("  python -c ")]
-    program = command.removeprefix('  python -c "').removesuffix('"')
+def test_the_commands_to_try_can_be_pasted_into_a_shell() -> None:
+    lines = announcement(BrokerConfig()).splitlines()
+    (first,) = [line for line in lines if " -c " in line]
 
-    compile(program, "the command", "exec")
-    # It stands between double quotes in a shell.
-    assert not set('"$`\\!') & set(program)
+    python, option, program = shlex.split(first)
+    postdate, demo = shlex.split(lines[-1].rpartition(": ")[2])
+
+    assert (Path(python).resolve(), option) == (Path(sys.executable).resolve(), "-c")
+    compile(program, "the program", "exec")
+    # What a shell would replace between double quotes.
+    assert not set("$`\\!") & set(program)
+    assert (Path(postdate).is_file(), demo) == (True, "demo")
 
 
 def test_help_is_quick() -> None:
