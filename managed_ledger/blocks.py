@@ -128,14 +128,14 @@ def payload_at(block: bytes, index: int) -> bytes:
 
 
 def rows_at(blocks: Sequence[HeaderBlock], entry_ids: NDArray[np.int64]) -> Rows:
-    """Header rows of ascending entries, all of which these ascending blocks cover."""
+    """Header rows of ascending entries; `blocks` are those that cover them, ascending, and no others."""
     assert blocks
     assert len(entry_ids)
 
     rows = np.frombuffer(b"".join([block.rows for block in blocks]), ROW)
     first, last = int(entry_ids[0]), int(entry_ids[-1])
-    # Blocks without a gap between them and entries without one: the usual read, a slice.
-    if blocks[-1].end - blocks[0].first == len(rows) and last - first + 1 == len(entry_ids):
+    # Entries without a gap, the usual read: then the blocks have none either, and it is a slice.
+    if last - first + 1 == len(entry_ids):
         return rows[first - blocks[0].first : last - blocks[0].first + 1]
     firsts = np.array([block.first for block in blocks], dtype=np.int64)
     counts = np.array([block.end - block.first for block in blocks], dtype=np.int64)

@@ -1,0 +1,340 @@
+"""Cursors: what they cost on disk, when they are durable, and what they promise around it."""
+
+import asyncio
+
+import pytest
+from managed_ledger_fakes import FakeClock, MemoryDatabase, append_all, open_store
+from pyroaring import BitMap
+
+from managed_ledger.cursor import JOURNAL_RECORDS_MAX
+from managed_ledger.errors import (
+    CursorClosedError,
+    CursorExistsError,
+    CursorNotFoundError,
+    LedgerWriteError,
+)
+from managed_ledger.keys import Family
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.position import Position
+
+
+async def _ledger(database: MemoryDatabase, entries: int, **limits: int) -> ManagedLedger:
+    """A managed ledger with this many entries in ledgers of 50,000, or as the limits say."""
+    limits.setdefault("entries_per_ledger_max", 50_000)
+    store = await open_store(database, **limits)
+    ledger = await store.open_managed_ledger("orders")
+    for _ in range(entries):
+        ledger.append_nowait(b"", publish_time_ms=1)
+    await ledger.committed()
+    return ledger
+
+
+def test_a_million_holes_persist_and_load_in_few_bytes() -> None:
+    """Every other entry of two million acknowledged: 40 bitmaps of at most 8 KiB, read back in as many records."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 2_000_000)
+        cursor = await ledger.open_cursor("subscription")
+        ids = [info.ledger_id for info in ledger.ledgers() if not info.is_open]
+        written = database.bytes_written
+
+        for ledger_id in ids:
+            cursor.acknowledge([ledger_id] * 25_000, range(1, 50_000, 2))
+        await cursor.flush()
+
+        assert cursor.backlog == 1_000_000
+        assert cursor.mark_delete_position == Position(ids[0], -1)
+        assert database.bytes_written - written < 40 * 8_400
+        await ledger.close()
+        read, rows = database.bytes_read, database.rows_read
+        store = await open_store(database)
+        cursor = (await store.open_managed_ledger("orders")).cursors["subscription"]
+        assert database.bytes_read - read < 40 * 8_400 + 10_000
+        assert database.rows_read - rows < 100
+        assert cursor.backlog == 1_000_000
+        assert cursor.acknowledged_in(ids[7]) == BitMap(range(1, 50_000, 2))
+        assert cursor.is_acknowledged(ids[39], 49_999)
+        assert not cursor.is_acknowledged(ids[39], 49_998)
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_flush_costs_what_is_new_and_not_what_is_there() -> None:
+    """Behind half a million holes, one more acknowledgement is a record of some dozen bytes."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 1_000_000, entries_per_ledger_max=1_000_001)
+        cursor = await ledger.open_cursor("subscription")
+        cursor.acknowledge([1] * 500_000, range(1, 1_000_000, 2))
+        await cursor.flush()
+        written = database.bytes_written
+
+        cursor.acknowledge([1], [500_000])
+        await cursor.flush()
+
+        assert database.bytes_written - written < 100
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_journal_is_folded_now_and_then() -> None:
+    """However many flushes there were, a start replays a bounded number of records."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 3000)
+        cursor = await ledger.open_cursor("subscription")
+
+        for entry_id in range(1, 2000, 2):
+            cursor.acknowledge([1], [entry_id])
+            await cursor.flush()
+            assert len(database.tables[Family.CURSORS]) <= JOURNAL_RECORDS_MAX + 3
+
+        store = await open_store(database.after_power_loss())
+        found = (await store.open_managed_ledger("orders")).cursors["subscription"]
+        assert found.acknowledged_in(1) == BitMap(range(1, 2000, 2))
+        await store.close()
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_acknowledgements_are_journalled_soon_and_together() -> None:
+    """Without anybody asking: one write for all cursors, and without a sync of its own."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10)
+        first, second = await ledger.open_cursor("a"), await ledger.open_cursor("b")
+        writes, synced = database.writes, database.synced_writes
+        database.arrived.clear()
+
+        for entry_id in range(5):
+            first.acknowledge([1], [entry_id])
+        second.acknowledge([1, 1], [3, 4])
+        await asyncio.to_thread(database.arrived.wait)
+        await append_all(ledger, [b"x"])
+
+        assert database.writes - writes == 2
+        assert database.synced_writes - synced == 1
+        store = await open_store(database.after_power_loss())
+        cursors = (await store.open_managed_ledger("orders")).cursors
+        assert cursors["a"].mark_delete_position == Position(1, 4)
+        assert cursors["b"].acknowledged_in(1) == BitMap([3, 4])
+        await store.close()
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_cumulative_acknowledgement_of_everything_is_a_tiny_record() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 200_000)
+        cursor = await ledger.open_cursor("subscription")
+        written = database.bytes_written
+
+        assert cursor.acknowledge_cumulative(ledger.last_confirmed_position) == 200_000
+        await cursor.flush()
+
+        assert database.bytes_written - written < 100
+        assert cursor.backlog == 0
+        assert cursor.mark_delete_position == ledger.last_confirmed_position
+        assert len(cursor.acknowledged_in(1)) == 50_000
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_mark_delete_moves_into_later_ledgers_and_tells() -> None:
+    async def scenario() -> None:
+        ledger = await _ledger(MemoryDatabase(), 10, entries_per_ledger_max=4)
+        cursor = await ledger.open_cursor("subscription")
+        moved: list[Position] = []
+        cursor.add_listener(moved.append)
+
+        cursor.acknowledge([1, 2, 2, 2, 2], [3, 0, 1, 2, 3])
+        cursor.acknowledge([1, 1], [1, 2])
+        cursor.acknowledge([1], [0])
+        cursor.remove_listener(moved.append)
+        cursor.acknowledge([3], [0])
+
+        assert moved == [Position(2, 3)]
+        assert cursor.mark_delete_position == Position(3, 0)
+        assert cursor.next_unacknowledged_position == Position(3, 1)
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_unknown_positions_are_ignored() -> None:
+    async def scenario() -> None:
+        ledger = await _ledger(MemoryDatabase(), 4)
+        cursor = await ledger.open_cursor("subscription")
+        ledger.append_nowait(b"not durable yet", publish_time_ms=1)
+
+        assert cursor.acknowledge([], []) == 0
+        assert cursor.acknowledge([9], [0]) == cursor.acknowledge([1], [-1]) == cursor.acknowledge([1], [4]) == 0
+        assert cursor.acknowledge([9, 1, 1, 1, 1, 1], [0, 4, -1, 2, 2, 1]) == 2
+        assert cursor.acknowledge_cumulative(Position(0, 5)) == 0
+        assert cursor.acknowledge_cumulative(Position(7, 0)) == 2
+        assert cursor.backlog == 0
+        await ledger.committed()
+        assert cursor.backlog == 1
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_properties_change_in_one_synced_write() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 1)
+        cursor = await ledger.open_cursor("subscription", properties={"a": "1", "b": "2"})
+        synced = database.synced_writes
+
+        await cursor.update_properties(put={"c": "ü", "a": "3"}, remove=["b", "missing"])
+
+        assert database.synced_writes - synced == 1
+        assert dict(cursor.properties) == {"a": "3", "c": "ü"}
+        await cursor.seek(Position(1, 0))
+        store = await open_store(database.after_power_loss())
+        found = (await store.open_managed_ledger("orders")).cursors["subscription"]
+        assert dict(found.properties) == {"a": "3", "c": "ü"}
+        await store.close()
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_property_change_that_fails_is_not_carried_by_the_next() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 1)
+        cursor = await ledger.open_cursor("subscription")
+        database.failures_to_come = 1
+
+        outcomes = await asyncio.gather(
+            cursor.update_properties(put={"first": "lost"}),
+            cursor.update_properties(put={"second": "kept"}),
+            return_exceptions=True,
+        )
+
+        assert isinstance(outcomes[0], LedgerWriteError)
+        assert outcomes[1] is None
+        assert dict(cursor.properties) == {"second": "kept"}
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_seek_is_durable_and_forgets() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10, entries_per_ledger_max=4)
+        cursor = await ledger.open_cursor("subscription")
+        cursor.acknowledge([1] * 4 + [2, 3], [0, 1, 2, 3, 2, 1])
+        await cursor.flush()
+
+        await cursor.seek(Position(1, 2))
+
+        store = await open_store(database.after_power_loss())
+        found = (await store.open_managed_ledger("orders")).cursors["subscription"]
+        for each in (cursor, found):
+            assert each.mark_delete_position == Position(1, 1)
+            assert each.backlog == 8
+            assert not each.is_acknowledged(2, 2)
+        await store.close()
+        await cursor.seek(Position(99, 0))
+        assert cursor.backlog == 0
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_cursor_starts_where_it_is_told() -> None:
+    async def scenario() -> None:
+        ledger = await _ledger(MemoryDatabase(), 10, entries_per_ledger_max=4)
+
+        earliest = await ledger.open_cursor("earliest")
+        middle = await ledger.open_cursor("middle", initial_position=Position(2, 1))
+        behind = await ledger.open_cursor("behind", initial_position=Position(4, 0))
+
+        assert (earliest.backlog, middle.backlog, behind.backlog) == (10, 5, 0)
+        assert middle.mark_delete_position == Position(2, 0)
+        assert await ledger.open_cursor("middle", initial_position=Position(1, 0)) is middle
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_cursor_that_is_not_durable_writes_nothing() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10)
+        writes = database.writes
+
+        cursor = await ledger.open_cursor("reader", durable=False, properties={"a": "1"})
+        cursor.acknowledge([1, 1], [0, 1])
+        await cursor.update_properties(put={"b": "2"})
+        await cursor.seek(Position(1, 5))
+        await cursor.flush()
+
+        assert database.writes == writes
+        assert not cursor.is_durable
+        assert dict(cursor.properties) == {"a": "1", "b": "2"}
+        assert cursor.backlog == 5
+        with pytest.raises(CursorExistsError, match="reader of orders exists and is not durable"):
+            await ledger.open_cursor("reader")
+        await ledger.close()
+        store = await open_store(database)
+        assert not (await store.open_managed_ledger("orders")).cursors
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_deleted_cursor_is_gone_with_all_its_rows() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10)
+        cursor = await ledger.open_cursor("subscription")
+        cursor.acknowledge([1], [3])
+
+        await ledger.delete_cursor("subscription")
+
+        assert database.tables[Family.CURSORS] == {}
+        with pytest.raises(CursorClosedError, match="subscription"):
+            cursor.acknowledge([1], [4])
+        with pytest.raises(CursorNotFoundError, match="orders has no cursor subscription"):
+            await ledger.delete_cursor("subscription")
+        again = await ledger.open_cursor("subscription")
+        assert again.backlog == 10
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_flush_is_made_good_by_the_next() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10)
+        cursor = await ledger.open_cursor("subscription")
+        cursor.acknowledge([1], [3])
+        database.failures_to_come = 1
+
+        with pytest.raises(LedgerWriteError):
+            await cursor.flush()
+        await cursor.flush()
+
+        store = await open_store(database.after_power_loss(), clock=FakeClock())
+        found = (await store.open_managed_ledger("orders")).cursors["subscription"]
+        assert found.acknowledged_in(1) == BitMap([3])
+        await store.close()
+        await ledger.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,206 @@
+"""Reading: what costs nothing must cost nothing, and what is gone must be said to be gone."""
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+from managed_ledger_fakes import START_MS, MemoryDatabase, append_all, open_store
+from pyroaring import BitMap
+
+from managed_ledger.errors import StoreCorruptedError
+from managed_ledger.headers import EntryHeaders
+from managed_ledger.keys import Family
+from managed_ledger.position import Position
+
+
+def _without_suspending(coroutine: Coroutine[object, None, object]) -> object:
+    """Run a coroutine that must not wait for anything."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stopped:
+        return stopped.value
+    raise AssertionError("the coroutine suspended")
+
+
+def test_a_reader_at_the_tail_never_waits() -> None:
+    """What was just committed is in memory: neither a thread nor the database is asked."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database, entries_per_ledger_max=300)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"x" * 100] * 1000)
+
+        read = _without_suspending(ledger.read_entries(ledger.first_position, entries_max=1000, bytes_max=10**6))
+        headers = _without_suspending(ledger.read_headers_at([1, 4, 2], [299, 0, 5]))
+
+        assert len(read.payloads) == 1000  # type: ignore[attr-defined]  # an EntriesRead
+        assert isinstance(headers, EntryHeaders)
+        assert len(headers) == 3
+        assert database.rows_read == 0
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_skipping_a_million_reads_only_the_blocks_that_are_left() -> None:
+    """Ten wanted entries in a million: ten header blocks of a thousand, and no payload."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database, entries_per_ledger_max=1_000_000, cache_bytes_max=0)
+        ledger = await store.open_managed_ledger("orders")
+        for _ in range(1000):
+            for _ in range(1000):
+                ledger.append_nowait(b"", publish_time_ms=1)
+            await ledger.committed()
+        wanted = list(range(50_000, 1_000_000, 100_000))
+        skipped = BitMap()
+        skipped.add_range(0, 1_000_000)
+        skipped -= BitMap(wanted)
+
+        read = await ledger.read_headers(ledger.first_position, entries_max=100, skip=lambda _ledger_id: skipped)
+
+        assert read.headers.entry_ids.tolist() == wanted
+        assert database.rows_read == 10
+        assert database.bytes_read == 10 * 1000 * 32
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_headers_are_read_without_payloads_and_together() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database, entries_per_ledger_max=100)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"x" * 1000] * 250)
+        await store.close()
+        store = await open_store(database)
+        ledger = await store.open_managed_ledger("orders")
+        database.bytes_read = 0
+
+        read = await ledger.read_headers(ledger.first_position, entries_max=1000)
+
+        assert len(read.headers) == 250
+        assert read.next_position == Position(3, 50)
+        assert database.bytes_read == 250 * 32
+        again = await ledger.read_headers(ledger.first_position, entries_max=1000)
+        assert len(again.headers) == 250
+        assert database.bytes_read == 250 * 32
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_scan_larger_than_the_cache_leaves_it_alone() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database, cache_bytes_max=256 * 1024)
+        ledger = await store.open_managed_ledger("orders")
+        for _ in range(5):
+            await append_all(ledger, [b""] * 1000)
+        tail = Position(1, 4900)
+
+        await ledger.read_headers(ledger.first_position, entries_max=4000)
+
+        _without_suspending(ledger.read_headers(tail, entries_max=100))
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_at_least_one_entry_is_read_whatever_it_weighs() -> None:
+    async def scenario() -> None:
+        store = await open_store(MemoryDatabase())
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"x" * 100, b"y" * 50, b"z" * 50])
+
+        large = await ledger.read_entries(ledger.first_position, entries_max=10, bytes_max=1)
+        rest = await ledger.read_entries(large.next_position, entries_max=10, bytes_max=100)
+
+        assert large.payloads == [b"x" * 100]
+        assert large.next_position == Position(1, 1)
+        assert rest.payloads == [b"y" * 50, b"z" * 50]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_position_is_found_by_its_publish_time() -> None:
+    """Also where clients' clocks make times go back and forth."""
+
+    async def scenario() -> None:
+        store = await open_store(MemoryDatabase(), entries_per_ledger_max=3)
+        ledger = await store.open_managed_ledger("orders")
+        for publish_time_ms in (10, 30, 20, 15, 12, 11, 40, 5, 50):
+            ledger.append_nowait(b"", publish_time_ms=publish_time_ms)
+        await ledger.committed()
+
+        found = [await ledger.find_position_at_or_after_publish_time(time) for time in (0, 10, 25, 31, 45, 51)]
+
+        assert found == [
+            Position(1, 0),
+            Position(1, 0),
+            Position(1, 1),
+            Position(3, 0),
+            Position(3, 2),
+            Position(4, 0),
+        ]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_entries_are_counted_between_positions() -> None:
+    async def scenario() -> None:
+        store = await open_store(MemoryDatabase(), entries_per_ledger_max=10)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b""] * 35, start_ms=START_MS)
+
+        assert ledger.count_entries(Position(1, 5), Position(3, 2)) == 17
+        assert ledger.count_entries(Position(3, 2), Position(1, 5)) == 0
+        assert ledger.count_entries(Position(0, 0), Position(99, 0)) == 35
+        assert ledger.next_valid_position(Position(1, 10)) == Position(2, 0)
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("family", [Family.HEADERS, Family.PAYLOADS])
+def test_an_entry_that_the_log_has_lost_is_an_error(family: Family) -> None:
+    """Its record counts it, so leaving it out would lose a message silently."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database, cache_bytes_max=0)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"a"])
+        await append_all(ledger, [b"b"])
+        del database.tables[family][max(database.tables[family])]
+
+        with pytest.raises(StoreCorruptedError, match="ledger 1 lacks entries between"):
+            await ledger.read_entries(ledger.first_position, entries_max=10, bytes_max=100)
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_read_that_a_trim_overtakes_leaves_out_what_is_gone() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database, entries_per_ledger_max=2, cache_bytes_max=0)
+        ledger = await store.open_managed_ledger("orders")
+        positions = await append_all(ledger, [b"a", b"b", b"c"])
+        ids = [p.ledger_id for p in positions], [p.entry_id for p in positions]
+
+        reading = asyncio.ensure_future(ledger.read_payloads(*ids))
+        assert await ledger.trim() == 1
+
+        assert (await reading)[2] == b"c"
+        assert await ledger.read_payloads(*ids) == [None, None, b"c"]
+        assert (await ledger.read_headers_at(*ids)).entry_ids.tolist() == [0]
+        assert ledger.first_position == Position(2, 0)
+        await store.close()
+
+    asyncio.run(scenario())
