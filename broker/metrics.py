@@ -37,8 +37,6 @@ class SubscriptionSnapshot:
         bytes_out_total: Bytes sent to them.
         dispatcher: The dispatcher's figures, None while there is no dispatcher.
         tracker: The figures of its delayed index, None without a bucket tracker.
-        delayed_reread_at_recovery_total: Delayed messages that the last start had to read again from the log because
-            no snapshot held them, None where that is not counted.
     """
 
     name: str
@@ -47,7 +45,6 @@ class SubscriptionSnapshot:
     bytes_out_total: int
     dispatcher: SubscriptionStats | None = None
     tracker: TrackerStats | None = None
-    delayed_reread_at_recovery_total: int | None = None
 
     @property
     def delayed(self) -> int:
@@ -187,6 +184,11 @@ _DISPATCHER_FIGURES: Final[tuple[_Figure[SubscriptionStats], ...]] = (
         lambda one: one.draining_hashes_cleared_total,
     ),
     _Figure(
+        "postdate_delayed_reread_at_recovery_total",
+        "Delayed messages that the last start had to read again, because no snapshot held them.",
+        lambda one: one.delayed_reread_at_recovery_total,
+    ),
+    _Figure(
         "postdate_entries_read_total",
         "Headers read from the log since the dispatcher was made; after a start, what recovery had to read again.",
         lambda one: one.entries_read_total,
@@ -226,15 +228,6 @@ class _Snapshot(Collector):
         yield from (figure.metric(topics) for figure in _TOPIC_FIGURES)
         yield from (figure.metric(subscriptions) for figure in _SUBSCRIPTION_FIGURES)
         yield from (figure.metric(dispatchers) for figure in _DISPATCHER_FIGURES)
-        yield _metric(
-            "postdate_delayed_reread_at_recovery_total",
-            "Delayed messages that the last start had to read again, because no snapshot held them.",
-            [
-                (labels, one.delayed_reread_at_recovery_total)
-                for labels, one in subscriptions
-                if one.delayed_reread_at_recovery_total is not None
-            ],
-        )
         yield _LOST_BUCKETS.metric(trackers)
         yield from _index_metrics(trackers)
 

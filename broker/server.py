@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from broker.config import BrokerConfig
 from broker.connection import Connection
-from broker.metrics import metrics_text
+from broker.metrics import render_metrics
 from broker.scheduler import Housekeeping
 from broker.service import Service
 from broker.web import start_web
@@ -55,7 +55,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
             web = await start_web(
                 config.bind_address,
                 config.web_port,
-                metrics=lambda: metrics_text(service.metrics()),
+                metrics=lambda: render_metrics(service.metrics()),
                 health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
             )
             housekeeping = Housekeeping(service.housekeeping())

@@ -9,6 +9,7 @@ once each, on first use or by `open_topics` after a start, and stay open.
 
 import asyncio
 import logging
+import socket
 import uuid
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WILDCARD_ADDRESSES: Final = ("0.0.0.0", "::")
 CLOSE_TIMEOUT_S: Final = 10
 """What is still going on this long after everything was told to end is cancelled."""
 
@@ -68,7 +70,7 @@ class Service:
         self.server_version = f"Postdate {version('postdate')}"
         self.connections: set[Connection] = set()
         self.topics: dict[TopicName, Topic] = {}
-        self.service_url = f"pulsar://{config.advertised_address or config.bind_address}:{config.service_port}"
+        self.service_url = _service_url(config)
         self._store = store
         self._storage = storage
         self._tracker_factory = _tracker_factory(config, storage, now_ms)
@@ -226,6 +228,14 @@ class Service:
             len(self.connections),
             sum(topic.messages_in_total for topic in self.topics.values()),
         )
+
+
+def _service_url(config: BrokerConfig) -> str:
+    """Give the URL that look-ups answer: what clients can reach, which the wildcard address is not."""
+    host = config.advertised_address or config.bind_address
+    if host in _WILDCARD_ADDRESSES:
+        host = socket.getfqdn()
+    return f"pulsar://[{host}]:{config.service_port}" if ":" in host else f"pulsar://{host}:{config.service_port}"
 
 
 def _tracker_factory(

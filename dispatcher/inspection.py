@@ -51,6 +51,7 @@ def subscription_stats(
         draining_hashes_unacked_messages=sum(stats.draining_hashes_unacked_messages for stats in consumers),
         read_position=core.plan.read_position if core.plan is not None else None,
         entries_read_total=core.entries_read_total,
+        delayed_reread_at_recovery_total=core.delayed_reread_at_recovery_total,
     )
 
 

@@ -63,7 +63,9 @@ class SubscriptionStats:
     draining_hashes_unacked_messages: int
     read_position: Position | None
     entries_read_total: int
-    """Headers read from the log by scan and forward reads; after a start, what recovery had to read again."""
+    """Headers read from the log by scan and forward reads."""
+    delayed_reread_at_recovery_total: int
+    """Of these, headers of delayed messages that were in the log at the last start and in no snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,11 @@ class Intake(SubscriptionCore):
         return actions + self._admit(immediate, orders_ms, self._take_held(others=len(immediate)))
 
     def _take_delayed(self, headers: EntryHeaders, is_delayed: NDArray[np.bool_]) -> list[Action]:
+        ledger_ids, entry_ids, target = headers.ledger_ids, headers.entry_ids, self._scan_target
+        was_there = (ledger_ids < target.ledger_id) | (
+            (ledger_ids == target.ledger_id) & (entry_ids <= target.entry_id)
+        )
+        self.delayed_reread_at_recovery_total += int(np.count_nonzero(is_delayed & was_there))
         is_future = headers.deliver_at_ms > self.now_ms
         self.held_due.add(headers.take(np.flatnonzero(is_delayed & ~is_future)))
         return [TrackDelayed(headers.take(np.flatnonzero(is_future)))] if is_future.any() else []

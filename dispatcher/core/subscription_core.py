@@ -30,6 +30,7 @@ class SubscriptionCore(ABC):
         self.ack_sets: dict[Key, AckSet] = {}
         """What is unacknowledged of batches of which a part was acknowledged."""
         self.entries_read_total = 0
+        self.delayed_reread_at_recovery_total = 0
         self.now_ms = 0
 
     def advance(self, now_ms: int) -> None:

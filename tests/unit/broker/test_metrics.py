@@ -58,6 +58,7 @@ def dispatcher(consumer_count: int = 3) -> SubscriptionStats:
         draining_hashes_unacked_messages=12,
         read_position=None,
         entries_read_total=120_200,
+        delayed_reread_at_recovery_total=77,
     )
 
 
@@ -78,7 +79,6 @@ def subscription(name: str = "orders", **changes: Any) -> SubscriptionSnapshot:
         bytes_out_total=7_909_174,
         dispatcher=dispatcher(),
         tracker=tracker(),
-        delayed_reread_at_recovery_total=77,
     )
     return replace(usual, **changes)
 
@@ -257,7 +257,7 @@ def test_no_delayed_backlog_is_never_negative() -> None:
 
 
 def test_a_subscription_without_a_dispatcher_has_its_backlog() -> None:
-    bare = subscription(dispatcher=None, tracker=None, delayed_reread_at_recovery_total=None)
+    bare = subscription(dispatcher=None, tracker=None)
 
     found = {name: value for (name, labels), value in rendered(topic(bare)).items() if labels == at(ORDERS)}
 
