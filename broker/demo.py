@@ -22,7 +22,7 @@ from rich.table import Table
 
 from broker.demo_process import PostdateProcess, ServiceStartError
 from broker.demo_story import Outcome, Story, StoryConfig, StoryError
-from broker.demo_verdict import Finding, Lateness
+from broker.demo_verdict import Finding
 
 EXIT_CODE_CLEAN: Final = 0
 EXIT_CODE_NOT_CLEAN: Final = 1
@@ -66,7 +66,7 @@ def run_demo(
 def _run(config: StoryConfig, place: Path, console: Console) -> int:
     console.print(
         f"{config.messages:,} messages of {config.keys} keys, delays from {config.delay_ms_min / 1000:g} "
-        f"to {config.delay_ms_max / 1000:g} s, {config.consumers} Key_Shared consumers, one SIGKILL\n"
+        f"to {config.delay_ms_max / 1000:g} s, {config.consumers} consumers, one SIGKILL\n"
     )
     begun = time.monotonic()
     progress = Progress(
@@ -83,13 +83,14 @@ def _run(config: StoryConfig, place: Path, console: Console) -> int:
     story = Story(
         config,
         PostdateProcess(place, config.settings),
-        tell=lambda event: console.print(f"[dim]{time.monotonic() - begun:6.1f} s[/]  {escape(event)}"),
+        tell=lambda event: console.print(f"[dim]{time.monotonic() - begun:6.1f} s[/]  {escape(event)}", soft_wrap=True),
         show_progress=lambda delivered, phase: progress.update(task, completed=delivered, description=phase),
     )
     with _terminable(), contextlib.closing(story), progress:
         outcome = story.run()
     console.print(_faults_table(outcome))
-    console.print(_figures_table(outcome))
+    console.print(_lateness_table(outcome))
+    console.print(_recovery_lines(outcome), soft_wrap=True)
     for name, finding in _faults(outcome).items():
         for example in finding.examples:
             console.print(f"[red]{name}:[/] {escape(example)}", soft_wrap=True)
@@ -115,41 +116,40 @@ def _faults(outcome: Outcome) -> dict[str, Finding]:
 
 
 def _faults_table(outcome: Outcome) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column("verdict")
-    table.add_column("count", justify="right")
+    table = _table("verdict", "count")
     table.add_column("")
     for name, finding in _faults(outcome).items():
         table.add_row(name, f"{finding.count:,}", "[red]must be 0[/]" if finding.count else "[green]ok[/]")
-    verdict = outcome.verdict
-    table.add_row(
-        "duplicates, unacknowledged at the kill",
-        f"{verdict.duplicates_at_kill:,}",
-        f"allowed; the oldest lost acknowledgement was {verdict.ack_lost_before_kill_ms_max:.0f} ms old",
-    )
+    table.add_row("duplicates, not acknowledged at the kill", f"{outcome.verdict.duplicates_at_kill:,}", "allowed")
     return table
 
 
-def _figures_table(outcome: Outcome) -> Table:
+def _lateness_table(outcome: Outcome) -> Table:
+    table = _table("lateness in ms, of messages due", "count", "p50", "p99", "max")
+    for name, lateness in (
+        ("while the service was up", outcome.verdict.lateness_up),
+        ("from the kill until consumers were back", outcome.verdict.lateness_outage),
+    ):
+        percentiles = (lateness.p50_ms, lateness.p99_ms, lateness.max_ms)
+        table.add_row(name, f"{lateness.count:,}", *(f"{value:,.1f}" for value in percentiles))
+    return table
+
+
+def _table(title: str, *numbers: str) -> Table:
+    """Make a table that stands on a screen of 80 columns."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column("lateness of messages due", no_wrap=True)
-    for name in ("count", "p50", "p99", "max"):
-        table.add_column(name, justify="right")
-    verdict = outcome.verdict
-    table.add_row("while the service was up", *_lateness_cells(verdict.lateness_up))
-    table.add_row("from the kill until all consumers were back", *_lateness_cells(verdict.lateness_outage))
-    table.caption_justify = "left"
-    table.caption_style = ""
-    table.caption = (
-        f"Recovery: of {outcome.waiting_at_restart:,} messages that were waiting, {outcome.from_snapshots:,} came from "
-        f"{outcome.buckets_recovered} snapshots and {outcome.reread:,} were read again from the log.\n"
-        f"Outage: {outcome.down_ms:,.0f} ms from SIGKILL until ready again; first delivery "
-        f"{outcome.first_delivery_ms:,.0f} ms after the process was started.\n"
-    )
+    table.add_column(title, no_wrap=True, min_width=40)
+    for name in numbers:
+        table.add_column(name, no_wrap=True, justify="right")
     return table
 
 
-def _lateness_cells(lateness: Lateness) -> tuple[str, str, str, str]:
-    milliseconds = (f"{value:,.1f} ms" for value in (lateness.p50_ms, lateness.p99_ms, lateness.max_ms))
-    p50, p99, longest = milliseconds
-    return f"{lateness.count:,}", p50, p99, longest
+def _recovery_lines(outcome: Outcome) -> str:
+    return f"""\
+ {outcome.waiting_at_restart:,} messages were waiting after the kill: {outcome.from_snapshots:,} came from \
+{outcome.buckets_recovered} snapshots,
+ {outcome.reread:,} were read again from the log.
+ SIGKILL to ready {outcome.down_ms:,.0f} ms, process start to first delivery {outcome.first_delivery_ms:,.0f} ms.
+ The oldest acknowledgement that the kill undid was made \
+{outcome.verdict.ack_lost_before_kill_ms_max:.0f} ms before it.
+"""

@@ -209,7 +209,7 @@ class _Record:
         if not len(self._published):
             return np.ones(len(self._deliveries), dtype=np.bool_)
         rows = np.where(self._messages < len(self._published), self._messages, 0)
-        is_same = self._published.keys[rows] == self._deliveries.keys
+        is_same: Bools = self._published.keys[rows] == self._deliveries.keys
         is_same &= self._published.deliver_at_ms[rows] == self._deliveries.deliver_at_ms
         is_same &= self._messages < len(self._published)
         return ~is_same
