@@ -46,6 +46,12 @@ class ManagedLedgerConfig:
     `kill -9` loses at most the acknowledgements of this time; they are delivered again. Default 5 ms.
     """
 
+    compact_bytes_min: int = 256 * 2**20
+    """Once this much payload was trimmed, its range is compacted, which gives the space back.
+
+    Smaller gives it back sooner and writes more; RocksDB by itself may leave it for long. Default 256 MiB.
+    """
+
     def __post_init__(self) -> None:
         for name, least in (
             ("entries_per_ledger_max", 1),
@@ -54,6 +60,7 @@ class ManagedLedgerConfig:
             ("cache_bytes_max", 0),
             ("write_buffer_bytes", 2**16),
             ("ack_flush_interval_ms", 0),
+            ("compact_bytes_min", 1),
         ):
             value = getattr(self, name)
             if value < least:

@@ -247,11 +247,11 @@ def _format() -> bytes:
 
 def _read_marker(path: Path) -> dict[str, int] | None:
     try:
-        text = (path / MARKER_FILE).read_text()
+        content = (path / MARKER_FILE).read_bytes()
     except FileNotFoundError:
         return None
     try:
-        marker = json.loads(text)
+        marker = json.loads(content)
         return {"sequence": int(marker["sequence"])}
     except (ValueError, KeyError, TypeError) as error:
         raise StoreCorruptedError(_advice(path, f"its file {MARKER_FILE} is unreadable ({error})")) from error
@@ -298,8 +298,8 @@ def _family_options(write_buffer_bytes: int) -> dict[str, Options]:
 
 def _advice(path: Path, what: str) -> str:
     return (
-        f"The log in {path} is damaged: {what}. Nothing was changed. Restore the folder from a copy, or move it away "
-        "to start with an empty log"
+        f"The log in {path} is damaged: {what}. Restore the folder from a copy, or move it away to start with an "
+        "empty log"
     )
 
 

@@ -31,8 +31,6 @@ from managed_ledger.managed_ledger import ManagedLedger, StoreServices
 logger = logging.getLogger(__name__)
 
 READER_THREADS = 2
-COMPACT_BYTES = 256 * 2**20
-"""Payload deleted before its range is compacted: rarely enough to cost nothing beside the appends."""
 _COUNTERS = struct.Struct("<QQ")
 _OWNER = struct.Struct("<Q")
 
@@ -93,7 +91,11 @@ class LedgerStore:
         loop = asyncio.get_running_loop()
         database = await loop.run_in_executor(None, open_database, path, config)
         store = cls(database, config, now_ms)
-        await loop.run_in_executor(store._readers, store._load)
+        try:
+            await loop.run_in_executor(store._readers, store._load)
+        except LedgerError:
+            await store.close()
+            raise
         return store
 
     def managed_ledger_names(self) -> list[str]:
@@ -233,7 +235,7 @@ class LedgerStore:
         """Give space back once enough was deleted; RocksDB would leave it until it compacts by itself."""
         self._trimmed_ids += ledger_ids
         self._trimmed_bytes += size_bytes
-        if self._trimmed_bytes >= COMPACT_BYTES:
+        if self._trimmed_bytes >= self._config.compact_bytes_min:
             first, last = min(self._trimmed_ids), max(self._trimmed_ids)
             self._trimmed_ids, self._trimmed_bytes = [], 0
             self._compactor.submit(self._compact, first, last)

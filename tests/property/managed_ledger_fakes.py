@@ -145,7 +145,7 @@ class MemoryDatabase:
 
 
 class CountingDatabase:
-    """A real database; counts writes."""
+    """A real database; counts writes, and says when payloads were compacted."""
 
     def __init__(self, path: Path) -> None:
         self._database = RocksDatabase.open(path, write_buffer_bytes=2**20)
@@ -154,13 +154,18 @@ class CountingDatabase:
         self.get = self._database.get
         self.rows = self._database.rows
         self.scan = self._database.scan
-        self.compact = self._database.compact
+        self.compacted = threading.Event()
         self.close = self._database.close
 
     def write(self, batch: object, *, sync: bool) -> None:
         self.writes += 1
         self.synced_writes += sync
         self._database.write(batch, sync=sync)  # type: ignore[arg-type]  # the batch it made itself
+
+    def compact(self, family: Family, start: bytes, end: bytes) -> None:
+        self._database.compact(family, start, end)
+        if family is Family.PAYLOADS:
+            self.compacted.set()
 
 
 class FakeClock:

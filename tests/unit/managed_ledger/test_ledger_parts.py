@@ -1,0 +1,176 @@
+"""The small parts: the database and its fake alike, the cache, the committer, configuration, errors."""
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from managed_ledger_fakes import MemoryDatabase
+
+from managed_ledger import errors
+from managed_ledger.block_cache import BlockCache
+from managed_ledger.blocks import FreshPayloads, HeaderBlock
+from managed_ledger.committer import Committer
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.database import Batch, Database, RocksDatabase
+from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
+from managed_ledger.headers import ROW_BYTES, EntryHeaders
+from managed_ledger.keys import Family, block_key, ledger_range
+
+
+@pytest.fixture(params=["rocksdb", "memory"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """The real one and the fake: what the fake promises must be true of the real one."""
+    opened: Database
+    if request.param == "rocksdb":
+        opened = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20)
+    else:
+        opened = MemoryDatabase()
+    yield opened
+    opened.close()
+
+
+def test_a_batch_is_applied_in_order(database: Database) -> None:
+    """A range deletion takes what is there before it, also from its own batch, and nothing put after it."""
+    batch = database.new_batch()
+    for entry_id in (0, 5, 9):
+        batch.put(Family.HEADERS, block_key(7, entry_id), b"old")
+    batch.put(Family.HEADERS, block_key(8, 0), b"other")
+    database.write(batch, sync=True)
+    batch = database.new_batch()
+    batch.put(Family.HEADERS, block_key(7, 1), b"gone at once")
+    batch.delete_range(Family.HEADERS, *ledger_range(7))
+    batch.put(Family.HEADERS, block_key(7, 5), b"new")
+    batch.delete(Family.HEADERS, block_key(6, 0))
+    database.write(batch, sync=False)
+
+    rows = list(database.scan(Family.HEADERS, block_key(0, 0), block_key(99, 0)))
+
+    assert rows == [(block_key(7, 5), b"new"), (block_key(8, 0), b"other")]
+    assert database.get(Family.HEADERS, block_key(7, 0)) is None
+    assert list(database.scan(Family.HEADERS, block_key(7, 0), block_key(7, 5))) == []
+
+
+def test_rows_are_found_from_both_sides(database: Database) -> None:
+    batch = database.new_batch()
+    for entry_id in (0, 5, 9):
+        batch.put(Family.PAYLOADS, block_key(7, entry_id), b"%d" % entry_id)
+    database.write(batch, sync=True)
+
+    with database.rows(Family.PAYLOADS) as rows:
+        rows.seek_for_prev(block_key(7, 8))
+        assert (rows.key(), rows.value()) == (block_key(7, 5), b"5")
+        rows.next()
+        assert rows.key() == block_key(7, 9)
+        rows.next()
+        assert not rows.valid()
+        rows.seek_for_prev(block_key(6, 99))
+        assert not rows.valid()
+
+
+def _block(first: int, entries: int) -> HeaderBlock:
+    return HeaderBlock(first, bytes(ROW_BYTES * entries))
+
+
+def test_the_cache_drops_what_was_not_used_for_longest() -> None:
+    cost = _block(0, 2).cost
+    cache: BlockCache[HeaderBlock] = BlockCache(3 * cost)
+    for first in (0, 2, 4):
+        cache.add(1, _block(first, 2))
+    used = cache.find(1, 1)
+
+    cache.add(2, _block(0, 2))
+
+    assert used is cache.find(1, 0)
+    assert cache.find(1, 2) is None
+    assert cache.find(1, 5) is not None
+    assert cache.bytes_used == 3 * cost
+    cache.drop_ledger(1)
+    assert len(cache) == 1
+    assert cache.bytes_used == cost
+
+
+def test_the_cache_takes_nothing_larger_than_itself() -> None:
+    cache: BlockCache[HeaderBlock] = BlockCache(100)
+
+    cache.add(1, _block(0, 50))
+
+    assert len(cache) == cache.bytes_used == 0
+
+
+def test_a_block_added_twice_counts_once() -> None:
+    cache: BlockCache[FreshPayloads] = BlockCache(10_000)
+
+    for _ in range(2):
+        cache.add(1, FreshPayloads(3, [b"x", b"y"], 2))
+
+    assert len(cache) == 1
+    assert cache.bytes_used == FreshPayloads(3, [b"x", b"y"], 2).cost
+    assert cache.next_first(1, 2) == 3
+    assert cache.next_first(1, 3) is None
+    assert cache.find(1, 2) is None
+
+
+class _Broken:
+    """A participant that cannot even say what it wants to write."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[LedgerWriteError | None] = []
+
+    def fill(self, batch: Batch) -> None:
+        raise ValueError("a bug")
+
+    def settle(self, error: LedgerWriteError | None) -> None:
+        self.outcomes.append(error)
+
+
+def test_a_participant_that_fails_leaves_nobody_waiting() -> None:
+    async def scenario() -> None:
+        committer = Committer(MemoryDatabase())
+        broken = _Broken()
+        committer.request(broken, sync=True)
+
+        with pytest.raises(LedgerWriteError, match="a bug"):
+            await committer.write(lambda batch: batch.put(Family.META, b"k", b"v"))
+        await committer.write(lambda batch: batch.put(Family.META, b"k", b"v"))
+
+        assert [str(outcome) for outcome in broken.outcomes] == ["A commit of 2 participants failed: a bug"]
+        await committer.close()
+        with pytest.raises(StoreClosedError):
+            committer.request(broken, sync=True)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("entries_per_ledger_max", 0),
+        ("entries_per_ledger_max", 2**31),
+        ("ledger_bytes_max", 0),
+        ("rollover_time_ms", 0),
+        ("cache_bytes_max", -1),
+        ("write_buffer_bytes", 1000),
+        ("ack_flush_interval_ms", -1),
+        ("compact_bytes_min", 0),
+    ],
+)
+def test_a_bad_limit_is_named(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value}: it must be"):
+        ManagedLedgerConfig(**{name: value})
+
+
+def test_every_error_has_the_one_base() -> None:
+    raised = [value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__]
+
+    assert len(raised) > 5
+    assert all(issubclass(error, LedgerError) and isinstance(error.retriable, bool) for error in raised)
+
+
+def test_headers_join_and_select() -> None:
+    empty = EntryHeaders.empty()
+
+    assert len(empty) == len(EntryHeaders.concatenate([])) == len(EntryHeaders.concatenate([empty, empty])) == 0
+    assert empty.deliver_at_ms.dtype == "int64"
+    assert empty.sticky_hashes.dtype == "int32"

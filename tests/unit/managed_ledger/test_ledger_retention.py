@@ -1,0 +1,185 @@
+"""Trimming and expiry: what goes, what stays, and that going is complete."""
+
+import asyncio
+
+import pytest
+from managed_ledger_fakes import START_MS, FakeClock, MemoryDatabase, append_all, open_store
+
+from managed_ledger.errors import LedgerWriteError
+from managed_ledger.keys import Family
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.position import Position
+
+
+async def _ledger(database: MemoryDatabase, payloads: int = 10, **limits: int) -> ManagedLedger:
+    store = await open_store(database, entries_per_ledger_max=4, **limits)
+    ledger = await store.open_managed_ledger("orders")
+    if payloads:
+        await append_all(ledger, [b"%d" % index for index in range(payloads)])
+    return ledger
+
+
+def _ids(ledger: ManagedLedger) -> list[int]:
+    return [info.ledger_id for info in ledger.ledgers()]
+
+
+def test_ledgers_go_once_every_cursor_has_passed_them() -> None:
+    async def scenario() -> None:
+        ledger = await _ledger(MemoryDatabase())
+        fast, slow = [await ledger.open_cursor(name) for name in ("fast", "slow")]
+        reader = await ledger.open_cursor("reader", durable=False)
+        fast.acknowledge_cumulative(Position(3, 1))
+        slow.acknowledge_cumulative(Position(1, 3))
+
+        assert await ledger.trim() == 0
+        reader.acknowledge_cumulative(Position(2, 0))
+        assert await ledger.trim() == 1
+
+        assert _ids(ledger) == [2, 3]
+        assert (fast.backlog, slow.backlog, reader.backlog) == (0, 6, 5)
+        assert ledger.entries_total == 6
+        assert ledger.first_position == Position(2, 0)
+        assert slow.mark_delete_position == Position(1, 3)
+        assert slow.next_unacknowledged_position == Position(2, 0)
+        assert slow.is_acknowledged(1, 2)
+        assert len(slow.acknowledged_in(1)) == 0
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_without_a_cursor_every_closed_ledger_goes() -> None:
+    async def scenario() -> None:
+        ledger = await _ledger(MemoryDatabase(), 8)
+
+        assert await ledger.trim() == 2
+
+        assert _ids(ledger) == [3]
+        assert ledger.first_position == Position(3, 0)
+        assert await append_all(ledger, [b"x"]) == [Position(3, 0)]
+        assert ledger.entries_total == 1
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_nothing_of_a_trimmed_ledger_stays_on_disk() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 9)
+        cursor = await ledger.open_cursor("subscription")
+        cursor.acknowledge([1, 1, 2, 3], [1, 2, 3, 0])
+        await cursor.seek(Position(1, 1))
+        cursor.acknowledge([2], [3])
+        await cursor.flush()
+        cursor.acknowledge_cumulative(Position(2, 3))
+
+        await ledger.trim()
+
+        for family in (Family.HEADERS, Family.PAYLOADS):
+            assert {key[:8] for key in database.tables[family]} == {(3).to_bytes(8)}
+        store = await open_store(database.after_power_loss())
+        found = await store.open_managed_ledger("orders")
+        assert _ids(found) == [3]
+        assert found.cursors["subscription"].backlog == 1
+        await store.close()
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_trim_that_fails_is_made_good_by_the_next() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database)
+        database.failures_to_come = 1
+
+        with pytest.raises(LedgerWriteError):
+            await ledger.trim()
+        await ledger.trim()
+
+        assert {key[:8] for key in database.tables[Family.HEADERS]} == {(3).to_bytes(8)}
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_counts_stay_right_after_trims_and_restarts() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        for _ in range(3):
+            ledger = await _ledger(database)
+            cursor = await ledger.open_cursor("subscription")
+            total = ledger.entries_total
+            cursor.acknowledge_cumulative(ledger.last_confirmed_position)
+            await append_all(ledger, [b"x"] * 5)
+            assert cursor.backlog == 5
+            await ledger.trim()
+            assert cursor.backlog == 5
+            assert ledger.entries_total < total + 5
+            await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_entries_expire_as_a_prefix() -> None:
+    """Time counts from the delivery time of delayed entries, and the first living one stops it."""
+
+    async def scenario() -> None:
+        ledger = await _ledger(MemoryDatabase(), 0)
+        for index in range(10):
+            deliver_at_ms = START_MS + 1000 if index == 6 else -1
+            ledger.append_nowait(b"", publish_time_ms=START_MS + index, deliver_at_ms=deliver_at_ms)
+        await ledger.committed()
+        plain, holes = [await ledger.open_cursor(name) for name in ("plain", "holes")]
+        holes.acknowledge([1, 2], [1, 2])
+
+        assert await ledger.expire(START_MS + 99, 100) == {}
+        assert await ledger.expire(START_MS + 102, 100) == {"plain": 3, "holes": 2}
+        assert plain.mark_delete_position == Position(1, 2)
+        assert await ledger.expire(START_MS + 150, 100) == {"plain": 3, "holes": 6}
+        # `holes` has acknowledged the delayed entry, so what is behind that expires there.
+        assert plain.mark_delete_position == Position(2, 1)
+        assert holes.backlog == 0
+        assert await ledger.expire(START_MS + 1099, 100) == {}
+        assert await ledger.expire(START_MS + 1100, 100) == {"plain": 4}
+        assert plain.mark_delete_position == ledger.last_confirmed_position
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_expiry_passes_over_whole_ledgers_without_reading() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10, cache_bytes_max=0)
+        await ledger.open_cursor("subscription")
+
+        assert await ledger.expire(START_MS + 107, 100) == {"subscription": 8}
+
+        assert database.rows_read <= 1
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_aged_ledger_can_be_trimmed_after_it_rolled_over() -> None:
+    async def scenario() -> None:
+        clock, database = FakeClock(), MemoryDatabase()
+        store = await open_store(database, clock=clock, rollover_time_ms=1000)
+        ledger = await store.open_managed_ledger("orders")
+        cursor = await ledger.open_cursor("subscription")
+        await append_all(ledger, [b"x"])
+        cursor.acknowledge([1], [0])
+        assert await ledger.trim() == 0
+        clock.now += 1000
+
+        assert ledger.roll_over_if_aged(clock.now)
+        assert await ledger.trim() == 1
+
+        found = await open_store(database.after_power_loss())
+        assert _ids(await found.open_managed_ledger("orders")) == [2]
+        await found.close()
+        await store.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,328 @@
+"""The store on a real RocksDB folder: it comes back as it was, or it refuses and says what to do."""
+
+import asyncio
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from managed_ledger_fakes import CountingDatabase, FakeClock, MemoryDatabase, append_all, open_store
+
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.database import MARKER_FILE, RocksDatabase
+from managed_ledger.errors import (
+    StoreClosedError,
+    StoreCorruptedError,
+    StoreLockedError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from managed_ledger.keys import FORMAT_KEY, Family
+from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.position import Position
+
+
+async def _open(path: Path, **limits: int) -> LedgerStore:
+    return await LedgerStore.open(path, ManagedLedgerConfig(**limits), now_ms=FakeClock())
+
+
+async def _fill(path: Path, entries: int = 2000) -> None:
+    """A log with entries, some of them in the write-ahead log alone."""
+    store = await _open(path, entries_per_ledger_max=500)
+    ledger = await store.open_managed_ledger("orders")
+    cursor = await ledger.open_cursor("subscription", properties={"a": "1"})
+    for start in range(0, entries, 100):
+        await append_all(ledger, [b"payload %06d" % index for index in range(start, start + 100)])
+    cursor.acknowledge([1] * 10, range(10, 20))
+    await store.close()
+
+
+def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await _fill(tmp_path)
+
+        store = await _open(tmp_path)
+        assert store.managed_ledger_names() == ["orders"]
+        ledger = await store.open_managed_ledger("orders")
+        assert await store.open_managed_ledger("orders") is ledger
+        read = await ledger.read_entries(ledger.first_position, entries_max=5000, bytes_max=10**9)
+        cursor = ledger.cursors["subscription"]
+
+        assert read.payloads == [b"payload %06d" % index for index in range(2000)]
+        assert read.next_position == Position(5, 0)
+        assert [info.entries for info in ledger.ledgers()] == [500, 500, 500, 500, 0]
+        assert cursor.backlog == 1990
+        assert dict(cursor.properties) == {"a": "1"}
+        assert await ledger.read_payloads([4, 1, 3], [499, 0, 250]) == [
+            b"payload 001999",
+            b"payload 000000",
+            b"payload 001250",
+        ]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_trimmed_log_comes_back_trimmed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await _fill(tmp_path)
+        store = await _open(tmp_path)
+        ledger = await store.open_managed_ledger("orders")
+        ledger.cursors["subscription"].acknowledge_cumulative(Position(3, 10))
+
+        assert await ledger.trim() == 2
+        await store.close()
+
+        store = await _open(tmp_path)
+        ledger = await store.open_managed_ledger("orders")
+        assert ledger.first_position == Position(3, 0)
+        assert ledger.cursors["subscription"].backlog == 989
+        assert await ledger.read_payloads([2, 3], [0, 0]) == [None, b"payload 001000"]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_trimmed_is_given_back_to_the_disk(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        database = CountingDatabase(tmp_path)
+        store = await open_store(database, entries_per_ledger_max=10, compact_bytes_min=4 * 10**6)
+        ledger = await store.open_managed_ledger("orders")
+        for _ in range(5):
+            await append_all(ledger, [random.Random(index).randbytes(100_000) for index in range(10)])
+        await append_all(ledger, [b"kept"])
+
+        assert await ledger.trim() == 5
+        await asyncio.to_thread(database.compacted.wait)
+        await store.close()
+
+        store = await _open(tmp_path)
+        ledger = await store.open_managed_ledger("orders")
+        assert await ledger.read_payloads([5, 6], [0, 0]) == [None, b"kept"]
+        await store.close()
+
+    asyncio.run(scenario())
+
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.sst")) < 100_000
+
+
+def test_ids_are_unique_over_topics_and_never_used_twice(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        seen: list[int] = []
+        for _ in range(3):
+            store = await _open(tmp_path, entries_per_ledger_max=2)
+            for name in ("a", "b"):
+                ledger = await store.open_managed_ledger(name)
+                positions = await append_all(ledger, [b"x"] * 4)
+                seen += {position.ledger_id for position in positions}
+                await ledger.trim()
+            await store.delete_managed_ledger("a")
+            await store.close()
+
+        assert len(set(seen)) == len(seen) == 12
+
+    asyncio.run(scenario())
+
+
+def test_a_deleted_managed_ledger_leaves_no_row() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database, entries_per_ledger_max=3)
+        kept = await store.open_managed_ledger("kept")
+        rows = {family: len(table) for family, table in database.tables.items()}
+        ledger = await store.open_managed_ledger("orders")
+        cursor = await ledger.open_cursor("subscription")
+        await append_all(ledger, [b"x"] * 10)
+        cursor.acknowledge([2, 2, 3], [1, 2, 0])
+
+        await store.delete_managed_ledger("orders")
+        await store.delete_managed_ledger("never was")
+
+        assert store.managed_ledger_names() == ["kept"]
+        assert {family: len(table) for family, table in database.tables.items()} == rows
+        assert await append_all(kept, [b"y"]) == [Position(1, 0)]
+        again = await store.open_managed_ledger("orders")
+        assert (again.entries_total, dict(again.cursors)) == (0, {})
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_topics_opened_at_once_are_opened_once() -> None:
+    async def scenario() -> None:
+        store = await open_store(MemoryDatabase())
+
+        ledgers = await asyncio.gather(*(store.open_managed_ledger("orders") for _ in range(5)))
+
+        assert len(set(map(id, ledgers))) == 1
+        await store.close()
+        await store.close()
+        with pytest.raises(StoreClosedError):
+            await store.open_managed_ledger("orders")
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    """By this process and by another one."""
+
+    async def scenario() -> None:
+        store = await _open(tmp_path)
+        with pytest.raises(StoreLockedError, match="Stop that one, or choose another folder"):
+            await _open(tmp_path)
+        program = (
+            "import sys; from pathlib import Path; from managed_ledger.database import RocksDatabase\n"
+            "try: RocksDatabase.open(Path(sys.argv[1]), write_buffer_bytes=1 << 20)\n"
+            "except Exception as error: print(type(error).__name__)"
+        )
+        other = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
+        )
+        assert other.stdout.strip() == "StoreLockedError", other.stderr
+        await store.close()
+        await (await _open(tmp_path)).close()
+
+    asyncio.run(scenario())
+
+
+def _newest(path: Path, pattern: str) -> Path:
+    return max(path.glob(pattern), key=lambda file: file.stat().st_size)
+
+
+def _flip(file: Path, offset: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[offset] ^= 0xFF
+    file.write_bytes(content)
+
+
+def _crashed(path: Path) -> Path:
+    """A folder as a crash leaves it, with everything in the write-ahead log; returns that log."""
+
+    async def scenario() -> None:
+        store = await _open(path / "running")
+        ledger = await store.open_managed_ledger("orders")
+        for index in range(100):
+            await append_all(ledger, [b"payload %d" % index])
+        await asyncio.to_thread(shutil.copytree, path / "running", path / "crashed")
+        await store.close()
+
+    asyncio.run(scenario())
+    return _newest(path / "crashed", "*.log")
+
+
+def test_a_damaged_write_ahead_log_is_refused(tmp_path: Path) -> None:
+    """In the middle; RocksDB's default would silently drop everything behind it."""
+    log = _crashed(tmp_path)
+
+    _flip(log, log.stat().st_size // 2)
+
+    with pytest.raises(StoreCorruptedError, match=r"Restore the folder from a copy, or move it away"):
+        asyncio.run(_open(tmp_path / "crashed"))
+
+
+def test_a_cut_write_ahead_log_loses_its_last_commit_only(tmp_path: Path) -> None:
+    """That is how a crash in the middle of a write looks."""
+    log = _crashed(tmp_path)
+
+    log.write_bytes(log.read_bytes()[:-10])
+
+    async def scenario() -> None:
+        store = await _open(tmp_path / "crashed")
+        ledger = await store.open_managed_ledger("orders")
+        assert ledger.last_confirmed_position == Position(1, 98)
+        read = await ledger.read_entries(ledger.first_position, entries_max=200, bytes_max=10**6)
+        assert read.payloads == [b"payload %d" % index for index in range(99)]
+        assert await append_all(ledger, [b"more"]) == [Position(1, 99)]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_missing_current_file_does_not_start_an_empty_log(tmp_path: Path) -> None:
+    asyncio.run(_fill(tmp_path))
+
+    (tmp_path / "CURRENT").unlink()
+
+    with pytest.raises(StoreCorruptedError):
+        asyncio.run(_open(tmp_path))
+
+
+def test_an_empty_database_in_place_of_a_full_one_is_refused(tmp_path: Path) -> None:
+    """What a damaged MANIFEST can look like: RocksDB opens without an error and holds nothing."""
+    asyncio.run(_fill(tmp_path / "full"))
+    RocksDatabase.open(tmp_path / "empty", write_buffer_bytes=2**20).close()
+    marker = (tmp_path / "full" / MARKER_FILE).read_text()
+
+    (tmp_path / "empty" / MARKER_FILE).write_text(marker)
+
+    with pytest.raises(StoreCorruptedError, match="it ends at write 1, but had reached"):
+        asyncio.run(_open(tmp_path / "empty"))
+
+
+def test_a_database_without_its_marker_key_is_refused(tmp_path: Path) -> None:
+    database = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20)
+    batch = database.new_batch()
+    batch.delete(Family.META, FORMAT_KEY)
+    database.write(batch, sync=True)
+    database.close()
+
+    with pytest.raises(StoreCorruptedError, match="its marker key is missing"):
+        asyncio.run(_open(tmp_path))
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    database = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20)
+    batch = database.new_batch()
+    batch.put(Family.META, FORMAT_KEY, b"postdate log 99")
+    database.write(batch, sync=True)
+    database.close()
+
+    with pytest.raises(StoreVersionError, match="use the version that wrote it"):
+        asyncio.run(_open(tmp_path))
+
+
+def test_an_unreadable_marker_file_is_refused(tmp_path: Path) -> None:
+    asyncio.run(_fill(tmp_path, 100))
+    (tmp_path / MARKER_FILE).write_text("{")
+
+    with pytest.raises(StoreCorruptedError, match=MARKER_FILE):
+        asyncio.run(_open(tmp_path))
+
+
+def test_a_crash_while_a_folder_is_created_is_no_damage(tmp_path: Path) -> None:
+    """The marker file comes last; without it and without entries the folder is created anew."""
+    RocksDatabase.open(tmp_path, write_buffer_bytes=2**20).close()
+    (tmp_path / MARKER_FILE).unlink()
+
+    asyncio.run(_fill(tmp_path, 100))
+
+
+def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StoreUnavailableError, match="Cannot open the log"):
+        asyncio.run(_open(tmp_path / "file" / "log"))
+
+
+def test_a_damaged_block_is_an_error_when_it_is_read(tmp_path: Path) -> None:
+    """Not a shorter answer: RocksDB's plain iteration stops silently there."""
+    asyncio.run(_fill(tmp_path))
+    database = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20)
+    for family in Family:
+        database.compact(family, b"", b"\xff" * 16)
+    database.close()
+    for table in tmp_path.glob("*.sst"):
+        _flip(table, table.stat().st_size // 3)
+
+    async def read_all() -> None:
+        store = await _open(tmp_path)
+        try:
+            ledger = await store.open_managed_ledger("orders")
+            await ledger.read_entries(ledger.first_position, entries_max=5000, bytes_max=10**9)
+        finally:
+            await store.close()
+
+    with pytest.raises(StoreCorruptedError, match="Restore the folder from a copy"):
+        asyncio.run(read_all())
