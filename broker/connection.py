@@ -14,10 +14,10 @@ Authentication is deliberately absent: the service accepts every CONNECT (bind i
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
-from broker import requests
+from broker.acknowledging import acknowledge
 from broker.consumer import Consumer
 from broker.producer import Producer
 from broker.protocol import commands
@@ -25,11 +25,9 @@ from broker.protocol.errors import ProtocolError
 from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
 from broker.publishing import Publisher
+from broker.service import Service
+from broker.topic import Topic
 from managed_ledger.position import Position
-
-if TYPE_CHECKING:
-    from broker.service import Service
-    from broker.topic import Topic
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +38,22 @@ PUBLISH_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 RECEIVE_BYTES_MAX: Final = 64 * 1024
 """Taken at once from the socket: some 400 small messages, 5 ms of work, and then it is others' turn."""
 
+Handler = Callable[["Connection", BaseCommand], Awaitable[None]]
+"""Answers one request."""
+
 
 class Connection(asyncio.BufferedProtocol):
-    """One client connection, on the service's event loop."""
+    """One client connection, on the service's event loop.
 
-    def __init__(self, service: "Service") -> None:
+    Args:
+        service: What all connections share.
+        handlers: Answers requests, by type of command.
+    """
+
+    def __init__(self, service: Service, handlers: Mapping[int, Handler]) -> None:
         self.service = service
-        self.producers: dict[int, Producer] = {}
+        self._handlers = handlers
+        self.producers: dict[int, tuple[Producer, Topic]] = {}
         self.consumers: dict[int, tuple[Consumer, Topic]] = {}
         self.is_writable = True
         self.peer = "?"
@@ -151,20 +158,20 @@ class Connection(asyncio.BufferedProtocol):
         self._pings_unanswered += 1
         self.write(commands.PING)
 
-    def close_producer(self, producer: Producer) -> None:
-        """Take a producer away from the client."""
-        self.producers.pop(producer.producer_id, None)
-        self._dismissed_producers.add(producer.producer_id)
-        self.write(commands.close_producer(producer.producer_id))
+    def close_producer(self, producer_id: int) -> None:
+        """Take a producer away from the client; it comes back by itself."""
+        self.producers.pop(producer_id, None)
+        self._dismissed_producers.add(producer_id)
+        self.write(commands.close_producer(producer_id))
 
-    def producer_ready(self, producer: Producer) -> None:
+    def producer_ready(self, request_id: int, producer_name: str) -> None:
         """Tell the client of a producer that waited that it may begin."""
-        self.write(commands.producer_success(producer.request_id, producer_name=producer.name))
+        self.write(commands.producer_success(request_id, producer_name=producer_name))
 
-    def close_consumer(self, consumer: Consumer) -> None:
-        """Take a consumer away from the client."""
-        self.consumers.pop(consumer.consumer_id, None)
-        self.write(commands.close_consumer(consumer.consumer_id))
+    def close_consumer(self, consumer_id: int) -> None:
+        """Take a consumer away from the client; it subscribes again by itself."""
+        self.consumers.pop(consumer_id, None)
+        self.write(commands.close_consumer(consumer_id))
 
     # ---- frames ----
 
@@ -182,19 +189,19 @@ class Connection(asyncio.BufferedProtocol):
             self._on_command(frame)
 
     def _on_send(self, send: Send) -> None:
-        producer = self.producers.get(send.producer_id)
-        if producer is None:
+        found = self.producers.get(send.producer_id)
+        if found is None:
             if send.producer_id not in self._dismissed_producers:
                 raise ProtocolError(f"SEND of producer {send.producer_id}, which does not exist")
             # Its client has been told, and sends again once it is back.
             return
-        self._publisher.append(producer, send)
+        self._publisher.append(found[1], send)
 
     def _on_command(self, command: BaseCommand) -> None:
         immediate = _IMMEDIATE.get(command.type)
         if immediate is not None:
             immediate(self, command)
-        elif command.type in requests.HANDLERS:
+        elif command.type in self._handlers:
             self._requests.put_nowait(command)
         else:
             raise ProtocolError(f"command of type {command.type} is not one that a client sends")
@@ -229,7 +236,7 @@ class Connection(asyncio.BufferedProtocol):
         found = self.consumers.get(ack.consumer_id)
         if found is None:
             return
-        error = requests.acknowledge(*found, ack)
+        error = acknowledge(*found, ack)
         if ack.HasField("request_id"):
             self.write(_ack_response(ack, error))
 
@@ -251,7 +258,7 @@ class Connection(asyncio.BufferedProtocol):
             if self.is_closed:
                 continue
             try:
-                await requests.HANDLERS[command.type](self, command)
+                await self._handlers[command.type](self, command)
             except Exception:
                 # One of two places that catch everything: a fault of ours in one request must not leave its
                 # client waiting for ever. The connection ends, the client comes back, the others go on.
@@ -260,8 +267,8 @@ class Connection(asyncio.BufferedProtocol):
         await self._leave()
 
     async def _leave(self) -> None:
-        for producer in self.producers.values():
-            producer.topic.remove_producer(producer)
+        for producer, topic in list(self.producers.values()):
+            topic.remove_producer(producer)
         self.producers.clear()
         for consumer, topic in list(self.consumers.values()):
             await topic.consumer_left(consumer)

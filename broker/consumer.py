@@ -6,13 +6,10 @@ dispatcher's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from broker.link import ClientLink
 from broker.protocol import commands, frames
 from dispatcher.consumer import Delivery, KeySharedPolicy
-
-if TYPE_CHECKING:
-    from broker.connection import Connection
 
 
 @dataclass(eq=False, slots=True)
@@ -20,7 +17,7 @@ class Consumer:
     """A consumer of a subscription.
 
     Attributes:
-        connection: The connection it lives on.
+        link: The connection it lives on.
         consumer_id: The client's number for it, unique within the connection.
         name: Its name; several consumers of a subscription may have the same.
         subscription_name: What it consumes.
@@ -30,7 +27,7 @@ class Consumer:
             what was sent before such a request.
     """
 
-    connection: "Connection"
+    link: ClientLink
     consumer_id: int
     name: str
     subscription_name: str
@@ -41,16 +38,16 @@ class Consumer:
     @property
     def is_writable(self) -> bool:
         """Whether the client takes bytes as fast as they are written."""
-        return self.connection.is_writable
+        return self.link.is_writable
 
     def send_messages(self, deliveries: Sequence[Delivery]) -> None:
         """Write one MESSAGE frame for each entry, all in one write."""
-        self.connection.write(frames.messages(self.consumer_id, deliveries, consumer_epoch=self.epoch))
+        self.link.write(frames.messages(self.consumer_id, deliveries, consumer_epoch=self.epoch))
 
     def active_consumer_changed(self, is_active: bool) -> None:
         """Tell the client whether it is the one that receives (Failover)."""
-        self.connection.write(commands.active_consumer_change(self.consumer_id, is_active=is_active))
+        self.link.write(commands.active_consumer_change(self.consumer_id, is_active=is_active))
 
     def disconnect(self) -> None:
         """Tell the client that this consumer is closed; it will subscribe again by itself."""
-        self.connection.close_consumer(self)
+        self.link.close_consumer(self.consumer_id)

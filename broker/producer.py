@@ -13,11 +13,8 @@ Source: PIP-68, "Exclusive Producer".
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.topic import Topic
+from broker.link import ClientLink
 
 
 class ProducerAccessMode(Enum):
@@ -37,8 +34,7 @@ class Producer:
         producer_id: The client's number for it, unique within the connection.
         name: Its name, unique within the topic.
         epoch: Grows with each reconnection of the same producer.
-        topic: Where it produces.
-        connection: The connection it lives on.
+        link: The connection it lives on.
         access_mode: Who may produce beside it.
         request_id: The request that asked for it, to be answered again when a waiting producer becomes ready.
         is_ready: False while it waits for the topic to be free.
@@ -47,12 +43,11 @@ class Producer:
     producer_id: int
     name: str
     epoch: int
-    topic: "Topic"
-    connection: "Connection"
+    link: ClientLink
     access_mode: ProducerAccessMode = ProducerAccessMode.SHARED
     request_id: int = 0
     is_ready: bool = True
 
     def disconnect(self) -> None:
         """Tell the client that this producer is closed; it will come back by itself."""
-        self.connection.close_producer(self)
+        self.link.close_producer(self.producer_id)

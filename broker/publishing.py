@@ -12,16 +12,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
-from broker.producer import Producer
+from broker.link import ClientLink
 from broker.protocol import commands, frames
+from broker.topic import Topic
 from dispatcher.sticky_key import sticky_key_hash
 from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.managed_ledger import ManagedLedger
-
-if TYPE_CHECKING:
-    from broker.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +30,7 @@ class Publisher:
     """Appends what a connection's producers send.
 
     Args:
-        connection: Where receipts go.
+        link: Where receipts go.
         delay_ms_max: Longest delay that is accepted, 0 for any (`delayedDeliveryMaxDelayInMillis`).
         pending_bytes_max: Reading pauses while more bytes than this wait to become durable.
         now_ms: The clock that delays are measured against.
@@ -41,13 +38,13 @@ class Publisher:
 
     def __init__(
         self,
-        connection: "Connection",
+        link: ClientLink,
         *,
         delay_ms_max: int,
         pending_bytes_max: int,
         now_ms: Callable[[], int],
     ) -> None:
-        self._connection = connection
+        self._link = link
         self._delay_ms_max = delay_ms_max
         self._pending_bytes_max = pending_bytes_max
         self._now_ms = now_ms
@@ -55,14 +52,13 @@ class Publisher:
         self._bytes: dict[ManagedLedger, int] = {}
         self._pending_bytes = 0
 
-    def append(self, producer: Producer, send: frames.Send) -> None:
+    def append(self, topic: Topic, send: frames.Send) -> None:
         """Append one SEND; its receipt is written once `flush` has been called and the entry is durable."""
         metadata = send.metadata
         deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else NOT_DELAYED
         if self._delay_ms_max and deliver_at_ms - self._now_ms() > self._delay_ms_max:
             self._refuse_delay(send)
             return
-        topic = producer.topic
         ledger = topic.ledger
         payload = send.entry
         position = ledger.append_nowait(
@@ -97,20 +93,20 @@ class Publisher:
             ledger.committed().add_done_callback(partial(self._on_committed, receipts, size))
         self._receipts, self._bytes = {}, {}
         if self._pending_bytes > self._pending_bytes_max:
-            self._connection.pause_reading()
+            self._link.pause_reading()
 
     def _on_committed(self, receipts: list[Receipt], size: int, committed: "asyncio.Future[None]") -> None:
         self._pending_bytes -= size
         if self._pending_bytes <= self._pending_bytes_max // 2:
-            self._connection.resume_reading()
+            self._link.resume_reading()
         error = None if committed.cancelled() else committed.exception()
         if committed.cancelled() or error is not None:
-            self._connection.close(f"{len(receipts)} messages could not be stored: {error}")
+            self._link.close(f"{len(receipts)} messages could not be stored: {error}")
             return
-        self._connection.write(frames.send_receipts(receipts))
+        self._link.write(frames.send_receipts(receipts))
 
     def _refuse_delay(self, send: frames.Send) -> None:
-        self._connection.write(
+        self._link.write(
             commands.send_error(
                 send.producer_id,
                 send.sequence_id,

@@ -1,39 +1,34 @@
 """What the service does with each request of a client, one function per command.
 
 A handler gets the connection and the command, awaits what it must and writes the answer. Errors of the service become
-the protocol's error for that request. `HANDLERS` is the table from command to handler; `acknowledge` is here too,
-although ACK is no request, because it translates a command for the dispatcher in the same way.
+the protocol's error for that request. `HANDLERS` is the table from command to handler.
 """
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
+from broker.connection import Connection, Handler
 from broker.consumer import Consumer
 from broker.errors import BrokerError, MetadataError, NotAllowedError
 from broker.producer import Producer, ProducerAccessMode
 from broker.protocol import commands
+from broker.protocol.commands import signed
 from broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
-    CommandAck,
     CommandSubscribe,
     KeySharedMeta,
 )
 from broker.protocol.pb.pulsar_api_pb2 import KeySharedMode as KeySharedModeData
+from broker.topic import Topic
 from broker.topic_name import TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
-from dispatcher.errors import CumulativeAckRefusedError, DispatcherError
+from dispatcher.errors import DispatcherError
 from managed_ledger.position import Position
 
-if TYPE_CHECKING:
-    from broker.connection import Connection
-    from broker.topic import Topic
-
 log = logging.getLogger(__name__)
-
-Handler = Callable[["Connection", BaseCommand], Awaitable[None]]
 
 _SUBSCRIPTION_TYPES: Final = {
     CommandSubscribe.Exclusive: SubscriptionType.EXCLUSIVE,
@@ -48,7 +43,7 @@ def _refuses_with_error(request_id: Callable[[BaseCommand], int]) -> Callable[[H
 
     def decorate(handler: Handler) -> Handler:
         @functools.wraps(handler)
-        async def answered(connection: "Connection", command: BaseCommand) -> None:
+        async def answered(connection: Connection, command: BaseCommand) -> None:
             try:
                 await handler(connection, command)
             except (BrokerError, DispatcherError) as error:
@@ -79,7 +74,7 @@ _DISPATCHER_ERRORS: Final = {
 # ---- finding a topic ----
 
 
-async def on_partitioned_metadata(connection: "Connection", command: BaseCommand) -> None:
+async def on_partitioned_metadata(connection: Connection, command: BaseCommand) -> None:
     """Say that a topic has no partitions; a partition's own name is a topic like any other."""
     request = command.partitionMetadata
     try:
@@ -92,7 +87,7 @@ async def on_partitioned_metadata(connection: "Connection", command: BaseCommand
     connection.write(commands.partitioned_metadata_response(request.request_id, partitions=0))
 
 
-async def on_lookup(connection: "Connection", command: BaseCommand) -> None:
+async def on_lookup(connection: Connection, command: BaseCommand) -> None:
     """Say that the topic is served here."""
     request = command.lookupTopic
     try:
@@ -103,7 +98,7 @@ async def on_lookup(connection: "Connection", command: BaseCommand) -> None:
     connection.write(commands.lookup_response(request.request_id, service_url=connection.service.service_url))
 
 
-async def on_get_topics(connection: "Connection", command: BaseCommand) -> None:
+async def on_get_topics(connection: Connection, command: BaseCommand) -> None:
     """List the topics of a namespace."""
     request = command.getTopicsOfNamespace
     topics = connection.service.topic_names(request.namespace)
@@ -114,12 +109,12 @@ async def on_get_topics(connection: "Connection", command: BaseCommand) -> None:
 
 
 @_refuses_with_error(lambda command: command.producer.request_id)
-async def on_producer(connection: "Connection", command: BaseCommand) -> None:
+async def on_producer(connection: Connection, command: BaseCommand) -> None:
     """Let a producer in; the topic comes into being where it is missing."""
     request = command.producer
     if request.producer_id in connection.producers:
         # The client asked again because the first answer was late.
-        name = connection.producers[request.producer_id].name
+        name = connection.producers[request.producer_id][0].name
         connection.write(commands.producer_success(request.request_id, producer_name=name))
         return
     topic = await connection.service.topic(TopicName.parse(request.topic))
@@ -128,24 +123,24 @@ async def on_producer(connection: "Connection", command: BaseCommand) -> None:
         request.producer_id,
         name,
         request.epoch,
-        topic,
         connection,
         access_mode=ProducerAccessMode(request.producer_access_mode),
         request_id=request.request_id,
     )
     topic.add_producer(producer)
-    connection.producers[request.producer_id] = producer
+    connection.producers[request.producer_id] = (producer, topic)
     connection.write(commands.producer_success(request.request_id, producer_name=name, is_ready=producer.is_ready))
 
 
-async def on_close_producer(connection: "Connection", command: BaseCommand) -> None:
+async def on_close_producer(connection: Connection, command: BaseCommand) -> None:
     """Forget a producer."""
     request = command.close_producer
-    producer = connection.producers.pop(request.producer_id, None)
-    if producer is not None:
-        producer.topic.remove_producer(producer)
+    found = connection.producers.pop(request.producer_id, None)
+    if found is not None:
+        producer, topic = found
+        topic.remove_producer(producer)
         # The client takes this answer as the end of everything it sent before.
-        await producer.topic.ledger.committed()
+        await topic.ledger.committed()
     connection.write(commands.success(request.request_id))
 
 
@@ -153,7 +148,7 @@ async def on_close_producer(connection: "Connection", command: BaseCommand) -> N
 
 
 @_refuses_with_error(lambda command: command.subscribe.request_id)
-async def on_subscribe(connection: "Connection", command: BaseCommand) -> None:
+async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
     """Attach a consumer to a subscription; both come into being where they are missing."""
     request = command.subscribe
     if request.consumer_id in connection.consumers:
@@ -181,10 +176,10 @@ async def on_subscribe(connection: "Connection", command: BaseCommand) -> None:
     connection.write(commands.success(request.request_id))
 
 
-def _start_position(topic: "Topic", request: CommandSubscribe) -> Position | None:
+def _start_position(topic: Topic, request: CommandSubscribe) -> Position | None:
     if request.HasField("start_message_id"):
         start = request.start_message_id
-        return topic.resolve_position(Position(_signed(start.ledgerId), _signed(start.entryId)))
+        return topic.resolve_position(Position(signed(start.ledgerId), signed(start.entryId)))
     if request.initialPosition == CommandSubscribe.Latest:
         return topic.next_position()
     return None
@@ -198,7 +193,7 @@ def _key_shared_policy(meta: KeySharedMeta) -> KeySharedPolicy:
     )
 
 
-async def on_close_consumer(connection: "Connection", command: BaseCommand) -> None:
+async def on_close_consumer(connection: Connection, command: BaseCommand) -> None:
     """Detach a consumer."""
     request = command.close_consumer
     found = connection.consumers.pop(request.consumer_id, None)
@@ -209,7 +204,7 @@ async def on_close_consumer(connection: "Connection", command: BaseCommand) -> N
 
 
 @_refuses_with_error(lambda command: command.unsubscribe.request_id)
-async def on_unsubscribe(connection: "Connection", command: BaseCommand) -> None:
+async def on_unsubscribe(connection: Connection, command: BaseCommand) -> None:
     """Delete the consumer's subscription."""
     consumer, topic = _consumer(connection, command.unsubscribe.consumer_id)
     await topic.unsubscribe(consumer)
@@ -218,13 +213,13 @@ async def on_unsubscribe(connection: "Connection", command: BaseCommand) -> None
 
 
 @_refuses_with_error(lambda command: command.seek.request_id)
-async def on_seek(connection: "Connection", command: BaseCommand) -> None:
+async def on_seek(connection: Connection, command: BaseCommand) -> None:
     """Move the consumer's subscription to a message id or a publish time."""
     request = command.seek
     consumer, topic = _consumer(connection, request.consumer_id)
     if request.HasField("message_id"):
         message_id = request.message_id
-        position = topic.resolve_position(Position(_signed(message_id.ledgerId), _signed(message_id.entryId)))
+        position = topic.resolve_position(Position(signed(message_id.ledgerId), signed(message_id.entryId)))
     elif request.HasField("message_publish_time"):
         position = await topic.ledger.find_position_at_or_after_publish_time(request.message_publish_time)
     else:
@@ -234,7 +229,7 @@ async def on_seek(connection: "Connection", command: BaseCommand) -> None:
 
 
 @_refuses_with_error(lambda command: command.getLastMessageId.request_id)
-async def on_get_last_message_id(connection: "Connection", command: BaseCommand) -> None:
+async def on_get_last_message_id(connection: Connection, command: BaseCommand) -> None:
     """Give the topic's last message and where the consumer's subscription stands."""
     request = command.getLastMessageId
     consumer, topic = _consumer(connection, request.consumer_id)
@@ -256,7 +251,7 @@ async def on_get_last_message_id(connection: "Connection", command: BaseCommand)
     )
 
 
-async def on_consumer_stats(connection: "Connection", command: BaseCommand) -> None:
+async def on_consumer_stats(connection: Connection, command: BaseCommand) -> None:
     """Give what is known of a consumer."""
     request = command.consumerStats
     found = connection.consumers.get(request.consumer_id)
@@ -281,54 +276,21 @@ async def on_consumer_stats(connection: "Connection", command: BaseCommand) -> N
 # ---- schemas ----
 
 
-async def on_get_schema(connection: "Connection", command: BaseCommand) -> None:
+async def on_get_schema(connection: Connection, command: BaseCommand) -> None:
     """Say that no schema is kept."""
     connection.write(commands.schema_not_found(command.getSchema.request_id))
 
 
-async def on_get_or_create_schema(connection: "Connection", command: BaseCommand) -> None:
+async def on_get_or_create_schema(connection: Connection, command: BaseCommand) -> None:
     """Accept any schema."""
     connection.write(commands.schema_accepted(command.getOrCreateSchema.request_id))
 
 
-# ---- acknowledging ----
-
-
-def acknowledge(consumer: Consumer, topic: "Topic", ack: CommandAck) -> str | None:
-    """Pass an ACK on to the dispatcher; give the reason when it is refused."""
-    dispatcher = topic.dispatcher_of(consumer)
-    if dispatcher is None or not ack.message_id:
-        return None
-    if ack.ack_type == CommandAck.Cumulative:
-        last = ack.message_id[0]
-        # In the middle of a batch the client acknowledges the entry before: of the first one, that is entry -1.
-        position = Position(last.ledgerId, _signed(last.entryId))
-        try:
-            dispatcher.acknowledge_cumulative(consumer, position, ack_set=tuple(last.ack_set))
-        except CumulativeAckRefusedError as error:
-            log.warning("cumulative acknowledgement of consumer %s refused: %s", consumer.name, error)
-            return str(error)
-        return None
-    positions = [(message_id.ledgerId, message_id.entryId) for message_id in ack.message_id]
-    ack_sets = {
-        (message_id.ledgerId, message_id.entryId): tuple(message_id.ack_set)
-        for message_id in ack.message_id
-        if message_id.ack_set
-    }
-    dispatcher.acknowledge(consumer, positions, ack_sets)
-    return None
-
-
-def _consumer(connection: "Connection", consumer_id: int) -> tuple[Consumer, "Topic"]:
+def _consumer(connection: Connection, consumer_id: int) -> tuple[Consumer, Topic]:
     found = connection.consumers.get(consumer_id)
     if found is None:
         raise MetadataError(f"Consumer {consumer_id} not found")
     return found
-
-
-def _signed(unsigned: int) -> int:
-    """Read the protocol's unsigned field as what the client meant: -1 is sent as 2^64 - 1."""
-    return unsigned - 2**64 if unsigned >= 2**63 else unsigned
 
 
 HANDLERS: Final[dict[int, Handler]] = {

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.metrics import render_metrics
+from broker.requests import HANDLERS
 from broker.scheduler import Housekeeping
 from broker.service import Service
 from broker.web import start_web
@@ -49,7 +50,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
     service = await Service.open(config, now_ms=now_ms)
     try:
         server = await loop.create_server(
-            lambda: Connection(service), config.bind_address, config.service_port, backlog=1024
+            lambda: Connection(service, HANDLERS), config.bind_address, config.service_port, backlog=1024
         )
         try:
             web = await start_web(

@@ -13,10 +13,11 @@ import socket
 import uuid
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from broker.config import BrokerConfig
 from broker.errors import ServiceStartError
+from broker.link import ClientLink
 from broker.metrics import ServiceSnapshot
 from broker.scheduler import Job
 from broker.subscription import Subscription
@@ -36,9 +37,6 @@ from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
-
-if TYPE_CHECKING:
-    from broker.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +66,7 @@ class Service:
         self.config = config
         self.now_ms = now_ms
         self.server_version = f"Postdate {version('postdate')}"
-        self.connections: set[Connection] = set()
+        self.connections: set[ClientLink] = set()
         self.topics: dict[TopicName, Topic] = {}
         self.service_url = _service_url(config)
         self._store = store

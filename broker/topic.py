@@ -61,7 +61,7 @@ class Topic:
         """
         present = self.producers.get(producer.name)
         if present is not None:
-            if present.connection is not producer.connection and present.epoch >= producer.epoch:
+            if present.link is not producer.link and present.epoch >= producer.epoch:
                 raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic")
             log.info("producer %s of %s is back, epoch %d", producer.name, self.name, producer.epoch)
             self.remove_producer(present)
@@ -76,7 +76,7 @@ class Topic:
         if self.producers and not any(other.is_ready for other in self.producers.values()):
             waiting = next(iter(self.producers.values()))
             waiting.is_ready = True
-            waiting.connection.producer_ready(waiting)
+            waiting.link.producer_ready(waiting.request_id, waiting.name)
 
     def _admit(self, producer: Producer) -> None:
         others = list(self.producers.values())

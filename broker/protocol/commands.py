@@ -208,6 +208,15 @@ def schema_accepted(request_id: int) -> bytes:
     return frame(command)
 
 
+def signed(unsigned: int) -> int:
+    """Read the protocol's unsigned field as what the client meant: -1 is sent as 2**64 - 1.
+
+    >>> signed(2**64 - 1)
+    -1
+    """
+    return unsigned - 2**64 if unsigned >= 2**63 else unsigned
+
+
 def _server_error(name: str) -> ServerError:
     # The generated stub types the value as a plain int.
     return cast("ServerError", ServerError.Value(name))

@@ -10,6 +10,7 @@ from broker.connection import Connection
 from broker.protocol.commands import frame
 from broker.protocol.frames import FrameSplitter
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from broker.requests import HANDLERS
 from broker.service import Service
 
 
@@ -49,7 +50,7 @@ class Peer:
 
     def __init__(self, service: Service, *, has_to_connect: bool = True) -> None:
         self.transport = FakeTransport()
-        self.connection = Connection(service)
+        self.connection = Connection(service, HANDLERS)
         self.transport.connection = self.connection
         self.connection.connection_made(self.transport)
         self._requests = 0

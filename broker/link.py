@@ -1,0 +1,39 @@
+"""What the service's parts know of a client's connection.
+
+`broker.connection` has the sockets and knows everybody; producers, consumers and the service know this much of it, so
+imports point one way.
+"""
+
+from typing import Protocol
+
+
+class ClientLink(Protocol):
+    """The way to one client."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client takes bytes as fast as they are written."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; dropped when the client is gone."""
+
+    def close(self, reason: str | None = None) -> None:
+        """End the connection; a reason is logged as a warning."""
+
+    def pause_reading(self) -> None:
+        """Take no more bytes from the client for now."""
+
+    def resume_reading(self) -> None:
+        """Take bytes again."""
+
+    def check_alive(self) -> None:
+        """Ask a silent client for a sign of life, or end the connection."""
+
+    def close_producer(self, producer_id: int) -> None:
+        """Take a producer away from the client; it comes back by itself."""
+
+    def producer_ready(self, request_id: int, producer_name: str) -> None:
+        """Tell the client of a producer that waited that it may begin."""
+
+    def close_consumer(self, consumer_id: int) -> None:
+        """Take a consumer away from the client; it subscribes again by itself."""
