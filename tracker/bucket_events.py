@@ -181,9 +181,9 @@ def _on_listed(buckets: BucketSet, event: SnapshotsListed, now_ms: int) -> None:
     buckets.sweep = None
     if buckets.is_creating:
         # One of the snapshots may be of a bucket that does not know its id yet: list again when it does.
+        buckets.is_sweep_wanted = True
         buckets.sweep_retry_at_ms = now_ms + buckets.config.retry_backoff_ms_min
         return
-    buckets.is_sweep_wanted = False
     owned = {bucket.bucket_id for bucket in buckets.buckets.values()} | buckets.foreign_ids
     for bucket_id in event.bucket_ids:
         if bucket_id not in owned:
@@ -204,6 +204,7 @@ def _on_failed(buckets: BucketSet, event: ActionFailed, now_ms: int) -> None:
         buckets.is_sweep_wanted = True
     if isinstance(action, ListSnapshots):
         buckets.sweep = None
+        buckets.is_sweep_wanted = True
         buckets.sweep_retry_at_ms = now_ms + buckets.config.retry_backoff_ms_max
         return
     bucket = buckets.buckets.get(action.serial)

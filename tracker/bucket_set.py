@@ -1,8 +1,8 @@
-"""The immutable buckets of a tracker: what each needs next, and how far hand-out may go.
+"""The immutable buckets of a tracker: how they come and go, and how far hand-out may go.
 
-Everything that may be started follows from the buckets' states: `plan` looks at them and gives actions, `handle`
-takes the answers. So a retry is nothing special (the state still wants its action), and no chain of callbacks has
-to survive a failure. How an answer changes a bucket is in `bucket_events`.
+Everything that may be started follows from the buckets' states: `bucket_plan` looks at them and gives actions,
+`bucket_events` takes the answers. So a retry is nothing special (the state still wants its action), and no chain of
+callbacks has to survive a failure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,31 +12,14 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.actions import (
-    Action,
-    DeleteSnapshot,
     ListSnapshots,
-    LoadSegments,
-    MergeBuckets,
-    MergeSource,
-    PersistBucket,
-    PutProperty,
-    ReadMetadata,
-    RemoveProperty,
-    UniteBitmaps,
 )
-from tracker.buckets import FROM_SEGMENTS, NOT_SERVED, Bucket, BucketState, free_range
+from tracker.buckets import NOT_SERVED, Bucket, BucketState, free_range
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at
 from tracker.index import Index
 from tracker.lanes import Lane
-from tracker.merging import window_to_merge
 from tracker.recovery import BucketProperty
-
-LOAD_ROW_COUNT_MAX = 16_384
-"""Segments are loaded together up to this many rows: small ones cost a call each otherwise."""
-
-SWEEP_SERIAL = 0
-"""`ListSnapshots` belongs to no bucket."""
 
 _STATE_USES_PROPERTIES = frozenset({BucketState.REGISTERING, BucketState.UNREGISTERING})
 _STATE_IS_IDLE = frozenset({BucketState.SEALED, BucketState.GONE})
@@ -66,10 +49,12 @@ class BucketSet:
         self.sweep: ListSnapshots | None = None
         self.sweep_retry_at_ms = -1
         self.foreign_ids: frozenset[int] = frozenset()
-        self._serial = SWEEP_SERIAL
+        self._serial = 0
         self._sealed_through = -1
-        self._next_load_ms = NEVER
-        self._next_exhaustion_ms = NEVER
+        self.quiet_until_ms = -1
+        """Before this time, only something that makes it dirty gives `plan` anything to do."""
+        self.next_load_ms = NEVER
+        self.next_exhaustion_ms = NEVER
         self._barrier: RowKey | None = None
         self._barrier_until_ms = NEVER
 
@@ -115,7 +100,7 @@ class BucketSet:
 
     def seal(self, ledgers: LedgerRange, queue: DueQueue) -> None:
         """Make a bucket of the mutable bucket's rows; they are served from the queue until it is durable."""
-        bucket = self._new_bucket(free_range(ledgers, self._keys()), BucketState.SEALING)
+        bucket = self.new_bucket(free_range(ledgers, self.keys()), BucketState.SEALING)
         bucket.parts = queue.rows_of()
         bucket.resident = queue
         self.index.residents.append(queue)
@@ -129,7 +114,7 @@ class BucketSet:
             is_second = named.bucket_id in ids
             ids.add(named.bucket_id)
             state = BucketState.UNREGISTERING if is_second else BucketState.RECOVERING
-            bucket = self._new_bucket(named.ledgers, state)
+            bucket = self.new_bucket(named.ledgers, state)
             bucket.bucket_id = named.bucket_id
             bucket.has_property = True
             bucket.needed_since_ms = now_ms
@@ -183,10 +168,11 @@ class BucketSet:
 
     def delete_orphan(self, bucket_id: int) -> None:
         """Delete a snapshot that no property names."""
-        bucket = self._new_bucket(LedgerRange(0, 0), BucketState.DELETING)
+        bucket = self.new_bucket(LedgerRange(0, 0), BucketState.DELETING)
         bucket.bucket_id = bucket_id
 
-    def _new_bucket(self, ledgers: LedgerRange, state: BucketState) -> Bucket:
+    def new_bucket(self, ledgers: LedgerRange, state: BucketState) -> Bucket:
+        """Make a bucket in a state; its action is planned next."""
         self._serial += 1
         bucket = Bucket(self._serial, ledgers, state)
         self.buckets[bucket.serial] = bucket
@@ -196,7 +182,8 @@ class BucketSet:
             self._sealed_through = max(self._sealed_through, ledgers.last_ledger_id)
         return bucket
 
-    def _keys(self) -> set[str]:
+    def keys(self) -> set[str]:
+        """Return the property keys that no new bucket may have."""
         return {
             bucket.key
             for bucket in self.buckets.values()
@@ -206,6 +193,10 @@ class BucketSet:
     def changed(self) -> None:
         """Note that `plan` and the barrier have to look again."""
         self.is_dirty = True
+        self._barrier = None
+
+    def barrier_changed(self) -> None:
+        """Note that the barrier has to look again."""
         self._barrier = None
 
     def move(self, bucket: Bucket, state: BucketState) -> None:
@@ -230,148 +221,18 @@ class BucketSet:
         """Return the lane of a state's action."""
         return self.property_lane if state in _STATE_USES_PROPERTIES else self.storage_lane
 
-    # Planning.
-
-    def plan(self, now_ms: int) -> list[Action]:
-        """Return what is to be started now."""
-        self.is_dirty = False
-        self._remove_exhausted()
-        self._begin_merge(now_ms)
-        # Loads first: someone waits for them.
-        actions: list[Action] = list(self._plan_loads(now_ms))
-        for lane in (self.storage_lane, self.property_lane):
-            for bucket in list(lane.work.values()):
-                if not lane.has_room(now_ms):
-                    break
-                if bucket.work is None and bucket.work_retry_at_ms <= now_ms:
-                    bucket.work = self._action_of(bucket)
-                    lane.started()
-                    actions.append(bucket.work)
-        if self._may_sweep(now_ms):
-            self.sweep = ListSnapshots(SWEEP_SERIAL)
-            self.storage_lane.started()
-            actions.append(self.sweep)
-        self.is_dirty = False
-        return actions
-
-    def _action_of(self, bucket: Bucket) -> Action:
-        """Return the one action that a bucket's state stands for."""
-        if bucket.state is BucketState.SEALING:
-            return PersistBucket(bucket.serial, bucket.key, bucket.parts)
-        if bucket.state is BucketState.MERGING:
-            sources = [self.buckets[serial] for serial in bucket.sources]
-            tracked: dict[int, BitMap] = {}
-            for source in sources:
-                tracked |= self.index.copy_tracked(*source.ledgers)
-            return MergeBuckets(bucket.serial, bucket.key, [_merge_source(source) for source in sources], tracked)
-        if bucket.state is BucketState.UNREGISTERING:
-            return RemoveProperty(bucket.serial, bucket.key)
-        assert bucket.bucket_id is not None
-        if bucket.state is BucketState.REGISTERING:
-            bucket.has_property = True
-            return PutProperty(bucket.serial, bucket.key, bucket.bucket_id)
-        if bucket.state is BucketState.DELETING:
-            return DeleteSnapshot(bucket.serial, bucket.bucket_id)
-        assert bucket.state is BucketState.RECOVERING
-        if bucket.table is None:
-            return ReadMetadata(bucket.serial, bucket.bucket_id)
-        return UniteBitmaps(bucket.serial, bucket.undecoded)
-
-    def _plan_loads(self, now_ms: int) -> Iterator[LoadSegments]:
-        """Yield loads of segments that begin soon, the earliest first."""
-        through_ms = now_ms + self.lead_ms + self.config.prefetch_ms
-        self._next_load_ms = NEVER
-        waiting = sorted(
-            (bucket for bucket in self.buckets.values() if _has_unloaded(bucket)),
-            key=lambda bucket: bucket.next_segment_ms,
-        )
-        loaded_row_count = len(self.index.shared)
-        row_count_max = min(LOAD_ROW_COUNT_MAX, self.config.loaded_row_count_max)
-        for place, bucket in enumerate(waiting):
-            if bucket.next_segment_ms > through_ms:
-                self._next_load_ms = min(self._next_load_ms, bucket.next_segment_ms - (through_ms - now_ms))
-                break
-            if bucket.load is not None:
-                loaded_row_count += row_count_max
-                continue
-            if place and loaded_row_count >= self.config.loaded_row_count_max:
-                # Popping makes room, and `note_popped` looks again; the earliest one never waits for room.
-                self._next_exhaustion_ms = -1
-                break
-            if bucket.needed_since_ms is None:
-                bucket.needed_since_ms = now_ms
-                self._barrier = None
-            if bucket.load_retry_at_ms > now_ms or not self.storage_lane.has_room(now_ms):
-                self._next_load_ms = min(self._next_load_ms, max(bucket.load_retry_at_ms, now_ms))
-                continue
-            assert bucket.bucket_id is not None
-            segments = bucket.segments_to_load(through_ms, row_count_max)
-            bucket.load = LoadSegments(bucket.serial, bucket.bucket_id, *segments)
-            self.storage_lane.started()
-            loaded_row_count += row_count_max
-            yield bucket.load
-
-    def _remove_exhausted(self) -> None:
-        """Remove the buckets of which every row was handed out."""
-        self._next_exhaustion_ms = NEVER
-        for bucket in list(self.buckets.values()):
-            if bucket.is_doomed or bucket.merging_into is not None:
-                continue
-            if bucket.resident is not None:
-                if bucket.resident.next_ms == NEVER:
-                    self.remove(bucket)
-            elif bucket.state is BucketState.SEALED and bucket.is_fully_loaded:
-                if self.index.shared.next_ms > bucket.last_ms:
-                    self.remove(bucket)
-                else:
-                    self._next_exhaustion_ms = min(self._next_exhaustion_ms, bucket.last_ms)
-
-    def note_popped(self) -> None:
-        """Look at the buckets again if what was handed out may have exhausted one, or made room for a load."""
-        is_room = self.index.shared.next_ms > self._next_exhaustion_ms
-        if is_room or any(queue.next_ms == NEVER for queue in self.index.residents):
-            self.is_dirty = True
-
-    def _begin_merge(self, now_ms: int) -> None:
-        if self.config.bucket_count_max <= 0 or now_ms < self.merge_retry_at_ms:
-            return
-        if any(bucket.sources for bucket in self.buckets.values()):
-            return
-        served = sorted(self.served(), key=lambda bucket: (bucket.ledgers, bucket.serial))
-        if len(served) <= self.config.bucket_count_max:
-            return
-        window = window_to_merge(
-            [bucket.table.row_count if bucket.table is not None else 0 for bucket in served],
-            [bucket.state is BucketState.SEALED and bucket.merge_retry_at_ms <= now_ms for bucket in served],
-        )
-        if window is None:
-            return
-        sources = served[window.start : window.stop]
-        wanted = LedgerRange(
-            min(source.ledgers.first_ledger_id for source in sources),
-            max(source.ledgers.last_ledger_id for source in sources),
-        )
-        target = self._new_bucket(free_range(wanted, self._keys()), BucketState.MERGING)
-        target.sources = tuple(source.serial for source in sources)
-        for source in sources:
-            source.merging_into = target.serial
-
-    def _may_sweep(self, now_ms: int) -> bool:
-        """Whether to look for snapshots without a property: only while none is being created."""
-        return (
-            self.is_sweep_wanted
-            and self.sweep is None
-            and now_ms >= self.sweep_retry_at_ms
-            and self.storage_lane.has_room(now_ms)
-            and not self.is_creating
-        )
-
     @property
     def is_creating(self) -> bool:
         """Whether a snapshot exists or may come to exist whose id is not known."""
         return any(
             bucket.state in (BucketState.SEALING, BucketState.MERGING) for bucket in self.storage_lane.work.values()
         )
+
+    def note_popped(self) -> None:
+        """Look at the buckets again if what was handed out may have exhausted one, or made room for a load."""
+        is_room = self.index.shared.next_ms > self.next_exhaustion_ms
+        if is_room or any(queue.next_ms == NEVER for queue in self.index.residents):
+            self.is_dirty = True
 
     # How far hand-out may go, and when to look again.
 
@@ -384,7 +245,7 @@ class BucketSet:
             self._barrier = last_key_at(NEVER)
             self._barrier_until_ms = NEVER
             for bucket in self.buckets.values():
-                if not (bucket.is_unread or _has_unloaded(bucket)):
+                if not (bucket.is_unread or bucket.has_unloaded):
                     continue
                 waived_at_ms = self._waived_at_ms(bucket)
                 if now_ms < waived_at_ms:
@@ -409,7 +270,7 @@ class BucketSet:
                     wakeup_ms = min(wakeup_ms, max(earliest_ms, bucket.work_retry_at_ms))
         storage_ms = self.storage_lane.earliest_start_ms()
         if storage_ms != NEVER:
-            wakeup_ms = min(wakeup_ms, max(storage_ms, self._next_load_ms))
+            wakeup_ms = min(wakeup_ms, max(storage_ms, self.next_load_ms))
             if self.is_sweep_wanted and self.sweep is None and not self.is_creating:
                 wakeup_ms = min(wakeup_ms, max(storage_ms, self.sweep_retry_at_ms))
         if self.config.bucket_count_max > 0 and now_ms < self.merge_retry_at_ms:
@@ -421,7 +282,7 @@ class BucketSet:
 
     def earliest_unloaded_ms(self) -> int:
         """Return the time of the earliest row that is not loaded, `NEVER` if all are."""
-        return min((bucket.next_segment_ms for bucket in self.buckets.values() if _has_unloaded(bucket)), default=NEVER)
+        return min((bucket.next_segment_ms for bucket in self.buckets.values() if bucket.has_unloaded), default=NEVER)
 
     def check(self) -> None:
         """Assert every invariant over the buckets."""
@@ -442,16 +303,6 @@ class BucketSet:
             assert all(self.buckets[source].merging_into == serial for source in bucket.sources)
         for lane in (self.storage_lane, self.property_lane):
             assert lane.work.keys() <= self.buckets.keys()
-
-
-def _has_unloaded(bucket: Bucket) -> bool:
-    return bucket.state in FROM_SEGMENTS and bucket.table is not None and not bucket.is_fully_loaded
-
-
-def _merge_source(bucket: Bucket) -> MergeSource:
-    assert bucket.bucket_id is not None
-    assert bucket.table is not None
-    return MergeSource(bucket.bucket_id, len(bucket.table))
 
 
 def total_size_bytes(buckets: Mapping[int, Bucket]) -> int:

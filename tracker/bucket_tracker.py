@@ -66,6 +66,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         now_ms: Clock,
         run_blocking: RunBlocking = in_thread,
         rng: Random | None = None,
+        building: asyncio.Lock | None = None,
     ) -> None:
         self._context = context
         self._config = config
@@ -76,7 +77,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         )
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
-        self._work = SnapshotWork(config, context, storage, run_blocking)
+        self._work = SnapshotWork(config, context, storage, run_blocking, building or asyncio.Lock())
         self._stats = TrackerStats()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -314,6 +315,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         self._now_ms = now_ms
         self._run_blocking = run_blocking
         self._rng = rng if rng is not None else Random()
+        self._building = asyncio.Lock()
 
     async def start(self) -> None:
         """See base; opens the storage."""
@@ -332,6 +334,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
             now_ms=self._now_ms,
             run_blocking=self._run_blocking,
             rng=Random(self._rng.random()),
+            building=self._building,
         )
         tracker.start()
         return tracker

@@ -136,6 +136,11 @@ class Bucket:
         return self.table is not None and self.loaded_segments == len(self.table)
 
     @property
+    def has_unloaded(self) -> bool:
+        """Whether it is served from segments, and some are still to be loaded."""
+        return self.state in FROM_SEGMENTS and self.table is not None and not self.is_fully_loaded
+
+    @property
     def next_segment_ms(self) -> int:
         """The time of the first row that is not loaded, `NEVER` if all are, -1 if it is not known."""
         if self.table is None:

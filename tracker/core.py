@@ -20,7 +20,7 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
-from tracker import bucket_events
+from tracker import bucket_events, bucket_plan
 from tracker.actions import Action, Event
 from tracker.bucket_set import BucketSet, total_size_bytes
 from tracker.buckets import BucketState
@@ -243,7 +243,10 @@ class TrackerCore:
     def set_tick_time(self, tick_time_ms: int) -> None:
         """Set how early messages may be handed out, unless times are strict."""
         assert tick_time_ms >= 0
-        self._buckets.lead_ms = 0 if self._config.is_deliver_at_time_strict else tick_time_ms
+        lead_ms = 0 if self._config.is_deliver_at_time_strict else tick_time_ms
+        if lead_ms != self._buckets.lead_ms:
+            self._buckets.lead_ms = lead_ms
+            self._buckets.is_dirty = True
 
     def recover(self, properties: Mapping[str, str], *, now_ms: int) -> BucketProperties:
         """Begin to recover what the cursor's properties name; call once, before anything else but `trim`."""
@@ -301,7 +304,7 @@ class TrackerCore:
 
     def plan(self, *, now_ms: int) -> list[Action]:
         """Return the actions to start now; each is to be answered by one event."""
-        return self._buckets.plan(now_ms)
+        return bucket_plan.plan(self._buckets, now_ms)
 
     def next_wakeup_ms(self, *, now_ms: int) -> int | None:
         """Return when to look again if nothing happens before: a message comes due, or work can go on.

@@ -23,14 +23,18 @@ Int64Array = NDArray[np.int64]
 NEVER: Final = 2**63 - 1
 """Later than every delivery time."""
 
-RUN_ROWS_MAX: Final = 65_536
-"""Runs are not merged beyond this: sorting so many rows takes about 1 ms, which an add may have to wait for."""
+RUN_ROWS_MAX: Final = 32_768
+"""Runs are not merged beyond this: an add may have to wait for it, and so many rows take less than 1 ms."""
 
 BUFFER_ROWS_MAX: Final = 8_192
 """Single adds are folded into a run at this many: converting them takes about 0.7 ms."""
 
 POP_ROWS_MIN: Final = 4_096
 """Runs are merged at least this many rows at a time; small polls are then served from what was merged."""
+
+
+_FRONT_ROWS_MIN: Final = 512
+"""Fewer rows than this from one run are not worth a call when several runs could be merged."""
 
 
 class RowKey(NamedTuple):
@@ -92,21 +96,28 @@ def order_of_rows(times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Arr
     """Return the indices that sort rows by (time, ledger, entry), or None where they are in order.
 
     Time and row number are packed into one integer and sorted as such, which is an order of magnitude faster than
-    sorting indices. Rows of one time keep their order, which mostly is the log's; where it is not, all three keys
-    are sorted.
+    sorting indices. Rows of one time keep their order then, which mostly is the log's; where it is not, those rows
+    alone are sorted by all three keys.
     """
     row_count = len(times)
     if _is_sorted(times, ledger_ids, entry_ids):
         return None
     earliest = int(times.min())
     row_bits = row_count.bit_length()
-    if (int(times.max()) - earliest).bit_length() + row_bits <= 62:
-        packed = ((times - earliest) << row_bits) | np.arange(row_count)
-        packed.sort()
-        packed &= (1 << row_bits) - 1
-        if _is_sorted(times[packed], ledger_ids[packed], entry_ids[packed]):
-            return packed
-    return np.lexsort((entry_ids, ledger_ids, times))
+    if (int(times.max()) - earliest).bit_length() + row_bits > 62:
+        return np.lexsort((entry_ids, ledger_ids, times))
+    order = ((times - earliest) << row_bits) | np.arange(row_count)
+    order.sort()
+    order &= (1 << row_bits) - 1
+    sorted_times, sorted_ledger_ids, sorted_entry_ids = times[order], ledger_ids[order], entry_ids[order]
+    if not _is_sorted(sorted_times, sorted_ledger_ids, sorted_entry_ids):
+        is_tie = np.zeros(row_count + 1, np.bool_)
+        is_tie[1:-1] = sorted_times[1:] == sorted_times[:-1]
+        # Every row whose time its neighbour has too; the rows of one time stay in the places of that time.
+        places = np.flatnonzero(is_tie[1:] | is_tie[:-1])
+        keys = (sorted_entry_ids[places], sorted_ledger_ids[places], sorted_times[places])
+        order[places] = order[places[np.lexsort(keys)]]
+    return order
 
 
 def _is_sorted(times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> bool:
@@ -267,13 +278,18 @@ def pop_sorted(
     Runtime complexity: O(m log m) for m = max(limit, `POP_ROWS_MIN`) rows that are due; nothing due costs O(queues).
     """
     touched = [queue for queue in queues if queue.next_ms <= through.deliver_at_ms]
-    heads = [(run, run.end_through(through)) for queue in touched for run in queue.runs_through(through.deliver_at_ms)]
-    heads = [(run, end) for run, end in heads if end > run.head]
-    if not heads:
+    runs = [run for queue in touched for run in queue.runs_through(through.deliver_at_ms)]
+    if not runs:
         return _NO_ROWS
-    times, ledger_ids, entry_ids = _pop_one(heads, limit) if len(heads) == 1 else _pop_merged(heads, limit)
+    columns = _pop_front(runs, through, limit)
+    if columns is None:
+        heads = [(run, end) for run in runs if (end := run.end_through(through)) > run.head]
+        if not heads:
+            return _NO_ROWS
+        columns = _pop_merged(heads, limit)
     for queue in touched:
         queue.drop_empty_runs()
+    times, ledger_ids, entry_ids = columns
     if len(times) > limit:
         rest.push_front(times[limit:], ledger_ids[limit:], entry_ids[limit:])
     return times[:limit], ledger_ids[:limit], entry_ids[:limit]
@@ -282,27 +298,36 @@ def pop_sorted(
 _NO_ROWS: Final = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def _pop_one(heads: list[tuple[_Run, int]], limit: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    run, end = heads[0]
-    end = min(end, run.head + limit)
-    columns = run.columns(end)
-    run.advance(end - run.head)
+def _pop_front(runs: list[_Run], through: RowKey, limit: int) -> tuple[Int64Array, Int64Array, Int64Array] | None:
+    """Take rows of the run that is first, if enough of them are before all other runs; mostly left from a merge."""
+    front = min(runs, key=lambda run: run.head_ms)
+    others_ms = min((run.head_ms for run in runs if run is not front), default=NEVER)
+    end = front.end_through(min(through, first_key_at(others_ms)))
+    row_count = min(end - front.head, limit)
+    if row_count < min(limit, _FRONT_ROWS_MIN) and len(runs) > 1:
+        return None
+    columns = front.columns(front.head + row_count)
+    front.advance(row_count)
     return columns
 
 
 def _pop_merged(heads: list[tuple[_Run, int]], limit: int) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Merge the first rows of several runs, as far as the rows that were not looked at cannot come between."""
-    share = max(64, 2 * max(limit, POP_ROWS_MIN) // len(heads))
-    ends = [min(end, run.head + share) for run, end in heads]
+    wanted = max(limit, POP_ROWS_MIN)
+    ends = _ends_at_one_time(heads, wanted)
+    is_safe = sum(end - run.head for (run, _), end in zip(heads, ends, strict=True)) <= 4 * wanted
+    if not is_safe:
+        # So many rows have one time that they have to be counted instead.
+        share = max(1, 2 * wanted // len(heads))
+        ends = [min(end, run.head + share) for run, end in heads]
     parts = [run.columns(end) for (run, _), end in zip(heads, ends, strict=True)]
     times, ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
-    counts = np.array([len(part[0]) for part in parts])
-    part_ends = np.cumsum(counts)
+    part_ends = np.cumsum([len(part[0]) for part in parts])
     order = order_of_rows(times, ledger_ids, entry_ids)
     if order is None:
         order = np.arange(len(times))
     is_cut = np.array([end < run_end for (_, run_end), end in zip(heads, ends, strict=True)])
-    if is_cut.any():
+    if not is_safe and is_cut.any():
         # A run that was cut short may go on right behind its last row looked at: only rows up to there are safe.
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
@@ -312,3 +337,18 @@ def _pop_merged(heads: list[tuple[_Run, int]], limit: int) -> tuple[Int64Array, 
         if row_count:
             run.advance(row_count)
     return times[order], ledger_ids[order], entry_ids[order]
+
+
+def _ends_at_one_time(heads: list[tuple[_Run, int]], wanted: int) -> list[int]:
+    """Return ends of runs such that all rows up to one time are before them, about as many rows as wanted."""
+    share = max(1, wanted // len(heads))
+    while True:
+        cut_times = [int(run.times[run.head + share - 1]) for run, end in heads if run.head + share < end]
+        if not cut_times:
+            return [end for _, end in heads]
+        through_ms = min(cut_times)
+        ends = [min(end, int(run.times.searchsorted(through_ms, "right"))) for run, end in heads]
+        # Runs that begin later have no rows yet: with larger shares, a later time is reached.
+        if share >= wanted or sum(end - run.head for (run, _), end in zip(heads, ends, strict=True)) >= wanted:
+            return ends
+        share *= 2

@@ -23,13 +23,17 @@ LEDGER_ID_MAX: Final = 2**63 - 1
 _FEW_ROWS: Final = 8
 """Up to this many rows, testing bit by bit is faster than building a bitmap."""
 
+_SMALL_BITMAP_ROWS: Final = 128
+
 
 def bitmap_of(entry_ids: Int64Array) -> BitMap:
     """Return the bitmap of entry ids, in any order.
 
-    PERFORMANCE: consecutive ids cost nothing, others about 4 ns each. Giving numpy arrays or lists to `BitMap`
-    itself goes through a Python integer each.
+    PERFORMANCE: consecutive ids cost nothing, others about 4 ns each. Giving large numpy arrays or lists to `BitMap`
+    itself goes through a Python integer each; for small ones that is faster than looking at them.
     """
+    if len(entry_ids) <= _SMALL_BITMAP_ROWS:
+        return BitMap(entry_ids.tolist())
     first, last = int(entry_ids[0]), int(entry_ids[-1])
     steps = np.diff(entry_ids)
     if last - first == len(entry_ids) - 1 and (steps == 1).all():
@@ -144,7 +148,10 @@ class Membership:
     def _take_many(self, ledger_id: int, bitmap: BitMap, entry_ids: Int64Array) -> NDArray[np.bool_] | bool:
         taken = bitmap_of(entry_ids)
         if len(taken) == len(entry_ids) and taken.issubset(bitmap):
-            self._subtract(ledger_id, taken)
+            bitmap -= taken
+            self.count -= len(taken)
+            if not bitmap:
+                del self.bitmaps[ledger_id]
             return True
         taken &= bitmap
         was_tracked = np.zeros(len(entry_ids), np.bool_)

@@ -80,8 +80,12 @@ class SnapshotWork:
         context: TrackerContext,
         storage: BucketSnapshotStorage,
         run_blocking: RunBlocking,
+        building: asyncio.Lock,
     ) -> None:
         self._config = config
+        # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
+        # twice as long.
+        self._building = building
         self._context = context
         self._storage = storage
         self._run_blocking = run_blocking
@@ -121,11 +125,14 @@ class SnapshotWork:
 
     async def _persist(self, action: PersistBucket) -> Event:
         config = self._config
-        snapshot = await self._run_blocking(
-            lambda: build_snapshot(
-                sorted_rows(action.parts), step_ms=config.segment_step_ms_max, rows_max=config.segment_row_count_max
+        async with self._building:
+            snapshot = await self._run_blocking(
+                lambda: build_snapshot(
+                    sorted_rows(action.parts),
+                    step_ms=config.segment_step_ms_max,
+                    rows_max=config.segment_row_count_max,
+                )
             )
-        )
         return await self._create(action.serial, action.bucket_key, snapshot)
 
     async def _create(self, serial: int, bucket_key: str, snapshot: Snapshot) -> Event:
@@ -168,7 +175,8 @@ class SnapshotWork:
             rows = _take_safe(readers)
             if rows is None:
                 break
-            await self._run_blocking(_bind(cutter.add, rows))
+            async with self._building:
+                await self._run_blocking(_bind(cutter.add, rows))
         snapshot = await self._run_blocking(cutter.finish)
         return await self._create(action.serial, action.bucket_key, snapshot)
 

@@ -70,7 +70,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.storage = MemoryBucketSnapshotStorage()
         self.cursor = FakeCursor()
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
-        self.work = SnapshotWork(self.config, context, self.storage, run_inline)
+        self.work = SnapshotWork(self.config, context, self.storage, run_inline, asyncio.Lock())
         self.loop.run_until_complete(self.storage.start())
         self.next_entry: dict[int, int] = {}
         self.log: dict[tuple[int, int], int] = {}

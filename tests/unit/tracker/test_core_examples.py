@@ -30,7 +30,7 @@ class Driver:
         self.storage = MemoryBucketSnapshotStorage()
         self.cursor = FakeCursor()
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
-        self.work = SnapshotWork(self.config, context, self.storage, run_inline)
+        self.work = SnapshotWork(self.config, context, self.storage, run_inline, asyncio.Lock())
         runner.run(self.storage.start())
         self.now_ms = NOW_MS
         self.recover()

@@ -1,0 +1,208 @@
+"""A crash before and after every single step that changes something outside, enumerated, not sampled.
+
+A script of adds, polls, acknowledgements, trims and a clear makes a core seal, register, merge, take over, load,
+delete and unregister. It is run once for every step: there it ends, and a new core begins on what is left. After
+that, every message that was not acknowledged is tracked, or comes out, or can be read from the log; none twice; and
+at rest storage and properties name the same snapshots.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from managed_ledger.position import Position
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tracker.actions import Action, ActionFailed, Event
+from tracker.config import TrackerConfig
+from tracker.core import TrackerCore
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.snapshot_work import SnapshotWork, is_lost
+from tracker.testing import FakeCursor, run_inline
+
+CONFIG = TrackerConfig(
+    index_count_per_bucket_min=3,
+    bucket_count_max=2,
+    segment_step_ms_max=20,
+    is_deliver_at_time_strict=True,
+    prefetch_ms=10,
+    order_wait_ms_max=-1,
+)
+LEDGERS = 16
+FIRST_DUE_MS = 10_000
+
+
+class CrashError(Exception):
+    """The process ended."""
+
+
+class Life:
+    """A core that answers its actions at once, in order, until the step at which it crashes."""
+
+    def __init__(self, runner: asyncio.Runner, storage: MemoryBucketSnapshotStorage, cursor: FakeCursor) -> None:
+        self.runner = runner
+        self.storage = storage
+        self.cursor = cursor
+        self.crash_at: int | None = None
+        self.is_effect_kept = False
+        self.steps = 0
+        self.now_ms = 0
+        self.handed_out: list[tuple[int, int]] = []
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
+        self.work = SnapshotWork(CONFIG, context, storage, run_inline, asyncio.Lock())
+        self.core = TrackerCore(CONFIG, acknowledged_in=cursor.acknowledged_in, rng=Random(1))
+
+    def begin(self) -> None:
+        self.core.trim(self.cursor.mark_delete_position.ledger_id)
+        self.core.recover(self.cursor.properties, now_ms=self.now_ms)
+        self.go_on()
+
+    def go_on(self) -> None:
+        pending: list[Action] = self.core.plan(now_ms=self.now_ms)
+        while pending:
+            self.step(pending.pop(0))
+            pending += self.core.plan(now_ms=self.now_ms)
+        self.core._check()
+
+    def step(self, action: Action) -> None:
+        is_crash = self.steps == self.crash_at
+        self.steps += 1
+        if is_crash and not self.is_effect_kept:
+            raise CrashError
+        event: Event
+        try:
+            event = self.runner.run(self.work.run(action))
+        except SnapshotStorageError as error:
+            event = ActionFailed(action, is_lost(error), str(error))
+        if is_crash:
+            raise CrashError
+        self.core.handle(event, now_ms=self.now_ms)
+
+    def offer(self, ledger_id: int) -> None:
+        if not self.core.add_message(ledger_id, 0, FIRST_DUE_MS + 7 * ledger_id, now_ms=self.now_ms):
+            self.handed_out.append((ledger_id, 0))
+        self.go_on()
+
+    def poll(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.go_on()
+        while len(rows := self.core.pop_due(now_ms=now_ms, limit=3)):
+            self.handed_out += [(ledger_id, entry_id) for _, ledger_id, entry_id in rows]
+            self.go_on()
+
+    def script(self) -> None:
+        """Do everything that changes snapshots and properties."""
+        self.begin()
+        for ledger_id in range(LEDGERS):
+            self.offer(ledger_id)
+        self.poll(FIRST_DUE_MS + 30)
+        self.acknowledge_in_order(3)
+        self.poll(FIRST_DUE_MS + 60)
+        self.acknowledge_in_order(6)
+        self.core.seal(index_count_min=1)
+        self.go_on()
+        self.core.clear()
+        self.go_on()
+
+    def acknowledge_in_order(self, count: int) -> None:
+        """Acknowledge the first ledgers, and let the cursor pass them."""
+        for ledger_id, entry_id in self.handed_out[:count]:
+            self.cursor.acknowledge(ledger_id, entry_id)
+        self.cursor.mark_delete_position = Position(count - 1, 0)
+        self.core.trim(count - 1)
+        self.go_on()
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+def new_life(runner: asyncio.Runner) -> Life:
+    storage = MemoryBucketSnapshotStorage()
+    runner.run(storage.start())
+    return Life(runner, storage, FakeCursor())
+
+
+def check_after(crashed: Life, *, ends_with_clear: bool) -> None:
+    """Begin again on what a crash left, and see that nothing is lost, doubled or leaked."""
+    published = [(ledger_id, 0) for ledger_id in range(LEDGERS)]
+    wanted = [p for p in published if p[1] not in crashed.cursor.acknowledged_in(p[0])]
+    life = Life(crashed.runner, crashed.storage, crashed.cursor)
+    life.now_ms = crashed.now_ms
+    life.begin()
+    if ends_with_clear:
+        life.core.clear()
+        life.go_on()
+        wanted = []
+    for position in wanted:
+        if not life.core.contains_message(*position):
+            life.offer(position[0])
+    assert life.core.message_count + len(life.handed_out) == len(wanted)
+
+    life.poll(FIRST_DUE_MS * 2)
+    life.go_on()
+
+    assert sorted(life.handed_out) == wanted
+    assert crashed.cursor.properties == {}
+    assert crashed.runner.run(crashed.storage.list_bucket_snapshots()) == []
+
+
+def test_the_script_does_everything(runner: asyncio.Runner) -> None:
+    """Otherwise the other tests would prove nothing."""
+    life = new_life(runner)
+    kinds: list[str] = []
+    step = life.step
+    life.step = lambda action: (kinds.append(type(action).__name__), step(action))[1]  # type: ignore[method-assign]
+
+    life.script()
+
+    assert set(kinds) >= {"PersistBucket", "PutProperty", "MergeBuckets", "LoadSegments", "DeleteSnapshot"}
+    assert set(kinds) >= {"RemoveProperty", "ListSnapshots"}
+
+
+@pytest.mark.parametrize("ends_with_clear", [False, True])
+@pytest.mark.parametrize("is_effect_kept", [False, True])
+def test_a_crash_at_any_step_loses_and_leaks_nothing(
+    runner: asyncio.Runner, is_effect_kept: bool, ends_with_clear: bool
+) -> None:
+    """Before the step takes effect, and after it did but before its answer came."""
+    whole = new_life(runner)
+    whole.script()
+    assert whole.steps > 40
+
+    for crash_at in range(whole.steps):
+        life = new_life(runner)
+        life.crash_at = crash_at
+        life.is_effect_kept = is_effect_kept
+        with pytest.raises(CrashError):
+            life.script()
+        check_after(life, ends_with_clear=ends_with_clear)
+
+
+def test_a_second_crash_during_recovery_changes_nothing(runner: asyncio.Runner) -> None:
+    """Every step of the second life is a crash point, too."""
+    whole = new_life(runner)
+    whole.script()
+    steps = 0
+    for first in range(0, whole.steps, 7):
+        for second in range(30):
+            life = new_life(runner)
+            life.crash_at = first
+            life.is_effect_kept = True
+            with pytest.raises(CrashError):
+                life.script()
+            again = Life(runner, life.storage, life.cursor)
+            again.now_ms = life.now_ms
+            again.crash_at = second
+            again.is_effect_kept = bool(second % 2)
+            try:
+                again.begin()
+                again.poll(life.now_ms)
+            except CrashError:
+                steps += 1
+            check_after(again, ends_with_clear=False)
+    assert steps > 20

@@ -1,0 +1,181 @@
+"""What the buckets need next: a look at their states that gives the actions to start.
+
+Loads come first, since someone waits for them; then what each state stands for; then, at rest, a look for snapshots
+that no property names. Nothing is remembered between two looks but what is in flight and when to retry.
+"""
+
+from collections.abc import Iterator
+
+from pyroaring import BitMap
+
+from snapshot_storage.bucket_key import LedgerRange
+from tracker.actions import (
+    Action,
+    DeleteSnapshot,
+    ListSnapshots,
+    LoadSegments,
+    MergeBuckets,
+    MergeSource,
+    PersistBucket,
+    PutProperty,
+    ReadMetadata,
+    RemoveProperty,
+    UniteBitmaps,
+)
+from tracker.bucket_set import BucketSet
+from tracker.buckets import Bucket, BucketState, free_range
+from tracker.due_queue import NEVER
+from tracker.merging import window_to_merge
+
+LOAD_ROW_COUNT_MAX = 16_384
+"""Segments are loaded together up to this many rows: small ones cost a call each otherwise."""
+
+SWEEP_SERIAL = 0
+"""`ListSnapshots` belongs to no bucket."""
+
+
+def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
+    """Return what is to be started now.
+
+    Runtime complexity: O(buckets); O(1) when nothing has changed and the time of nothing has come.
+    """
+    if not buckets.is_dirty and now_ms < buckets.quiet_until_ms:
+        return []
+    _remove_exhausted(buckets)
+    _begin_merge(buckets, now_ms)
+    # Loads first: someone waits for them.
+    actions: list[Action] = list(_plan_loads(buckets, now_ms))
+    for lane in (buckets.storage_lane, buckets.property_lane):
+        for bucket in list(lane.work.values()):
+            if not lane.has_room(now_ms):
+                break
+            if bucket.work is None and bucket.work_retry_at_ms <= now_ms:
+                bucket.work = _action_of(buckets, bucket)
+                lane.started()
+                actions.append(bucket.work)
+    if _may_sweep(buckets, now_ms):
+        buckets.sweep = ListSnapshots(SWEEP_SERIAL)
+        # What goes wrong from now on wants another one.
+        buckets.is_sweep_wanted = False
+        buckets.storage_lane.started()
+        actions.append(buckets.sweep)
+    buckets.is_dirty = False
+    buckets.quiet_until_ms = buckets.next_work_ms(now_ms)
+    return actions
+
+
+def _action_of(buckets: BucketSet, bucket: Bucket) -> Action:
+    """Return the one action that a bucket's state stands for."""
+    if bucket.state is BucketState.SEALING:
+        return PersistBucket(bucket.serial, bucket.key, bucket.parts)
+    if bucket.state is BucketState.MERGING:
+        sources = [buckets.buckets[serial] for serial in bucket.sources]
+        tracked: dict[int, BitMap] = {}
+        for source in sources:
+            tracked |= buckets.index.copy_tracked(*source.ledgers)
+        return MergeBuckets(bucket.serial, bucket.key, [_merge_source(source) for source in sources], tracked)
+    if bucket.state is BucketState.UNREGISTERING:
+        return RemoveProperty(bucket.serial, bucket.key)
+    assert bucket.bucket_id is not None
+    if bucket.state is BucketState.REGISTERING:
+        bucket.has_property = True
+        return PutProperty(bucket.serial, bucket.key, bucket.bucket_id)
+    if bucket.state is BucketState.DELETING:
+        return DeleteSnapshot(bucket.serial, bucket.bucket_id)
+    assert bucket.state is BucketState.RECOVERING
+    if bucket.table is None:
+        return ReadMetadata(bucket.serial, bucket.bucket_id)
+    return UniteBitmaps(bucket.serial, bucket.undecoded)
+
+
+def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
+    """Yield loads of segments that begin soon, the earliest first."""
+    through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
+    buckets.next_load_ms = NEVER
+    waiting = sorted(
+        (bucket for bucket in buckets.buckets.values() if bucket.has_unloaded),
+        key=lambda bucket: bucket.next_segment_ms,
+    )
+    loaded_row_count = len(buckets.index.shared)
+    row_count_max = min(LOAD_ROW_COUNT_MAX, buckets.config.loaded_row_count_max)
+    for place, bucket in enumerate(waiting):
+        if bucket.next_segment_ms > through_ms:
+            buckets.next_load_ms = min(buckets.next_load_ms, bucket.next_segment_ms - (through_ms - now_ms))
+            break
+        if bucket.load is not None:
+            loaded_row_count += row_count_max
+            continue
+        if place and loaded_row_count >= buckets.config.loaded_row_count_max:
+            # Popping makes room, and `note_popped` looks again; the earliest one never waits for room.
+            buckets.next_exhaustion_ms = -1
+            break
+        if bucket.needed_since_ms is None:
+            bucket.needed_since_ms = now_ms
+            buckets.barrier_changed()
+        if bucket.load_retry_at_ms > now_ms or not buckets.storage_lane.has_room(now_ms):
+            buckets.next_load_ms = min(buckets.next_load_ms, max(bucket.load_retry_at_ms, now_ms))
+            continue
+        assert bucket.bucket_id is not None
+        segments = bucket.segments_to_load(through_ms, row_count_max)
+        bucket.load = LoadSegments(bucket.serial, bucket.bucket_id, *segments)
+        buckets.storage_lane.started()
+        loaded_row_count += row_count_max
+        yield bucket.load
+
+
+def _remove_exhausted(buckets: BucketSet) -> None:
+    """Remove the buckets of which every row was handed out."""
+    buckets.next_exhaustion_ms = NEVER
+    for bucket in list(buckets.buckets.values()):
+        if bucket.is_doomed or bucket.merging_into is not None:
+            continue
+        if bucket.resident is not None:
+            if bucket.resident.next_ms == NEVER:
+                buckets.remove(bucket)
+        elif bucket.state is BucketState.SEALED and bucket.is_fully_loaded:
+            if buckets.index.shared.next_ms > bucket.last_ms:
+                buckets.remove(bucket)
+            else:
+                buckets.next_exhaustion_ms = min(buckets.next_exhaustion_ms, bucket.last_ms)
+
+
+def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
+    if buckets.config.bucket_count_max <= 0 or now_ms < buckets.merge_retry_at_ms:
+        return
+    if any(bucket.sources for bucket in buckets.buckets.values()):
+        return
+    served = sorted(buckets.served(), key=lambda bucket: (bucket.ledgers, bucket.serial))
+    if len(served) <= buckets.config.bucket_count_max:
+        return
+    window = window_to_merge(
+        [bucket.table.row_count if bucket.table is not None else 0 for bucket in served],
+        [bucket.state is BucketState.SEALED and bucket.merge_retry_at_ms <= now_ms for bucket in served],
+    )
+    if window is None:
+        return
+    sources = served[window.start : window.stop]
+    wanted = LedgerRange(
+        min(source.ledgers.first_ledger_id for source in sources),
+        max(source.ledgers.last_ledger_id for source in sources),
+    )
+    target = buckets.new_bucket(free_range(wanted, buckets.keys()), BucketState.MERGING)
+    target.sources = tuple(source.serial for source in sources)
+    for source in sources:
+        source.merging_into = target.serial
+
+
+def _may_sweep(buckets: BucketSet, now_ms: int) -> bool:
+    """Whether to look for snapshots without a property: only while none is being created."""
+    return (
+        buckets.is_sweep_wanted
+        and buckets.sweep is None
+        and now_ms >= buckets.sweep_retry_at_ms
+        and buckets.storage_lane.has_room(now_ms)
+        and not buckets.is_creating
+    )
+
+
+def _merge_source(bucket: Bucket) -> MergeSource:
+    assert bucket.bucket_id is not None
+    assert bucket.table is not None
+    return MergeSource(bucket.bucket_id, len(bucket.table))
