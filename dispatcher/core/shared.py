@@ -5,7 +5,6 @@ All entries wait in one heap, in the order in which they were due. A consumer ge
 permits.
 """
 
-
 import numpy as np
 from numpy.typing import NDArray
 
