@@ -1,0 +1,322 @@
+"""The demo's verdict on made-up records: a clean one is clean, and every single fault is found.
+
+The clock of these records is in milliseconds from 0. The service is killed at 5,000 and started again at 6,000.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from broker.demo_verdict import NEVER, Deliveries, Int64s, Outage, Published, Verdict, judge
+
+KILLED_MS = 5_000
+RESTARTED_MS = 6_000
+GRACE_MS = 250
+
+A, B = 0, 1
+"""Two consumers."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A published message: its entry id in the one ledger, its key, and when it is due."""
+
+    entry_id: int
+    key: int
+    due_ms: int
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A message at a consumer."""
+
+    message: Message
+    consumer: int
+    received_ms: float
+    acked_ms: float | None = None
+
+
+FIRST = Message(0, key=1, due_ms=1_000)
+SECOND = Message(1, key=1, due_ms=2_000)
+OTHER_KEY = Message(2, key=2, due_ms=1_500)
+SAME_TIME = Message(3, key=1, due_ms=2_000)
+DURING_OUTAGE = Message(4, key=1, due_ms=5_500)
+AFTERWARDS = Message(5, key=1, due_ms=8_000)
+EVERYTHING = [FIRST, SECOND, OTHER_KEY, SAME_TIME, DURING_OUTAGE, AFTERWARDS]
+
+CLEAN = [
+    Delivery(FIRST, A, 1_001, 1_010),
+    Delivery(OTHER_KEY, B, 1_502, 1_503),
+    Delivery(SECOND, A, 2_001, 2_020),
+    Delivery(SAME_TIME, A, 2_002, 2_021),
+    Delivery(DURING_OUTAGE, A, 6_500, 6_510),
+    Delivery(AFTERWARDS, A, 8_001, 8_002),
+]
+
+
+def column(values: Sequence[float]) -> Int64s:
+    """Make a column of a record."""
+    return np.array(values, dtype=np.int64)
+
+
+def published_columns(messages: Sequence[Message]) -> Published:
+    """Turn messages into columns, all in ledger 7."""
+    return Published(
+        ledger_ids=column([7] * len(messages)),
+        entry_ids=column([one.entry_id for one in messages]),
+        keys=column([one.key for one in messages]),
+        deliver_at_ms=column([one.due_ms for one in messages]),
+    )
+
+
+def delivery_columns(deliveries: Sequence[Delivery]) -> Deliveries:
+    """Turn deliveries into columns, milliseconds into nanoseconds."""
+    return Deliveries(
+        consumers=column([one.consumer for one in deliveries]),
+        ledger_ids=column([7] * len(deliveries)),
+        entry_ids=column([one.message.entry_id for one in deliveries]),
+        keys=column([one.message.key for one in deliveries]),
+        deliver_at_ms=column([one.message.due_ms for one in deliveries]),
+        received_ns=column([int(one.received_ms * 1e6) for one in deliveries]),
+        acked_ns=np.array(
+            [NEVER if one.acked_ms is None else int(one.acked_ms * 1e6) for one in deliveries], dtype=np.int64
+        ),
+        redelivery_counts=column([0] * len(deliveries)),
+    )
+
+
+def judged(deliveries: Sequence[Delivery], messages: Sequence[Message] = EVERYTHING) -> Verdict:
+    """Judge deliveries of messages."""
+    outage = Outage(KILLED_MS * 1_000_000, RESTARTED_MS * 1_000_000)
+    return judge(published_columns(messages), delivery_columns(deliveries), outage, ack_grace_ms=GRACE_MS)
+
+
+def faults(deliveries: Sequence[Delivery], messages: Sequence[Message] = EVERYTHING) -> dict[str, int]:
+    """Return the faults that there are, with their counts."""
+    verdict = judged(deliveries, messages)
+    assert verdict.is_clean == (not any(finding.count for finding in verdict.faults.values()))
+    return {name: finding.count for name, finding in verdict.faults.items() if finding.count}
+
+
+def without(*left_out: Message) -> list[Delivery]:
+    """Return the clean record without these messages."""
+    return [one for one in CLEAN if one.message not in left_out]
+
+
+def test_a_clean_record_is_clean() -> None:
+    """Everything once, in time, in order, at one consumer for a key at a time."""
+    verdict = judged(CLEAN)
+
+    assert verdict.is_clean
+    assert verdict.delivered == len(EVERYTHING)
+    assert verdict.duplicates_at_kill == 0
+    assert verdict.first_delivery_ns == 6_500 * 1_000_000
+
+
+def test_the_order_of_the_rows_does_not_matter() -> None:
+    """Consumers write their records one after the other; the judge goes by the times."""
+    assert faults(list(reversed(CLEAN))) == {}
+
+
+def test_a_message_that_never_came_is_lost() -> None:
+    """Each one counts, and is named."""
+    verdict = judged(without(OTHER_KEY))
+
+    assert not verdict.is_clean
+    assert verdict.lost.count == 1
+    assert "(7, 2)" in verdict.lost.examples[0]
+
+
+def test_without_any_delivery_everything_is_lost() -> None:
+    """An empty record is no clean record."""
+    assert faults([]) == {"lost": len(EVERYTHING)}
+
+
+def test_a_delivery_before_its_time_is_early() -> None:
+    """By a millisecond or by less."""
+    assert faults([*without(OTHER_KEY), Delivery(OTHER_KEY, B, 1_499.9, 1_501)]) == {"early": 1}
+    assert faults([*without(OTHER_KEY), Delivery(OTHER_KEY, B, 1_500, 1_501)]) == {}
+
+
+def test_a_message_that_nobody_published_is_altered() -> None:
+    """As is one that arrives with another key, or with another time, than it had."""
+    unknown = Message(99, key=3, due_ms=1_000)
+    other_key = Message(OTHER_KEY.entry_id, key=3, due_ms=OTHER_KEY.due_ms)
+    other_time = Message(OTHER_KEY.entry_id, OTHER_KEY.key, OTHER_KEY.due_ms - 1)
+
+    assert faults([*CLEAN, Delivery(unknown, A, 1_700, 1_701)]) == {"altered": 1}
+    assert faults([*without(OTHER_KEY), Delivery(other_key, B, 1_502, 1_503)]) == {"altered": 1}
+    assert faults([*without(OTHER_KEY), Delivery(other_time, B, 1_502, 1_503)]) == {"altered": 1}
+    assert faults([Delivery(FIRST, A, 1_700, 1_701)], messages=[]) == {"altered": 1}
+
+
+def test_a_later_time_before_an_earlier_one_is_out_of_order() -> None:
+    """Within a key; what counts is the first delivery."""
+    late = Delivery(FIRST, A, 2_100, 2_110)
+
+    assert faults([*without(FIRST), late]) == {"out of order within a key": 1}
+
+
+def test_among_equal_times_the_position_decides() -> None:
+    """The one that was published first comes first."""
+    turned = [Delivery(SAME_TIME, A, 2_001, 2_002), Delivery(SECOND, A, 2_003, 2_004)]
+
+    assert faults([*without(SECOND, SAME_TIME), *turned]) == {"out of order within a key": 1}
+
+
+def test_keys_do_not_wait_for_each_other() -> None:
+    """An earlier message of another key may come later."""
+    assert faults([*without(OTHER_KEY), Delivery(OTHER_KEY, B, 4_000, 4_001)]) == {}
+
+
+def test_order_within_the_second_life_counts_also_for_what_comes_again() -> None:
+    """After the kill, two messages that come once more must come in order, too."""
+    unacked = [Delivery(SECOND, A, 2_001), Delivery(SAME_TIME, A, 2_002)]
+    again = [Delivery(SECOND, A, 6_101, 6_110), Delivery(SAME_TIME, A, 6_102, 6_110)]
+    turned = [Delivery(SECOND, A, 6_102, 6_110), Delivery(SAME_TIME, A, 6_101, 6_110)]
+    rest = without(SECOND, SAME_TIME)
+
+    assert faults([*rest, *unacked, *again]) == {}
+    assert faults([*rest, *unacked, *turned]) == {"out of order within a key": 1}
+
+
+def test_what_comes_again_may_come_after_later_messages_of_the_first_life() -> None:
+    """A redelivery is not a first delivery."""
+    unacked = Delivery(FIRST, A, 1_001)
+
+    assert faults([*without(FIRST), unacked, Delivery(FIRST, A, 6_100, 6_110)]) == {}
+
+
+def test_a_key_at_two_consumers_at_once_is_found() -> None:
+    """B gets a message of a key while A has not acknowledged another one of it."""
+    overlapping = [Delivery(SECOND, A, 2_001, 2_100), Delivery(SAME_TIME, B, 2_050, 2_060)]
+    handed_over = [Delivery(SECOND, A, 2_001, 2_050), Delivery(SAME_TIME, B, 2_050, 2_060)]
+    rest = without(SECOND, SAME_TIME)
+
+    assert faults([*rest, *overlapping]) == {"keys with two owners at once": 1}
+    assert faults([*rest, *handed_over]) == {}
+
+
+def test_a_long_hold_hides_behind_no_shorter_one() -> None:
+    """A's earlier message is held for longer than its later one: B overlaps with the earlier one."""
+    held = [
+        Delivery(FIRST, A, 1_001, 3_000),
+        Delivery(SECOND, A, 2_001, 2_002),
+        Delivery(SAME_TIME, B, 2_500, 2_501),
+    ]
+
+    assert faults([*without(FIRST, SECOND, SAME_TIME), *held]) == {"keys with two owners at once": 1}
+
+
+def test_two_consumers_may_hold_different_keys() -> None:
+    """One owner for each key, not for all."""
+    assert (
+        faults([*without(FIRST, OTHER_KEY), Delivery(FIRST, A, 1_001, 1_900), Delivery(OTHER_KEY, B, 1_600, 1_700)])
+        == {}
+    )
+
+
+def test_the_kill_ends_every_ownership() -> None:
+    """What A held when the service died is nobody's: B may have the key in the next life."""
+    held = Delivery(SAME_TIME, A, 2_002)
+    again = Delivery(SAME_TIME, B, 6_100, 6_110)
+
+    assert faults([*without(SAME_TIME), held, again]) == {}
+
+
+def test_two_owners_at_the_moment_of_the_kill_are_found() -> None:
+    """Both were handed the key by the first life, though their applications read it later."""
+    after_kill = [Delivery(SECOND, A, 5_100), Delivery(SAME_TIME, B, 5_200)]
+    again = [Delivery(SECOND, A, 6_100, 6_101), Delivery(SAME_TIME, A, 6_102, 6_103)]
+
+    assert faults([*without(SECOND, SAME_TIME), *after_kill, *again]) == {"keys with two owners at once": 1}
+
+
+def test_a_repetition_of_what_was_acknowledged_is_a_fault() -> None:
+    """Acknowledged well before the kill, it must not come again."""
+    assert faults([*CLEAN, Delivery(SECOND, A, 6_100, 6_110)]) == {"duplicates, other": 1}
+
+
+def test_a_repetition_without_a_kill_between_is_a_fault() -> None:
+    """Nobody asked for it, and no crash excuses it, acknowledged or not."""
+    assert faults([*CLEAN, Delivery(OTHER_KEY, B, 1_600, 1_601)]) == {"duplicates, other": 1}
+    assert faults([*without(OTHER_KEY), Delivery(OTHER_KEY, B, 1_502), Delivery(OTHER_KEY, B, 1_600, 1_601)]) == {
+        "duplicates, other": 1
+    }
+
+
+@pytest.mark.parametrize("acked_ms", [None, KILLED_MS - GRACE_MS + 1, KILLED_MS + 100])
+def test_a_repetition_of_what_was_unacknowledged_at_the_kill_is_allowed(acked_ms: float | None) -> None:
+    """Not acknowledged, or too shortly before for the acknowledgement to have been kept, or on a dead connection."""
+    held = Delivery(OTHER_KEY, B, 4_800, acked_ms)
+    verdict = judged([*without(OTHER_KEY), held, Delivery(OTHER_KEY, A, 6_100, 6_110)])
+
+    assert verdict.is_clean
+    assert verdict.duplicates_at_kill == 1
+
+
+def test_the_kill_excuses_one_repetition_and_no_more() -> None:
+    """The second one has no reason."""
+    held = Delivery(OTHER_KEY, B, 4_800)
+    twice = [Delivery(OTHER_KEY, A, 6_100, 6_110), Delivery(OTHER_KEY, A, 6_200, 6_210)]
+
+    assert faults([*without(OTHER_KEY), held, *twice]) == {"duplicates, other": 1}
+
+
+def test_the_oldest_lost_acknowledgement_is_told() -> None:
+    """How long before the kill it had been made."""
+    held = Delivery(OTHER_KEY, B, 4_800, KILLED_MS - 100)
+    verdict = judged([*without(OTHER_KEY), held, Delivery(OTHER_KEY, A, 6_100, 6_110)])
+
+    assert verdict.ack_lost_before_kill_ms_max == 100
+    assert judged(CLEAN).ack_lost_before_kill_ms_max == 0
+
+
+def test_lateness_is_told_apart_across_the_outage() -> None:
+    """What fell due, or was waiting, while the service was away is counted for itself."""
+    verdict = judged(CLEAN)
+
+    # Of those due while it was up: 1 ms, 2 ms, 1 ms, 2 ms before, and 1 ms afterwards.
+    assert verdict.lateness_up.count == 5
+    assert (verdict.lateness_up.p50_ms, verdict.lateness_up.max_ms) == (1.0, 2.0)
+    assert verdict.lateness_outage.count == 1
+    assert verdict.lateness_outage.max_ms == 1_000.0
+
+
+def test_what_was_due_before_the_kill_and_came_after_it_was_late_by_the_outage() -> None:
+    """It waited through the outage, whenever it was due."""
+    verdict = judged([*without(OTHER_KEY), Delivery(OTHER_KEY, A, 6_200, 6_210)])
+
+    assert verdict.is_clean
+    assert verdict.lateness_outage.count == 2
+    assert verdict.lateness_outage.max_ms == 6_200 - OTHER_KEY.due_ms
+
+
+def test_the_outage_lasts_until_every_consumer_is_back() -> None:
+    """A message that falls due before the last consumer has had a delivery may have had to wait for it."""
+    late = Delivery(AFTERWARDS, B, 8_001, 8_002)
+    verdict = judged([*without(AFTERWARDS), late])
+
+    assert verdict.all_back_ns == 8_001 * 1_000_000
+    assert (verdict.lateness_up.count, verdict.lateness_outage.count) == (4, 2)
+
+
+def test_a_repetition_is_not_late() -> None:
+    """Lateness is that of first deliveries."""
+    held = Delivery(OTHER_KEY, B, 1_502)
+    verdict = judged([*without(OTHER_KEY), held, Delivery(OTHER_KEY, A, 6_100, 6_110)])
+
+    assert verdict.lateness_up.count + verdict.lateness_outage.count == len(EVERYTHING)
+
+
+def test_examples_are_a_few_and_say_which() -> None:
+    """A thousand faults are a count and some examples."""
+    many = [Message(entry_id, key=entry_id, due_ms=1_000) for entry_id in range(1000)]
+    verdict = judged([Delivery(one, A, 900, 901) for one in many], many)
+
+    assert verdict.early.count == 1000
+    assert len(verdict.early.examples) == 5
+    assert "of key 0 " in verdict.early.examples[0]
+    assert "at consumer 1" in verdict.early.examples[0]
