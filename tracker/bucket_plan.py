@@ -89,12 +89,12 @@ def _action_of(buckets: BucketSet, bucket: Bucket) -> Action:
 
 
 def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
-    """Yield loads of segments that begin soon, the earliest first."""
+    """Yield loads of segments that begin soon, the one that holds up hand-out first."""
     through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
     buckets.next_load_ms = NEVER
     waiting = sorted(
         (bucket for bucket in buckets.buckets.values() if bucket.has_unloaded),
-        key=lambda bucket: bucket.next_segment_ms,
+        key=lambda bucket: bucket.barrier,
     )
     loaded_row_count = len(buckets.index.shared)
     row_count_max = min(LOAD_ROW_COUNT_MAX, buckets.config.loaded_row_count_max)

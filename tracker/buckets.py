@@ -21,7 +21,7 @@ from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.codec import SegmentMetadata
 from snapshot_storage.columns import DelayedIndexes
 from tracker.actions import Action, LoadSegments, SegmentTable
-from tracker.due_queue import NEVER, DueQueue, RowKey, first_key_at
+from tracker.due_queue import NEVER, DueQueue, RowKey
 from tracker.membership import LEDGER_ID_MAX
 
 
@@ -159,12 +159,14 @@ class Bucket:
     def barrier(self) -> RowKey:
         """The last row that may be handed out before the next segment is loaded.
 
-        Rows of one time may be in two segments; then it is the last row loaded of that time.
+        Rows of one time may be in two segments; then it is the last row loaded of that time. Otherwise it is just
+        before the bucket's first ledger at the next segment's time: of many buckets that are due at one instant, the
+        first can be handed out while the others are not loaded.
         """
         next_ms = self.next_segment_ms
         if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_ms:
             return self.loaded_key
-        return first_key_at(next_ms)
+        return RowKey(next_ms, self.ledgers.first_ledger_id, -1)
 
     def segments_to_load(self, through_ms: int, row_count_max: int) -> tuple[int, int]:
         """Return the numbers of the first and last segment of the next load, counted from 1.

@@ -70,6 +70,10 @@ class _Run:
     def __len__(self) -> int:
         return len(self.times) - self.head
 
+    def head_key(self) -> RowKey:
+        """Return the place of the first row."""
+        return RowKey(self.head_ms, int(self.ledger_ids[self.head]), int(self.entry_ids[self.head]))
+
     def end_through(self, through: RowKey) -> int:
         """Return the end of the rows that are not behind the key."""
         end = int(self.times.searchsorted(through.deliver_at_ms, "right"))
@@ -260,6 +264,8 @@ def _sorted_run(parts: Sequence[tuple[Int64Array, Int64Array, Int64Array]]) -> _
     if len(parts) == 1:
         times, ledger_ids, entry_ids = parts[0]
     else:
+        # Parts that do not overlap are in order then, and need no sorting.
+        parts = sorted(parts, key=lambda part: (int(part[0][0]), int(part[1][0]), int(part[2][0])))
         times, ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = order_of_rows(times, ledger_ids, entry_ids)
     if order is None:
@@ -300,11 +306,19 @@ _NO_ROWS: Final = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.
 
 def _pop_front(runs: list[_Run], through: RowKey, limit: int) -> tuple[Int64Array, Int64Array, Int64Array] | None:
     """Take rows of the run that is first, if enough of them are before all other runs; mostly left from a merge."""
-    front = min(runs, key=lambda run: run.head_ms)
-    others_ms = min((run.head_ms for run in runs if run is not front), default=NEVER)
-    end = front.end_through(min(through, first_key_at(others_ms)))
+    head_ms = min(run.head_ms for run in runs)
+    first = [run for run in runs if run.head_ms == head_ms]
+    if len(first) == 1:
+        front = first[0]
+        before = first_key_at(min((run.head_ms for run in runs if run is not front), default=NEVER))
+    else:
+        first.sort(key=_Run.head_key)
+        front = first[0]
+        next_key = first[1].head_key()
+        before = next_key._replace(entry_id=next_key.entry_id - 1)
+    end = front.end_through(min(through, before))
     row_count = min(end - front.head, limit)
-    if row_count < min(limit, _FRONT_ROWS_MIN) and len(runs) > 1:
+    if row_count <= 0 or (row_count < min(limit, _FRONT_ROWS_MIN) and len(runs) > 1):
         return None
     columns = front.columns(front.head + row_count)
     front.advance(row_count)

@@ -41,9 +41,9 @@ def test_a_load_takes_small_segments_together(
 
 
 def test_the_barrier_is_the_next_segments_first_time() -> None:
-    """Nothing due at that time or later may go before it is loaded."""
-    assert bucket_with(SEGMENTS, loaded=0).barrier == RowKey(10, -1, -1)
-    assert bucket_with(SEGMENTS, loaded=4).barrier == RowKey(NEVER, -1, -1)
+    """Nothing of its ledgers or later that is due then may go before it is loaded."""
+    assert bucket_with(SEGMENTS, loaded=0).barrier == RowKey(10, 1, -1)
+    assert bucket_with(SEGMENTS, loaded=4).barrier == RowKey(NEVER, 1, -1)
 
 
 def test_the_barrier_is_the_last_row_loaded_where_a_time_is_in_two_segments() -> None:
