@@ -3,7 +3,9 @@
 Between commits nothing happens per message but one packed row and two appends. When the committer asks, everything
 pending becomes blocks of one batch, together with the record of each ledger it touches; so a record never counts
 an entry that is not there, and after a crash the records say what is. A failed commit closes its ledger at the last
-durable entry: positions that were given out behind it are never used again.
+durable entry: positions that were given out behind it are never used again. (Should the disk have kept a commit that
+it reported as failed, and the process die before another one succeeds, its entries are there after the restart, as
+after any lost reply.)
 """
 
 import asyncio
@@ -62,7 +64,6 @@ class AppenderHooks:
 
     request_commit: Callable[[], None]
     new_ledger_id: Callable[[], int]
-    put_counters: Callable[[Batch], None]
     on_committed: Callable[[], None]
 
 
@@ -177,8 +178,6 @@ class Appender:
                 key = keys.ledger_record_key(self._owner_id, ledger.ledger_id)
                 batch.put(Family.META, key, ledger.record())
                 commit.recorded.append((ledger, ledger.written))
-                if not ledger.is_recorded:
-                    self._hooks.put_counters(batch)
         self._in_flight.append(commit)
 
     def settle(self, error: LedgerWriteError | None) -> None:
@@ -222,6 +221,8 @@ class Appender:
         lost = sum(len(chunk.payloads) for chunk in self._chunks)
         lost += sum(commit.entries for commit in self._in_flight)
         logger.error("%s: a commit failed, %d entries are lost: %s", self._name, lost, error)
+        # Also what the lost commit said of ledgers without entries of its own, such as that they were closed.
+        self._unrecorded.update((ledger, None) for commit in self._in_flight for ledger, _ in commit.recorded)
         self._chunks.clear()
         self._in_flight.clear()
         for ledger in list(self._ledgers):

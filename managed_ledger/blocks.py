@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from managed_ledger.headers import ROW, ROW_BYTES, Rows
+from managed_ledger.headers import ROW_BYTES, Rows, decode_rows
 
 PAYLOAD_BLOCK_BYTES = 16 * 1024
 """Most payload in one block of more than one entry."""
@@ -132,7 +132,7 @@ def rows_at(blocks: Sequence[HeaderBlock], entry_ids: NDArray[np.int64]) -> Rows
     assert blocks
     assert len(entry_ids)
 
-    rows = np.frombuffer(b"".join([block.rows for block in blocks]), ROW)
+    rows = decode_rows(b"".join([block.rows for block in blocks]))
     first, last = int(entry_ids[0]), int(entry_ids[-1])
     # Entries without a gap, the usual read: then the blocks have none either, and it is a slice.
     if last - first + 1 == len(entry_ids):

@@ -4,7 +4,8 @@ Participants ask to be in the next round. A round lets each of them put its chan
 loop, hands the batch to a thread that does nothing but write it (RocksDB releases the GIL meanwhile, so the loop
 runs on), and tells them all in one loop callback how it went. A synced write costs the same whatever is in it.
 
-Rounds are written one after the other, so changes are durable in the order in which they were asked for.
+Rounds are written one after the other, so changes are durable in the order in which they were asked for. Every round
+carries a stamp of the store: its id counters. So an id that anything durable speaks of is never given out again.
 """
 
 import asyncio
@@ -30,10 +31,11 @@ class Participant(Protocol):
 class Committer:
     """Rounds of writes; belongs to one event loop and owns one thread."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, stamp: Callable[[Batch], None]) -> None:
         self.rounds = 0
         self.synced_rounds = 0
         self._database = database
+        self._stamp = stamp
         self._loop = asyncio.get_running_loop()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ledger-commit")
         self._waiting: dict[Participant, None] = {}
@@ -94,6 +96,7 @@ class Committer:
         try:
             for participant in self._in_flight:
                 participant.fill(batch)
+            self._stamp(batch)
         # A supervisor: a participant that cannot be written must not leave the others waiting for ever.
         except Exception as error:
             self._loop.call_soon(self._end_round, error)

@@ -184,9 +184,11 @@ class RocksDatabase:
     @contextmanager
     def rows(self, family: Family) -> Iterator[RowIterator]:
         """See base."""
+        # What the caller's own code raises in between is not RocksDB's, so it is left alone.
         with _mapped(self._path, f"read {family} of the log"):
             rows = self._families[family].iter()
-            yield rows
+        yield rows
+        with _mapped(self._path, f"read {family} of the log"):
             rows.status()
 
     def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -275,7 +277,7 @@ def _database_options(write_buffer_bytes: int, *, create: bool) -> Options:
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_paranoid_checks(True)
     # Families that are written little would hold back the removal of old write-ahead logs for ever.
-    options.set_max_total_wal_size(4 * write_buffer_bytes)
+    options.set_max_total_wal_size(2 * write_buffer_bytes)
     options.set_keep_log_file_num(3)
     options.set_stats_dump_period_sec(0)
     options.set_max_open_files(1000)

@@ -34,7 +34,8 @@ PACK_ROW = struct.Struct("<qqiiiI").pack
 
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
-Rows = NDArray[np.void]
+Rows = NDArray[np.int64]
+"""Rows as they are stored, four words each; numpy selects and joins these far faster than records."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,25 +68,29 @@ class EntryHeaders:
         filled = [part for part in parts if len(part)]
         if not filled:
             return _EMPTY
-        if len(filled) == 1:
-            return filled[0]
         columns = (np.concatenate([getattr(part, name) for part in filled]) for name in COLUMNS)
         return cls(*(_read_only(column) for column in columns))
 
     @classmethod
-    def from_rows(cls, ledger_id: int, entry_ids: Int64s, rows: Rows) -> "EntryHeaders":
-        """Columns of stored rows of one ledger."""
-        assert len(entry_ids) == len(rows)
+    def from_rows(cls, ledger_ids: Int64s, entry_ids: Int64s, rows: Rows) -> "EntryHeaders":
+        """Columns of stored rows, of these entries."""
+        assert len(ledger_ids) == len(entry_ids) == len(rows)
 
+        records = np.ascontiguousarray(rows).view(ROW).reshape(len(rows))
         return cls(
-            _read_only(np.full(len(rows), ledger_id, dtype=np.int64)),
+            _read_only(ledger_ids),
             _read_only(entry_ids),
-            _read_only(rows["deliver_at_ms"].astype(np.int64)),
-            _read_only(rows["publish_time_ms"].astype(np.int64)),
-            _read_only(rows["sticky_hash"].astype(np.int32)),
-            _read_only(rows["size"].astype(np.int32)),
-            _read_only(rows["message_count"].astype(np.int32)),
+            _read_only(records["deliver_at_ms"].astype(np.int64)),
+            _read_only(records["publish_time_ms"].astype(np.int64)),
+            _read_only(records["sticky_hash"].astype(np.int32)),
+            _read_only(records["size"].astype(np.int32)),
+            _read_only(records["message_count"].astype(np.int32)),
         )
+
+
+def decode_rows(data: bytes) -> Rows:
+    """Stored rows, without copying them."""
+    return np.frombuffer(data, dtype="<i8").reshape(-1, ROW_BYTES // 8)
 
 
 COLUMNS = tuple(EntryHeaders.__dataclass_fields__)
@@ -97,5 +102,5 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-_NO_ROWS = np.empty(0, dtype=ROW)
-_EMPTY = EntryHeaders.from_rows(0, np.empty(0, dtype=np.int64), _NO_ROWS)
+_NO_IDS = np.empty(0, dtype=np.int64)
+_EMPTY = EntryHeaders.from_rows(_NO_IDS, _NO_IDS, decode_rows(b""))

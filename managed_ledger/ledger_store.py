@@ -4,7 +4,7 @@
     ledger = await store.open_managed_ledger("persistent://public/default/orders")
     position = await ledger.append(b"...", publish_time_ms=clock())
 
-Ledger ids come from one counter for all topics and are stored with the first record of each ledger. The keys are in
+Ledger ids come from one counter for all topics, which every commit stores. The keys are in
 `keys`; RocksDB itself is known to `database` alone. Belongs to one event loop; two reader threads, one committer
 thread and one for compaction do what would block it.
 """
@@ -47,7 +47,7 @@ class LedgerStore:
     """All managed ledgers of a folder; `open` makes one."""
 
     def __init__(self, database: Database, config: ManagedLedgerConfig, now_ms: Clock) -> None:
-        self.committer = Committer(database)
+        self.committer = Committer(database, stamp=self._put_counters)
         self._database = database
         self._config = config
         self._now_ms = now_ms
@@ -164,6 +164,14 @@ class LedgerStore:
 
     def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:
         """Ledgers and cursors of a managed ledger, as stored."""
+        try:
+            return self._decode(owner_id, name)
+        except (struct.error, ValueError, LookupError) as error:
+            raise StoreCorruptedError(
+                f"What is stored of {name} makes no sense ({error}). Restore the folder from a copy"
+            ) from error
+
+    def _decode(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:
         ledgers = Ledgers()
         for key, value in self._database.scan(Family.META, *keys.prefix_range(b"l", owner_id)):
             ledgers.add(Ledger.decode(keys.number_at_end(key), value))
@@ -185,7 +193,6 @@ class LedgerStore:
 
         def put(batch: Batch) -> None:
             batch.put(Family.META, keys.managed_ledger_key(name), _OWNER.pack(owner_id))
-            self._put_counters(batch)
 
         # In one round, so that a managed ledger is there with its first ledger or not at all.
         ledger.request_commit()
@@ -202,7 +209,6 @@ class LedgerStore:
             now_ms=self._now_ms,
             new_ledger_id=self._new_ledger_id,
             new_owner_id=self._new_owner_id,
-            put_counters=self._put_counters,
             flush_soon=self._flush_soon,
             trimmed=self._trimmed,
             closed=lambda ledger: self._managed_ledgers.pop(ledger.name, None),

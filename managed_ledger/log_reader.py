@@ -17,7 +17,7 @@ from managed_ledger import keys
 from managed_ledger.block_cache import BlockCache, CachedBlock
 from managed_ledger.blocks import HeaderBlock, PayloadBlock, StoredPayloads, rows_at
 from managed_ledger.database import Database, RowIterator
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.headers import Rows
 from managed_ledger.keys import Family
 
 Block = TypeVar("Block", bound=CachedBlock)
@@ -40,13 +40,11 @@ class LogReader:
         self._database = database
         self._executor = executor
 
-    async def read_headers(self, needs: Sequence[Need]) -> list[EntryHeaders | None]:
-        """Headers of what is needed, per need; None where the log does not have all of it."""
+    async def read_rows(self, needs: Sequence[Need]) -> list[Rows | None]:
+        """Header rows of what is needed, per need; None where the log does not have all of it."""
         covered = await self._cover(self.headers, Family.HEADERS, HeaderBlock, needs)
         return [
-            None
-            if blocks is None
-            else EntryHeaders.from_rows(need.ledger_id, need.entry_ids, rows_at(blocks, need.entry_ids))
+            None if blocks is None else rows_at(blocks, need.entry_ids)
             for need, blocks in zip(needs, covered, strict=True)
         ]
 

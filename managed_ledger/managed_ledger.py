@@ -45,7 +45,6 @@ class StoreServices:
     now_ms: Clock
     new_ledger_id: Callable[[], int]
     new_owner_id: Callable[[], int]
-    put_counters: Callable[[Batch], None]
     flush_soon: Callable[[Cursor], None]
     trimmed: Callable[[Sequence[int], int], None]
     closed: Callable[["ManagedLedger"], object]
@@ -63,7 +62,7 @@ class ManagedLedger(ReadableLog):
         self._listeners: list[Callable[[], None]] = []
         self._untrimmed: list[int] = []
         self._is_closed = False
-        hooks = AppenderHooks(self.request_commit, services.new_ledger_id, services.put_counters, self._tell_committed)
+        hooks = AppenderHooks(self.request_commit, services.new_ledger_id, self._tell_committed)
         self._appender = Appender(name, owner_id, ledgers, services.reader, services.config, services.now_ms, hooks)
         self._append = self._appender.append
 
@@ -292,7 +291,6 @@ class ManagedLedger(ReadableLog):
         assert cursor.cursor_id is not None
 
         batch.put(Family.META, keys.cursor_key(self.owner_id, cursor.name), _OWNER.pack(cursor.cursor_id))
-        self._services.put_counters(batch)
         cursor.put_new(batch)
 
     def _new_cursor(self, name: str, cursor_id: int | None) -> Cursor:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from managed_ledger import retention
 from managed_ledger.errors import StoreCorruptedError
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.headers import EntryHeaders, Rows
 from managed_ledger.ledgers import LedgerInfo, Ledgers
 from managed_ledger.log_reader import LogReader, Need
 from managed_ledger.position import Position
@@ -72,22 +72,32 @@ class ReadableLog:
         everything needed is in memory.
         """
         needs, next_position = select(self._ledgers, first, entries_max=entries_max, skip=skip, through=through)
-        return HeadersRead(EntryHeaders.concatenate(await self._headers_of(needs)), next_position)
+        found = await self._read_rows(needs)
+        if not found:
+            return HeadersRead(EntryHeaders.empty(), next_position)
+        counts = [len(need.entry_ids) for need, _ in found]
+        headers = EntryHeaders.from_rows(
+            np.repeat([need.ledger_id for need, _ in found], counts),
+            np.concatenate([need.entry_ids for need, _ in found]),
+            np.concatenate([rows for _, rows in found]),
+        )
+        return HeadersRead(headers, next_position)
 
     async def read_headers_at(self, ledger_ids: Ids, entry_ids: Ids) -> EntryHeaders:
         """Headers of these positions in the order given; what is unknown or trimmed is left out."""
         ledger_column, entry_column = np.asarray(ledger_ids, np.int64), np.asarray(entry_ids, np.int64)
-        parts, indices = [], []
         needs = self._needs_at(ledger_column, entry_column)
-        headers = await self._headers_of([need for need, _ in needs])
-        for (need, rows), part in zip(needs, headers, strict=True):
-            if len(part):
-                found = np.searchsorted(need.entry_ids, entry_column[rows])
-                parts.append(part.take(found))
-                indices.append(rows)
-        if not parts:
+        asked_by = {need.ledger_id: indices for need, indices in needs}
+        found = await self._read_rows([need for need, _ in needs])
+        if not found:
             return EntryHeaders.empty()
-        return EntryHeaders.concatenate(parts).take(np.argsort(np.concatenate(indices), kind="stable"))
+        indices = np.concatenate([asked_by[need.ledger_id] for need, _ in found])
+        rows = np.concatenate(
+            [rows[np.searchsorted(need.entry_ids, entry_column[asked_by[need.ledger_id]])] for need, rows in found]
+        )
+        order = np.argsort(indices)
+        kept = indices[order]
+        return EntryHeaders.from_rows(ledger_column[kept], entry_column[kept], rows[order])
 
     async def read_payloads(self, ledger_ids: Ids, entry_ids: Ids) -> list[bytes | None]:
         """Payloads of these positions in the order given; None for what is unknown or trimmed."""
@@ -134,13 +144,15 @@ class ReadableLog:
         """The first entry published at or after a time, or the next one to come."""
         return await retention.find_published(self._ledgers, self.read_headers, publish_time_ms)
 
-    async def _headers_of(self, needs: Sequence[Need]) -> list[EntryHeaders]:
-        parts = []
-        for need, headers in zip(needs, await self._reader.read_headers(needs), strict=True):
-            if headers is None:
+    async def _read_rows(self, needs: Sequence[Need]) -> list[tuple[Need, Rows]]:
+        """What is needed with its header rows, without ledgers that were trimmed meanwhile."""
+        found = []
+        for need, rows in zip(needs, await self._reader.read_rows(needs), strict=True):
+            if rows is None:
                 self._check_trimmed(need)
-            parts.append(EntryHeaders.empty() if headers is None else headers)
-        return parts
+            else:
+                found.append((need, rows))
+        return found
 
     def _needs_at(
         self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]

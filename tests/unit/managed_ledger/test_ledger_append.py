@@ -278,6 +278,61 @@ def test_what_was_appended_behind_a_failing_write_fails_with_it() -> None:
     asyncio.run(scenario())
 
 
+def test_what_a_lost_commit_said_of_other_ledgers_is_said_again() -> None:
+    """It closed a ledger without adding to it; after a restart that ledger must not be open."""
+
+    async def scenario() -> None:
+        clock, database = FakeClock(), MemoryDatabase()
+        store = await open_store(database, clock=clock, rollover_time_ms=1000)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"a"])
+        clock.now += 1000
+        database.failures_to_come = 1
+
+        ledger.roll_over_if_aged(clock.now)
+        with pytest.raises(LedgerWriteError):
+            await ledger.append(b"lost", publish_time_ms=1)
+        await append_all(ledger, [b"b"])
+        await store.close()
+
+        store = await open_store(database)
+        ledger = await store.open_managed_ledger("orders")
+        assert [(info.entries, info.is_open) for info in ledger.ledgers()] == [(1, False), (1, True)]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_id_that_a_cursor_speaks_of_is_never_given_out_again() -> None:
+    """A cursor at the end of a log may name a ledger that nothing was written to before the power went."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database)
+        ledger = await store.open_managed_ledger("orders")
+        cursor = await ledger.open_cursor("subscription")
+        await append_all(ledger, [b"a"])
+        for _ in range(2):
+            database.failures_to_come = 1
+            with pytest.raises(LedgerWriteError):
+                await ledger.append(b"lost", publish_time_ms=1)
+        cursor.acknowledge([1], [0])
+        await ledger.trim()
+        await cursor.seek(Position(99, 0))
+        named = cursor.mark_delete_position
+
+        survivor = await open_store(database.after_power_loss())
+        found = await survivor.open_managed_ledger("orders")
+        position = await found.append(b"new", publish_time_ms=1)
+        assert position > named
+        assert found.cursors["subscription"].backlog == 1
+        assert not found.cursors["subscription"].is_acknowledged(*position)
+        await survivor.close()
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_only_bytes_are_payloads() -> None:
     """Anything else would fail the commit of everybody who shares it."""
 

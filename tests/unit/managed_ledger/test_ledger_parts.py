@@ -127,7 +127,7 @@ class _Broken:
 
 def test_a_participant_that_fails_leaves_nobody_waiting() -> None:
     async def scenario() -> None:
-        committer = Committer(MemoryDatabase())
+        committer = Committer(MemoryDatabase(), stamp=lambda batch: None)
         broken = _Broken()
         committer.request(broken, sync=True)
 

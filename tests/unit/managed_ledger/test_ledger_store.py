@@ -19,7 +19,15 @@ from managed_ledger.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from managed_ledger.keys import FORMAT_KEY, Family
+from managed_ledger.keys import (
+    CURSOR_BASE,
+    CURSOR_JOURNAL,
+    CURSOR_MARK_DELETE,
+    CURSOR_PROPERTIES,
+    FORMAT_KEY,
+    Family,
+    cursor_state_key,
+)
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.position import Position
 
@@ -326,3 +334,25 @@ def test_a_damaged_block_is_an_error_when_it_is_read(tmp_path: Path) -> None:
 
     with pytest.raises(StoreCorruptedError, match="Restore the folder from a copy"):
         asyncio.run(read_all())
+
+
+@pytest.mark.parametrize("kind", [CURSOR_MARK_DELETE, CURSOR_PROPERTIES, CURSOR_BASE, CURSOR_JOURNAL])
+@pytest.mark.parametrize("value", [b"", b"nonsense"])
+def test_a_cursor_that_makes_no_sense_is_refused(kind: int, value: bytes) -> None:
+    """Checksums make it unlikely; if it happens all the same, it is one of the log's errors."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database)
+        ledger = await store.open_managed_ledger("orders")
+        cursor = await ledger.open_cursor("subscription")
+        number = None if kind in (CURSOR_MARK_DELETE, CURSOR_PROPERTIES) else 1
+        await ledger.close()
+
+        database.tables[Family.CURSORS][cursor_state_key(cursor.cursor_id or 0, kind, number)] = value
+
+        with pytest.raises(StoreCorruptedError, match="What is stored of orders makes no sense"):
+            await store.open_managed_ledger("orders")
+        await store.close()
+
+    asyncio.run(scenario())
