@@ -14,13 +14,6 @@ class Order(pulsar.schema.Record):  # type: ignore[misc]  # The client's schema 
     item = pulsar.schema.String()
 
 
-class Other(pulsar.schema.Record):  # type: ignore[misc]  # As above.
-    """A record that no reader of `Order` can read."""
-
-    number = pulsar.schema.String()
-    other = pulsar.schema.Integer(required=True)
-
-
 def test_a_producer_without_a_name_gets_one_of_its_own(clients: Clients, topic: str) -> None:
     """Names given by the service differ from each other."""
     client = clients.new()
