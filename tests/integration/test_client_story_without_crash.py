@@ -1,7 +1,7 @@
 """The demo's story without its crash, on either service, under the demo's verdict.
 
 Three Key_Shared consumers that hold each message for a while, one leaves and one joins, and the record of every
-delivery is judged. A real Pulsar can be asked this much of the story; what it does with a crash in it is in the figures.
+delivery is judged. A real Pulsar can be asked this much of the story.
 """
 
 import time
