@@ -95,6 +95,7 @@ def _on_property_put(buckets: BucketSet, bucket: Bucket, now_ms: int) -> None:
         buckets.index.release(bucket.resident, last_key_at(NEVER) if kept == NEVER else first_key_at(kept))
         bucket.resident = None
     buckets.move(bucket, BucketState.SEALED)
+    buckets.progressed(bucket)
 
 
 def _take_over(buckets: BucketSet, target: Bucket) -> None:
@@ -128,6 +129,7 @@ def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> Non
     bucket.size_bytes = event.size_bytes
     bucket.table = event.table
     bucket.undecoded = event.segments
+    buckets.progressed(bucket)
 
 
 def _on_bitmaps(buckets: BucketSet, bucket: Bucket, event: BitmapsUnited) -> None:
@@ -158,9 +160,9 @@ def _on_loaded(buckets: BucketSet, bucket: Bucket, event: SegmentsLoaded) -> Non
     bucket.load_attempts = 0
     bucket.needed_since_ms = None
     bucket.loaded_segments = load.last_segment
-    if not len(rows):
-        return
-    bucket.loaded_key = RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
+    if len(rows):
+        bucket.loaded_key = RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
+    buckets.progressed(bucket)
     if bucket.state is BucketState.RECOVERING:
         first, last = bucket.ledgers
         is_own = (rows.ledger_ids >= first) & (rows.ledger_ids <= last)

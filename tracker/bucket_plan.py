@@ -5,6 +5,7 @@ that no property names. Nothing is remembered between two looks but what is in f
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 
 from pyroaring import BitMap
 
@@ -23,7 +24,7 @@ from tracker.actions import (
     UniteBitmaps,
 )
 from tracker.bucket_set import BucketSet
-from tracker.buckets import Bucket, BucketState, free_range
+from tracker.buckets import FROM_SEGMENTS, Bucket, BucketState, free_range
 from tracker.due_queue import NEVER
 from tracker.merging import window_to_merge
 
@@ -92,47 +93,49 @@ def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
     """Yield loads of segments that begin soon, the one that holds up hand-out first."""
     through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
     buckets.next_load_ms = NEVER
-    waiting = sorted(
-        (bucket for bucket in buckets.buckets.values() if bucket.has_unloaded),
-        key=lambda bucket: bucket.barrier,
-    )
     loaded_row_count = len(buckets.index.shared)
     row_count_max = min(LOAD_ROW_COUNT_MAX, buckets.config.loaded_row_count_max)
-    for place, bucket in enumerate(waiting):
-        if bucket.next_segment_ms > through_ms:
-            buckets.next_load_ms = min(buckets.next_load_ms, bucket.next_segment_ms - (through_ms - now_ms))
-            break
-        if bucket.load is not None:
+    with closing(buckets.frontier.in_order()) as waiting:
+        for place, bucket in enumerate(waiting):
+            if bucket.next_segment_ms > through_ms:
+                buckets.next_load_ms = min(buckets.next_load_ms, bucket.next_segment_ms - (through_ms - now_ms))
+                break
+            if bucket.load is not None:
+                loaded_row_count += row_count_max
+                continue
+            if place and loaded_row_count >= buckets.config.loaded_row_count_max:
+                # Popping makes room, and `note_popped` looks again; the first one never waits for room.
+                buckets.next_exhaustion_ms = -1
+                break
+            if bucket.needed_since_ms is None:
+                bucket.needed_since_ms = now_ms
+                buckets.barrier_changed()
+            if bucket.load_retry_at_ms > now_ms or not buckets.storage_lane.has_room(now_ms):
+                buckets.next_load_ms = min(buckets.next_load_ms, max(bucket.load_retry_at_ms, now_ms))
+                continue
+            bucket.load = _load_of(bucket, through_ms, row_count_max)
+            buckets.storage_lane.started()
             loaded_row_count += row_count_max
-            continue
-        if place and loaded_row_count >= buckets.config.loaded_row_count_max:
-            # Popping makes room, and `note_popped` looks again; the earliest one never waits for room.
-            buckets.next_exhaustion_ms = -1
-            break
-        if bucket.needed_since_ms is None:
-            bucket.needed_since_ms = now_ms
-            buckets.barrier_changed()
-        if bucket.load_retry_at_ms > now_ms or not buckets.storage_lane.has_room(now_ms):
-            buckets.next_load_ms = min(buckets.next_load_ms, max(bucket.load_retry_at_ms, now_ms))
-            continue
-        assert bucket.bucket_id is not None
-        segments = bucket.segments_to_load(through_ms, row_count_max)
-        bucket.load = LoadSegments(bucket.serial, bucket.bucket_id, *segments)
-        buckets.storage_lane.started()
-        loaded_row_count += row_count_max
-        yield bucket.load
+            yield bucket.load
+
+
+def _load_of(bucket: Bucket, through_ms: int, row_count_max: int) -> LoadSegments:
+    assert bucket.bucket_id is not None
+    return LoadSegments(bucket.serial, bucket.bucket_id, *bucket.segments_to_load(through_ms, row_count_max))
 
 
 def _remove_exhausted(buckets: BucketSet) -> None:
     """Remove the buckets of which every row was handed out."""
     buckets.next_exhaustion_ms = NEVER
-    for bucket in list(buckets.buckets.values()):
-        if bucket.is_doomed or bucket.merging_into is not None:
+    for serial, bucket in list(buckets.ending.items()):
+        if bucket.resident is None and not (bucket.state in FROM_SEGMENTS and bucket.is_fully_loaded):
+            del buckets.ending[serial]
+        elif bucket.is_doomed or bucket.merging_into is not None:
             continue
-        if bucket.resident is not None:
+        elif bucket.resident is not None:
             if bucket.resident.next_ms == NEVER:
                 buckets.remove(bucket)
-        elif bucket.state is BucketState.SEALED and bucket.is_fully_loaded:
+        elif bucket.state is BucketState.SEALED:
             if buckets.index.shared.next_ms > bucket.last_ms:
                 buckets.remove(bucket)
             else:

@@ -5,7 +5,8 @@ Everything that may be started follows from the buckets' states: `bucket_plan` l
 callbacks has to survive a failure.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from random import Random
 
 from pyroaring import BitMap
@@ -17,6 +18,7 @@ from tracker.actions import (
 from tracker.buckets import NOT_SERVED, Bucket, BucketState, free_range
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at
+from tracker.frontier import Frontier
 from tracker.index import Index
 from tracker.lanes import Lane
 from tracker.recovery import BucketProperty
@@ -36,6 +38,9 @@ class BucketSet:
         self.property_lane = Lane(config, rng)
         self.buckets: dict[int, Bucket] = {}
         """Every bucket that is not gone, by serial."""
+        self.frontier = Frontier(self.buckets)
+        self.ending: dict[int, Bucket] = {}
+        """Buckets whose rows are all in memory, by serial: they end when these are handed out."""
         self.lead_ms = 0
         self.is_dirty = False
         """Whether `plan` may have something to do."""
@@ -57,6 +62,7 @@ class BucketSet:
         self.next_exhaustion_ms = NEVER
         self._barrier: RowKey | None = None
         self._barrier_until_ms = NEVER
+        self._unread: dict[int, Bucket] = {}
 
     # What the rest of the core asks.
 
@@ -103,6 +109,7 @@ class BucketSet:
         bucket = self.new_bucket(free_range(ledgers, self.keys()), BucketState.SEALING)
         bucket.parts = queue.rows_of()
         bucket.resident = queue
+        self.ending[bucket.serial] = bucket
         self.index.residents.append(queue)
 
     def recover(self, properties: Iterable[BucketProperty], foreign_ids: Iterable[int], now_ms: int) -> None:
@@ -118,6 +125,8 @@ class BucketSet:
             bucket.bucket_id = named.bucket_id
             bucket.has_property = True
             bucket.needed_since_ms = now_ms
+            if bucket.is_unread:
+                self._unread[bucket.serial] = bucket
             if bucket.ledgers.last_ledger_id < self.index.first_ledger_id:
                 self.remove(bucket)
         self.index.watch_settled(self.has_recovering)
@@ -244,14 +253,29 @@ class BucketSet:
         if self._barrier is None or now_ms >= self._barrier_until_ms:
             self._barrier = last_key_at(NEVER)
             self._barrier_until_ms = NEVER
-            for bucket in self.buckets.values():
-                if not (bucket.is_unread or bucket.has_unloaded):
-                    continue
-                waived_at_ms = self._waived_at_ms(bucket)
-                if now_ms < waived_at_ms:
-                    self._barrier = min(self._barrier, bucket.barrier)
-                    self._barrier_until_ms = min(self._barrier_until_ms, waived_at_ms)
+            with closing(self._holding_up()) as buckets:
+                for bucket in buckets:
+                    waived_at_ms = self._waived_at_ms(bucket)
+                    if now_ms < waived_at_ms:
+                        self._barrier = bucket.barrier
+                        self._barrier_until_ms = waived_at_ms
+                        break
         return self._barrier
+
+    def _holding_up(self) -> Generator[Bucket]:
+        """Yield the buckets in order of their barriers."""
+        for bucket in list(self._unread.values()):
+            if bucket.is_unread:
+                yield bucket
+            else:
+                del self._unread[bucket.serial]
+        yield from self.frontier.in_order()
+
+    def progressed(self, bucket: Bucket) -> None:
+        """Note that more of a bucket is loaded, or that it has come to be served from segments."""
+        self.frontier.note(bucket)
+        if bucket.is_fully_loaded:
+            self.ending[bucket.serial] = bucket
 
     def _waived_at_ms(self, bucket: Bucket) -> int:
         if bucket.needed_since_ms is None or self.config.order_wait_ms_max == UNLIMITED:
@@ -282,7 +306,8 @@ class BucketSet:
 
     def earliest_unloaded_ms(self) -> int:
         """Return the time of the earliest row that is not loaded, `NEVER` if all are."""
-        return min((bucket.next_segment_ms for bucket in self.buckets.values() if bucket.has_unloaded), default=NEVER)
+        bucket = self.frontier.first()
+        return NEVER if bucket is None else bucket.next_segment_ms
 
     def check(self) -> None:
         """Assert every invariant over the buckets."""
@@ -301,6 +326,10 @@ class BucketSet:
             assert in_lane == (bucket.state not in _STATE_IS_IDLE)
             assert (bucket.merging_into is not None) <= (bucket.merging_into in self.buckets)
             assert all(self.buckets[source].merging_into == serial for source in bucket.sources)
+            assert not bucket.is_unread or serial in self._unread
+            is_ending = bucket.resident is not None or (bucket.state is BucketState.SEALED and bucket.is_fully_loaded)
+            assert not is_ending or serial in self.ending
+        self.frontier.check()
         for lane in (self.storage_lane, self.property_lane):
             assert lane.work.keys() <= self.buckets.keys()
 
