@@ -223,9 +223,9 @@ class _Record:
         """Find keys held by two consumers, in one sweep over each key's deliveries in order of receipt."""
         rows = self._deliveries
         killed_ns = self._outage.killed_ns
-        # What the first life had handed out, read late or not acknowledged in time, was pending when it ended.
+        # Lives are judged apart, since the kill releases everything. What the first had handed out and its consumer
+        # took from its client's queue only afterwards was pending when it ended.
         start_ns = np.where(self.lives == 0, np.minimum(rows.received_ns, killed_ns), rows.received_ns)
-        end_ns = np.where(self.lives == 0, np.minimum(rows.acked_ns, killed_ns), rows.acked_ns)
         is_pending_at_kill = (self.lives == 0) & (rows.acked_ns >= killed_ns)
         examples: dict[int, str] = {}
         held_until: dict[int, tuple[int, int]] = {}
@@ -235,7 +235,7 @@ class _Record:
             if group != (self.lives[row], key):
                 group, held_until = (self.lives[row], key), {}
             # Half-open, except that everything pending at the kill is pending at one and the same moment.
-            end = int(end_ns[row]) + bool(is_pending_at_kill[row])
+            end = int(rows.acked_ns[row]) + bool(is_pending_at_kill[row])
             for other, (until, other_row) in held_until.items():
                 if other != consumer and until > start_ns[row]:
                     examples.setdefault(key, f"{rows.describe(other_row)}; {rows.describe(row)}")
@@ -247,7 +247,7 @@ class _Record:
         """Mark the repetitions that the kill excuses: the first of the second life, if the first life had no ack."""
         acked_ns = self._acked_in_first_life_ns()
         excused = acked_ns >= self._outage.killed_ns - ack_grace_ms * _NS_PER_MS
-        excused &= (self.lives == 1) & self._is_first_of_life & ~self.is_first
+        excused &= self._is_first_of_life & ~self.is_first
         return excused
 
     def acks_undone_ns(self, excused: Bools) -> Int64s:

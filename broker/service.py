@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -90,7 +90,8 @@ class Service:
             folder.mkdir(parents=True, exist_ok=True)
             store = await LedgerStore.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
         except (LedgerError, OSError) as error:
-            raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}") from error
+            advice = " Name a folder that can be written as dataDirectory." if isinstance(error, OSError) else ""
+            raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}.{advice}") from error
         storage: BucketSnapshotStorage = (
             MemoryBucketSnapshotStorage()
             if config.bucket_snapshot_storage == "memory"
@@ -211,13 +212,18 @@ class Service:
             connection.check_alive()
 
     async def _roll_over_and_trim(self) -> None:
-        for topic in list(self.topics.values()):
-            topic.ledger.roll_over_if_aged(self.now_ms())
-            await topic.ledger.trim()
+        await self._for_each_topic(lambda topic: topic.roll_over_and_trim(self.now_ms()))
 
     async def _expire(self) -> None:
+        await self._for_each_topic(lambda topic: topic.expire(self.now_ms(), self.config.ttl_ms))
+
+    async def _for_each_topic(self, work: Callable[[Topic], Awaitable[None]]) -> None:
         for topic in list(self.topics.values()):
-            await topic.expire(self.now_ms(), self.config.ttl_ms)
+            try:
+                await work(topic)
+            except LedgerError:
+                # A damaged topic must not keep the others from their turn.
+                log.exception("housekeeping of %s failed", topic.name)
 
     def _log_statistics(self) -> None:
         log.info(

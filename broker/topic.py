@@ -180,6 +180,11 @@ class Topic:
             return self.ledger.first_position
         return position
 
+    async def roll_over_and_trim(self, now_ms: int) -> None:
+        """Close the open ledger if it is old, and delete ledgers that every subscription has passed."""
+        self.ledger.roll_over_if_aged(now_ms)
+        await self.ledger.trim()
+
     async def expire(self, now_ms: int, ttl_ms: int) -> None:
         """Acknowledge for every subscription what has outlived its time, and let its dispatcher know."""
         for cursor_name, count in (await self.ledger.expire(now_ms, ttl_ms)).items():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snapshot_storage.errors import BucketNotFoundError, StorageClosedError
-from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage, check_segment_range
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage, check_segment_range, first_bucket_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
 
     def __init__(self) -> None:
         self._snapshots: dict[int, _StoredSnapshot] = {}
-        self._next_bucket_id = 1
+        self._next_bucket_id = first_bucket_id()
         self._is_open = False
 
     async def start(self) -> None:

@@ -61,12 +61,11 @@ from snapshot_storage.errors import (
     StorageLockedError,
     StorageUnavailableError,
 )
-from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotInfo
+from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotInfo, first_bucket_id
 
 _FORMAT_KEY = b"format"
 _FORMAT = b"postdate snapshots 1"
 _NEXT_ID_KEY = b"next"
-_FIRST_BUCKET_ID = 1
 _BUCKET_ID_MAX = 2**63 - 1
 
 # More than any usual snapshot has, and little beside what the caller holds in memory already.
@@ -89,7 +88,7 @@ class RocksDBFolder:
         self._synced.sync = True
         # Guards the next id, and with it the order of batches: the id that a batch stores never goes back.
         self._write_lock = threading.Lock()
-        self._next_bucket_id = _FIRST_BUCKET_ID
+        self._next_bucket_id = first_bucket_id()
 
     @classmethod
     def open(cls, path: Path) -> Self:

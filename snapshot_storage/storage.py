@@ -17,6 +17,7 @@ What every backend promises, and the contract suite checks:
 - A call that is cancelled may or may not take effect, as one that fails with `StorageUnavailableError`.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,15 @@ from typing import Self
 
 METADATA_ENTRY = 0
 FIRST_SEGMENT_ENTRY = 1
+
+
+def first_bucket_id() -> int:
+    """Give the id of the first snapshot of an empty storage: the time in milliseconds.
+
+    A property can outlive the storage that it points into (a folder that was moved away, memory after a restart). It
+    must never name another snapshot then, and no storage makes snapshots faster than one a millisecond for long.
+    """
+    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from snapshot_storage.errors import BucketNotFoundError, StorageClosedError
+from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tests.contract.snapshot_backends import BACKENDS, Backend
 
@@ -187,6 +188,18 @@ def test_an_id_is_never_given_again(backend: Backend) -> None:
         _run(backend, scenario)
 
     assert len(set(seen)) == 9
+
+
+def test_a_storage_that_begins_anew_gives_other_ids(tmp_path: Path) -> None:
+    """A property that outlived its folder must not name the snapshot of another topic."""
+
+    async def first_id(folder: str) -> int:
+        async with RocksDBBucketSnapshotStorage(tmp_path / folder) as storage:
+            return await _create(storage)
+
+    old = asyncio.run(first_id("moved away"))
+
+    assert asyncio.run(first_id("made instead")) > old
 
 
 def test_snapshots_are_there_after_the_storage_was_opened_again(backend: Backend) -> None:
