@@ -226,7 +226,6 @@ class _Record:
         # Lives are judged apart, since the kill releases everything. What the first had handed out and its consumer
         # took from its client's queue only afterwards was pending when it ended.
         start_ns = np.where(self.lives == 0, np.minimum(rows.received_ns, killed_ns), rows.received_ns)
-        is_pending_at_kill = (self.lives == 0) & (rows.acked_ns >= killed_ns)
         examples: dict[int, str] = {}
         held_until: dict[int, tuple[int, int]] = {}
         group = None
@@ -234,9 +233,9 @@ class _Record:
             key, consumer = int(rows.keys[row]), int(rows.consumers[row])
             if group != (self.lives[row], key):
                 group, held_until = (self.lives[row], key), {}
-            # Half-open, except that everything pending at the kill is pending at one and the same moment.
-            end = int(rows.acked_ns[row]) + bool(is_pending_at_kill[row])
+            end = int(rows.acked_ns[row])
             for other, (until, other_row) in held_until.items():
+                # Half-open: a key may move in the moment in which it is acknowledged.
                 if other != consumer and until > start_ns[row]:
                     examples.setdefault(key, f"{rows.describe(other_row)}; {rows.describe(row)}")
             if end > held_until.get(consumer, (0, 0))[0]:

@@ -4,7 +4,7 @@ The clock of these records is in milliseconds from 0. The service is killed at 5
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -320,3 +320,74 @@ def test_examples_are_a_few_and_say_which() -> None:
     assert len(verdict.early.examples) == 5
     assert "of key 0 " in verdict.early.examples[0]
     assert "at consumer 1" in verdict.early.examples[0]
+
+
+def test_order_holds_from_one_life_to_the_next() -> None:
+    """Each life is in order by itself, but the first deliveries of both together are not."""
+    turned = Delivery(FIRST, A, 6_100, 6_110)
+
+    assert faults([*without(FIRST), turned]) == {"out of order within a key": 1}
+
+
+def test_two_owners_at_the_kill_are_found_though_one_acknowledged_before_the_other_read() -> None:
+    """On dead connections, an acknowledgement between the two receipts has handed nothing over."""
+    after_kill = [Delivery(SECOND, A, 4_900, 5_050), Delivery(SAME_TIME, B, 5_200)]
+    again = [Delivery(SECOND, A, 6_100, 6_101), Delivery(SAME_TIME, A, 6_102, 6_103)]
+
+    assert faults([*without(SECOND, SAME_TIME), *after_kill, *again]) == {"keys with two owners at once": 1}
+
+
+@pytest.mark.parametrize(("acked_ms", "other"), [(KILLED_MS - GRACE_MS - 1, 1), (KILLED_MS - GRACE_MS, 0)])
+def test_the_grace_is_exact(acked_ms: float, other: int) -> None:
+    """A millisecond more and the acknowledgement must have been kept."""
+    held = Delivery(OTHER_KEY, B, 4_700, acked_ms)
+    verdict = judged([*without(OTHER_KEY), held, Delivery(OTHER_KEY, A, 6_100, 6_110)])
+
+    assert (verdict.duplicates_other.count, verdict.duplicates_at_kill) == (other, 1 - other)
+
+
+def test_the_oldest_of_several_lost_acknowledgements_is_told() -> None:
+    """Not the youngest."""
+    held = [Delivery(OTHER_KEY, B, 4_800, KILLED_MS - 100), Delivery(FIRST, A, 1_001, KILLED_MS - 30)]
+    again = [Delivery(FIRST, A, 6_050, 6_060), Delivery(OTHER_KEY, B, 6_100, 6_110)]
+
+    assert judged([*without(OTHER_KEY, FIRST), *held, *again]).ack_lost_before_kill_ms_max == 100
+
+
+def test_nobody_waits_for_a_consumer_that_joined_afterwards() -> None:
+    """The outage ends with those that were there before it, and what falls due later was not part of it."""
+    joiner = 2
+    verdict = judged([*without(AFTERWARDS), Delivery(AFTERWARDS, joiner, 8_001, 8_002)])
+
+    assert verdict.all_back_ns == 6_500 * 1_000_000
+    assert verdict.lateness_outage.count == 1
+
+
+def test_a_position_is_its_ledger_first() -> None:
+    """The last entry of a ledger comes before the first of the next one, due at the same time."""
+    messages = published_columns([Message(9, key=1, due_ms=1_000), Message(0, key=1, due_ms=1_000)])
+    deliveries = delivery_columns(
+        [Delivery(Message(9, 1, 1_000), A, 1_001, 1_002), Delivery(Message(0, 1, 1_000), A, 1_003, 1_004)]
+    )
+    ledgers = column([7, 8])
+    outage = Outage(KILLED_MS * 1_000_000, RESTARTED_MS * 1_000_000)
+
+    verdict = judge(
+        replace(messages, ledger_ids=ledgers), replace(deliveries, ledger_ids=ledgers), outage, ack_grace_ms=GRACE_MS
+    )
+
+    assert verdict.is_clean
+
+
+def test_a_position_that_nobody_published_is_altered_whatever_it_carries() -> None:
+    """Also with the key and the time of a message that was published."""
+    twin = Message(99, FIRST.key, FIRST.due_ms)
+
+    assert judged([*CLEAN, Delivery(twin, A, 1_001, 1_002)]).altered.count == 1
+
+
+def test_the_kill_ends_every_ownership_of_the_only_key() -> None:
+    """A never acknowledges; its key is the last one of the first life and the first one of the second."""
+    held, again = Delivery(FIRST, A, 1_001), Delivery(FIRST, B, 6_100, 6_110)
+
+    assert faults([held, again], [FIRST]) == {}
