@@ -59,6 +59,8 @@ class Cursor:
     ) -> None:
         self.name = name
         self.cursor_id = cursor_id
+        self.seeks = 0
+        """How often it was sought: what was found out before a seek says nothing about what it took back."""
         self._state = CursorState(ledgers)
         self._committer = committer
         self._flush_soon = flush_soon
@@ -86,6 +88,11 @@ class Cursor:
         self._journal_bytes = stored.journal_bytes
         self._changed_since_fold = set(stored.bitmaps)
         self._must_rewrite = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was deleted, or its managed ledger closed."""
+        return self._is_closed
 
     @property
     def is_durable(self) -> bool:
@@ -172,6 +179,7 @@ class Cursor:
         """Make `position` the next entry to read; forgets acknowledgements at and above it. Durable on return."""
         self._check_open()
         before = self._state.mark_delete
+        self.seeks += 1
         self._state.seek(position)
         self._pending.clear()
         self._must_rewrite = True

@@ -23,6 +23,7 @@ from managed_ledger.database import Batch
 from managed_ledger.errors import (
     CursorExistsError,
     CursorNotFoundError,
+    LedgerError,
     ManagedLedgerClosedError,
 )
 from managed_ledger.headers import NOT_DELAYED
@@ -233,18 +234,21 @@ class ManagedLedger(ReadableLog):
 
         Returns:
             How many entries expired, by cursor.
+
+        Raises:
+            LedgerError: The first that a cursor met; the others had their turn all the same.
         """
-        expired = {}
+        expired, failures = {}, []
         for name, cursor in list(self._cursors.items()):
-            last = await retention.last_expired(
-                self._ledgers,
-                self.read_headers,
-                cursor.next_unacknowledged_position,
-                due_ms_max=now_ms - ttl_ms,
-                acknowledged_in=cursor.acknowledged_in,
-            )
-            if last is not None and self._cursors.get(name) is cursor:
-                expired[name] = cursor.acknowledge_cumulative(last)
+            try:
+                count = await self._expire(cursor, now_ms - ttl_ms)
+            except LedgerError as error:
+                failures.append(error)
+            else:
+                if count:
+                    expired[name] = count
+        if failures:
+            raise failures[0]
         return expired
 
     async def close(self) -> None:
@@ -276,6 +280,22 @@ class ManagedLedger(ReadableLog):
                 batch.delete(Family.META, keys.cursor_key(self.owner_id, name))
                 batch.delete_range(Family.CURSORS, *keys.cursor_range(cursor.cursor_id))
         batch.delete(Family.META, keys.managed_ledger_key(self.name))
+
+    async def _expire(self, cursor: Cursor, due_ms_max: int) -> int:
+        while True:
+            seeks = cursor.seeks
+            last = await retention.last_expired(
+                self._ledgers,
+                self.read_headers,
+                cursor.next_unacknowledged_position,
+                due_ms_max=due_ms_max,
+                acknowledged_in=cursor.acknowledged_in,
+            )
+            if last is None or cursor.is_closed:
+                return 0
+            # A seek during the scan wants entries again that the scan passed over: look again.
+            if cursor.seeks == seeks:
+                return cursor.acknowledge_cumulative(last)
 
     def _put_deletion(self, batch: Batch, ledger_ids: Sequence[int]) -> None:
         for ledger_id in ledger_ids:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from managed_ledger_fakes import START_MS, FakeClock, MemoryDatabase, append_all, open_store
 
-from managed_ledger.errors import LedgerWriteError
+from managed_ledger.errors import LedgerWriteError, StoreCorruptedError
 from managed_ledger.keys import Family
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
@@ -181,5 +181,47 @@ def test_an_aged_ledger_can_be_trimmed_after_it_rolled_over() -> None:
         assert _ids(await found.open_managed_ledger("orders")) == [2]
         await found.close()
         await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_seek_during_the_scan_is_not_undone_by_expiry() -> None:
+    async def scenario() -> None:
+        ledger = await _ledger(MemoryDatabase(), 0, cache_bytes_max=0)
+        ledger.append_nowait(b"delayed", publish_time_ms=START_MS, deliver_at_ms=START_MS + 10**6)
+        for publish_time_ms in (START_MS, START_MS, START_MS + 10**6):
+            ledger.append_nowait(b"", publish_time_ms=publish_time_ms)
+        await ledger.committed()
+        cursor = await ledger.open_cursor("subscription")
+        cursor.acknowledge([1], [0])
+
+        expiry = asyncio.create_task(ledger.expire(START_MS + 200, 100))
+        await asyncio.sleep(0)
+        await cursor.seek(Position(1, 0))
+
+        assert await expiry == {}
+        assert cursor.backlog == 4
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_one_cursor_cannot_read_does_not_keep_the_others_from_expiring() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 0, cache_bytes_max=0)
+        for publish_time_ms in (0, 0, 0, START_MS, 0, 0):
+            ledger.append_nowait(b"", publish_time_ms=publish_time_ms)
+        await ledger.committed()
+        await ledger.open_cursor("at the damage")
+        beyond = await ledger.open_cursor("beyond", initial_position=Position(2, 0))
+        headers = database.tables[Family.HEADERS]
+        del headers[min(headers)]
+
+        with pytest.raises(StoreCorruptedError, match="lacks entries"):
+            await ledger.expire(START_MS, 100)
+
+        assert beyond.backlog == 0
+        await ledger.close()
 
     asyncio.run(scenario())
