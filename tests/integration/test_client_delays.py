@@ -210,8 +210,8 @@ def test_many_due_at_one_instant_come_once_and_in_order(clients: Clients, topic:
     client = clients.new()
     consumer = subscribe(client, topic, kind)
     producer = client.create_producer(topic, max_pending_messages=5000)
-    sent = [str(i) for i in range(2500)]
-    due_ms = now_ms() + 1500
+    sent = [str(i) for i in range(1200)]
+    due_ms = now_ms() + 2500
 
     for text in sent:
         producer.send_async(text.encode(), None, deliver_at=due_ms, partition_key="k")
