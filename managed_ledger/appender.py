@@ -166,18 +166,17 @@ class Appender:
         self._is_requested = False
         self._waiters.start()
         self._cut_chunk()
-        chunks, self._chunks = self._chunks, []
-        unrecorded, self._unrecorded = self._unrecorded, {}
-        commit = _Round([], [], [], sum(len(chunk.payloads) for chunk in chunks))
-        for chunk in chunks:
+        commit = _Round([], [], [], sum(len(chunk.payloads) for chunk in self._chunks))
+        for chunk in self._chunks:
             _put_chunk(batch, chunk, commit)
-            unrecorded[chunk.ledger] = None
-        for ledger in unrecorded:
+            self._unrecorded[chunk.ledger] = None
+        for ledger in self._unrecorded:
             # A ledger may be gone again when the commit that should have recorded it failed.
             if ledger.ledger_id in self._ledgers:
                 key = keys.ledger_record_key(self._owner_id, ledger.ledger_id)
                 batch.put(Family.META, key, ledger.record())
                 commit.recorded.append((ledger, ledger.written))
+        self._chunks, self._unrecorded = [], {}
         self._in_flight.append(commit)
 
     def settle(self, error: LedgerWriteError | None) -> None:

@@ -3,6 +3,7 @@
 Participants ask to be in the next round. A round lets each of them put its changes into one batch on the event
 loop, hands the batch to a thread that does nothing but write it (RocksDB releases the GIL meanwhile, so the loop
 runs on), and tells them all in one loop callback how it went. A synced write costs the same whatever is in it.
+A participant that fails to say what it wants to write fails alone: nothing of it is in the batch.
 
 Rounds are written one after the other, so changes are durable in the order in which they were asked for. Every round
 carries a stamp of the store: its id counters. So an id that anything durable speaks of is never given out again.
@@ -10,12 +11,16 @@ carries a stamp of the store: its id counters. So an id that anything durable sp
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from managed_ledger.database import Batch, Database
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
+from managed_ledger.keys import Family
+
+logger = logging.getLogger(__name__)
 
 
 class Participant(Protocol):
@@ -40,6 +45,7 @@ class Committer:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ledger-commit")
         self._waiting: dict[Participant, None] = {}
         self._in_flight: list[Participant] = []
+        self._unfilled: dict[Participant, Exception] = {}
         self._sync = False
         self._start_scheduled = False
         self._idle: list[asyncio.Future[None]] = []
@@ -95,15 +101,26 @@ class Committer:
         batch = self._database.new_batch()
         try:
             for participant in self._in_flight:
-                participant.fill(batch)
+                self._fill(participant, batch)
             self._stamp(batch)
-        # A supervisor: a participant that cannot be written must not leave the others waiting for ever.
+        # A supervisor: what cannot be written must not leave anybody waiting for ever.
         except Exception as error:
             self._loop.call_soon(self._end_round, error)
             return
         self.rounds += 1
         self.synced_rounds += sync
         self._executor.submit(self._write, batch, sync)
+
+    def _fill(self, participant: Participant, batch: Batch) -> None:
+        draft = _Draft()
+        try:
+            participant.fill(draft)
+        # A supervisor: one that fails must not take the others with it.
+        except Exception as error:
+            self._unfilled[participant] = error
+            return
+        for change in draft.changes:
+            change(batch)
 
     def _write(self, batch: Batch, sync: bool) -> None:
         error: Exception | None = None
@@ -118,15 +135,17 @@ class Committer:
 
     def _end_round(self, error: Exception | None) -> None:
         participants, self._in_flight = self._in_flight, []
-        failure = None
-        if error is not None:
-            failure = LedgerWriteError(f"A commit of {len(participants)} participants failed: {error}")
-            failure.__cause__ = error
+        unfilled, self._unfilled = self._unfilled, {}
         # The next round first: its write then overlaps with telling everybody about this one.
-        elif self._waiting:
+        if error is None and self._waiting:
             self._start_round()
         for participant in participants:
-            participant.settle(failure)
+            cause = unfilled.get(participant, error)
+            try:
+                participant.settle(None if cause is None else _failure(cause, len(participants)))
+            # A supervisor: whoever listens to one participant must not leave the others waiting for ever.
+            except Exception:
+                logger.exception("Somebody failed to hear of a commit")
         self._schedule()
         if not self._waiting and not self._in_flight:
             self._tell_idle()
@@ -136,6 +155,28 @@ class Committer:
         for future in idle:
             if not future.done():
                 future.set_result(None)
+
+
+def _failure(cause: Exception, participants: int) -> LedgerWriteError:
+    failure = LedgerWriteError(f"A commit of {participants} participants failed: {cause}")
+    failure.__cause__ = cause
+    return failure
+
+
+class _Draft:
+    """What one participant puts, kept until it is known to be all of it (see `Batch`)."""
+
+    def __init__(self) -> None:
+        self.changes: list[Callable[[Batch], None]] = []
+
+    def put(self, family: Family, key: bytes, value: bytes) -> None:
+        self.changes.append(lambda batch: batch.put(family, key, value))
+
+    def delete(self, family: Family, key: bytes) -> None:
+        self.changes.append(lambda batch: batch.delete(family, key))
+
+    def delete_range(self, family: Family, start: bytes, end: bytes) -> None:
+        self.changes.append(lambda batch: batch.delete_range(family, start, end))
 
 
 class _SingleWrite:

@@ -188,11 +188,12 @@ class LedgerStore:
 
     async def _create(self, name: str) -> ManagedLedger:
         owner_id = self._new_owner_id()
+        key = keys.managed_ledger_key(name)
         ledger = ManagedLedger(name, owner_id, Ledgers(), self._services())
         ledger.open({})
 
         def put(batch: Batch) -> None:
-            batch.put(Family.META, keys.managed_ledger_key(name), _OWNER.pack(owner_id))
+            batch.put(Family.META, key, _OWNER.pack(owner_id))
 
         # In one round, so that a managed ledger is there with its first ledger or not at all.
         ledger.request_commit()

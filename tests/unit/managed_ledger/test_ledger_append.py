@@ -364,3 +364,22 @@ def test_a_closed_managed_ledger_refuses() -> None:
         await store.close()
 
     asyncio.run(scenario())
+
+
+def test_a_name_that_cannot_be_stored_leaves_other_topics_alone() -> None:
+    async def scenario() -> None:
+        store = await open_store(MemoryDatabase())
+        orders, refunds = [await store.open_managed_ledger(name) for name in ("orders", "refunds")]
+
+        bad, appended = await asyncio.gather(
+            orders.open_cursor("\ud800"), refunds.append(b"x", publish_time_ms=START_MS), return_exceptions=True
+        )
+
+        assert isinstance(bad, LedgerWriteError)
+        assert appended == Position(2, 0)
+        assert await refunds.append(b"y", publish_time_ms=START_MS) == Position(2, 1)
+        with pytest.raises(UnicodeEncodeError):
+            await store.open_managed_ledger("\ud800")
+        await store.close()
+
+    asyncio.run(scenario())
