@@ -4,8 +4,10 @@ What it guards against (each was seen with rocksdict 0.3.29):
 
 * A flipped byte in the middle of the write-ahead log silently drops everything behind it in the default recovery
   mode. Here the mode is "tolerate a corrupted tail": a cut tail is a normal crash, damage in the middle refuses.
-* A damaged MANIFEST can open as an empty or an older database without an error. A marker file beside it says that
-  there must be a marker key inside, and the sequence number that must at least have been reached.
+* A damaged MANIFEST, or a lost write-ahead log, can open as an empty or an older database without an error. A marker
+  file beside it says that there must be a log, a marker key inside, and the sequence number that must at least have
+  been reached. It is renewed after a synced write when it is `MARKER_SECONDS` old. So what can vanish without a word
+  is what was written since: a tail of the last log that is cut off looks like a crash.
 * `items()` and `keys()` stop silently at a damaged block. Scans use `iter()` and ask for its status at the end.
 * Batches and databases must agree on raw mode, and the lock is held while any column family object lives.
 
@@ -13,8 +15,10 @@ Every error that leaves is one of ours. Synchronous: callers choose the thread. 
 """
 
 import json
+import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,8 +44,12 @@ from managed_ledger.errors import (
 )
 from managed_ledger.keys import FORMAT_KEY, Family
 
+logger = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1
 MARKER_FILE = "POSTDATE-LOG"
+MARKER_SECONDS = 1.0
+"""Age at which a commit renews the marker file: one more small synced file a second."""
 BLOCK_CACHE_BYTES = 16 * 2**20
 """RocksDB's own cache; small, since decoded blocks are cached above it."""
 
@@ -131,16 +139,20 @@ class RocksBatch:
 class RocksDatabase:
     """See `Database`; `open` makes one."""
 
-    def __init__(self, database: Rdict, path: Path) -> None:
+    def __init__(self, database: Rdict, path: Path, monotonic: Callable[[], float]) -> None:
         self._database = database
         self._path = path
+        self._monotonic = monotonic
+        self._marked_at = monotonic()
         self._families = {family: database.get_column_family(family) for family in Family}
         self._handles = {family: database.get_column_family_handle(family) for family in Family}
         self._plain, self._synced = WriteOptions(), WriteOptions()
         self._synced.sync = True
 
     @classmethod
-    def open(cls, path: Path, *, write_buffer_bytes: int) -> "RocksDatabase":
+    def open(
+        cls, path: Path, *, write_buffer_bytes: int, monotonic: Callable[[], float] = time.monotonic
+    ) -> "RocksDatabase":
         """Open the folder, or create it, and check that it is what it was.
 
         Raises:
@@ -152,12 +164,14 @@ class RocksDatabase:
         with _mapped(path, "open the log"):
             path.mkdir(parents=True, exist_ok=True)
             marker = _read_marker(path)
+            if marker is not None and not any(path.glob("*.log")):
+                raise StoreCorruptedError(_advice(path, "its write-ahead log (*.log) is missing"))
             database = Rdict(
                 str(path),
                 _database_options(write_buffer_bytes, create=marker is None),
                 column_families=_family_options(write_buffer_bytes),
             )
-        self = cls(database, path)
+        self = cls(database, path, monotonic)
         try:
             with _mapped(path, "check the log"):
                 self._check(marker)
@@ -174,6 +188,8 @@ class RocksDatabase:
         """See base."""
         with _mapped(self._path, "write to the log"):
             self._database.write(batch.raw, self._synced if sync else self._plain)
+        if sync and self._monotonic() - self._marked_at >= MARKER_SECONDS:
+            self._renew_marker()
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See base."""
@@ -234,6 +250,15 @@ class RocksDatabase:
             self.write(batch, sync=True)
         # Only now: a crash before this line leaves a folder without a marker, which is created anew.
         _write_marker(self._path, self._database.latest_sequence_number())
+
+    def _renew_marker(self) -> None:
+        """Only right behind a synced write: every write before it is on disk as well then."""
+        self._marked_at = self._monotonic()
+        try:
+            _write_marker(self._path, self._database.latest_sequence_number())
+        # The write itself is durable; an old marker only asks for less.
+        except OSError:
+            logger.warning("The file %s in %s was not renewed", MARKER_FILE, self._path, exc_info=True)
 
     def _release(self) -> None:
         self._handles.clear()

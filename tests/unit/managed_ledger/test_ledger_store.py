@@ -248,6 +248,34 @@ def test_a_cut_write_ahead_log_loses_its_last_commit_only(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
+def test_a_missing_write_ahead_log_is_refused(tmp_path: Path) -> None:
+    """RocksDB alone would start with fewer entries, without a word."""
+    _crashed(tmp_path).unlink()
+
+    with pytest.raises(StoreCorruptedError, match="its write-ahead log"):
+        asyncio.run(_open(tmp_path / "crashed"))
+
+
+def test_a_write_ahead_log_that_ends_before_the_marker_is_refused(tmp_path: Path) -> None:
+    """The marker follows the synced writes, so that only the latest can be cut off unseen."""
+    seconds = iter(range(1000))
+    database = RocksDatabase.open(
+        tmp_path / "running", write_buffer_bytes=2**20, monotonic=lambda: float(next(seconds))
+    )
+    for index in range(100):
+        batch = database.new_batch()
+        batch.put(Family.META, b"x%d" % index, b"value")
+        database.write(batch, sync=True)
+    shutil.copytree(tmp_path / "running", tmp_path / "crashed")
+    database.close()
+    log = _newest(tmp_path / "crashed", "*.log")
+
+    log.write_bytes(log.read_bytes()[:1000])
+
+    with pytest.raises(StoreCorruptedError, match=r"it ends at write \d+, but had reached 101"):
+        asyncio.run(_open(tmp_path / "crashed"))
+
+
 def test_a_missing_current_file_does_not_start_an_empty_log(tmp_path: Path) -> None:
     asyncio.run(_fill(tmp_path))
 
