@@ -3,9 +3,10 @@
 Between commits nothing happens per message but one packed row and two appends. When the committer asks, everything
 pending becomes blocks of one batch, together with the record of each ledger it touches; so a record never counts
 an entry that is not there, and after a crash the records say what is. A failed commit closes its ledger at the last
-durable entry: positions that were given out behind it are never used again. (Should the disk have kept a commit that
-it reported as failed, and the process die before another one succeeds, its entries are there after the restart, as
-after any lost reply.)
+durable entry, and the next commit, or the one of a clean close, says so: positions that were given out behind it are
+never used again. (Should the process die before another commit succeeds, nothing on disk knows of the failed one:
+its positions are given out again, or, where the disk kept what it reported as failed, its entries are there after the
+restart, as after any lost reply.)
 """
 
 import asyncio
@@ -104,8 +105,8 @@ class Appender:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything appended is durable."""
-        return not self._payloads and not self._chunks and not self._in_flight
+        """Whether nothing waits for a commit or is in one."""
+        return not self._is_requested and not self._in_flight
 
     def append(
         self, payload: bytes, publish_time_ms: int, deliver_at_ms: int, sticky_hash: int, message_count: int
@@ -114,8 +115,7 @@ class Appender:
         if type(payload) is not bytes:
             raise TypeError(f"A payload must be bytes, not {type(payload).__name__}")
         if not self._is_requested:
-            self._hooks.request_commit()
-            self._is_requested = True
+            self.request_commit()
         size = len(payload)
         self._rows += PACK_ROW(deliver_at_ms, publish_time_ms, sticky_hash, size, message_count, 0)
         self._payloads.append(payload)
@@ -129,7 +129,17 @@ class Appender:
 
     def committed(self) -> asyncio.Future[None]:
         """A future of everything appended so far."""
-        return self._waiters.add(pending=bool(self._payloads or self._chunks))
+        return self._waiters.add(pending=self._is_requested)
+
+    def request_commit(self) -> None:
+        """Have what is pending, records of ledgers included, in the next commit."""
+        self._hooks.request_commit()
+        self._is_requested = True
+
+    def request_unrecorded(self) -> None:
+        """Have a commit when ledgers changed and none was asked for, such as after one that failed."""
+        if self._unrecorded:
+            self.request_commit()
 
     def open(self) -> None:
         """Continue in the last ledger, or in a new one where that was closed or does not exist."""
@@ -157,7 +167,7 @@ class Appender:
         aged = now_ms - self._ledgers.last.created_ms >= self._config.rollover_time_ms
         if not aged or self._next_entry_id == 0:
             return False
-        self._hooks.request_commit()
+        self.request_commit()
         self.roll_over()
         return True
 

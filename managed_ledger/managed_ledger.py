@@ -63,7 +63,7 @@ class ManagedLedger(ReadableLog):
         self._listeners: list[Callable[[], None]] = []
         self._untrimmed: list[int] = []
         self._is_closed = False
-        hooks = AppenderHooks(self.request_commit, services.new_ledger_id, self._tell_committed)
+        hooks = AppenderHooks(self._request_commit, services.new_ledger_id, self._tell_committed)
         self._appender = Appender(name, owner_id, ledgers, services.reader, services.config, services.now_ms, hooks)
         self._append = self._appender.append
 
@@ -256,6 +256,7 @@ class ManagedLedger(ReadableLog):
         async with self._admin_lock:
             if self._is_closed:
                 return
+            self._appender.request_unrecorded()
             self._is_closed = True
             try:
                 while not self._appender.is_idle:
@@ -269,8 +270,7 @@ class ManagedLedger(ReadableLog):
 
     def request_commit(self) -> None:
         """Have what is pending, records of new ledgers included, in the next commit."""
-        self._check_open()
-        self._services.committer.request(self._appender, sync=True)
+        self._appender.request_commit()
 
     def put_deletion(self, batch: Batch) -> None:
         """Put the deletion of all of it into a batch."""
@@ -306,6 +306,10 @@ class ManagedLedger(ReadableLog):
                 if cursor.cursor_id is not None:
                     base = keys.cursor_state_key(cursor.cursor_id, keys.CURSOR_BASE, ledger_id)
                     batch.delete(Family.CURSORS, base)
+
+    def _request_commit(self) -> None:
+        self._check_open()
+        self._services.committer.request(self._appender, sync=True)
 
     def _put_cursor(self, batch: Batch, cursor: Cursor) -> None:
         assert cursor.cursor_id is not None

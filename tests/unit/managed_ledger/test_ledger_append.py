@@ -383,3 +383,24 @@ def test_a_name_that_cannot_be_stored_leaves_other_topics_alone() -> None:
         await store.close()
 
     asyncio.run(scenario())
+
+
+def test_a_clean_close_says_what_a_failed_write_lost() -> None:
+    """So that its positions are not given out again, also when nothing was appended in between."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"kept"])
+        database.failures_to_come = 1
+        with pytest.raises(LedgerWriteError):
+            await append_all(ledger, [b"lost"])
+        await store.close()
+
+        store = await open_store(database)
+        ledger = await store.open_managed_ledger("orders")
+        assert await append_all(ledger, [b"next"]) == [Position(2, 0)]
+        await store.close()
+
+    asyncio.run(scenario())
