@@ -203,7 +203,7 @@ def test_property_writes_that_fail_are_repeated(world: World) -> None:
         await asyncio.sleep(10)
         assert tracker.stats().index_loaded == 6
         world.cursor.property_error = None
-        await asyncio.sleep(30)
+        await asyncio.sleep(31)
         assert tracker.stats().index_loaded == 1
         assert len(world.named_ids()) == 1
         assert world.named_ids() == await world.snapshot_ids()
