@@ -18,6 +18,7 @@ from pyroaring import BitMap
 
 from managed_ledger import keys
 from managed_ledger.committer import Committer
+from managed_ledger.completion import completed
 from managed_ledger.cursor_records import (
     StoredCursor,
     encode_base,
@@ -158,6 +159,7 @@ class Cursor:
             self._changed(before)
         return new
 
+    @completed
     async def update_properties(self, *, put: Mapping[str, str] | None = None, remove: Collection[str] = ()) -> None:
         """Change properties in one synced write; all of the change is there after a crash, or none.
 
@@ -208,6 +210,12 @@ class Cursor:
     def close(self) -> None:
         """Refuse more; what is not flushed stays unwritten."""
         self._is_closed = True
+
+    def reopen(self) -> None:
+        """The deletion that this was closed for failed."""
+        self._is_closed = False
+        self._must_rewrite = True
+        self._flush_soon(self)
 
     def forget_ledger(self, ledger_id: int) -> None:
         """The managed ledger trimmed this ledger, and removes its base."""

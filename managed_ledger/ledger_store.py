@@ -18,6 +18,7 @@ from pathlib import Path
 
 from managed_ledger import cursor_records, keys
 from managed_ledger.committer import Committer
+from managed_ledger.completion import completed
 from managed_ledger.config import Clock, ManagedLedgerConfig
 from managed_ledger.cursor import Cursor
 from managed_ledger.cursor_records import StoredCursor
@@ -102,34 +103,28 @@ class LedgerStore:
         """All that exist, open or not."""
         return sorted(self._owner_ids)
 
+    @completed
     async def open_managed_ledger(self, name: str) -> ManagedLedger:
         """The managed ledger of this name, created where it is missing; the same object while it is open."""
         async with self._admin_lock:
             self._check_open()
-            known = self._managed_ledgers.get(name)
-            if known is not None:
-                return known
-            owner_id = self._owner_ids.get(name)
-            if owner_id is None:
-                return await self._create(name)
-            ledgers, cursors = await self._loop.run_in_executor(self._readers, self._read, owner_id, name)
-            ledger = ManagedLedger(name, owner_id, ledgers, self._services())
-            ledger.open(cursors)
-            self._managed_ledgers[name] = ledger
-            return ledger
+            return await self._opened(name)
 
+    @completed
     async def delete_managed_ledger(self, name: str) -> None:
         """Delete a managed ledger with its cursors for good; nothing happens where it is missing."""
-        if name not in self._owner_ids:
-            return
-        ledger = await self.open_managed_ledger(name)
-        await ledger.close()
+        # Under one lock, so that nobody opens it again before it is gone.
         async with self._admin_lock:
             self._check_open()
+            if name not in self._owner_ids:
+                return
+            ledger = await self._opened(name)
+            await ledger.close()
             await self.committer.write(ledger.put_deletion)
-            self._owner_ids.pop(name, None)
+            del self._owner_ids[name]
         self._trimmed([info.ledger_id for info in ledger.ledgers()], ledger.size_bytes)
 
+    @completed
     async def close(self) -> None:
         """Flush acknowledgements, wait for commits, and release the folder."""
         if self._is_closed:
@@ -185,6 +180,22 @@ class LedgerStore:
                 )
             cursors[cursor_name] = (cursor_id, stored)
         return ledgers, cursors
+
+    async def _opened(self, name: str) -> ManagedLedger:
+        known = self._managed_ledgers.get(name)
+        if known is not None and not known.is_closed:
+            return known
+        if known is not None:
+            # What it still writes must be there to be read.
+            await known.close()
+        owner_id = self._owner_ids.get(name)
+        if owner_id is None:
+            return await self._create(name)
+        ledgers, cursors = await self._loop.run_in_executor(self._readers, self._read, owner_id, name)
+        ledger = ManagedLedger(name, owner_id, ledgers, self._services())
+        ledger.open(cursors)
+        self._managed_ledgers[name] = ledger
+        return ledger
 
     async def _create(self, name: str) -> ManagedLedger:
         owner_id = self._new_owner_id()

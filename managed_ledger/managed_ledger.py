@@ -16,6 +16,7 @@ from types import MappingProxyType
 from managed_ledger import keys, retention
 from managed_ledger.appender import Appender, AppenderHooks
 from managed_ledger.committer import Committer
+from managed_ledger.completion import completed
 from managed_ledger.config import Clock, ManagedLedgerConfig
 from managed_ledger.cursor import Cursor
 from managed_ledger.cursor_records import StoredCursor
@@ -24,6 +25,7 @@ from managed_ledger.errors import (
     CursorExistsError,
     CursorNotFoundError,
     LedgerError,
+    LedgerWriteError,
     ManagedLedgerClosedError,
 )
 from managed_ledger.headers import NOT_DELAYED
@@ -73,6 +75,11 @@ class ManagedLedger(ReadableLog):
         for name, (cursor_id, stored) in stored_cursors.items():
             self._cursors[name] = self._new_cursor(name, cursor_id)
             self._cursors[name].restore(stored)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or is being closed."""
+        return self._is_closed
 
     # Appending
 
@@ -131,6 +138,7 @@ class ManagedLedger(ReadableLog):
         """Open cursors by name; a read-only view."""
         return MappingProxyType(self._cursors)
 
+    @completed
     async def open_cursor(
         self,
         name: str,
@@ -160,27 +168,28 @@ class ManagedLedger(ReadableLog):
             self._cursors[name] = cursor
             return cursor
 
+    @completed
     async def delete_cursor(self, name: str) -> None:
         """Forget a cursor for good.
 
         Raises:
             CursorNotFoundError: There is none of this name.
+            LedgerWriteError: It could not be deleted, and is as before.
         """
         async with self._admin_lock:
             self._check_open()
-            cursor = self._cursors.pop(name, None)
+            cursor = self._cursors.get(name)
             if cursor is None:
                 raise CursorNotFoundError(f"{self.name} has no cursor {name}")
+            # Before the write, so that no acknowledgement is journalled behind it.
             cursor.close()
-            if cursor.cursor_id is not None:
-                start, end = keys.cursor_range(cursor.cursor_id)
-                key = keys.cursor_key(self.owner_id, name)
-
-                def put(batch: Batch) -> None:
-                    batch.delete(Family.META, key)
-                    batch.delete_range(Family.CURSORS, start, end)
-
-                await self._services.committer.write(put)
+            if cursor.is_durable:
+                try:
+                    await self._services.committer.write(lambda batch: self._put_cursor_deletion(batch, cursor))
+                except LedgerWriteError:
+                    cursor.reopen()
+                    raise
+            del self._cursors[name]
 
     # Housekeeping, called by whoever keeps time
 
@@ -197,6 +206,7 @@ class ManagedLedger(ReadableLog):
         self._check_open()
         return self._appender.roll_over_if_aged(now_ms)
 
+    @completed
     async def trim(self) -> int:
         """Delete ledgers wholly at or below every cursor's mark-delete; returns how many.
 
@@ -251,6 +261,7 @@ class ManagedLedger(ReadableLog):
             raise failures[0]
         return expired
 
+    @completed
     async def close(self) -> None:
         """Flush acknowledgements, wait for commits, and refuse more."""
         async with self._admin_lock:
@@ -275,10 +286,9 @@ class ManagedLedger(ReadableLog):
     def put_deletion(self, batch: Batch) -> None:
         """Put the deletion of all of it into a batch."""
         self._put_deletion(batch, [*self._untrimmed, *(ledger.ledger_id for ledger in self._ledgers)])
-        for name, cursor in self._cursors.items():
-            if cursor.cursor_id is not None:
-                batch.delete(Family.META, keys.cursor_key(self.owner_id, name))
-                batch.delete_range(Family.CURSORS, *keys.cursor_range(cursor.cursor_id))
+        for cursor in self._cursors.values():
+            if cursor.is_durable:
+                self._put_cursor_deletion(batch, cursor)
         batch.delete(Family.META, keys.managed_ledger_key(self.name))
 
     async def _expire(self, cursor: Cursor, due_ms_max: int) -> int:
@@ -316,6 +326,12 @@ class ManagedLedger(ReadableLog):
 
         batch.put(Family.META, keys.cursor_key(self.owner_id, cursor.name), _OWNER.pack(cursor.cursor_id))
         cursor.put_new(batch)
+
+    def _put_cursor_deletion(self, batch: Batch, cursor: Cursor) -> None:
+        assert cursor.cursor_id is not None
+
+        batch.delete(Family.META, keys.cursor_key(self.owner_id, cursor.name))
+        batch.delete_range(Family.CURSORS, *keys.cursor_range(cursor.cursor_id))
 
     def _new_cursor(self, name: str, cursor_id: int | None) -> Cursor:
         return Cursor(name, cursor_id, self._ledgers, self._services.committer, self._services.flush_soon)

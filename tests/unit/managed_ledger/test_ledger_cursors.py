@@ -338,3 +338,50 @@ def test_a_failed_flush_is_made_good_by_the_next() -> None:
         await ledger.close()
 
     asyncio.run(scenario())
+
+
+def test_a_deletion_that_fails_leaves_the_cursor_as_it_was() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10)
+        cursor = await ledger.open_cursor("subscription")
+        database.failures_to_come = 1
+
+        with pytest.raises(LedgerWriteError):
+            await ledger.delete_cursor("subscription")
+
+        assert ledger.cursors["subscription"] is cursor
+        assert cursor.acknowledge([1], [3]) == 1
+        await ledger.delete_cursor("subscription")
+        assert not ledger.cursors
+        assert database.tables[Family.CURSORS] == {}
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_cancelled_caller_had_written_is_there_in_memory_as_well() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 1)
+        cursor = await ledger.open_cursor("subscription")
+        calls = [
+            asyncio.create_task(cursor.update_properties(put={"a": "1"})),
+            asyncio.create_task(ledger.open_cursor("other")),
+        ]
+        database.gate.clear()
+        database.arrived.clear()
+        await asyncio.sleep(0)
+        await asyncio.to_thread(database.arrived.wait)
+
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        database.gate.set()
+        await ledger.close()
+
+        assert all(call.cancelled() for call in calls)
+        assert dict(cursor.properties) == {"a": "1"}
+        assert set(ledger.cursors) == {"subscription", "other"}
+
+    asyncio.run(scenario())

@@ -108,7 +108,9 @@ def test_the_counts_stay_right_after_trims_and_restarts() -> None:
     async def scenario() -> None:
         database = MemoryDatabase()
         for _ in range(3):
-            ledger = await _ledger(database)
+            store = await open_store(database, entries_per_ledger_max=4)
+            ledger = await store.open_managed_ledger("orders")
+            await append_all(ledger, [b"x"] * 10)
             cursor = await ledger.open_cursor("subscription")
             total = ledger.entries_total
             cursor.acknowledge_cumulative(ledger.last_confirmed_position)
@@ -117,7 +119,7 @@ def test_the_counts_stay_right_after_trims_and_restarts() -> None:
             await ledger.trim()
             assert cursor.backlog == 5
             assert ledger.entries_total < total + 5
-            await ledger.close()
+            await store.close()
 
     asyncio.run(scenario())
 

@@ -173,6 +173,47 @@ def test_topics_opened_at_once_are_opened_once() -> None:
     asyncio.run(scenario())
 
 
+def test_a_topic_opened_while_it_closes_is_opened_anew() -> None:
+    async def scenario() -> None:
+        store = await open_store(MemoryDatabase())
+        ledger = await store.open_managed_ledger("orders")
+        cursor = await ledger.open_cursor("subscription")
+        await append_all(ledger, [b"x", b"y"])
+        cursor.acknowledge([1], [1])
+
+        _, again = await asyncio.gather(ledger.close(), store.open_managed_ledger("orders"))
+
+        assert again is not ledger
+        assert again.cursors["subscription"].backlog == 1
+        assert await append_all(again, [b"z"]) == [Position(1, 2)]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_opened_while_it_is_deleted_is_a_new_one() -> None:
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        store = await open_store(database)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"old"])
+
+        *_, again = await asyncio.gather(
+            store.delete_managed_ledger("orders"),
+            store.open_managed_ledger("other"),
+            store.open_managed_ledger("orders"),
+        )
+        await append_all(again, [b"new"])
+        await store.close()
+
+        store = await open_store(database)
+        assert store.managed_ledger_names() == ["orders", "other"]
+        assert (await store.open_managed_ledger("orders")).entries_total == 1
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     """By this process and by another one."""
 
