@@ -131,8 +131,13 @@ def _lateness_table(outcome: Outcome) -> Table:
         ("from the kill until consumers were back", outcome.verdict.lateness_outage),
     ):
         percentiles = (lateness.p50_ms, lateness.p99_ms, lateness.max_ms)
-        table.add_row(name, f"{lateness.count:,}", *(f"{value:,.1f}" for value in percentiles))
+        table.add_row(name, f"{lateness.count:,}", *(_milliseconds(value) for value in percentiles))
     return table
+
+
+def _milliseconds(value: float) -> str:
+    """Write a time with a decimal only where it says something, so that long ones fit in their column."""
+    return f"{value:,.1f}" if value < 1_000 else f"{value:,.0f}"
 
 
 def _table(title: str, *numbers: str) -> Table:

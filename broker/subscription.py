@@ -142,11 +142,7 @@ class Subscription:
             await self._close_dispatcher()
 
     def _stats_of(self, consumer: Consumer) -> ConsumerStats | None:
-        stats = self.stats()
-        # The dispatcher lists consumers in the order in which they came, as `consumers` does.
-        if stats is None or consumer not in self.consumers:
-            return None
-        return stats.consumers[self.consumers.index(consumer)]
+        return None if self.dispatcher is None else self.dispatcher.consumer_stats(consumer)
 
     async def _change_type(self, subscription_type: SubscriptionType) -> None:
         if self.consumers:

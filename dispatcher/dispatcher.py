@@ -22,12 +22,12 @@ from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import CumulativeAckRefusedError, DispatcherClosedError
-from dispatcher.inspection import key_status, subscription_stats
+from dispatcher.inspection import consumer_stats, key_status, subscription_stats
 from dispatcher.outbox import Outbox
 from dispatcher.ports import Clock, Log, SubscriptionCursor
 from dispatcher.reader import Reader
 from dispatcher.slots import sticky_hash
-from dispatcher.stats import KeyStatus, SubscriptionStats
+from dispatcher.stats import ConsumerStats, KeyStatus, SubscriptionStats
 from managed_ledger.position import Position
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
@@ -236,6 +236,20 @@ class Dispatcher:
             unsent={index: len(outbox) for index, outbox in self._outboxes.items()},
             messages_tracked=self.tracker.number_of_delayed_messages() if self.tracker is not None else 0,
         )
+
+    def consumer_stats(self, consumer: ConsumerHandle) -> ConsumerStats | None:
+        """Return the stats of one consumer, None if it is not registered."""
+        outbox = self._by_handle.get(id(consumer))
+        if outbox is None:
+            return None
+        return consumer_stats(self.core, outbox.consumer, consumer.consumer_id, len(outbox))
+
+    def key_hash_ranges(self, consumer: ConsumerHandle) -> list[tuple[int, int]]:
+        """Return the inclusive ranges of slots that a consumer owns; none unless Key_Shared."""
+        outbox = self._by_handle.get(id(consumer))
+        if outbox is None or not isinstance(self.core, KeySharedCore):
+            return []
+        return self.core.selector.ranges_of(outbox.consumer)
 
     def key_status(self, key: bytes) -> KeyStatus | None:
         """Return where a sticky key stands and what holds it up; None unless Key_Shared."""

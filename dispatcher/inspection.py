@@ -30,8 +30,7 @@ def subscription_stats(
         messages_tracked: How many messages the tracker holds.
     """
     consumers = [
-        _consumer_stats(core, consumer, consumer_ids[index], unsent[index])
-        for index, consumer in core.consumers.items()
+        consumer_stats(core, consumer, consumer_ids[index], unsent[index]) for index, consumer in core.consumers.items()
     ]
     many = core if isinstance(core, MultipleConsumersCore) else None
     policy = core.policy if isinstance(core, KeySharedCore) else None
@@ -55,16 +54,15 @@ def subscription_stats(
     )
 
 
-def _consumer_stats(
+def consumer_stats(
     core: SubscriptionCore, consumer: ConsumerState, consumer_id: int, unsent_entries: int
 ) -> ConsumerStats:
+    """Return the stats of one consumer."""
     hashes: list[DrainingHash] = []
     cleared_total = 0
-    ranges: list[tuple[int, int]] = []
     if isinstance(core, KeySharedCore):
         hashes = _draining_hashes(core, consumer)
         cleared_total = core.draining.cleared_total(consumer.index)
-        ranges = core.selector.ranges_of(consumer)
     return ConsumerStats(
         consumer_id=consumer_id,
         consumer_name=consumer.name,
@@ -85,7 +83,6 @@ def _consumer_stats(
         draining_hashes_cleared_total=cleared_total,
         draining_hashes_unacked_messages=sum(draining.unack_msgs for draining in hashes),
         draining_hashes=hashes,
-        key_hash_ranges=ranges,
     )
 
 

@@ -205,12 +205,14 @@ class Reader:
         self._untracked.extend(self.tracker.take_untracked().items())
         self.wake()
 
-    def _look_at_tracker(self) -> None:
-        """Tell the core when the first message was due that the tracker has available."""
+    def _look_at_tracker(self) -> bool:
+        """Tell the core when the tracker's first message was due; return whether the tracker can give it now."""
         if self._intake is None or self.tracker is None:
-            return
+            return False
         is_available = not self._is_tracker_dry and self.tracker.has_message_available()
-        self._intake.tracker_due_ms = self.tracker.next_delivery_time() if is_available else None
+        times_ms = [self.tracker.first_withheld_time(), self.tracker.next_delivery_time() if is_available else None]
+        self._intake.tracker_due_ms = min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
+        return is_available
 
     async def _take_due(self) -> bool:
         """Admit what is due: what is held up to the tracker's first, else what the tracker has."""
@@ -220,13 +222,13 @@ class Reader:
             wanted = self._intake.due_entries_wanted()
             if wanted == 0:
                 return False
-            self._look_at_tracker()
+            is_available = self._look_at_tracker()
             tracker_due_ms = self._intake.tracker_due_ms
             held_due_ms = self._intake.held_due.first_due_ms
             if held_due_ms is not None and (tracker_due_ms is None or held_due_ms < tracker_due_ms):
                 self._run_actions(self._intake.admit_held())
                 return True
-            if tracker_due_ms is None:
+            if not is_available:
                 return False
             popped = self.tracker.get_scheduled_messages(wanted)
             self._is_tracker_dry = len(popped) == 0

@@ -42,7 +42,6 @@ class ConsumerStats:
     draining_hashes_cleared_total: int = 0
     draining_hashes_unacked_messages: int = 0
     draining_hashes: list[DrainingHash] = field(default_factory=list)
-    key_hash_ranges: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

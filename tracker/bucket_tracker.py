@@ -86,6 +86,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._is_news = False
         # Whether the dispatcher was told of due messages since it last took some.
         self._is_told = False
+        self._withheld_ms: int | None = None
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._is_closed = False
 
@@ -136,6 +137,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     def next_delivery_time(self) -> int | None:
         """See base."""
         return self._core.next_delivery_ms()
+
+    def first_withheld_time(self) -> int | None:
+        """See base."""
+        return self._core.first_withheld_ms(now_ms=self._now_ms())
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """See base."""
@@ -223,6 +228,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         # A message may come due between the dispatcher's last look and this turn, and then no timer is set for it.
         if not self._is_told and self._core.has_due(now_ms=now_ms):
             self._is_told = self._is_news = True
+        # Whoever waits for what could not be given may go on when that has moved, or was given up.
+        withheld_ms = self._core.first_withheld_ms(now_ms=now_ms)
+        self._is_news = self._is_news or (self._withheld_ms is not None and withheld_ms != self._withheld_ms)
+        self._withheld_ms = withheld_ms
         for is_met, waiter in self._waiters:
             if not waiter.done() and is_met():
                 waiter.set_result(None)

@@ -196,6 +196,11 @@ class TrackerCore:
         next_ms = min(self._index.next_ms, self._buckets.earliest_unloaded_ms())
         return None if next_ms == NEVER else next_ms
 
+    def first_withheld_ms(self, *, now_ms: int) -> int | None:
+        """Return the time of the first due row that may be in a segment that is not loaded, None if there is none."""
+        withheld_ms = self._buckets.barrier(now_ms).deliver_at_ms
+        return withheld_ms if withheld_ms <= now_ms + self._buckets.lead_ms else None
+
     def should_pause(self, *, now_ms: int) -> bool:
         """Whether too much waits in memory because the storage takes nothing, and nothing is due."""
         if self._buckets.unsealed_row_count < self._config.unsealed_row_count_max:

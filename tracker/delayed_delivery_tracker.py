@@ -99,6 +99,14 @@ class DelayedDeliveryTracker(ABC):
     def next_delivery_time(self) -> int | None:
         """Return when the next message is due, in ms, or None if nothing is tracked."""
 
+    def first_withheld_time(self) -> int | None:
+        """Return the time in ms from which on what is due must wait, None if nothing has to.
+
+        The tracker knows of an earlier message then that it cannot give yet, as its segment is being loaded. It tells
+        by `on_available` when that has changed.
+        """
+        return None
+
     @abstractmethod
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """Hand out due messages, at most so many, in order of time and then position."""

@@ -56,7 +56,7 @@ class Intake(SubscriptionCore):
         self.waiting = WaitingEntries()
         self.held_due = DueQueue()
         self.tracker_due_ms: int | None = None
-        """When the first message was due that the tracker has available; the shell keeps it up to date."""
+        """When the first message was due that the tracker has or is loading; the shell keeps it up to date."""
         self._scan_target = Position(-1, -1)
         self._started_ms = 0
         self._may_admit_due = False
