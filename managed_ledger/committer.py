@@ -12,6 +12,7 @@ carries a stamp of the store: its id counters. So an id that anything durable sp
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -21,6 +22,11 @@ from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedErro
 from managed_ledger.keys import Family
 
 logger = logging.getLogger(__name__)
+
+
+FAILURES_MIN = 3
+FAILING_SECONDS_MIN = 5.0
+"""So many rounds in a row, over so long a time, must fail to call it lasting."""
 
 
 class Participant(Protocol):
@@ -36,7 +42,18 @@ class Participant(Protocol):
 class Committer:
     """Rounds of writes; belongs to one event loop and owns one thread."""
 
-    def __init__(self, database: Database, *, stamp: Callable[[Batch], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        stamp: Callable[[Batch], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failed: LedgerWriteError | None = None
+        """Why writes fail and keep failing; None again after one that succeeds."""
+        self._failures = 0
+        self._failing_since = 0.0
+        self._monotonic = monotonic
         self.rounds = 0
         self.synced_rounds = 0
         self._database = database
@@ -136,6 +153,7 @@ class Committer:
     def _end_round(self, error: Exception | None) -> None:
         participants, self._in_flight = self._in_flight, []
         unfilled, self._unfilled = self._unfilled, {}
+        self._watch(error)
         # The next round first: its write then overlaps with telling everybody about this one.
         if error is None and self._waiting:
             self._start_round()
@@ -149,6 +167,22 @@ class Committer:
         self._schedule()
         if not self._waiting and not self._in_flight:
             self._tell_idle()
+
+    def _watch(self, error: Exception | None) -> None:
+        if error is None:
+            self._failures, self.failed = 0, None
+            return
+        now = self._monotonic()
+        self._failures += 1
+        if self._failures == 1:
+            self._failing_since = now
+        seconds = now - self._failing_since
+        if self._failures >= FAILURES_MIN and seconds >= FAILING_SECONDS_MIN:
+            self.failed = LedgerWriteError(
+                f"The last {self._failures} commits failed, for {seconds:.0f} s now: {error}. Look at the disk, and "
+                "start again: after some errors RocksDB refuses writes until it is opened anew"
+            )
+            self.failed.__cause__ = error
 
     def _tell_idle(self) -> None:
         idle, self._idle = self._idle, []

@@ -161,7 +161,7 @@ class RocksDatabase:
             StoreVersionError: Its format is another.
             StoreUnavailableError: It cannot be read or written.
         """
-        with _mapped(path, "open the log"):
+        with _mapped(path, "open the log", advice=_OPEN_ADVICE):
             path.mkdir(parents=True, exist_ok=True)
             marker = _read_marker(path)
             if marker is not None and not any(path.glob("*.log")):
@@ -323,6 +323,12 @@ def _family_options(write_buffer_bytes: int) -> dict[str, Options]:
     return families
 
 
+_OPEN_ADVICE = (
+    ". It must be a folder with free space that this user may write to: correct that, move away what is in its place, "
+    "or choose another folder (dataDirectory)"
+)
+
+
 def _advice(path: Path, what: str) -> str:
     return (
         f"The log in {path} is damaged: {what}. Restore the folder from a copy, or move it away to start with an "
@@ -331,20 +337,20 @@ def _advice(path: Path, what: str) -> str:
 
 
 @contextmanager
-def _mapped(path: Path, doing: str) -> Iterator[None]:
+def _mapped(path: Path, doing: str, *, advice: str = "") -> Iterator[None]:
     """Turn what RocksDB raises (plain `Exception` with a text) into our errors."""
     try:
         yield
     except LedgerError:
         raise
     except OSError as error:
-        raise StoreUnavailableError(f"Cannot {doing} in {path}: {error}") from error
+        raise StoreUnavailableError(f"Cannot {doing} in {path}: {error}{advice}") from error
     # rocksdict has no class of its own for what RocksDB reports.
     except Exception as error:
-        raise _error_of(str(error), path, doing) from error
+        raise _error_of(str(error), path, doing, advice) from error
 
 
-def _error_of(text: str, path: Path, doing: str) -> LedgerError:
+def _error_of(text: str, path: Path, doing: str, advice: str) -> LedgerError:
     if "lock hold by current process" in text or "LOCK: Resource temporarily unavailable" in text:
         return StoreLockedError(
             f"Cannot {doing} in {path}: it is in use by another process. Stop that one, or choose another folder"
@@ -352,4 +358,4 @@ def _error_of(text: str, path: Path, doing: str) -> LedgerError:
     damaged = ("Corruption", "No such file", "does not exist", "comparator", "Column family not found")
     if any(sign in text for sign in damaged):
         return StoreCorruptedError(_advice(path, f"RocksDB reports: {text}"))
-    return StoreUnavailableError(f"Cannot {doing} in {path}: RocksDB reports: {text}")
+    return StoreUnavailableError(f"Cannot {doing} in {path}: RocksDB reports: {text}{advice}")

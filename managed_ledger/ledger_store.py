@@ -23,7 +23,7 @@ from managed_ledger.config import Clock, ManagedLedgerConfig
 from managed_ledger.cursor import Cursor
 from managed_ledger.cursor_records import StoredCursor
 from managed_ledger.database import Batch, Database, RocksDatabase
-from managed_ledger.errors import LedgerError, StoreClosedError, StoreCorruptedError
+from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError, StoreCorruptedError
 from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledger, Ledgers
 from managed_ledger.log_reader import LogReader
@@ -98,6 +98,11 @@ class LedgerStore:
             await store.close()
             raise
         return store
+
+    @property
+    def failed(self) -> LedgerWriteError | None:
+        """Why commits fail lastingly, for the service to watch: only opening the store anew may help. None if not."""
+        return self.committer.failed
 
     def managed_ledger_names(self) -> list[str]:
         """All that exist, open or not."""
