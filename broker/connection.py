@@ -35,6 +35,15 @@ PUBLISH_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 """Per connection; a client that is faster than the disk waits above it."""
 
 
+UNREAD_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of answers and messages that a client has not read. Deliveries stop long before: above it, it reads nothing."""
+
+REQUESTS_MAX: Final = 1_000
+"""Requests that wait for an answer; reading pauses above it."""
+
+CLOSE_GRACE_S: Final = 1.0
+"""How long a connection that is closed may take to hand over its last bytes."""
+
 RECEIVE_BYTES_MAX: Final = 64 * 1024
 """Taken at once from the socket: some 400 small messages, 5 ms of work, and then it is others' turn."""
 
@@ -72,6 +81,8 @@ class Connection(asyncio.BufferedProtocol):
         self._has_received = False
         self._pings_unanswered = 0
         self._dismissed_producers: set[int] = set()
+        self._pauses: set[str] = set()
+        self._is_leaving = False
 
     # ---- transport ----
 
@@ -88,9 +99,8 @@ class Connection(asyncio.BufferedProtocol):
         if exc is not None:
             log.info("connection %s lost: %s", self.peer, exc)
         self._transport = None
-        self.is_writable = False
         self.service.connections.discard(self)
-        self._requests.put_nowait(None)
+        self._begin_to_leave()
 
     def pause_writing(self) -> None:
         """See `asyncio.BufferedProtocol`: the client reads more slowly than its consumers are sent to."""
@@ -122,28 +132,41 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_closed(self) -> bool:
         """Whether nothing can be written any more."""
-        return self._transport is None or self._transport.is_closing()
+        return self._is_leaving or self._transport is None or self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
         """Send bytes; dropped when the connection is gone."""
-        if self._transport is not None:
-            self._transport.write(data)
+        if self._transport is None or self.is_closed:
+            return
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            self.close("it does not read what it is sent")
 
     def close(self, reason: str | None = None) -> None:
-        """End the connection; a reason is logged as a warning."""
+        """End the connection; a reason is logged as a warning.
+
+        Its consumers leave at once: a client that reads no more must not hold their messages until its last byte
+        is taken.
+        """
+        if self._is_leaving:
+            return
         if reason is not None:
             log.warning("closing connection %s: %s", self.peer, reason)
+        self._begin_to_leave()
         if self._transport is not None:
             self._transport.close()
+            asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.abort)
 
-    def pause_reading(self) -> None:
-        """Take no more bytes from the client for now."""
+    def pause_reading(self, why: str) -> None:
+        """Take no more bytes from the client until every reason to pause is gone."""
+        self._pauses.add(why)
         if self._transport is not None and self._transport.is_reading():
             self._transport.pause_reading()
 
-    def resume_reading(self) -> None:
-        """Take bytes again."""
-        if not self.is_closed and self._transport is not None and not self._transport.is_reading():
+    def resume_reading(self, why: str) -> None:
+        """Take away a reason to pause."""
+        self._pauses.discard(why)
+        if not self._pauses and not self.is_closed and self._transport is not None:
             self._transport.resume_reading()
 
     def check_alive(self) -> None:
@@ -203,6 +226,8 @@ class Connection(asyncio.BufferedProtocol):
             immediate(self, command)
         elif command.type in self._handlers:
             self._requests.put_nowait(command)
+            if self._requests.qsize() > REQUESTS_MAX:
+                self.pause_reading("requests wait")
         else:
             raise ProtocolError(f"command of type {command.type} is not one that a client sends")
 
@@ -257,6 +282,8 @@ class Connection(asyncio.BufferedProtocol):
         while (command := await self._requests.get()) is not None:
             if self.is_closed:
                 continue
+            if self._requests.qsize() == REQUESTS_MAX // 2:
+                self.resume_reading("requests wait")
             try:
                 await self._handlers[command.type](self, command)
             except Exception:
@@ -265,6 +292,12 @@ class Connection(asyncio.BufferedProtocol):
                 log.exception("request of connection %s failed", self.peer)
                 self.close("a request failed")
         await self._leave()
+
+    def _begin_to_leave(self) -> None:
+        if not self._is_leaving:
+            self._is_leaving = True
+            self.is_writable = False
+            self._requests.put_nowait(None)
 
     async def _leave(self) -> None:
         for producer, topic in list(self.producers.values()):

@@ -20,11 +20,11 @@ class ClientLink(Protocol):
     def close(self, reason: str | None = None) -> None:
         """End the connection; a reason is logged as a warning."""
 
-    def pause_reading(self) -> None:
-        """Take no more bytes from the client for now."""
+    def pause_reading(self, why: str) -> None:
+        """Take no more bytes from the client until every reason to pause is gone."""
 
-    def resume_reading(self) -> None:
-        """Take bytes again."""
+    def resume_reading(self, why: str) -> None:
+        """Take away a reason to pause."""
 
     def check_alive(self) -> None:
         """Ask a silent client for a sign of life, or end the connection."""

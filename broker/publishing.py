@@ -93,12 +93,12 @@ class Publisher:
             ledger.committed().add_done_callback(partial(self._on_committed, receipts, size))
         self._receipts, self._bytes = {}, {}
         if self._pending_bytes > self._pending_bytes_max:
-            self._link.pause_reading()
+            self._link.pause_reading("the disk is behind")
 
     def _on_committed(self, receipts: list[Receipt], size: int, committed: "asyncio.Future[None]") -> None:
         self._pending_bytes -= size
         if self._pending_bytes <= self._pending_bytes_max // 2:
-            self._link.resume_reading()
+            self._link.resume_reading("the disk is behind")
         error = None if committed.cancelled() else committed.exception()
         if committed.cancelled() or error is not None:
             self._link.close(f"{len(receipts)} messages could not be stored: {error}")
@@ -106,11 +106,7 @@ class Publisher:
         self._link.write(frames.send_receipts(receipts))
 
     def _refuse_delay(self, send: frames.Send) -> None:
-        self._link.write(
-            commands.send_error(
-                send.producer_id,
-                send.sequence_id,
-                error="NotAllowedError",
-                message=f"Exceeds max allowed delivery delay of {self._delay_ms_max} milliseconds",
-            )
-        )
+        reason = f"Exceeds max allowed delivery delay of {self._delay_ms_max} milliseconds"
+        log.info("refused a message of producer %s: %s", send.metadata.producer_name, reason)
+        error = commands.send_error(send.producer_id, send.sequence_id, error="NotAllowedError", message=reason)
+        self._link.write(error)

@@ -50,7 +50,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
     service = await Service.open(config, now_ms=now_ms)
     try:
         server = await loop.create_server(
-            lambda: Connection(service, HANDLERS), config.bind_address, config.service_port, backlog=1024
+            lambda: Connection(service, HANDLERS), config.bind_address, config.service_port, backlog=128
         )
         try:
             web = await start_web(

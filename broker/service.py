@@ -164,17 +164,25 @@ class Service:
     async def close(self) -> None:
         """Take in nothing more, seal what is worth it, close the folders."""
         for connection in list(self.connections):
-            connection.pause_reading()
-        await asyncio.gather(*(topic.close() for topic in self.topics.values()))
-        for connection in list(self.connections):
-            connection.close()
+            connection.pause_reading("the service stops")
+        try:
+            closed = await asyncio.gather(*(topic.close() for topic in self.topics.values()), return_exceptions=True)
+            for error in closed:
+                if error is not None:
+                    log.error("a topic could not be closed in order: %s", error)
+            for connection in list(self.connections):
+                connection.close()
+            await self._finish_tasks()
+        finally:
+            await self._storage.close()
+            await self._store.close()
+
+    async def _finish_tasks(self) -> None:
         if self._tasks:
             _, unfinished = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
             for task in unfinished:
                 log.warning("did not end in %d s: %r", CLOSE_TIMEOUT_S, task)
                 task.cancel()
-        await self._storage.close()
-        await self._store.close()
 
     # ---- inside ----
 

@@ -23,6 +23,8 @@ class FakeTransport(asyncio.Transport):
         self.reads = True
         self.closed = False
         self.connection: Connection | None = None
+        self.unread_bytes = 0
+        self.client_hangs = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written.append(bytes(data))
@@ -30,9 +32,18 @@ class FakeTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
+    def get_write_buffer_size(self) -> int:
+        return self.unread_bytes
+
     def close(self) -> None:
-        if not self.closed and self.connection is not None:
-            self.closed = True
+        was_closed, self.closed = self.closed, True
+        # A real one waits until the client has read its last bytes.
+        if not was_closed and not self.client_hangs and self.connection is not None:
+            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
+
+    def abort(self) -> None:
+        if self.client_hangs and self.connection is not None:
+            self.client_hangs = False
             asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
 
     def is_reading(self) -> bool:

@@ -8,10 +8,12 @@ import google_crc32c
 import pytest
 from service_fakes import Peer, open_service, until
 
+from broker.connection import REQUESTS_MAX, UNREAD_BYTES_MAX
 from broker.protocol.commands import frame
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, MessageMetadata, ProducerAccessMode
 from broker.publishing import Publisher
 from broker.service import Service
+from broker.topic_name import TopicName
 
 Story = Callable[[Service], Awaitable[None]]
 
@@ -183,6 +185,61 @@ def test_a_silent_client_is_pinged_once_and_then_let_go(tmp_path: Path) -> None:
 
         assert [one.type for one in peer.answers()].count(BaseCommand.PING) == 1
         assert peer.transport.closed
+
+    play(tmp_path, story)
+
+
+async def subscribe(peer: Peer, consumer_id: int = 1) -> BaseCommand:
+    """Subscribe to topic t, Key_Shared."""
+    return await peer.request(
+        BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="s", subType=3, consumer_id=consumer_id
+    )
+
+
+def test_a_client_that_reads_no_more_gives_up_its_consumers_at_once(tmp_path: Path) -> None:
+    """Its messages and keys must not wait for the last byte that it will never take."""
+
+    async def story(service: Service) -> None:
+        hung, healthy = Peer(service), Peer(service)
+        await subscribe(hung)
+        await subscribe(healthy)
+        subscription = service.topics[TopicName.parse("t")].subscriptions["s"]
+        hung.transport.client_hangs = True
+
+        for _ in range(3):
+            hung.connection.check_alive()
+        await until(lambda: len(subscription.consumers) == 1)
+
+        assert subscription.consumers[0].link is healthy.connection
+        assert hung.connection in service.connections
+
+    play(tmp_path, story)
+
+
+def test_answers_that_nobody_reads_end_the_connection(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        peer.transport.unread_bytes = UNREAD_BYTES_MAX + 1
+
+        peer.send(BaseCommand(type=BaseCommand.PING, ping={}))
+
+        assert peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_reading_pauses_while_too_many_requests_wait(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        ask = BaseCommand(type=BaseCommand.GET_TOPICS_OF_NAMESPACE)
+        ask.getTopicsOfNamespace.request_id = 1
+        ask.getTopicsOfNamespace.namespace = "public/default"
+
+        peer.send_bytes(frame(ask) * (REQUESTS_MAX + 1))
+        has_paused = not peer.transport.reads
+        await until(lambda: peer.transport.reads)
+
+        assert has_paused
 
     play(tmp_path, story)
 
