@@ -136,7 +136,10 @@ class Reader:
                 _LOG.exception("cannot read for %r; again in %.1f s", self._cursor.name, wait)
                 await asyncio.sleep(wait)
                 continue
-            if not has_worked:
+            if has_worked:
+                # What is cached is read without suspending; everybody else gets a turn in between.
+                await asyncio.sleep(0)
+            else:
                 await self._wake.wait()
 
     async def _step(self) -> bool:
@@ -156,8 +159,7 @@ class Reader:
         request = self._core.next_read(self._log.last_confirmed_position)
         if request is None:
             return has_worked
-        await self._read(request)
-        return True
+        return await self._read(request) or has_worked
 
     def _start_plan(self) -> None:
         extents = [LedgerExtent(ledger.ledger_id, ledger.entries - 1, ledger.is_open) for ledger in self._log.ledgers()]
@@ -173,16 +175,19 @@ class Reader:
     def _is_recovering(self, ledger_id: int) -> bool:
         return self.tracker is not None and self.tracker.is_recovering(ledger_id)
 
-    async def _read(self, request: ReadRequest) -> None:
+    async def _read(self, request: ReadRequest) -> bool:
+        """Read what was asked for; return whether that led anywhere."""
         plan = self._core.plan
         read = await self._log.read_headers(
             request.first, entries_max=request.entries_max, skip=self._skipped_in, through=request.through
         )
         if self._core.plan is not plan:
-            return
+            return True
         self._look_at_tracker()
         self._core.advance(self._now_ms())
         self._run_actions(self._core.on_headers(request, read.headers, read.next_position))
+        # A log that gives nothing and stays where it is must not keep the loop spinning.
+        return len(read.headers) > 0 or read.next_position != request.first
 
     def _skipped_in(self, ledger_id: int) -> BitMap:
         skipped = self._cursor.acknowledged_in(ledger_id)
