@@ -72,6 +72,7 @@ def test_a_topic_opened_while_it_is_deleted_is_a_new_one() -> None:
         store = await open_store(database)
         ledger = await store.open_managed_ledger("orders")
         await append_all(ledger, [b"old"])
+        (await ledger.open_cursor("subscription")).acknowledge([1], [0])
 
         *_, again = await asyncio.gather(
             store.delete_managed_ledger("orders"),
