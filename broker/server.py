@@ -3,6 +3,9 @@
 SIGTERM and SIGINT stop it: first no new connection, then nothing more from the old ones, then the indexes are sealed
 where that is worth it and the folders closed. A second signal in between changes nothing; `kill -9` is always safe,
 it only costs the next start some reading.
+
+A log that takes no writes any more (a full disk) stops the process with a non-zero exit code: whoever supervises it starts it
+again, and RocksDB goes on only after that.
 """
 
 import asyncio
@@ -11,16 +14,20 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import Final
 
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.metrics import render_metrics
 from broker.requests import HANDLERS
-from broker.scheduler import Housekeeping
+from broker.scheduler import Housekeeping, Job
 from broker.service import Service
 from broker.web import start_web
 
 log = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S: Final = 2
+"""How often it is looked whether the log still takes writes."""
 
 
 def now_ms() -> int:
@@ -36,7 +43,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
         announce: Called once when clients can connect.
 
     Returns:
-        The process's exit code.
+        The process's exit code: 0, or 1 when it stopped because nothing could be stored any more (if it closes at all).
 
     Raises:
         ServiceStartError: The data folder cannot be opened.
@@ -59,7 +66,16 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                 metrics=lambda: render_metrics(service.metrics()),
                 health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
             )
-            housekeeping = Housekeeping(service.housekeeping())
+
+            def watch_store() -> None:
+                if service.failure is not None:
+                    # RocksDB takes no writes after such an error until it is opened again.
+                    log.critical("stopping, as nothing can be stored: %s", service.failure)
+                    stop.set()
+
+            housekeeping = Housekeeping(
+                [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
+            )
             try:
                 housekeeping.start()
                 service.spawn(service.open_topics())
@@ -75,4 +91,4 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
     finally:
         await service.close()
     log.info("stopped")
-    return 0
+    return 0 if service.failure is None else 1

@@ -140,6 +140,12 @@ class Service:
             topics=[topic.metrics() for topic in self.topics.values()],
         )
 
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be stored any more, None while all is well."""
+        failed = self._store.failed
+        return None if failed is None else str(failed)
+
     # ---- lifecycle ----
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

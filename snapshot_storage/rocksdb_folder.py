@@ -30,6 +30,7 @@ text; and a damaged manifest can open as an empty database without an error.
 """
 
 import json
+import logging
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -62,6 +63,8 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotInfo, first_bucket_id
+
+log = logging.getLogger(__name__)
 
 _FORMAT_KEY = b"format"
 _FORMAT = b"postdate snapshots 1"
@@ -142,13 +145,13 @@ class RocksDBFolder:
         """Let go of the folder; no other call may be running or follow."""
         # RocksDB keeps its log at close: a flush is not for safety, but the next start then has nothing to
         # replay.
-        try:
-            with _mapped("close the snapshots", self._path):
-                self._database.flush()
-        except SnapshotStorageError:
-            # Whatever was acknowledged is in the log. A close that fails would help no one.
-            pass
-        self._database.close()
+        for step in (self._database.flush, self._database.close):
+            try:
+                with _mapped("close the snapshots", self._path):
+                    step()
+            except SnapshotStorageError:
+                # Whatever was acknowledged is in the log. A close that fails would help no one.
+                log.warning("closing the snapshots in %s", self._path, exc_info=True)
 
     def create(
         self,
