@@ -4,8 +4,8 @@ SIGTERM and SIGINT stop it: first no new connection, then nothing more from the 
 where that is worth it and the folders closed. A second signal in between changes nothing; `kill -9` is always safe,
 it only costs the next start some reading.
 
-A log that takes no writes any more (a full disk) stops the process with a non-zero exit code: whoever supervises it starts it
-again, and RocksDB goes on only after that.
+A log that takes no writes any more (a full disk) stops the process with a non-zero exit code: whoever supervises it
+starts it again, and RocksDB goes on only after that.
 """
 
 import asyncio
