@@ -50,8 +50,6 @@ examples:
 _OTHERS_CORES_MAX: Final = 0.25
 """A scenario during which others used more of the processors than this is measured again."""
 
-_QUIET_TIMEOUT_S: Final = 30.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
@@ -87,17 +85,24 @@ class Benchmark:
         columns: The services.
         folder: Where their data goes.
         console: Where progress is shown.
+        keep: Gets each measurement.
     """
 
     def __init__(
-        self, options: argparse.Namespace, columns: Sequence[Column], *, folder: Path, console: Console
+        self,
+        options: argparse.Namespace,
+        columns: Sequence[Column],
+        *,
+        folder: Path,
+        console: Console,
+        keep: Callable[[Measurement], None],
     ) -> None:
         self._options = options
         self._columns = columns
         self._folder = folder
         self._console = console
+        self._keep = keep
         self._begun = time.monotonic()
-        self.measurements: list[Measurement] = []
 
     def run(self) -> None:
         """Measure everything."""
@@ -132,7 +137,7 @@ class Benchmark:
                 break
             again = ", once more" if attempt < self._options.attempts else ""
             self._tell(f"  others used {tried[-1].others_cores:.2f} cores meanwhile{again}")
-        self.measurements.append(min(tried, key=lambda one: one.others_cores))
+        self._keep(min(tried, key=lambda one: one.others_cores))
 
     def _measure_alone(self, column: Column, name: str) -> Measurement:
         with self._running(column) as stage:
@@ -165,7 +170,7 @@ class Benchmark:
 
     def _wait_for_quiet(self) -> None:
         """Wait until nobody else is busy, but not for ever."""
-        deadline = time.monotonic() + _QUIET_TIMEOUT_S
+        deadline = time.monotonic() + self._options.patience
         while time.monotonic() < deadline:
             # This counts the service as well, which is to come to rest before it is measured again.
             meter = CpuMeter(os.getpid)
@@ -209,6 +214,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--default-tick", action="store_true", help="measure Pulsar's lateness at its default tick of 1,000 ms too")
     add("--rounds", type=_positive, default=3, help="how often everything is measured (default: 3)")
     add("--attempts", type=_positive, default=3, help="how often a scenario is tried on a busy machine (default: 3)")
+    add("--patience", type=float, default=30.0, help="seconds to wait for a quiet machine each time (default: 30)")
     add("--messages", type=_positive, default=200_000, help="messages of each rate (default: 200000)")
     add("--delayed", type=_positive, default=100_000, help="messages delayed at the kill (default: 100000)")
     add(
@@ -243,22 +249,26 @@ def main() -> int:
         "versions": describe_versions(pulsar=PULSAR_VERSION if options.peer != "none" else None),
         "settings": {column.name: column.settings for column in columns},
     }
+    results = Results(about=about, columns=[one.name for one in columns], delayed=options.delayed, measurements=[])
+
+    def keep(measurement: Measurement) -> None:
+        # Written every time, so that an hour's work survives an interruption.
+        results.measurements.append(measurement)
+        write_results(results, options.json)
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code = 0
     with _folder(options.folder) as folder:
-        benchmark = Benchmark(options, columns, folder=folder, console=console)
         try:
-            benchmark.run()
+            Benchmark(options, columns, folder=folder, console=console, keep=keep).run()
         except (LoadError, ServiceStartError) as error:
             sys.stderr.write(f"the benchmark could not go on: {error}\n")
-            return 1
+            code = 1
         except KeyboardInterrupt:
             sys.stderr.write("interrupted; nothing is left running\n")
-            return 130
-    names = [column.name for column in columns]
-    results = Results(about=about, columns=names, delayed=options.delayed, measurements=benchmark.measurements)
-    write_results(results, options.json)
+            code = 130
     show(results, console)
-    return 0
+    return code
 
 
 @contextlib.contextmanager

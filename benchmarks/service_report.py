@@ -143,7 +143,7 @@ def describe_versions(*, pulsar: str | None) -> dict[str, str]:
     """Tell what was measured, and with what."""
     versions = {
         "postdate": version("postdate"),
-        "commit": _first_line(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]),
+        "commit": _first_line(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]),
         "python": platform.python_version(),
         "pulsar-client": version("pulsar-client"),
     }
