@@ -40,6 +40,7 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
 
     Runtime complexity: O(buckets); O(1) when nothing has changed and the time of nothing has come.
     """
+    buckets.note_time(now_ms)
     if not buckets.is_dirty and now_ms < buckets.quiet_until_ms:
         return []
     _remove_exhausted(buckets)

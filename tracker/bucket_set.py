@@ -56,6 +56,7 @@ class BucketSet:
         self.foreign_ids: frozenset[int] = frozenset()
         self._serial = 0
         self._sealed_through = -1
+        self._last_now_ms = -1
         self.quiet_until_ms = -1
         """Before this time, only something that makes it dirty gives `plan` anything to do."""
         self.next_load_ms = NEVER
@@ -203,6 +204,18 @@ class BucketSet:
         """Note that `plan` and the barrier have to look again."""
         self.is_dirty = True
         self._barrier = None
+
+    def note_time(self, now_ms: int) -> None:
+        """Note what time it is; when the clock was put back, what waits for a time it has left waits no longer."""
+        if now_ms < self._last_now_ms:
+            self.merge_retry_at_ms = self.sweep_retry_at_ms = -1
+            self.storage_lane.forget_wait()
+            self.property_lane.forget_wait()
+            for bucket in self.buckets.values():
+                bucket.forget_waits(now_ms)
+            self.barrier_changed()
+            self.changed()
+        self._last_now_ms = now_ms
 
     def barrier_changed(self) -> None:
         """Note that the barrier has to look again."""

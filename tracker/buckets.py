@@ -112,6 +112,14 @@ class Bucket:
     def __post_init__(self) -> None:
         self.key = bucket_key(*self.ledgers)
 
+    def forget_waits(self, now_ms: int) -> None:
+        """Let what waits for another try begin at once: the clock was put back to `now_ms`."""
+        self.work_retry_at_ms = self.load_retry_at_ms = -1
+        if self.merge_retry_at_ms != NEVER:
+            self.merge_retry_at_ms = -1
+        if self.needed_since_ms is not None:
+            self.needed_since_ms = min(self.needed_since_ms, now_ms)
+
     def move_to(self, state: BucketState) -> None:
         """Change the state, along one of `TRANSITIONS`; the new state's action starts afresh."""
         assert state in TRANSITIONS[self.state], f"{self.key}: {self.state} to {state}"

@@ -70,7 +70,8 @@ class TrackerCore:
         else:
             queue = self._queue_for(ledger_id, 1)
         self._index.members.add(ledger_id, entry_id)
-        queue.push(deliver_at_ms, ledger_id, entry_id)
+        # The largest number stands for "never" in the queues.
+        queue.push(deliver_at_ms if deliver_at_ms < NEVER else NEVER - 1, ledger_id, entry_id)
         return True
 
     def add_messages(
@@ -113,7 +114,7 @@ class TrackerCore:
                 end = min(end, start + self._adds_before_cap)
                 self._adds_before_cap -= end - start
             self._index.members.unite(ledger_id, bitmap_of(entries[start:end]))
-            queue.push_rows(times[start:end], ledgers[start:end], entries[start:end])
+            queue.push_rows(np.minimum(times[start:end], NEVER - 1), ledgers[start:end], entries[start:end])
             start = end
 
     def _refuse(self, ledger_id: int, entry_id: int) -> None:

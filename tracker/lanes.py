@@ -65,6 +65,10 @@ class Lane:
             attempts = self._failures - FAILURES_BEFORE_PROBING + 1
             self._probe_at_ms = now_ms + backoff_ms(self._config, attempts, self._rng)
 
+    def forget_wait(self) -> None:
+        """Let the next call start at once."""
+        self._probe_at_ms = -1
+
     def earliest_start_ms(self) -> int:
         """Return when a call may start, `NEVER` if only an answer to another one makes room."""
         if self.is_probing:

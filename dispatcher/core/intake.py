@@ -183,6 +183,8 @@ class Intake(SubscriptionCore):
 
         if self._may_admit_due or len(self.held_due) >= _HELD_ENTRIES_MAX:
             return False
+        # A clock that is put back must not make the wait longer.
+        self._started_ms = min(self._started_ms, self.now_ms)
         hold_until_ms = self._hold_until_ms()
         if hold_until_ms is not None and self.now_ms < hold_until_ms:
             return True

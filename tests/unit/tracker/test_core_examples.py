@@ -616,3 +616,26 @@ def test_a_clock_that_steps_back_delays_and_does_not_repeat(driver: Driver) -> N
     assert driver.pop() == []
     driver.now_ms = 2_100
     assert driver.pop() == [(2_100, 1, 2)]
+
+
+def test_a_clock_that_steps_back_does_not_hold_up_a_retry(driver: Driver) -> None:
+    """A wait for another try ends when the clock leaves it, or an hour's step would cost an hour."""
+    driver.now_ms = 3_600_000
+    driver.add(*[(7_200_000, ledger, 0) for ledger in range(1, 7)])
+    (persist,) = driver.waiting(PersistBucket)
+    driver.fail(persist)
+    assert driver.waiting(PersistBucket) == []
+
+    driver.now_ms = NOW_MS
+    driver.plan()
+
+    assert len(driver.waiting(PersistBucket)) == 1
+
+
+def test_the_latest_time_there_is_is_a_time(driver: Driver) -> None:
+    """It is tracked, sealed and counted like any other."""
+    driver.add(*[(2**63 - 1, ledger, 0) for ledger in range(1, 7)])
+    driver.answer_all()
+
+    assert driver.core.message_count == 6
+    assert driver.bucket_names == ["1_5"]
