@@ -126,18 +126,27 @@ class Benchmark:
     def _measure_repeatedly(
         self, column: Column, name: str, number: int, measure: Callable[[Column, str], Measurement]
     ) -> None:
-        """Measure a scenario, again if others were busy meanwhile, and keep the quietest."""
+        """Measure a scenario, again if it failed or others were busy meanwhile, and keep the quietest."""
         tried: list[Measurement] = []
         for attempt in range(1, self._options.attempts + 1):
             self._wait_for_quiet()
             self._tell(f"{column.name}, round {number}: {name}")
             tried.append(replace(measure(column, name), column=column.name, round=number))
-            self._tell("  " + ", ".join(f"{key} {value:,.1f}" for key, value in tried[-1].figures.items()))
-            if tried[-1].others_cores <= _OTHERS_CORES_MAX:
+            trouble = self._trouble(tried[-1])
+            if trouble is None:
                 break
-            again = ", once more" if attempt < self._options.attempts else ""
-            self._tell(f"  others used {tried[-1].others_cores:.2f} cores meanwhile{again}")
-        self._keep(min(tried, key=lambda one: one.others_cores))
+            self._tell(f"  {trouble}{', once more' if attempt < self._options.attempts else ''}")
+        measured = [one for one in tried if one.failure is None]
+        self._keep(min(measured or tried, key=lambda one: one.others_cores))
+
+    def _trouble(self, measurement: Measurement) -> str | None:
+        """Show what was measured and say why it is not to be relied on; None if it is."""
+        if measurement.failure is not None:
+            return f"failed: {measurement.failure}"
+        self._tell("  " + ", ".join(f"{key} {value:,.1f}" for key, value in measurement.figures.items()))
+        if measurement.others_cores > _OTHERS_CORES_MAX:
+            return f"others used {measurement.others_cores:.2f} cores meanwhile"
+        return None
 
     def _measure_alone(self, column: Column, name: str) -> Measurement:
         with self._running(column) as stage:
@@ -145,13 +154,24 @@ class Benchmark:
 
     def _measure(self, stage: Stage, name: str) -> Measurement:
         meter = CpuMeter(lambda: stage.service.pid)
+        figures: dict[str, float] = {}
+        failure = None
         try:
             figures = SCENARIOS[name](stage)
+        except LoadError as error:
+            # The other scenarios go on: that a service does not deliver is a finding as well.
+            failure = str(error)
         finally:
             stage.close()
         use = meter.read()
         return Measurement(
-            column="", scenario=name, round=0, figures=figures, service_cores=use.service, others_cores=use.others
+            column="",
+            scenario=name,
+            round=0,
+            figures=figures,
+            service_cores=use.service,
+            others_cores=use.others,
+            failure=failure,
         )
 
     @contextlib.contextmanager

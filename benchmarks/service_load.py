@@ -6,7 +6,7 @@
 The order is one JSON object, a `ProduceOrder` or `ConsumeOrder`. A program answers with JSON lines and goes on when it
 gets a line, so that whoever measures decides when it begins:
 
-    loaded ── line ──► connected: ready ── line ──► (progress ...) result
+    loaded ── line ──► connected: ready ── line ──► (progress ...) result | failed
 
 The Python client is the bottleneck of every rate, not the service. So the loops here do as little as they can: no
 callback for a receipt, no clock read for a message that is sent, one for a message that arrives. What arrived is
@@ -35,7 +35,7 @@ NOT_DELAYED: Final = -1
 _PENDING_MAX: Final = 10_000
 """How many messages a producer has under way. Enough that it never waits for a sync of the service's log."""
 
-_RECEIVE_TIMEOUT_MS: Final = 120_000
+_RECEIVE_TIMEOUT_S: Final = 120
 """After this long without a message, one is missing. Longer than any service needs to recover."""
 
 _CONNECT_TIMEOUT_S: Final = 120.0
@@ -143,9 +143,15 @@ def consume(order: ConsumeOrder) -> None:
 
 def _receive(consumer: pulsar.Consumer, messages: int) -> dict[str, float]:
     receive, acknowledge, clock_ns = consumer.receive, consumer.acknowledge, time.time_ns
+    timeout_ms = _RECEIVE_TIMEOUT_S * 1_000
     received_ns, payloads = [], []
-    for _ in range(messages):
-        message = receive(_RECEIVE_TIMEOUT_MS)
+    for received in range(messages):
+        try:
+            message = receive(timeout_ms)
+        except pulsar.Timeout:
+            missing = f"{messages - received:,} of {messages:,} messages"
+            _tell("failed", reason=f"{missing} did not come, and none for {_RECEIVE_TIMEOUT_S} s")
+            raise
         received_ns.append(clock_ns())
         payloads.append(message.data())
         acknowledge(message)

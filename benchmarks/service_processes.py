@@ -29,7 +29,7 @@ _STDERR_TAIL_CHARACTERS: Final = 2_000
 
 
 class LoadError(RuntimeError):
-    """A client program ended without a result or did not answer; says what it wrote."""
+    """A scenario could not be measured; says what was missing, or what a client program wrote."""
 
 
 class LoadProcess:
@@ -85,6 +85,8 @@ class LoadProcess:
             told = self._read_event(deadline)
             if told["event"] == event:
                 return told
+            if told["event"] == "failed":
+                raise LoadError(told["reason"])
             if told["event"] == "progress" and on_progress is not None:
                 on_progress(told["messages"])
 
@@ -199,9 +201,9 @@ def wait_for_port(port: int, *, timeout_s: float = 120.0) -> None:
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
+        except OSError as error:
             if time.monotonic() > deadline:
-                raise
+                raise LoadError(f"nothing listens on port {port} after {timeout_s:g} s") from error
             time.sleep(0.005)
         else:
             return

@@ -38,6 +38,7 @@ class Measurement:
         figures: What was measured, by the names of `FIGURES`.
         service_cores: How many processors the service used, on average; None if it was started anew meanwhile.
         others_cores: How many were used by what has nothing to do with the benchmark.
+        failure: Why there are no figures; None if there are.
     """
 
     column: str
@@ -46,6 +47,7 @@ class Measurement:
     figures: dict[str, float]
     service_cores: float | None
     others_cores: float
+    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,11 @@ def _notes(results: Results) -> list[str]:
     ]
     if len(results.columns) > 1:
         notes.append(f"ratio: how many times better {results.columns[0]} is than {results.columns[1]}.")
+    notes += [
+        f"{one.column}, round {one.round}: {one.scenario} failed every time, {one.failure}"
+        for one in results.measurements
+        if one.failure is not None
+    ]
     for name, values in results.medians().items():
         figure = FIGURES[name]
         if figure.target is None or results.columns[0] not in values:

@@ -230,6 +230,7 @@ def recovery(stage: Stage) -> dict[str, float]:
         first_due_ms = _produce(due_soon, _ALREADY_DUE)["first_due_ms"]
         service.kill()
         if time.time_ns() // 1_000_000 >= first_due_ms:
+            service.start()
             raise LoadError("the kill came after the first message was due")
     stage.close()
     consumer = stage.consumer(topic, _ALREADY_DUE, connects=False)
