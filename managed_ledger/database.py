@@ -11,6 +11,8 @@ What it guards against (each was seen with rocksdict 0.3.29):
 * `items()` and `keys()` stop silently at a damaged block. Scans use `iter()` and ask for its status at the end.
 * Batches and databases must agree on raw mode, and the lock is held while any column family object lives.
 
+Any number of processes may read a folder that another one has open: `open_read_only` shows it as it is then.
+
 Every error that leaves is one of ours. Synchronous: callers choose the thread. Calls may come from several threads.
 """
 
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     ColumnFamily,
@@ -52,6 +55,8 @@ MARKER_SECONDS = 1.0
 """Age at which a commit renews the marker file: one more small synced file a second."""
 BLOCK_CACHE_BYTES = 16 * 2**20
 """RocksDB's own cache; small, since decoded blocks are cached above it."""
+READ_ONLY_BUFFER_BYTES = 32 * 2**20
+"""Memory in which a reader replays the write-ahead log; it writes nothing."""
 
 
 class RowIterator(Protocol):
@@ -176,7 +181,40 @@ class RocksDatabase:
             with _mapped(path, "check the log"):
                 self._check(marker)
         except LedgerError:
-            self._release()
+            self.release()
+            raise
+        return self
+
+    @classmethod
+    def open_read_only(cls, path: Path) -> "RocksDatabase":
+        """Open the folder to read what is durable in it now; it may be in use, and nothing in it changes.
+
+        What is compacted away meanwhile can become unreadable: then open it again. Only `get`, `rows`, `scan` and
+        `release` may be called.
+
+        Raises:
+            StoreCorruptedError: It is damaged, or not a log of Postdate.
+            StoreVersionError: Its format is another.
+            StoreUnavailableError: It cannot be read.
+        """
+        with _mapped(path, "read the log"):
+            marker = _read_marker(path)
+            if marker is None:
+                raise StoreUnavailableError(
+                    f"There is no log in {path}: its file {MARKER_FILE} is missing. Name the folder of a log"
+                )
+            database = Rdict(
+                str(path),
+                _database_options(READ_ONLY_BUFFER_BYTES, create=False),
+                column_families=_family_options(READ_ONLY_BUFFER_BYTES),
+                access_type=AccessType.read_only(),
+            )
+        self = cls(database, path, time.monotonic)
+        try:
+            with _mapped(path, "check the log"):
+                self._check_read(marker)
+        except LedgerError:
+            self.release()
             raise
         return self
 
@@ -228,10 +266,20 @@ class RocksDatabase:
         with _mapped(self._path, "close the log"):
             self._database.flush_wal(sync=True)
             _write_marker(self._path, self._database.latest_sequence_number())
-        self._release()
+        self.release()
 
     def _check(self, marker: dict[str, int] | None) -> None:
-        found = self._families[Family.META].get(FORMAT_KEY)
+        found = self._check_read(marker)
+        if found is None:
+            batch = self.new_batch()
+            batch.put(Family.META, FORMAT_KEY, _format())
+            self.write(batch, sync=True)
+        # Only now: a crash before this line leaves a folder without a marker, which is created anew.
+        _write_marker(self._path, self._database.latest_sequence_number())
+
+    def _check_read(self, marker: dict[str, int] | None) -> bytes | None:
+        """Check what is there against the marker file; returns the format, None where the folder is new."""
+        found: bytes | None = self._families[Family.META].get(FORMAT_KEY)
         if found is None and (marker is not None or self._database.latest_sequence_number() > 0):
             raise StoreCorruptedError(_advice(self._path, "its marker key is missing, so entries may be as well"))
         if found is not None and found != _format():
@@ -244,12 +292,7 @@ class RocksDatabase:
             raise StoreCorruptedError(
                 _advice(self._path, f"it ends at write {sequence}, but had reached {marker['sequence']}")
             )
-        if found is None:
-            batch = self.new_batch()
-            batch.put(Family.META, FORMAT_KEY, _format())
-            self.write(batch, sync=True)
-        # Only now: a crash before this line leaves a folder without a marker, which is created anew.
-        _write_marker(self._path, self._database.latest_sequence_number())
+        return found
 
     def _renew_marker(self) -> None:
         """Only right behind a synced write: every write before it is on disk as well then."""
@@ -260,7 +303,8 @@ class RocksDatabase:
         except OSError:
             logger.warning("The file %s in %s was not renewed", MARKER_FILE, self._path, exc_info=True)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Let go of the folder without writing anything."""
         self._handles.clear()
         for family in self._families.values():
             family.close()

@@ -27,15 +27,18 @@ class _Open(NamedTuple):
 
 
 class RocksDBBucketSnapshotStorage(BucketSnapshotStorage):
-    """Keeps snapshots in one folder, which one process at a time may have open."""
+    """Keeps snapshots in one folder, which one process at a time may have open to write."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_read_only: bool = False) -> None:
         """Remember the folder; `start` creates or opens it.
 
         Args:
             path: A folder for nothing else. Missing parents are created too.
+            is_read_only: Read what is there at `start`, also while another process has the folder open. Nothing can
+                be stored or deleted then (`StorageUnavailableError`).
         """
         self._path = path
+        self._open_folder = RocksDBFolder.open_read_only if is_read_only else RocksDBFolder.open
         self._open: _Open | None = None
         # Opening and closing take turns, so that a second `close` returns when the folder is really free.
         self._turn = asyncio.Lock()
@@ -44,7 +47,7 @@ class RocksDBBucketSnapshotStorage(BucketSnapshotStorage):
         """See base."""
         async with self._turn:
             if self._open is None:
-                folder = await asyncio.to_thread(RocksDBFolder.open, self._path)
+                folder = await asyncio.to_thread(self._open_folder, self._path)
                 self._open = _Open(folder, ThreadPoolExecutor(_THREADS, thread_name_prefix="snapshots"))
 
     async def close(self) -> None:

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Self
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     DbClosedError,
@@ -83,9 +84,10 @@ _CACHE_BYTES = 16 * 2**20
 class RocksDBFolder:
     """An open folder. Reads run side by side, writes one after the other."""
 
-    def __init__(self, path: Path, database: Rdict) -> None:
+    def __init__(self, path: Path, database: Rdict, *, is_read_only: bool = False) -> None:
         """Take over a database that `open` has checked."""
         self._path = path
+        self._is_read_only = is_read_only
         self._database = database
         self._synced = WriteOptions()
         self._synced.sync = True
@@ -121,6 +123,29 @@ class RocksDBFolder:
             raise
         return folder
 
+    @classmethod
+    def open_read_only(cls, path: Path) -> Self:
+        """Open the folder to read what is in it now; it may be in use, and nothing in it changes.
+
+        Raises:
+            SnapshotVersionError: Its layout is another one.
+            StorageCorruptedError: It is damaged.
+            StorageUnavailableError: There is none, or the disk refuses.
+        """
+        if not (path / "CURRENT").exists():
+            raise StorageUnavailableError(f"there are no snapshots in the folder {path}")
+        with _mapped("read the snapshots", path):
+            options = _options()
+            options.create_if_missing(False)
+            folder = cls(path, Rdict(str(path), options, access_type=AccessType.read_only()), is_read_only=True)
+        try:
+            with _mapped("read the snapshots", path):
+                folder._check_format(has_tables=True)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
     def _check_format(self, has_tables: bool) -> None:
         found = self._database.get(_FORMAT_KEY)
         if found == _FORMAT:
@@ -145,7 +170,8 @@ class RocksDBFolder:
         """Let go of the folder; no other call may be running or follow."""
         # RocksDB keeps its log at close: a flush is not for safety, but the next start then has nothing to
         # replay.
-        for step in (self._database.flush, self._database.close):
+        steps = (self._database.close,) if self._is_read_only else (self._database.flush, self._database.close)
+        for step in steps:
             try:
                 with _mapped("close the snapshots", self._path):
                     step()

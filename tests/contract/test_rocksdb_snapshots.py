@@ -257,3 +257,25 @@ def test_a_missing_entry_is_corruption(tmp_path: Path) -> None:
                 await storage.get_bucket_snapshot_segment(bucket_id, 1, 3)
 
     asyncio.run(scenario())
+
+
+def test_a_folder_in_use_can_be_read_beside(tmp_path: Path) -> None:
+    """As it was when the reader started; the reader cannot change it, and makes no folder."""
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path / "s") as storage:
+            bucket_id = await _create(storage, [b"a", b"b"])
+            async with RocksDBBucketSnapshotStorage(tmp_path / "s", is_read_only=True) as reader:
+                await _create(storage, [b"later"])
+                assert await reader.get_bucket_snapshot_segment(bucket_id, 1, 9) == [b"a", b"b"]
+                assert [info.bucket_id for info in await reader.list_bucket_snapshots()] == [bucket_id]
+                with pytest.raises(StorageUnavailableError):
+                    await _create(reader, [b"c"])
+                with pytest.raises(StorageUnavailableError):
+                    await reader.delete_bucket_snapshot(bucket_id)
+            assert len(await storage.list_bucket_snapshots()) == 2
+        with pytest.raises(StorageUnavailableError, match="there are no snapshots in the folder"):
+            await RocksDBBucketSnapshotStorage(tmp_path / "none", is_read_only=True).start()
+        assert not (tmp_path / "none").exists()
+
+    asyncio.run(scenario())

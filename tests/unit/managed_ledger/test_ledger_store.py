@@ -18,6 +18,7 @@ from managed_ledger.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
+from managed_ledger.headers import ROW_BYTES
 from managed_ledger.keys import (
     CURSOR_BASE,
     CURSOR_JOURNAL,
@@ -44,6 +45,10 @@ async def _fill(path: Path, entries: int = 2000) -> None:
         await append_all(ledger, [b"payload %06d" % index for index in range(start, start + 100)])
     cursor.acknowledge([1] * 10, range(10, 20))
     await store.close()
+
+
+def _file_names(path: Path) -> list[str]:
+    return sorted(file.name for file in path.iterdir())
 
 
 def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -346,3 +351,32 @@ def test_a_cursor_that_makes_no_sense_is_refused(kind: int, value: bytes) -> Non
         await store.close()
 
     asyncio.run(scenario())
+
+
+def test_a_log_in_use_can_be_read_beside(tmp_path: Path) -> None:
+    """By any number of readers, each as of its opening, and no file comes or goes."""
+
+    async def scenario() -> None:
+        store = await _open(tmp_path)
+        ledger = await store.open_managed_ledger("orders")
+        await append_all(ledger, [b"payload"] * 3)
+        files = _file_names(tmp_path)
+
+        readers = [RocksDatabase.open_read_only(tmp_path) for _ in range(2)]
+        await append_all(ledger, [b"payload"])
+        blocks = [len(value) for reader in readers for _, value in reader.scan(Family.HEADERS, b"", b"\xff")]
+        for reader in readers:
+            reader.release()
+
+        assert sum(blocks) == 2 * 3 * ROW_BYTES
+        assert _file_names(tmp_path) == files
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_without_a_log_is_not_read(tmp_path: Path) -> None:
+    """Nothing is created where somebody only wanted to look."""
+    with pytest.raises(StoreUnavailableError, match="There is no log in"):
+        RocksDatabase.open_read_only(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
