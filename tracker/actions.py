@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.codec import SegmentMetadata
 from snapshot_storage.columns import DelayedIndexes
 
@@ -161,6 +162,8 @@ class MetadataRead:
     size_bytes: int
     table: SegmentTable
     segments: Sequence[SegmentMetadata]
+    ledgers: LedgerRange | None
+    """From the first to the last ledger that has a row; None where there is no row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -129,6 +129,10 @@ def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> Non
     bucket.size_bytes = event.size_bytes
     bucket.table = event.table
     bucket.undecoded = event.segments
+    bucket.narrow(event.ledgers)
+    if bucket.ledgers.last_ledger_id < buckets.index.first_ledger_id:
+        buckets.remove(bucket)
+        return
     buckets.progressed(bucket)
 
 

@@ -24,7 +24,7 @@ from tracker.actions import (
     UniteBitmaps,
 )
 from tracker.bucket_set import BucketSet
-from tracker.buckets import FROM_SEGMENTS, Bucket, BucketState, free_range
+from tracker.buckets import FROM_SEGMENTS, Bucket, BucketState, free_key
 from tracker.due_queue import NEVER
 from tracker.merging import window_to_merge
 
@@ -158,11 +158,11 @@ def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
     if window is None:
         return
     sources = served[window.start : window.stop]
-    wanted = LedgerRange(
+    ledgers = LedgerRange(
         min(source.ledgers.first_ledger_id for source in sources),
         max(source.ledgers.last_ledger_id for source in sources),
     )
-    target = buckets.new_bucket(free_range(wanted, buckets.keys()), BucketState.MERGING)
+    target = buckets.new_bucket(ledgers, free_key(ledgers, buckets.keys()), BucketState.MERGING)
     target.sources = tuple(source.serial for source in sources)
     for source in sources:
         source.merging_into = target.serial

@@ -15,7 +15,7 @@ from snapshot_storage.bucket_key import LedgerRange
 from tracker.actions import (
     ListSnapshots,
 )
-from tracker.buckets import NOT_SERVED, Bucket, BucketState, free_range
+from tracker.buckets import NOT_SERVED, Bucket, BucketState, free_key
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at
 from tracker.frontier import Frontier
@@ -55,7 +55,6 @@ class BucketSet:
         self.sweep_retry_at_ms = -1
         self.foreign_ids: frozenset[int] = frozenset()
         self._serial = 0
-        self._sealed_through = -1
         self._last_now_ms = -1
         self.quiet_until_ms = -1
         """Before this time, only something that makes it dirty gives `plan` anything to do."""
@@ -80,12 +79,6 @@ class BucketSet:
             if bucket.state not in NOT_SERVED and not bucket.sources and not bucket.is_doomed
         )
 
-    def is_inside_sealed(self, ledger_id: int) -> bool:
-        """Whether a ledger lies within a bucket's range; a bucket's last ledger may go on, so it does not."""
-        if ledger_id >= self._sealed_through:
-            return False
-        return any(bucket.covers(ledger_id) and ledger_id != bucket.ledgers.last_ledger_id for bucket in self.served())
-
     def is_recovering(self, ledger_id: int) -> bool:
         """Whether it is not known yet which positions of a ledger are tracked."""
         return any(
@@ -107,7 +100,7 @@ class BucketSet:
 
     def seal(self, ledgers: LedgerRange, queue: DueQueue) -> None:
         """Make a bucket of the mutable bucket's rows; they are served from the queue until it is durable."""
-        bucket = self.new_bucket(free_range(ledgers, self.keys()), BucketState.SEALING)
+        bucket = self.new_bucket(ledgers, free_key(ledgers, self.keys()), BucketState.SEALING)
         bucket.parts = queue.rows_of()
         bucket.resident = queue
         self.ending[bucket.serial] = bucket
@@ -122,7 +115,7 @@ class BucketSet:
             is_second = named.bucket_id in ids
             ids.add(named.bucket_id)
             state = BucketState.UNREGISTERING if is_second else BucketState.RECOVERING
-            bucket = self.new_bucket(named.ledgers, state)
+            bucket = self.new_bucket(named.ledgers, named.key, state)
             bucket.bucket_id = named.bucket_id
             bucket.has_property = True
             bucket.needed_since_ms = now_ms
@@ -178,18 +171,16 @@ class BucketSet:
 
     def delete_orphan(self, bucket_id: int) -> None:
         """Delete a snapshot that no property names."""
-        bucket = self.new_bucket(LedgerRange(0, 0), BucketState.DELETING)
+        bucket = self.new_bucket(LedgerRange(0, 0), "", BucketState.DELETING)
         bucket.bucket_id = bucket_id
 
-    def new_bucket(self, ledgers: LedgerRange, state: BucketState) -> Bucket:
+    def new_bucket(self, ledgers: LedgerRange, key: str, state: BucketState) -> Bucket:
         """Make a bucket in a state; its action is planned next."""
         self._serial += 1
-        bucket = Bucket(self._serial, ledgers, state)
+        bucket = Bucket(self._serial, ledgers, key, state)
         self.buckets[bucket.serial] = bucket
         self._join_lane(bucket)
         self.changed()
-        if state is not BucketState.DELETING:
-            self._sealed_through = max(self._sealed_through, ledgers.last_ledger_id)
         return bucket
 
     def keys(self) -> set[str]:

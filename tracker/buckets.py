@@ -11,7 +11,7 @@ which recovery finds by listing; a crash after 3 leaves a property that names no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -70,6 +70,9 @@ class Bucket:
 
     serial: int
     ledgers: LedgerRange
+    """Where its rows are; after a recovery what the key says, until the metadata is read."""
+    key: str
+    """The property's key; its range may be wider, see `free_key`."""
     state: BucketState
     bucket_id: int | None = None
     size_bytes: int = 0
@@ -107,10 +110,6 @@ class Bucket:
     """It is to be removed as soon as the action in flight is over."""
     has_property: bool = False
     """Whether its property may exist."""
-    key: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.key = bucket_key(*self.ledgers)
 
     def forget_waits(self, now_ms: int) -> None:
         """Let what waits for another try begin at once: the clock was put back to `now_ms`."""
@@ -128,6 +127,15 @@ class Bucket:
         self.work = None
         self.work_attempts = 0
         self.work_retry_at_ms = -1
+
+    def narrow(self, ledgers: LedgerRange | None) -> None:
+        """Take over where the rows are, as the metadata says; what it says beyond the key does not count."""
+        if ledgers is None:
+            return
+        first = max(self.ledgers.first_ledger_id, ledgers.first_ledger_id)
+        last = min(self.ledgers.last_ledger_id, ledgers.last_ledger_id)
+        if first <= last:
+            self.ledgers = LedgerRange(first, last)
 
     def covers(self, ledger_id: int) -> bool:
         """Whether a ledger is within the bucket's range."""
@@ -235,21 +243,21 @@ def is_in_order(table: SegmentTable) -> bool:
     )
 
 
-def free_range(wanted: LedgerRange, taken: set[str]) -> LedgerRange:
-    """Return the range, or a wider one whose property key no other bucket has.
+def free_key(ledgers: LedgerRange, taken: set[str]) -> str:
+    """Return the property key of the range, or of a wider one that no other bucket has.
 
-    Ranges may overlap: they say where a bucket's rows can be, not that all rows there are its own. A ledger that is
-    sealed in several pieces, or a merge with an enclosing bucket, would otherwise need one key twice.
+    A ledger that is sealed in several pieces, or a merge with an enclosing bucket, would otherwise need one key
+    twice. The wider range is a name and nothing else: it says where rows can be, not where they are.
 
-    >>> free_range(LedgerRange(7, 7), {"#pulsar.internal.delayed.bucket_7_7"})
-    LedgerRange(first_ledger_id=6, last_ledger_id=7)
+    >>> free_key(LedgerRange(7, 7), {"#pulsar.internal.delayed.bucket_7_7"})
+    '#pulsar.internal.delayed.bucket_6_7'
     """
-    first, last = wanted
-    while bucket_key(first, last) in taken:
+    first, last = ledgers
+    while (key := bucket_key(first, last)) in taken:
         # Downwards first: no message will come for the ledgers of the past.
         if first > 0:
             first -= 1
         else:
             assert last < LEDGER_ID_MAX
             last += 1
-    return LedgerRange(first, last)
+    return key

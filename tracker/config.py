@@ -53,7 +53,7 @@ class TrackerConfig:
     )
     """Seal the mutable bucket at this many indexes even in the middle of a ledger that never ends (ours).
 
-    -1 is no limit. Must be at least `index_count_per_bucket_min`. Default -1, as Pulsar does.
+    -1 is no limit but `unsealed_row_count_max`. Must be at least `index_count_per_bucket_min`. Default -1.
     """
 
     index_count_at_close_min: int = field(default=1_000, metadata={"key": "delayedDeliveryMinIndexCountAtClose"})
@@ -94,7 +94,8 @@ class TrackerConfig:
     unsealed_row_count_max: int = field(default=10_000_000, metadata={"key": "delayedDeliveryMaxUnsealedIndexes"})
     """Pause reading while this many indexes wait in memory for a snapshot that cannot be stored (ours).
 
-    Reached only when the snapshot storage is down for long. Due messages flow on. Default 10,000,000 (240 MB).
+    Reached only when the snapshot storage is down for long. Due messages flow on. Also the most indexes in the
+    mutable bucket. Default 10,000,000 (240 MB).
     """
 
     order_wait_ms_max: int = field(default=5_000, metadata={"key": "delayedDeliveryMaxOrderWaitMillis"})

@@ -42,9 +42,11 @@ class TrackerCore:
         self._config = config
         self._index = Index(acknowledged_in)
         self._buckets = BucketSet(config, self._index, rng)
-        self._first_ledger_id = _NO_LEDGER
-        self._last_ledger_id = _NO_LEDGER
-        self._adds_before_cap = NEVER
+        self._row_count_max = config.index_count_per_bucket_max
+        if self._row_count_max == UNLIMITED:
+            # What rows without a snapshot may take is a limit for a ledger that never ends, too.
+            self._row_count_max = max(config.index_count_per_bucket_min, config.unsealed_row_count_max)
+        self._first_ledger_id = self._last_ledger_id = self._ledger_id = _NO_LEDGER
         self._tick_time_ms = config.tick_time_ms
         self.set_tick_time(config.tick_time_ms)
         self._reset_mutable()
@@ -64,14 +66,12 @@ class TrackerCore:
         if deliver_at_ms <= now_ms + self._buckets.lead_ms or deliver_at_ms < 0:
             self._refuse(ledger_id, entry_id)
             return False
-        if ledger_id == self._last_ledger_id and self._adds_before_cap > 0:
-            self._adds_before_cap -= 1
-            queue = self._index.mutable
-        else:
-            queue = self._queue_for(ledger_id, 1)
+        if ledger_id != self._ledger_id or self._adds_before_cap <= 0:
+            self._make_room(ledger_id)
+        self._adds_before_cap -= 1
         self._index.members.add(ledger_id, entry_id)
         # The largest number stands for "never" in the queues.
-        queue.push(deliver_at_ms if deliver_at_ms < NEVER else NEVER - 1, ledger_id, entry_id)
+        self._index.mutable.push(deliver_at_ms if deliver_at_ms < NEVER else NEVER - 1, ledger_id, entry_id)
         return True
 
     def add_messages(
@@ -105,16 +105,13 @@ class TrackerCore:
         """Track rows of one ledger, in pieces if a cap on the mutable bucket demands it."""
         start = 0
         while start < len(entries):
-            if ledger_id != self._last_ledger_id or self._adds_before_cap <= 0:
-                queue = self._queue_for(ledger_id, 0)
-            else:
-                queue = self._index.mutable
-            end = len(entries)
-            if queue is self._index.mutable:
-                end = min(end, start + self._adds_before_cap)
-                self._adds_before_cap -= end - start
+            if ledger_id != self._ledger_id or self._adds_before_cap <= 0:
+                self._make_room(ledger_id)
+            end = min(len(entries), start + self._adds_before_cap)
+            self._adds_before_cap -= end - start
             self._index.members.unite(ledger_id, bitmap_of(entries[start:end]))
-            queue.push_rows(np.minimum(times[start:end], NEVER - 1), ledgers[start:end], entries[start:end])
+            times_ms = np.minimum(times[start:end], NEVER - 1)
+            self._index.mutable.push_rows(times_ms, ledgers[start:end], entries[start:end])
             start = end
 
     def _refuse(self, ledger_id: int, entry_id: int) -> None:
@@ -122,33 +119,24 @@ class TrackerCore:
         self._index.members.discard(ledger_id, entry_id)
         self._index.settle_one(ledger_id, entry_id)
 
-    def _queue_for(self, ledger_id: int, row_count: int) -> DueQueue:
-        """Return the queue for rows of a ledger, sealing the mutable bucket before if it is time.
+    def _make_room(self, ledger_id: int) -> None:
+        """Let the mutable bucket take a row of this ledger: seal what it holds before, if it is time.
 
-        A ledger within a sealed bucket's range goes to memory only: after a crash it is read again, since no
-        snapshot tracks it. Everything else goes to the mutable bucket, late ledgers too, so that they get into
-        a snapshot; ranges may overlap.
+        It takes late ledgers too, so that every row gets into a snapshot in the end; ranges may overlap.
         """
-        is_inside = self._buckets.is_inside_sealed(ledger_id)
+        is_next = ledger_id != self._ledger_id and self._ledger_id != _NO_LEDGER
         if (self._adds_before_cap <= 0 and self._is_at_cap()) or (
-            not is_inside
-            and ledger_id > self._last_ledger_id
-            and self._first_ledger_id != _NO_LEDGER
-            and len(self._index.mutable) >= self._config.index_count_per_bucket_min
+            is_next and len(self._index.mutable) >= self._config.index_count_per_bucket_min
         ):
             self._seal()
-        if is_inside:
-            return self._index.shared
-        if self._first_ledger_id == _NO_LEDGER:
-            self._first_ledger_id = self._last_ledger_id = ledger_id
-        self._first_ledger_id = min(self._first_ledger_id, ledger_id)
+        self._ledger_id = ledger_id
+        is_first = self._first_ledger_id == _NO_LEDGER
+        self._first_ledger_id = ledger_id if is_first else min(self._first_ledger_id, ledger_id)
         self._last_ledger_id = max(self._last_ledger_id, ledger_id)
-        self._adds_before_cap -= row_count
-        return self._index.mutable
 
     def _is_at_cap(self) -> bool:
         """Whether the mutable bucket is as large as it may get; adds that came due since do not count."""
-        room = self._config.index_count_per_bucket_max - len(self._index.mutable)
+        room = self._row_count_max - len(self._index.mutable)
         self._adds_before_cap = max(0, room)
         return room <= 0
 
@@ -160,9 +148,8 @@ class TrackerCore:
 
     def _reset_mutable(self) -> None:
         self._index.mutable = DueQueue()
-        self._first_ledger_id = self._last_ledger_id = _NO_LEDGER
-        cap = self._config.index_count_per_bucket_max
-        self._adds_before_cap = NEVER if cap == UNLIMITED else cap
+        self._first_ledger_id = self._last_ledger_id = self._ledger_id = _NO_LEDGER
+        self._adds_before_cap = self._row_count_max
 
     # Asking.
 

@@ -1,6 +1,6 @@
 """The part of the index that is in memory: which positions are tracked, and the rows that are loaded.
 
-Rows are in several queues: the shared one (loaded segments, late messages), the mutable bucket's, and those of
+Rows are in several queues: the shared one (loaded segments), the mutable bucket's, and those of
 buckets whose snapshot is not durable yet. They are read as one. A row is handed out only if its position is still
 tracked, and doing so ends its being tracked; see `Membership`.
 """

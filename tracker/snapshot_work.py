@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, assert_never
 import numpy as np
 from pyroaring import BitMap
 
+from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.codec import (
     SegmentMetadata,
     decode_metadata,
@@ -151,8 +152,8 @@ class SnapshotWork:
             self._storage.get_bucket_snapshot_metadata(action.bucket_id),
             self._storage.get_bucket_snapshot_length(action.bucket_id),
         )
-        segments, table = await self._run_blocking(lambda: _decode_metadata(data))
-        return MetadataRead(action.serial, size_bytes, table, segments)
+        segments, table, ledgers = await self._run_blocking(lambda: _decode_metadata(data))
+        return MetadataRead(action.serial, size_bytes, table, segments, ledgers)
 
     async def _load(self, action: LoadSegments) -> Event:
         rows = await self._segments(action.bucket_id, action.first_segment, action.last_segment)
@@ -194,9 +195,11 @@ def table_of(segments: Sequence[SegmentMetadata]) -> SegmentTable:
     )
 
 
-def _decode_metadata(data: bytes) -> tuple[list[SegmentMetadata], SegmentTable]:
+def _decode_metadata(data: bytes) -> tuple[list[SegmentMetadata], SegmentTable, LedgerRange | None]:
     segments = decode_metadata(data)
-    return segments, table_of(segments)
+    ledger_ids = {ledger_id for segment in segments for ledger_id in segment.bitmaps}
+    ledgers = LedgerRange(min(ledger_ids), max(ledger_ids)) if ledger_ids else None
+    return segments, table_of(segments), ledgers
 
 
 class _SourceReader:

@@ -12,7 +12,7 @@ from tracker.due_queue import NEVER, RowKey
 def bucket_with(segments: list[tuple[int, int, int]], *, loaded: int = 0) -> Bucket:
     """Return a sealed bucket of (first time, last time, rows) segments."""
     first, last, rows = (np.array(column, np.int64) for column in zip(*segments, strict=True))
-    bucket = Bucket(1, LedgerRange(1, 5), BucketState.SEALED, bucket_id=1, has_property=True)
+    bucket = Bucket(1, LedgerRange(1, 5), "bucket_1_5", BucketState.SEALED, bucket_id=1, has_property=True)
     bucket.table = SegmentTable(first, last, np.cumsum(rows))
     bucket.loaded_segments = loaded
     return bucket

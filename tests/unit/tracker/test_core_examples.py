@@ -225,20 +225,74 @@ def test_what_came_due_does_not_count_for_sealing(driver: Driver) -> None:
     assert driver.core.bucket_total == 1
 
 
-def test_a_late_message_within_a_sealed_range_is_kept_in_memory(driver: Driver) -> None:
-    """No snapshot holds it, so it is read again after a crash."""
+def test_a_late_message_within_a_sealed_range_gets_into_the_next_snapshot(driver: Driver) -> None:
+    """Every row does in the end; its bucket's range encloses the other one then."""
     driver.add(*((90_000, n, n) for n in range(1, 7)))
     driver.add((90_000, 3, 99))
     driver.add(*((90_000, n, n) for n in range(7, 12)))
     driver.answer_all()
     assert driver.core.contains_message(3, 99)
-    assert driver.bucket_names == ["1_5", "6_10"]
+    assert driver.bucket_names == ["1_5", "3_9"]
 
     driver.recover()
     driver.answer_all()
 
-    assert not driver.core.contains_message(3, 99)
+    assert driver.core.contains_message(3, 99)
     assert driver.core.contains_message(3, 3)
+
+
+def test_many_messages_of_old_ledgers_are_sealed_without_waiting_for_a_new_one(driver: Driver) -> None:
+    """A lost bucket's messages are read again that way; they must not pile up in memory."""
+    driver.add((90_000, 50, 0))
+    driver.add(*((90_000, ledger, 0) for ledger in range(40)))
+    driver.answer_all()
+
+    assert driver.core.loaded_row_count <= 5
+    assert len(driver.bucket_names) == 8
+
+
+def test_a_message_of_an_old_ledger_after_a_capped_one_is_no_special_case(runner: asyncio.Runner) -> None:
+    """The wider keys of a ledger in pieces say nothing of where rows are; memory stays bounded."""
+    driver = Driver(runner, index_count_per_bucket_max=5)
+    for entry_id in range(200):
+        driver.add((90_000, 2, entry_id))
+        driver.answer_all()
+        assert driver.core.loaded_row_count <= 5
+    assert len(driver.bucket_names) == 39
+
+    driver.cursor.mark_delete_position = Position(3, -1)
+    driver.core.trim(3)
+    driver.plan()
+    driver.answer_all()
+
+    assert driver.bucket_names == []
+
+
+def test_recovery_learns_from_the_metadata_where_rows_are(runner: asyncio.Runner) -> None:
+    """A key that had to be wider holds neither reading nor trimming up."""
+    driver = Driver(runner, index_count_per_bucket_max=5)
+    driver.core.add_messages([0] * 17, range(17), range(90_000, 90_017), now_ms=NOW_MS)
+    driver.plan()
+    driver.answer_all()
+    assert driver.bucket_names == ["0_0", "0_1", "0_2"]
+
+    driver.cursor.mark_delete_position = Position(1, -1)
+    driver.recover()
+    assert driver.core.is_recovering(2)
+    driver.answer_all()
+
+    assert driver.bucket_names == []
+
+
+def test_without_a_cap_the_memory_for_unsealed_rows_is_one(runner: asyncio.Runner) -> None:
+    """A ledger that never ends does not fill the memory."""
+    driver = Driver(runner, unsealed_row_count_max=10)
+    driver.core.add_messages([3] * 35, range(35), [90_000] * 35, now_ms=NOW_MS)
+    driver.plan()
+    driver.answer_all()
+
+    assert len(driver.bucket_names) == 3
+    assert driver.core.loaded_row_count == 5
 
 
 def test_a_late_ledger_that_no_bucket_has_gets_into_the_next_snapshot(driver: Driver) -> None:

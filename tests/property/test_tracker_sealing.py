@@ -1,0 +1,71 @@
+"""Whatever the ledger ids, every row gets into a snapshot, and memory holds no more than the mutable bucket."""
+
+import asyncio
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tracker.config import TrackerConfig
+from tracker.core import TrackerCore
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.membership import LEDGER_ID_MAX
+from tracker.snapshot_work import SnapshotWork
+from tracker.testing import FakeCursor, run_inline
+
+LEDGERS = st.one_of(st.integers(0, 3), st.integers(0, LEDGER_ID_MAX))
+RUNS = st.lists(st.tuples(LEDGERS, st.integers(1, 9)), min_size=1, max_size=40)
+DUE_MS = 10_000_000
+
+
+class World:
+    """A core whose actions are answered at once."""
+
+    def __init__(self, loop: asyncio.Runner, cap: int) -> None:
+        self.loop = loop
+        self.config = TrackerConfig(index_count_per_bucket_min=3, index_count_per_bucket_max=cap)
+        self.cursor = FakeCursor()
+        self.storage = MemoryBucketSnapshotStorage()
+        loop.run(self.storage.start())
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
+        self.work = SnapshotWork(self.config, context, self.storage, run_inline, asyncio.Lock())
+        self.core = self.new_core()
+
+    def new_core(self) -> TrackerCore:
+        core = TrackerCore(self.config, acknowledged_in=self.cursor.acknowledged_in, rng=Random(1))
+        core.recover(self.cursor.properties, now_ms=0)
+        return core
+
+    def settle(self, core: TrackerCore) -> None:
+        while actions := core.plan(now_ms=0):
+            for action in actions:
+                core.handle(self.loop.run(self.work.run(action)), now_ms=0)
+
+
+@given(runs=RUNS, cap=st.sampled_from([3, 4, 7]), is_batched=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_with_a_cap_every_row_gets_into_a_snapshot(runs: list[tuple[int, int]], cap: int, is_batched: bool) -> None:
+    """Small ids, large ones, late ones, one ledger in a hundred pieces: in memory are at most `cap` rows."""
+    positions: list[tuple[int, int]] = []
+    with asyncio.Runner() as loop:
+        world = World(loop, cap)
+        for ledger_id, row_count in runs:
+            rows = [(ledger_id, len(positions) + number) for number in range(row_count)]
+            positions += rows
+            if is_batched:
+                world.core.add_messages(*zip(*rows, strict=True), [DUE_MS] * row_count, now_ms=0)
+            else:
+                for position in rows:
+                    world.core.add_message(*position, DUE_MS, now_ms=0)
+            world.settle(world.core)
+            assert world.core.loaded_row_count <= cap
+
+        world.core.seal(index_count_min=1)
+        world.settle(world.core)
+        assert world.core.loaded_row_count == 0
+        again = world.new_core()
+        world.settle(again)
+
+    assert again.message_count == len(positions)
+    assert all(again.contains_message(*position) for position in positions)
