@@ -35,7 +35,7 @@ class SnapshotVersionError(SnapshotStorageError):
 
     def __init__(self, where: str, *, found: str, supported: str) -> None:
         super().__init__(
-            f"{where} has the layout version {found}, and this program reads version {supported}: "
+            f"{where} has the layout version {found}, and this program reads {supported}: "
             "use the program that wrote it, or move the folder away and let the index be rebuilt from the log"
         )
         self.found = found
@@ -46,6 +46,17 @@ class StorageUnavailableError(SnapshotStorageError):
     """The storage did not answer, or its disk refused. The call may or may not have taken effect."""
 
     retriable = True
+
+
+class StorageAccessError(SnapshotStorageError):
+    """The storage cannot be used as it is configured: credentials, rights, a name or a clock are wrong."""
+
+
+class StorageReadOnlyError(SnapshotStorageError):
+    """Something would be written to a storage that was opened to read."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"cannot {operation}: the storage was opened read-only")
 
 
 class StorageLockedError(SnapshotStorageError):

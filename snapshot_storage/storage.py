@@ -2,14 +2,15 @@
 
 A storage moves encoded entries and knows nothing of what is in them: encoding and decoding are pure functions
 (`codec`, `snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and
-one to list what is there, for repair.
+three more: one to list what is there, for repair; one to write a snapshot piece by piece, for merges that are
+larger than memory; and one that reads in one call all that recovery needs of a snapshot.
 
 What every backend promises, and the contract suite checks:
 
 - A snapshot is whole or absent, for readers, for a crash at any point and for other processes.
 - A snapshot never changes. Its id is never given to another one, also not after it was deleted and the
   process has started again.
-- Once `create_bucket_snapshot` has returned, the snapshot survives the loss of power.
+- Once `create_bucket_snapshot` or a writer's `commit` has returned, the snapshot survives the loss of power.
 - Methods may be called concurrently from one event loop. None of them blocks it.
 - Only `SnapshotStorageError` comes out, besides `ValueError` for arguments that no caller may pass. Callers
   branch on its `retriable`. A storage does not retry by itself: how often and how patiently is the caller's
@@ -52,6 +53,74 @@ class BucketSnapshotInfo:
     def belongs_to(self, topic_name: str | None, cursor_name: str | None) -> bool:
         """Whether it is of this topic and this cursor, where None stands for any."""
         return topic_name in (None, self.topic_name) and cursor_name in (None, self.cursor_name)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSnapshotHead:
+    """What one read gives of a snapshot at recovery."""
+
+    info: BucketSnapshotInfo
+    metadata: bytes
+    """Entry 0."""
+    first_segments: Sequence[bytes]
+    """Entries 1 to k, as many as came with the same read; may be none."""
+
+
+class BucketSnapshotWriter(ABC):
+    """Stores one snapshot whose segments come piece by piece; nothing is visible before `commit`.
+
+    An async context manager, which aborts unless `commit` has returned. Its methods are called one after the
+    other, by one task. After a method has failed or was cancelled, only `abort` is of use: the snapshot is
+    written again with another writer.
+    """
+
+    @abstractmethod
+    async def write_segments(self, segments: Sequence[bytes]) -> None:
+        """Add the next segments; the first of all is entry 1.
+
+        Holds a few MiB at most besides what it was given, however large the snapshot grows. Not idempotent, and
+        not to be retried.
+
+        Raises:
+            StorageUnavailableError: The storage does not answer.
+            StorageClosedError: The storage was closed meanwhile.
+            ValueError: The writer has committed, aborted or failed.
+        """
+
+    @abstractmethod
+    async def commit(self, metadata: bytes) -> int:
+        """Make the snapshot visible, whole and durable, and return its new bucket id, which is 0 or larger.
+
+        Atomic. Not idempotent and not to be retried, as `create_bucket_snapshot`: after
+        `StorageUnavailableError` nothing was stored, or it was and nobody knows its id.
+
+        Args:
+            metadata: Entry 0; may be empty.
+
+        Raises:
+            StorageUnavailableError: The storage does not answer.
+            StorageClosedError: The storage was closed meanwhile.
+            ValueError: The writer has committed, aborted or failed.
+        """
+
+    @abstractmethod
+    async def abort(self) -> None:
+        """Remove what was written, unless it is committed. Idempotent; never raises.
+
+        What cannot be removed now, because the storage does not answer or is closed, was never visible and is
+        removed at a later `start`.
+        """
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.abort()
 
 
 class BucketSnapshotStorage(ABC):
@@ -104,8 +173,33 @@ class BucketSnapshotStorage(ABC):
         """
 
     @abstractmethod
+    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
+        """Return a writer of one snapshot, for segments that come piece by piece.
+
+        Does nothing by itself: a writer that is not used leaves nothing. What a crash leaves of an uncommitted
+        snapshot is never visible and is removed at a later `start`.
+
+        Args:
+            bucket_key: The cursor property that will point to the snapshot; need not be unique.
+            topic_name: The topic whose log the snapshot indexes.
+            cursor_name: The subscription it belongs to.
+        """
+
+    @abstractmethod
+    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        """Return what recovery needs of a snapshot, in as few calls to the storage as there can be.
+
+        How many segments come along is the storage's choice, by what they cost with the same read. A read
+        changes nothing, so a retry is always safe.
+
+        Raises:
+            BucketNotFoundError: There is no such snapshot.
+            SnapshotCorruptedError: The header, entry 0 or one of the segments is damaged.
+        """
+
+    @abstractmethod
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """Return entry 0 of a snapshot.
+        """Return entry 0 of a snapshot. A retry is always safe.
 
         Raises:
             BucketNotFoundError: There is no such snapshot.
@@ -116,7 +210,8 @@ class BucketSnapshotStorage(ABC):
     async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
         """Return the segments `first_entry` to `last_entry`, both included, counted from 1.
 
-        Past the end there is nothing: asking 1 to 3 of two segments returns two, asking 4 to 4 returns none.
+        Past the end there is nothing: asking 1 to 3 of two segments returns two, asking 4 to 4 returns none. All of
+        the range comes or none of it. A retry is always safe.
 
         Raises:
             BucketNotFoundError: There is no such snapshot.
@@ -126,7 +221,7 @@ class BucketSnapshotStorage(ABC):
 
     @abstractmethod
     async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
-        """Return the bytes of all entries of a snapshot as they were given.
+        """Return the bytes of all entries of a snapshot as they were given. A retry is always safe.
 
         Raises:
             BucketNotFoundError: There is no such snapshot.
@@ -146,7 +241,11 @@ class BucketSnapshotStorage(ABC):
     ) -> list[BucketSnapshotInfo]:
         """Return the snapshots in order of id, all or those of one topic, one cursor or both.
 
-        A snapshot that is created or deleted meanwhile may or may not be in the list.
+        A snapshot that is created or deleted meanwhile may or may not be in the list; any other is. A retry is
+        always safe.
+
+        Raises:
+            SnapshotCorruptedError: The header of a snapshot is damaged, so that no one can say whose it is.
         """
 
     async def __aenter__(self) -> Self:
@@ -170,3 +269,8 @@ def check_segment_range(first_entry: int, last_entry: int) -> None:
     """
     if not FIRST_SEGMENT_ENTRY <= first_entry <= last_entry:
         raise ValueError(f"segments are counted from 1: cannot read {first_entry} to {last_entry}")
+
+
+def writer_is_done() -> ValueError:
+    """Make the error of a writer that is used after it committed, aborted or failed."""
+    return ValueError("the writer of this snapshot has committed, aborted or failed: begin another one")

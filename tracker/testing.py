@@ -15,7 +15,7 @@ from pyroaring import BitMap
 from managed_ledger.position import Position
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotInfo
+from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotInfo
 
 VIRTUAL_START_MS = 1_000_000
 
@@ -92,6 +92,11 @@ class FlakyStorage(MemoryBucketSnapshotStorage):
         return await super().create_bucket_snapshot(
             metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
         )
+
+    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        """See base."""
+        await self._pass("head")
+        return await super().read_bucket_snapshot_head(bucket_id)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         """See base."""

@@ -8,6 +8,7 @@ import struct
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+import google_crc32c
 from rocksdict import AccessType, Options, Rdict
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -26,6 +27,10 @@ class Backend(ABC):
     def entries(self, bucket_id: int) -> list[bytes] | None:
         """Return the entries that are really there, or None if there is no trace of the snapshot."""
 
+    @abstractmethod
+    def ids(self) -> set[int]:
+        """Return the ids of which there is any trace, finished or not."""
+
 
 class MemoryBackend(Backend):
     """The place is the object, so there is one storage."""
@@ -40,6 +45,9 @@ class MemoryBackend(Backend):
         stored = self._storage._snapshots.get(bucket_id)
         return None if stored is None else [stored.metadata, *stored.segments]
 
+    def ids(self) -> set[int]:
+        return set(self._storage._snapshots)
+
 
 class RocksDBBackend(Backend):
     """The place is a folder, whose keys are read with rocksdict alone."""
@@ -51,19 +59,26 @@ class RocksDBBackend(Backend):
         return RocksDBBucketSnapshotStorage(self._path)
 
     def entries(self, bucket_id: int) -> list[bytes] | None:
+        found: list[bytes] = []
+        items = self._items()
+        for key, value in items:
+            if key[:9] == b"e" + struct.pack(">Q", bucket_id):
+                assert struct.unpack(">I", key[9:]) == (len(found),)
+                assert value[-4:] == struct.pack(">I", google_crc32c.value(key + value[:-4]))
+                found.append(value[:-4])
+        assert (b"h" + struct.pack(">Q", bucket_id) in dict(items)) == bool(found)
+        return found or None
+
+    def ids(self) -> set[int]:
+        return {struct.unpack_from(">Q", key, 1)[0] for key, _ in self._items() if key[:1] in b"hew"}
+
+    def _items(self) -> list[tuple[bytes, bytes]]:
         # Read-only sees the folder as it is at this moment, also beside an open storage.
         database = Rdict(str(self._path), Options(raw_mode=True), access_type=AccessType.read_only(False))
         try:
-            found: list[bytes] = []
-            for key, value in database.items():
-                if key[:9] == b"e" + struct.pack(">Q", bucket_id):
-                    assert struct.unpack(">I", key[9:]) == (len(found),)
-                    found.append(value)
-            has_header = b"h" + struct.pack(">Q", bucket_id) in database
+            return [(key, value) for key, value in database.items() if key not in (b"format", b"next")]
         finally:
             database.close()
-        assert has_header == bool(found)
-        return found or None
 
 
 BACKENDS = [MemoryBackend, RocksDBBackend]

@@ -24,6 +24,10 @@ _SEGMENTS = [b"first", b"second"]
 
 _OPERATIONS: dict[str, Callable[[BucketSnapshotStorage], Awaitable[object]]] = {
     "create": lambda storage: _create(storage),
+    "new writer": lambda storage: storage.new_bucket_snapshot(
+        bucket_key="k", topic_name="t", cursor_name="c"
+    ).write_segments([]),
+    "head": lambda storage: storage.read_bucket_snapshot_head(1),
     "metadata": lambda storage: storage.get_bucket_snapshot_metadata(1),
     "segment": lambda storage: storage.get_bucket_snapshot_segment(1, 1, 1),
     "length": lambda storage: storage.get_bucket_snapshot_length(1),
@@ -139,6 +143,7 @@ def test_an_unknown_id_is_not_found(backend: Backend, bucket_id: int) -> None:
     async def scenario(storage: BucketSnapshotStorage) -> None:
         known = await _create(storage)
         for read in (
+            storage.read_bucket_snapshot_head(bucket_id),
             storage.get_bucket_snapshot_metadata(bucket_id),
             storage.get_bucket_snapshot_segment(bucket_id, 1, 1),
             storage.get_bucket_snapshot_segment(bucket_id, 1, 100),
@@ -152,6 +157,186 @@ def test_an_unknown_id_is_not_found(backend: Backend, bucket_id: int) -> None:
         assert backend.entries(known) == [_METADATA, *_SEGMENTS]
 
     _run(backend, scenario)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "segments"),
+    [
+        (_METADATA, _SEGMENTS),
+        (b"", []),
+        (b"", [b"", b"a"]),
+        (b"m" * 3_000_000, [b"first" * 10]),
+        (b"m", [b"x" * 9_000_000] * 2),
+        (b"m", [b"%d" % k * 200 for k in range(3_000)]),
+    ],
+    ids=["usual", "empty", "empty segments", "large metadata", "large segments", "many segments"],
+)
+def test_a_head_says_what_single_reads_say(backend: Backend, metadata: bytes, segments: list[bytes]) -> None:
+    """Info and metadata always; of the segments the first ones, as many as the storage likes."""
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        bucket_id = await _create(storage, metadata, segments)
+        (info,) = await storage.list_bucket_snapshots()
+
+        head = await storage.read_bucket_snapshot_head(bucket_id)
+
+        assert head.info == info
+        assert head.info.segment_count == len(segments)
+        assert head.metadata == metadata
+        assert list(head.first_segments) == segments[: len(head.first_segments)]
+
+    _run(backend, scenario)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "pieces"),
+    [
+        (b"", []),
+        (b"m", [[], [b"a"], [b"", b"b"], []]),
+        (b"m" * 100_000, [[b"%d:%d" % (piece, k) * 500 for k in range(20)] for piece in range(100)]),
+        (b"m", [[b"%d" % k * 3_000_000] for k in range(8)]),
+    ],
+    ids=["empty", "small", "many pieces", "large segments"],
+)
+def test_a_snapshot_may_come_piece_by_piece(backend: Backend, metadata: bytes, pieces: list[list[bytes]]) -> None:
+    """It is what it would be if it had come whole, and cannot be seen before it is complete."""
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        async with storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c") as writer:
+            for piece in pieces:
+                await writer.write_segments(piece)
+                assert await storage.list_bucket_snapshots() == []
+            bucket_id = await writer.commit(metadata)
+
+        segments = [segment for piece in pieces for segment in piece]
+        length_bytes = len(metadata) + sum(map(len, segments))
+        assert await storage.list_bucket_snapshots() == [
+            BucketSnapshotInfo(bucket_id, "k", "t", "c", len(segments), length_bytes)
+        ]
+        assert await storage.get_bucket_snapshot_metadata(bucket_id) == metadata
+        assert await storage.get_bucket_snapshot_segment(bucket_id, 1, len(segments) + 1) == segments
+        assert await storage.get_bucket_snapshot_length(bucket_id) == length_bytes
+        assert backend.entries(bucket_id) == [metadata, *segments]
+        await storage.delete_bucket_snapshot(bucket_id)
+        assert backend.entries(bucket_id) is None
+
+    _run(backend, scenario)
+
+
+def test_a_writer_that_is_left_without_commit_leaves_nothing(backend: Backend) -> None:
+    """By an error, by `abort` once or twice, or unused; small or large; now and after another start."""
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        before = backend.ids()
+        for size in (10, 7_000_000):
+            with pytest.raises(RuntimeError, match="the caller's own"):
+                await _fail_while_writing(storage, size)
+            aborted = storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
+            await aborted.write_segments([b"x" * size] * 3)
+            for _ in range(2):
+                await aborted.abort()
+            async with storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c"):
+                pass
+        assert await storage.list_bucket_snapshots() == []
+        assert backend.ids() == before == set()
+
+    _run(backend, scenario)
+
+
+async def _fail_while_writing(storage: BucketSnapshotStorage, size: int) -> None:
+    async with storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c") as writer:
+        await writer.write_segments([b"x" * size] * 3)
+        raise RuntimeError("the caller's own")
+
+
+def test_a_writer_is_done_after_commit_or_abort(backend: Backend) -> None:
+    """Using it again is the caller's mistake; aborting what is committed does nothing."""
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        committed = storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
+        bucket_id = await committed.commit(b"m")
+        aborted = storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
+        await aborted.abort()
+
+        for writer in (committed, aborted):
+            with pytest.raises(ValueError, match="begin another one"):
+                await writer.write_segments([b"a"])
+            with pytest.raises(ValueError, match="begin another one"):
+                await writer.commit(b"m")
+            await writer.abort()
+
+        assert backend.entries(bucket_id) == [b"m"]
+        assert backend.ids() == {bucket_id}
+
+    _run(backend, scenario)
+
+
+def test_writers_side_by_side_do_not_mix(backend: Backend) -> None:
+    """Each has its own id and its own segments, whoever commits first."""
+
+    async def write(storage: BucketSnapshotStorage, number: int) -> int:
+        async with storage.new_bucket_snapshot(bucket_key=f"{number}", topic_name="t", cursor_name="c") as writer:
+            for piece in range(5):
+                await writer.write_segments([b"%d:%d" % (number, piece) * 200_000])
+            return await writer.commit(b"%d" % number)
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        ids = await asyncio.gather(*(write(storage, number) for number in range(6)))
+
+        assert len(set(ids)) == 6
+        for number, bucket_id in enumerate(ids):
+            expected = [b"%d:%d" % (number, piece) * 200_000 for piece in range(5)]
+            assert await storage.get_bucket_snapshot_segment(bucket_id, 1, 9) == expected
+            assert (await storage.read_bucket_snapshot_head(bucket_id)).info.bucket_key == f"{number}"
+
+    _run(backend, scenario)
+
+
+@pytest.mark.parametrize("size", [10, 10_000_000])
+def test_a_cancelled_writer_leaves_nothing_or_a_whole_snapshot(backend: Backend, size: int) -> None:
+    """Whatever step it was in; what is listed is whole."""
+
+    async def write(storage: BucketSnapshotStorage) -> int:
+        async with storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c") as writer:
+            await writer.write_segments([b"x" * size])
+            await writer.write_segments([b"y" * size])
+            return await writer.commit(b"m")
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        for steps in range(8):
+            task = asyncio.ensure_future(write(storage))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        listed = {info.bucket_id for info in await storage.list_bucket_snapshots()}
+
+        assert backend.ids() == listed
+        for bucket_id in listed:
+            assert await storage.get_bucket_snapshot_segment(bucket_id, 1, 9) == [b"x" * size, b"y" * size]
+
+    _run(backend, scenario)
+
+
+def test_a_writer_ends_with_its_storage(backend: Backend) -> None:
+    """Closed in between, it cannot go on, aborting is no error, and the next start finds nothing."""
+
+    async def scenario() -> None:
+        storage = backend.storage()
+        await storage.start()
+        writer = storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
+        await writer.write_segments([b"x" * 7_000_000] * 3)
+        await storage.close()
+        with pytest.raises(StorageClosedError):
+            await writer.commit(b"m")
+        await writer.abort()
+
+        await storage.start()
+        assert await storage.list_bucket_snapshots() == []
+        assert backend.ids() == set()
+        await storage.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_deleted_snapshot_leaves_nothing(backend: Backend) -> None:

@@ -1,0 +1,125 @@
+"""What is in a RocksDB folder of snapshots: keys and values, as pure functions over bytes.
+
+    format              the version of this layout
+    next                the next bucket id, as 8 bytes
+    h id                a snapshot's header, JSON and its CRC32C: it exists when the key does
+    e id entry          an entry, as it was given, and its CRC32C
+    w id                a snapshot is being written piece by piece: what is there of it is not whole
+
+Ids are 8 bytes and entries 4, big endian, so that one range scan reads a bucket in order. A CRC32C covers the
+key with the value, so that a value under another's key is found out too. RocksDB checks a checksum for each
+block it reads and each record of its log; ours reaches from the caller that gave the bytes to the one that
+gets them, over memory, compression and cache.
+
+Version 1 had no checksums of its own, and its headers began with `{`. Both kinds of snapshots may be in one
+folder and are read; what is written is version 2.
+"""
+
+import json
+import struct
+from typing import NamedTuple
+
+import google_crc32c
+
+from snapshot_storage.errors import SnapshotCorruptedError
+from snapshot_storage.storage import BucketSnapshotInfo
+
+FORMAT_KEY = b"format"
+FORMAT = b"postdate snapshots 2"
+FORMATS_READ = (b"postdate snapshots 1", FORMAT)
+NEXT_ID_KEY = b"next"
+BUCKET_ID_MAX = 2**63 - 1
+BUCKET_ID_RANGE = range(BUCKET_ID_MAX + 1)
+
+_HEADER_MARK = b"\x02"
+_OLD_HEADER_MARK = b"{"
+_CHECKSUM_BYTES = 4
+
+
+class StoredHeader(NamedTuple):
+    """What a header says."""
+
+    info: BucketSnapshotInfo
+    has_checksums: bool
+    """Whether the entries carry a CRC32C: all but those of version 1 do."""
+
+
+def header_key(bucket_id: int) -> bytes:
+    """Return the key of a snapshot's header."""
+    return b"h" + bucket_id.to_bytes(8)
+
+
+def unfinished_key(bucket_id: int) -> bytes:
+    """Return the key that marks a snapshot as being written."""
+    return b"w" + bucket_id.to_bytes(8)
+
+
+def entry_key(bucket_id: int, entry: int) -> bytes:
+    """Return the key of an entry."""
+    return struct.pack(">cQI", b"e", bucket_id, entry)
+
+
+def bucket_id_in(key: bytes) -> int:
+    """Return the bucket id in a key that begins with one letter."""
+    return int.from_bytes(key[1:9])
+
+
+def with_checksum(key: bytes, value: bytes) -> bytes:
+    """Return what is stored under the key for a value."""
+    return b"".join((value, _checksum(key, value)))
+
+
+def checked_entry(key: bytes, stored: bytes, *, has_checksums: bool) -> bytes:
+    """Return the entry that is stored under the key.
+
+    Raises:
+        SnapshotCorruptedError: It is not what was given for this key.
+    """
+    if not has_checksums:
+        return stored
+    value = _without_checksum(key, stored)
+    if value is None:
+        _, bucket_id, entry = struct.unpack(">cQI", key)
+        raise SnapshotCorruptedError("its checksum is wrong", bucket_id=bucket_id, entry=entry)
+    return value
+
+
+def encode_header(info: BucketSnapshotInfo) -> bytes:
+    """Return the value of a header."""
+    names = {
+        "bucket_key": info.bucket_key,
+        "topic_name": info.topic_name,
+        "cursor_name": info.cursor_name,
+        "segment_count": info.segment_count,
+        "length_bytes": info.length_bytes,
+    }
+    return with_checksum(header_key(info.bucket_id), _HEADER_MARK + json.dumps(names).encode())
+
+
+def decode_header(bucket_id: int, stored: bytes) -> StoredHeader:
+    """Return what a header says.
+
+    Raises:
+        SnapshotCorruptedError: It is not what was written for this id.
+    """
+    has_checksums = not stored.startswith(_OLD_HEADER_MARK)
+    header = stored
+    if has_checksums:
+        value = _without_checksum(header_key(bucket_id), stored)
+        if value is None or not value.startswith(_HEADER_MARK):
+            raise SnapshotCorruptedError("the checksum of its header is wrong", bucket_id=bucket_id)
+        header = value.removeprefix(_HEADER_MARK)
+    try:
+        return StoredHeader(BucketSnapshotInfo(bucket_id=bucket_id, **json.loads(header)), has_checksums)
+    except (TypeError, ValueError) as error:
+        raise SnapshotCorruptedError(f"its header is not readable: {error}", bucket_id=bucket_id) from error
+
+
+def _checksum(key: bytes, value: bytes) -> bytes:
+    checksum: int = google_crc32c.extend(google_crc32c.value(key), value)
+    return checksum.to_bytes(_CHECKSUM_BYTES)
+
+
+def _without_checksum(key: bytes, stored: bytes) -> bytes | None:
+    value = stored[:-_CHECKSUM_BYTES]
+    return value if stored[-_CHECKSUM_BYTES:] == _checksum(key, value) else None
