@@ -15,7 +15,7 @@ import pytest
 # The helpers are imported as `tests.integration...` from everywhere, also from `benchmarks/`.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.integration import real_pulsar
+from tests.integration import real_pulsar, real_tracker
 from tests.integration.programs.clients import Clients
 from tests.integration.services import POSTDATE, REAL_PULSAR, Service, make_service
 
@@ -24,11 +24,13 @@ KINDS = [POSTDATE, pytest.param(REAL_PULSAR, marks=pytest.mark.real_pulsar)]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Fetch Pulsar's jars before the clock of any single test runs."""
+    """Fetch Pulsar's jars, and compile what drives its tracker, before the clock of any single test runs."""
     if session.config.option.collectonly or real_pulsar.missing_tools():
         return
     if any(item.get_closest_marker("real_pulsar") for item in session.items):
         real_pulsar.fetch_jars()
+    if any("real_tracker" in getattr(item, "fixturenames", ()) for item in session.items):
+        real_tracker.build()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -44,7 +44,7 @@ _LOGGING = """<Configuration status="ERROR">
 </Configuration>
 """
 
-_OPENED_PACKAGES = (
+OPENED_PACKAGES = (
     "java.base/java.lang",
     "java.base/java.util",
     "java.base/java.nio",
@@ -150,7 +150,7 @@ class RealPulsar:
         self._end(signal.SIGTERM)
 
     def _command(self, jars: Path) -> list[str]:
-        opens = [word for package in _OPENED_PACKAGES for word in ("--add-opens", f"{package}=ALL-UNNAMED")]
+        opens = [word for package in OPENED_PACKAGES for word in ("--add-opens", f"{package}=ALL-UNNAMED")]
         folders = ["--metadata-dir", "metadata", "--bookkeeper-dir", "bookkeeper"]
         starter = ["org.apache.pulsar.PulsarStandaloneStarter", "-c", "standalone.conf", "-nfw", "-nss"]
         return [
