@@ -131,7 +131,7 @@ class RocksDBFolder:
                 # Whatever was acknowledged is in the log. A close that fails would help no one.
                 log.warning("closing the snapshots in %s", self._path, exc_info=True)
 
-    def check_writable(self, operation: str) -> None:
+    def _check_writable(self, operation: str) -> None:
         """Refuse what would write to a folder that was opened to read.
 
         Raises:
@@ -144,13 +144,13 @@ class RocksDBFolder:
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
         """Store a snapshot and return its id."""
-        self.check_writable("create a snapshot")
         writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
         writing.add(segments)
         return writing.commit(metadata)
 
     def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> SnapshotWriting:
         """Begin a snapshot that comes piece by piece."""
+        self._check_writable("create a snapshot")
         return SnapshotWriting(
             self._write, self._new_bucket_id, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
         )
@@ -227,7 +227,7 @@ class RocksDBFolder:
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot if it is there; also one whose header is damaged."""
-        self.check_writable("delete a snapshot")
+        self._check_writable("delete a snapshot")
         if bucket_id not in BUCKET_ID_RANGE:
             return
         with mapped("delete a snapshot", self._path, bucket_id=bucket_id):
@@ -240,10 +240,11 @@ class RocksDBFolder:
         put_removal(batch, bucket_id)
         self._write(batch, is_synced=True)
 
-    def list(self) -> list[BucketSnapshotInfo]:
-        """Return what all headers say, in order of id."""
+    def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
+        """Return what the headers of this topic and cursor say, in order of id."""
         with mapped("list snapshots", self._path):
-            return [decode_header(bucket_id_in(key), header).info for key, header in scan(self._database, b"h", b"i")]
+            headers = [decode_header(bucket_id_in(key), header) for key, header in scan(self._database, b"h", b"i")]
+        return [header.info for header in headers if header.info.belongs_to(topic_name, cursor_name)]
 
     def checkpoint(self, path: Path) -> None:
         """Make a folder that holds what this one holds now; files are shared by hard links where possible.
@@ -252,7 +253,7 @@ class RocksDBFolder:
             StorageAccessError: The folder exists already.
             StorageUnavailableError: The disk refuses.
         """
-        self.check_writable("make a checkpoint")
+        self._check_writable("make a checkpoint")
         if path.exists():
             raise StorageAccessError(f"cannot make a checkpoint in {path}: it exists already")
         try:

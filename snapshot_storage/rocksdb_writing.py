@@ -44,7 +44,8 @@ class SnapshotWriting:
     ) -> None:
         self._write = write
         self._names = (bucket_key, topic_name, cursor_name)
-        self._bucket_id = new_bucket_id()
+        self._new_bucket_id = new_bucket_id
+        self._bucket_id: int | None = None
         self._batch = WriteBatch(raw_mode=True)
         self._batch_bytes = 0
         self._segment_count = 0
@@ -64,25 +65,28 @@ class SnapshotWriting:
     def commit(self, metadata: bytes) -> int:
         """Make the snapshot visible and return its id."""
         with self._turn:
-            self._put(METADATA_ENTRY, metadata)
-            info = BucketSnapshotInfo(self._bucket_id, *self._names, self._segment_count, self._length_bytes)
-            self._batch.put(header_key(self._bucket_id), encode_header(info))
-            self._batch.delete(unfinished_key(self._bucket_id))
+            bucket_id = self._put(METADATA_ENTRY, metadata)
+            info = BucketSnapshotInfo(bucket_id, *self._names, self._segment_count, self._length_bytes)
+            self._batch.put(header_key(bucket_id), encode_header(info))
+            self._batch.delete(unfinished_key(bucket_id))
             # 2. It becomes visible, whole.
             self._write_batch(is_synced=True)
-            return self._bucket_id
+            return bucket_id
 
     def abort(self) -> None:
         """Remove what there is of it, also a commit whose id nobody got."""
         with self._turn:
             self._is_aborted = True
-            if self._is_in_database:
+            if self._bucket_id is not None and self._is_in_database:
                 batch = WriteBatch(raw_mode=True)
                 put_removal(batch, self._bucket_id)
                 self._write(batch, is_synced=True)
 
-    def _put(self, entry: int, payload: bytes) -> None:
+    def _put(self, entry: int, payload: bytes) -> int:
         assert not self._is_aborted
+        if self._bucket_id is None:
+            # Not before: to get one may mean to wait for another snapshot that is being written.
+            self._bucket_id = self._new_bucket_id()
         if self._batch_bytes + len(payload) > BATCH_BYTES_MAX and self._batch_bytes:
             # 1. What does not fit, without the header, so that no one sees it.
             self._batch.put(unfinished_key(self._bucket_id), b"")
@@ -91,6 +95,7 @@ class SnapshotWriting:
         self._batch.put(key, with_checksum(key, payload))
         self._batch_bytes += len(payload)
         self._length_bytes += len(payload)
+        return self._bucket_id
 
     def _write_batch(self, *, is_synced: bool) -> None:
         # Before the write: one that fails may have taken effect.

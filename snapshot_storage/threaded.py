@@ -1,0 +1,215 @@
+"""A storage whose work blocks, put on a few threads, so that the event loop never waits for a disk or a network.
+
+What RocksDB and S3 have in common. Each brings a `BlockingSnapshots`, whose methods any thread may call, and
+opens it; here is the order of opening, closing and calls in flight.
+"""
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from snapshot_storage.errors import SnapshotStorageError, StorageClosedError
+from snapshot_storage.storage import (
+    BucketSnapshotHead,
+    BucketSnapshotInfo,
+    BucketSnapshotStorage,
+    BucketSnapshotWriter,
+    check_segment_range,
+    writer_is_done,
+)
+
+log = logging.getLogger(__name__)
+
+
+class BlockingWriting(Protocol):
+    """One snapshot that comes piece by piece; its methods may come from different threads, and take turns."""
+
+    def add(self, segments: Iterable[bytes]) -> None:
+        """Add the next segments."""
+
+    def commit(self, metadata: bytes) -> int:
+        """Make the snapshot visible and return its id."""
+
+    def abort(self) -> None:
+        """Remove what there is of it, also a commit whose id nobody got."""
+
+
+class BlockingSnapshots(Protocol):
+    """An open storage. Its methods are those of `BucketSnapshotStorage`, and promise the same."""
+
+    def close(self) -> None:
+        """Let go of everything; no other call may be running or follow. Never raises."""
+
+    def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BlockingWriting:
+        """Begin a snapshot that comes piece by piece; does not block."""
+
+    def create(
+        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
+    ) -> int:
+        """Store a snapshot and return its id."""
+
+    def read_head(self, bucket_id: int) -> BucketSnapshotHead:
+        """Return info, metadata and the segments that come for nothing."""
+
+    def read_metadata(self, bucket_id: int) -> bytes:
+        """Return entry 0."""
+
+    def read_segments(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
+        """Return the segments of this range that exist."""
+
+    def info(self, bucket_id: int) -> BucketSnapshotInfo:
+        """Return whose snapshot it is and how large."""
+
+    def delete(self, bucket_id: int) -> None:
+        """Delete a snapshot if it is there."""
+
+    def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
+        """Return the snapshots of this topic and cursor, in order of id."""
+
+
+Snapshots = TypeVar("Snapshots", bound=BlockingSnapshots)
+_Result = TypeVar("_Result")
+
+
+class _Open(NamedTuple, Generic[Snapshots]):
+    snapshots: Snapshots
+    threads: ThreadPoolExecutor
+
+
+class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
+    """Runs a `BlockingSnapshots` on threads of its own."""
+
+    def __init__(self, *, threads_max: int) -> None:
+        self._threads_max = threads_max
+        self._open: _Open[Snapshots] | None = None
+        # Opening and closing take turns, so that a second `close` returns when everything is really free.
+        self._turn = asyncio.Lock()
+
+    @abstractmethod
+    def _open_snapshots(self) -> Snapshots:
+        """Open the storage; called in a thread."""
+
+    async def start(self) -> None:
+        """See base."""
+        async with self._turn:
+            if self._open is None:
+                snapshots = await asyncio.to_thread(self._open_snapshots)
+                self._open = _Open(snapshots, ThreadPoolExecutor(self._threads_max, thread_name_prefix="snapshots"))
+
+    async def close(self) -> None:
+        """See base."""
+        async with self._turn:
+            if self._open is None:
+                return
+            snapshots, threads = self._open
+            # From here on no call can begin; those that have begun hold their own reference.
+            self._open = None
+            await asyncio.to_thread(threads.shutdown)
+            await asyncio.to_thread(snapshots.close)
+
+    async def create_bucket_snapshot(
+        self,
+        metadata: bytes,
+        segments: Sequence[bytes],
+        *,
+        bucket_key: str,
+        topic_name: str,
+        cursor_name: str,
+    ) -> int:
+        """See base."""
+        return await self._run(
+            "create a snapshot",
+            lambda snapshots: snapshots.create(
+                metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
+            ),
+        )
+
+    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
+        """See base."""
+        if self._open is None:
+            raise StorageClosedError("create a snapshot")
+        writing = self._open.snapshots.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
+        return _ThreadedWriter(writing, self._run)
+
+    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        """See base."""
+        return await self._run("read a head", lambda snapshots: snapshots.read_head(bucket_id))
+
+    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
+        """See base."""
+        return await self._run("read metadata", lambda snapshots: snapshots.read_metadata(bucket_id))
+
+    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
+        """See base."""
+        check_segment_range(first_entry, last_entry)
+        return await self._run(
+            "read segments", lambda snapshots: snapshots.read_segments(bucket_id, first_entry, last_entry)
+        )
+
+    async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
+        """See base."""
+        info = await self._run("read a length", lambda snapshots: snapshots.info(bucket_id))
+        return info.length_bytes
+
+    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
+        """See base."""
+        await self._run("delete a snapshot", lambda snapshots: snapshots.delete(bucket_id))
+
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        """See base."""
+        return await self._run("list snapshots", lambda snapshots: snapshots.list(topic_name, cursor_name))
+
+    async def _run(self, operation: str, work: Callable[[Snapshots], _Result]) -> _Result:
+        if self._open is None:
+            raise StorageClosedError(operation)
+        snapshots, threads = self._open
+        return await asyncio.get_running_loop().run_in_executor(threads, work, snapshots)
+
+
+class _Run(Protocol):
+    def __call__(self, operation: str, work: Callable[[BlockingSnapshots], _Result]) -> Awaitable[_Result]: ...
+
+
+class _ThreadedWriter(BucketSnapshotWriter):
+    """Runs a `BlockingWriting` on the storage's threads."""
+
+    def __init__(self, writing: BlockingWriting, run: _Run) -> None:
+        self._writing = writing
+        self._run = run
+        # Set while a step runs and left so when it fails or is cancelled: after that only `abort` is of use.
+        self._is_done = False
+        self._needs_abort = False
+
+    async def write_segments(self, segments: Sequence[bytes]) -> None:
+        """See base."""
+        self._begin_step()
+        await self._run("write segments", lambda _: self._writing.add(segments))
+        self._is_done = False
+
+    async def commit(self, metadata: bytes) -> int:
+        """See base."""
+        self._begin_step()
+        bucket_id = await self._run("create a snapshot", lambda _: self._writing.commit(metadata))
+        self._needs_abort = False
+        return bucket_id
+
+    async def abort(self) -> None:
+        """See base."""
+        self._is_done = True
+        if not self._needs_abort:
+            return
+        try:
+            await self._run("abort a snapshot", lambda _: self._writing.abort())
+        except SnapshotStorageError as error:
+            log.warning("what there is of a snapshot is removed at a later start: %s", error)
+        self._needs_abort = False
+
+    def _begin_step(self) -> None:
+        if self._is_done:
+            raise writer_is_done()
+        self._is_done = self._needs_abort = True
