@@ -68,12 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "?"
         self._transport: asyncio.Transport | None = None
         self._splitter = FrameSplitter(service.config.message_size_max)
-        self._publisher = Publisher(
-            self,
-            delay_ms_max=service.config.tracker.delay_ms_max,
-            pending_bytes_max=PUBLISH_PENDING_BYTES_MAX,
-            now_ms=service.now_ms,
-        )
+        self._publisher = Publisher(self, pending_bytes_max=PUBLISH_PENDING_BYTES_MAX)
         self._requests: asyncio.Queue[BaseCommand | None] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
         self._buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))

@@ -10,7 +10,6 @@ resends then, whereas an error answer other than a wrong checksum makes it recon
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
 
 from broker.link import ClientLink
@@ -31,23 +30,17 @@ class Publisher:
 
     Args:
         link: Where receipts go.
-        delay_ms_max: Longest delay that is accepted, 0 for any (`delayedDeliveryMaxDelayInMillis`).
         pending_bytes_max: Reading pauses while more bytes than this wait to become durable.
-        now_ms: The clock that delays are measured against.
     """
 
     def __init__(
         self,
         link: ClientLink,
         *,
-        delay_ms_max: int,
         pending_bytes_max: int,
-        now_ms: Callable[[], int],
     ) -> None:
         self._link = link
-        self._delay_ms_max = delay_ms_max
         self._pending_bytes_max = pending_bytes_max
-        self._now_ms = now_ms
         self._receipts: dict[ManagedLedger, list[Receipt]] = {}
         self._bytes: dict[ManagedLedger, int] = {}
         self._pending_bytes = 0
@@ -56,8 +49,9 @@ class Publisher:
         """Append one SEND; its receipt is written once `flush` has been called and the entry is durable."""
         metadata = send.metadata
         deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else NOT_DELAYED
-        if self._delay_ms_max and deliver_at_ms - self._now_ms() > self._delay_ms_max:
-            self._refuse_delay(send)
+        # As Pulsar: the delay that the client asked for, whatever its clock says.
+        if topic.delay_ms_max and deliver_at_ms - metadata.publish_time > topic.delay_ms_max:
+            self._refuse_delay(send, topic.delay_ms_max)
             return
         ledger = topic.ledger
         payload = send.entry
@@ -105,8 +99,8 @@ class Publisher:
             return
         self._link.write(frames.send_receipts(receipts))
 
-    def _refuse_delay(self, send: frames.Send) -> None:
-        reason = f"Exceeds max allowed delivery delay of {self._delay_ms_max} milliseconds"
+    def _refuse_delay(self, send: frames.Send, delay_ms_max: int) -> None:
+        reason = f"Exceeds max allowed delivery delay of {delay_ms_max} milliseconds"
         log.info("refused a message of producer %s: %s", send.metadata.producer_name, reason)
         error = commands.send_error(send.producer_id, send.sequence_id, error="NotAllowedError", message=reason)
         self._link.write(error)

@@ -19,6 +19,7 @@ from typing import Final
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.metrics import render_metrics
+from broker.policy_routes import policy_routes
 from broker.requests import HANDLERS
 from broker.scheduler import Housekeeping, Job
 from broker.service import Service
@@ -65,6 +66,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                 config.web_port,
                 metrics=lambda: render_metrics(service.metrics()),
                 health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
+                routes=policy_routes(service),
             )
 
             def watch_store() -> None:

@@ -19,6 +19,7 @@ from broker.config import BrokerConfig
 from broker.errors import ServiceStartError
 from broker.link import ClientLink
 from broker.metrics import ServiceSnapshot
+from broker.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from broker.scheduler import Job
 from broker.subscription import Subscription
 from broker.topic import Topic
@@ -72,6 +73,7 @@ class Service:
         self._store = store
         self._storage = storage
         self._tracker_factory = _tracker_factory(config, storage, now_ms)
+        self.policies = PolicyBook(store, _default_policies(config))
         self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         # Names that the service gives must not repeat after a restart: clients come back with theirs.
@@ -126,6 +128,20 @@ class Service:
         """List the topics of a namespace (`tenant/namespace`), by full name."""
         names = {TopicName.parse(name) for name in self._store.managed_ledger_names()} | self.topics.keys()
         return sorted(str(name) for name in names if name.namespace_name == namespace)
+
+    def has_topic(self, name: TopicName) -> bool:
+        """Whether a topic exists, open or not."""
+        return name in self.topics or str(name) in self._store.managed_ledger_names()
+
+    async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
+        """Store the policies of a topic or a namespace, None to have none, and let them be in force at once.
+
+        Raises:
+            LedgerWriteError: They could not be stored; nothing has changed.
+        """
+        await self.policies.put(owner, policies)
+        for topic in self.topics.values():
+            topic.apply_delayed_delivery(self.policies.applied(topic.name))
 
     def new_producer_name(self) -> str:
         """Give a producer name that was never given before."""
@@ -195,7 +211,12 @@ class Service:
     async def _open_topic(self, name: TopicName) -> Topic:
         try:
             ledger = await self._store.open_managed_ledger(str(name))
-            topic = Topic(name, ledger, new_subscription=self._new_subscription)
+            topic = Topic(
+                name,
+                ledger,
+                new_subscription=self._new_subscription,
+                delayed_delivery=self.policies.applied(name),
+            )
             self.topics[name] = topic
             return topic
         finally:
@@ -211,14 +232,17 @@ class Service:
         )
 
     def _new_dispatcher(self, subscription_type: SubscriptionType, ledger: ManagedLedger, cursor: Cursor) -> Dispatcher:
+        policies = self.policies.applied(TopicName.parse(ledger.name))
         return make_dispatcher(
             subscription_type,
             ledger,
             cursor,
-            self._tracker_factory if self.config.tracker.is_enabled else None,
+            self._tracker_factory,
             self.config.dispatcher,
             self.now_ms,
             topic_name=ledger.name,
+            tick_time_ms=policies.tick_time_ms,
+            is_active=policies.is_active,
         )
 
     def _check_connections(self) -> None:
@@ -254,6 +278,13 @@ def _service_url(config: BrokerConfig) -> str:
     if host in _WILDCARD_ADDRESSES:
         host = socket.getfqdn()
     return f"pulsar://[{host}]:{config.service_port}" if ":" in host else f"pulsar://{host}:{config.service_port}"
+
+
+def _default_policies(config: BrokerConfig) -> DelayedDeliveryPolicies:
+    tracker = config.tracker
+    return DelayedDeliveryPolicies(
+        is_active=tracker.is_enabled, tick_time_ms=tracker.tick_time_ms, delay_ms_max=tracker.delay_ms_max
+    )
 
 
 def _tracker_factory(

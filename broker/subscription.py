@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from broker.consumer import Consumer
 from broker.errors import ConsumerBusyError, MetadataError
 from broker.metrics import SubscriptionSnapshot
+from broker.policies import DelayedDeliveryPolicies
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.stats import ConsumerStats, SubscriptionStats
@@ -100,6 +101,13 @@ class Subscription:
             dispatcher=stats,
             tracker=tracker.stats() if isinstance(tracker, BucketDelayedDeliveryTracker) else None,
         )
+
+    def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
+        """Let other policies of the topic be in force from now on."""
+        tracker = None if self.dispatcher is None else self.dispatcher.tracker
+        if tracker is not None:
+            tracker.reset_tick_time(policies.tick_time_ms)
+            tracker.set_active(policies.is_active)
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """Detach a consumer; what it has not acknowledged goes to the others. Unknown ones are ignored."""

@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 from broker.consumer import Consumer
 from broker.errors import ProducerBusyError, ProducerFencedError, SubscriptionNotFoundError
 from broker.metrics import TopicSnapshot
+from broker.policies import DelayedDeliveryPolicies
 from broker.producer import Producer, ProducerAccessMode
 from broker.subscription import Subscription
 from broker.topic_name import TopicName
@@ -37,11 +38,22 @@ class Topic:
         name: Its name.
         ledger: Its log.
         new_subscription: Makes a subscription over a cursor.
+        delayed_delivery: The policies that are in force for it.
     """
 
-    def __init__(self, name: TopicName, ledger: ManagedLedger, *, new_subscription: NewSubscription) -> None:
+    def __init__(
+        self,
+        name: TopicName,
+        ledger: ManagedLedger,
+        *,
+        new_subscription: NewSubscription,
+        delayed_delivery: DelayedDeliveryPolicies,
+    ) -> None:
         self.name = name
         self.ledger = ledger
+        self.delayed_delivery = delayed_delivery
+        self.delay_ms_max = delayed_delivery.enforced_delay_ms_max
+        """The longest delay that is accepted now, 0 for any; for every publish."""
         self.producers: dict[str, Producer] = {}
         self.messages_in_total = 0
         self.bytes_in_total = 0
@@ -148,6 +160,13 @@ class Topic:
             if not subscription.consumers and not subscription.cursor.is_durable:
                 await subscription.close()
                 await self._delete(subscription)
+
+    def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
+        """Let other policies be in force from now on."""
+        self.delayed_delivery = policies
+        self.delay_ms_max = policies.enforced_delay_ms_max
+        for subscription in self.subscriptions.values():
+            subscription.apply_delayed_delivery(policies)
 
     def subscription_of(self, consumer: Consumer) -> Subscription:
         """Give the subscription that a consumer is attached to.

@@ -4,12 +4,12 @@
     GET /admin/v2/brokers/health    "ok", as Pulsar's own health check
     GET /metrics, /metrics/         Prometheus text
 
-Everything else is a 404 (or 405) in JSON. What is answered is passed in as functions; this module knows HTTP alone.
-Nothing here changes anything, and nothing is authenticated.
+Everything else is a 404 (or 405) in JSON. What is answered is passed in, as functions or as routes (of
+`broker.policy_routes`); this module knows HTTP alone. Nothing is authenticated.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib.metadata import version
 from typing import Any
 
@@ -40,6 +40,7 @@ async def start_web(
     *,
     metrics: Callable[[], bytes | Awaitable[bytes]],
     health: Callable[[], dict[str, Any]],
+    routes: Iterable[web.RouteDef] = (),
 ) -> WebServer:
     """Listen on a port.
 
@@ -48,6 +49,7 @@ async def start_web(
         port: The port; 0 takes a free one, which `WebServer.port` tells.
         metrics: Gives the Prometheus text, at once or later.
         health: Gives what `/health` says besides the status and the version.
+        routes: What else is answered.
 
     Raises:
         OSError: The port cannot be listened on.
@@ -70,6 +72,7 @@ async def start_web(
     app.router.add_get("/admin/v2/brokers/health", get_broker_health)
     app.router.add_get("/metrics", get_metrics)
     app.router.add_get("/metrics/", get_metrics)
+    app.router.add_routes(routes)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     try:

@@ -26,6 +26,7 @@ def make_dispatcher(
     *,
     topic_name: str,
     tick_time_ms: int | None = None,
+    is_active: bool = True,
 ) -> Dispatcher:
     """Return an open dispatcher; must be called on the event loop.
 
@@ -38,6 +39,7 @@ def make_dispatcher(
         now_ms: The clock.
         topic_name: The full name; Failover chooses by it, and snapshots carry it.
         tick_time_ms: The topic's own tick of the tracker, if it has one.
+        is_active: Whether the topic heeds delivery times now; `Dispatcher.tracker` can be told otherwise later.
     """
     is_many = subscription_type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
     has_delays = is_many and tracker_factory is not None
@@ -54,6 +56,7 @@ def make_dispatcher(
                 cursor=cursor,
                 on_available=on_available,
                 tick_time_ms=tick_time_ms,
+                is_active=is_active,
             )
         )
 

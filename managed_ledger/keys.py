@@ -5,6 +5,7 @@
               "m" name                          -> owner id of the managed ledger
               "l" owner ledger                  -> `LedgerRecord`
               "c" owner name                    -> owner id of the cursor
+              "r" name                          -> a record of whoever uses the store, bytes of its own
     headers   ledger first_entry                -> rows of entries first_entry, first_entry + 1, ...
     payloads  ledger first_entry                -> payload block of entries first_entry, ...
     cursors   owner 0                           -> mark-delete position
@@ -57,6 +58,11 @@ def ledger_record_key(owner_id: int, ledger_id: int) -> bytes:
 def cursor_key(owner_id: int, name: str) -> bytes:
     """Where the owner id of a cursor of a managed ledger is."""
     return b"c" + _one.pack(owner_id) + name.encode()
+
+
+def record_key(name: str) -> bytes:
+    """Where a record of whoever uses the store is."""
+    return b"r" + name.encode()
 
 
 def prefix_range(prefix: bytes, owner_id: int | None = None) -> tuple[bytes, bytes]:

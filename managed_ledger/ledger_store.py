@@ -12,9 +12,10 @@ thread and one for compaction do what would block it.
 import asyncio
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 from managed_ledger import cursor_records, keys
 from managed_ledger.committer import Committer
@@ -57,6 +58,7 @@ class LedgerStore:
         self._compactor = ThreadPoolExecutor(1, thread_name_prefix="ledger-compact")
         self.reader = LogReader(database, self._readers, config.cache_bytes_max)
         self._owner_ids: dict[str, int] = {}
+        self._records: dict[str, bytes] = {}
         self._managed_ledgers: dict[str, ManagedLedger] = {}
         self._admin_lock = asyncio.Lock()
         self._next_ledger_id = self._next_owner_id = 1
@@ -129,6 +131,27 @@ class LedgerStore:
             del self._owner_ids[name]
         self._trimmed([info.ledger_id for info in ledger.ledgers()], ledger.size_bytes)
 
+    @property
+    def records(self) -> Mapping[str, bytes]:
+        """Small values of whoever uses the store, by name; all are in memory."""
+        return MappingProxyType(self._records)
+
+    @completed
+    async def put_record(self, name: str, value: bytes | None) -> None:
+        """Store a small value under a name, or remove it; durable on return.
+
+        Raises:
+            LedgerWriteError: It is not durable; the record is as before.
+        """
+        self._check_open()
+        key = keys.record_key(name)
+        if value is None:
+            await self.committer.write(lambda batch: batch.delete(Family.META, key))
+            self._records.pop(name, None)
+        else:
+            await self.committer.write(lambda batch: batch.put(Family.META, key, value))
+            self._records[name] = value
+
     @completed
     async def close(self) -> None:
         """Flush acknowledgements, wait for commits, and release the folder."""
@@ -161,6 +184,8 @@ class LedgerStore:
             self._next_ledger_id, self._next_owner_id = _COUNTERS.unpack(counters)
         for key, value in self._database.scan(Family.META, *keys.prefix_range(b"m")):
             self._owner_ids[key[1:].decode()] = _OWNER.unpack(value)[0]
+        for key, value in self._database.scan(Family.META, *keys.prefix_range(b"r")):
+            self._records[key[1:].decode()] = value
 
     def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:
         """Ledgers and cursors of a managed ledger, as stored."""

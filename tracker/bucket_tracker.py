@@ -77,6 +77,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         )
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
+        self._core.set_active(context.is_active)
         self._work = SnapshotWork(config, context, storage, run_blocking, building or asyncio.Lock())
         self._stats = TrackerStats()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,6 +162,12 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """See base."""
         self._core.set_tick_time(tick_time_ms)
+        self._turn_soon()
+
+    def set_active(self, is_active: bool) -> None:
+        """See base."""
+        self._core.set_active(is_active)
+        self._turn_soon()
 
     def stats(self) -> TrackerStats:
         """Return the tracker's figures; the same object each time, brought up to date."""

@@ -13,6 +13,7 @@ rows in memory are never handed out past a segment that may hold an earlier one.
 
 from collections.abc import Callable, Mapping
 from random import Random
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +35,9 @@ Int64Array = NDArray[np.int64]
 
 _NO_LEDGER = -1
 
+LEAD_MS_UNLIMITED: Final = 2**62
+"""So early that everything is due; with the time of day added, still a 64-bit integer."""
+
 
 class TrackerCore:
     """The bucket tracker without its I/O; belongs to one caller at a time."""
@@ -48,7 +52,8 @@ class TrackerCore:
             self._row_count_max = max(config.index_count_per_bucket_min, config.unsealed_row_count_max)
         self._first_ledger_id = self._last_ledger_id = self._ledger_id = _NO_LEDGER
         self._tick_time_ms = config.tick_time_ms
-        self.set_tick_time(config.tick_time_ms)
+        self._is_active = True
+        self._set_lead()
         self._reset_mutable()
 
     # Adding.
@@ -236,7 +241,18 @@ class TrackerCore:
     def set_tick_time(self, tick_time_ms: int) -> None:
         """Set how early messages may be handed out, unless times are strict."""
         assert tick_time_ms >= 0
-        lead_ms = 0 if self._config.is_deliver_at_time_strict else tick_time_ms
+        self._tick_time_ms = tick_time_ms
+        self._set_lead()
+
+    def set_active(self, is_active: bool) -> None:
+        """Heed delivery times, or hand out everything at once, strict or not."""
+        self._is_active = is_active
+        self._set_lead()
+
+    def _set_lead(self) -> None:
+        lead_ms = 0 if self._config.is_deliver_at_time_strict else self._tick_time_ms
+        if not self._is_active:
+            lead_ms = LEAD_MS_UNLIMITED
         if lead_ms != self._buckets.lead_ms:
             self._buckets.lead_ms = lead_ms
             self._buckets.is_dirty = True

@@ -51,6 +51,8 @@ class TrackerContext:
     due, a segment was loaded, a ledger range was recovered, or positions must be read again."""
     tick_time_ms: int | None = None
     """The topic's own tick; None means the configuration's."""
+    is_active: bool = True
+    """Whether the topic heeds delivery times now; see `set_active`."""
 
 
 class DelayedDeliveryTracker(ABC):
@@ -122,6 +124,10 @@ class DelayedDeliveryTracker(ABC):
     @abstractmethod
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """Set the tick, as the topic's policy has it now."""
+
+    @abstractmethod
+    def set_active(self, is_active: bool) -> None:
+        """Heed delivery times, or not: while not, nothing is tracked, and all that is tracked is due."""
 
     @abstractmethod
     async def clear(self) -> None:

@@ -46,6 +46,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._now_ms = now_ms
         self._tick_time_ms = config.tick_time_ms if context.tick_time_ms is None else context.tick_time_ms
         self._bits = precision_bits(self._tick_time_ms)
+        self._is_active = context.is_active
         self._members = Membership()
         self._windows: dict[int, dict[int, BitMap]] = {}
         """Time of a window to ledger to entry ids."""
@@ -103,6 +104,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         return deliver_at_ms & ~(precision_ms - 1)
 
     def _cutoff_ms(self) -> int:
+        if not self._is_active:
+            return NEVER
         return self._now_ms() + (0 if self._is_strict else self._tick_time_ms)
 
     def _due_through_ms(self) -> int:
@@ -110,6 +113,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
         When times were rounded down, the window's last message must be due, not only its first.
         """
+        if not self._is_active:
+            return NEVER
         return self._cutoff_ms() - (0 if self._is_strict else (1 << self._bits) - 1)
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
@@ -187,6 +192,12 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         """See base."""
         self._tick_time_ms = tick_time_ms
         self._bits = precision_bits(tick_time_ms)
+
+    def set_active(self, is_active: bool) -> None:
+        """See base."""
+        self._is_active = is_active
+        if self.has_message_available():
+            self._context.on_available()
 
     def _forget_delays(self) -> None:
         self._highest_deliver_at_ms = 0

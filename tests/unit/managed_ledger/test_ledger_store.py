@@ -380,3 +380,23 @@ def test_a_folder_without_a_log_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="There is no log in"):
         RocksDatabase.open_read_only(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
+
+
+def test_records_are_there_after_a_restart(tmp_path: Path) -> None:
+    """Small values of whoever uses the store, beside everything else; a value that was removed is gone."""
+
+    async def main() -> None:
+        store = await _open(tmp_path)
+        await store.put_record("one", b"1")
+        await store.put_record("two", b"2")
+        await store.put_record("two", None)
+        await store.put_record("missing", None)
+        await store.open_managed_ledger("one")
+        await store.close()
+
+        again = await _open(tmp_path)
+        assert dict(again.records) == {"one": b"1"}
+        assert again.managed_ledger_names() == ["one"]
+        await again.close()
+
+    asyncio.run(main())
