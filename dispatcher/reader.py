@@ -19,7 +19,7 @@ from dispatcher.core.intake import Intake
 from dispatcher.core.read_plan import LedgerExtent, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Clock, Log, SubscriptionCursor
-from managed_ledger.headers import EntryHeaders, Int64s
+from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
 from snapshot_storage.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
@@ -183,11 +183,19 @@ class Reader:
         )
         if self._core.plan is not plan:
             return True
+        self._note_undelayed(read.headers)
         self._look_at_tracker()
         self._core.advance(self._now_ms())
         self._run_actions(self._core.on_headers(request, read.headers, read.next_position))
         # A log that gives nothing and stays where it is must not keep the loop spinning.
         return len(read.headers) > 0 or read.next_position != request.first
+
+    def _note_undelayed(self, headers: EntryHeaders) -> None:
+        """Offer the tracker one entry without a delay, if there is one: reading must not pause before the next."""
+        undelayed = np.flatnonzero(headers.deliver_at_ms == NOT_DELAYED)
+        if self.tracker is not None and len(undelayed):
+            row = undelayed[0]
+            self.tracker.add_message(int(headers.ledger_ids[row]), int(headers.entry_ids[row]), NOT_DELAYED)
 
     def _skipped_in(self, ledger_id: int) -> BitMap:
         skipped = self._cursor.acknowledged_in(ledger_id)

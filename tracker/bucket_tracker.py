@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
+from managed_ledger.position import Position
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.actions import (
@@ -94,6 +95,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     def start(self) -> None:
         """Begin to recover what the cursor's properties name; call once, on the event loop."""
         self._core.trim(self._context.cursor.mark_delete_position.ledger_id)
+        self._context.cursor.add_listener(self._on_mark_delete_moved)
         named = self._core.recover(self._context.cursor.properties, now_ms=self._now_ms())
         for key, value in named.malformed.items():
             logger.warning("%s: ignored the property %s=%s, which names no bucket", self._name, key, value)
@@ -145,7 +147,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """See base."""
-        self._core.trim(self._context.cursor.mark_delete_position.ledger_id)
         rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
         self._is_told = False
         self._turn_soon()
@@ -182,10 +183,12 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
         Raises:
             ClearTimeoutError: Some snapshots were not deleted yet; the index is empty, and deleting goes on.
+            TrackerClosedError: The tracker was closed meanwhile; the properties name what is still to be deleted.
         """
         self._check_open("clear")
         mark = self._core.clear()
         if not await self._wait_for(lambda: self._core.removals_through(mark) == 0, self._config.operation_timeout_ms):
+            self._check_open("clear")
             raise ClearTimeoutError(self._core.removals_through(mark), self._config.operation_timeout_ms)
 
     async def close(self) -> None:
@@ -194,9 +197,19 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             return
         if self._config.index_count_at_close_min >= 0:
             self._core.seal(index_count_min=self._config.index_count_at_close_min)
-        if not await self._wait_for(lambda: self._core.unsettled_count == 0, self._config.close_timeout_ms):
-            logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
+        await self._wait_for(lambda: self._core.unsettled_count == 0, self._config.close_timeout_ms)
+        await self._stop()
+
+    async def _stop(self) -> None:
+        if self._is_closed:
+            return
         self._is_closed = True
+        if self._core.unsettled_count:
+            logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
+        self._context.cursor.remove_listener(self._on_mark_delete_moved)
+        for _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
         if self._turn_handle is not None:
             self._turn_handle.cancel()
         if self._timer is not None:
@@ -204,6 +217,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_mark_delete_moved(self, mark_delete: Position) -> None:
+        self._core.trim(mark_delete.ledger_id)
+        if self._core.is_dirty:
+            self._turn_soon()
 
     # The loop: take answers, plan, start actions, set the timer, tell the dispatcher.
 
@@ -297,7 +315,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         return ActionFailed(action, is_read and is_lost(error), str(error))
 
     async def _wait_for(self, is_met: Callable[[], bool], timeout_ms: int) -> bool:
-        """Wait until a condition holds after some turn; False after the timeout."""
+        """Wait until a condition holds after some turn; False after the timeout, or when the tracker is closed."""
         if is_met():
             self._turn_soon()
             return True
@@ -311,7 +329,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             return False
         finally:
             self._waiters.remove((is_met, waiter))
-        return True
+        return is_met()
 
 
 class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):

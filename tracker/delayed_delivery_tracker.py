@@ -38,6 +38,12 @@ class TrackedCursor(Protocol):
     async def update_properties(self, *, put: Mapping[str, str] = {}, remove: Collection[str] = ()) -> None:
         """Change properties in one durable step."""
 
+    def add_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
+        """Call this with the new mark-delete position, on the event loop, whenever it has moved."""
+
+    def remove_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
+        """Call it no more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerContext:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
+from managed_ledger.position import Position
 from snapshot_storage.columns import DelayedIndexes
 from tracker.bucket_tracker import TIMER_MS_MAX, Clock
 from tracker.config import TrackerConfig
@@ -24,7 +25,9 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.due_queue import NEVER
-from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, Membership
+from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, Membership, bitmap_of, ledger_groups
+
+Int64Array = NDArray[np.int64]
 
 
 def precision_bits(tick_time_ms: int) -> int:
@@ -41,6 +44,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def __init__(self, context: TrackerContext, config: TrackerConfig, *, now_ms: Clock) -> None:
         self._context = context
+        self._config = config
         self._is_strict = config.is_deliver_at_time_strict
         self._lookahead = config.fixed_delay_detection_lookahead
         self._now_ms = now_ms
@@ -56,52 +60,96 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._have_fixed_delays = True
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms: int | None = None
+        self._is_closed = False
+        self._first_ledger_id = context.cursor.mark_delete_position.ledger_id
+        context.cursor.add_listener(self._on_mark_delete_moved)
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """See base."""
         if not (0 <= entry_id <= ENTRY_ID_MAX and 0 <= ledger_id <= LEDGER_ID_MAX):
             raise ValueError(f"cannot track position {ledger_id}:{entry_id}: ids are out of range")
-        is_tracked = self._add(ledger_id, entry_id, deliver_at, self._cutoff_ms())
-        if is_tracked:
-            self._set_timer()
-        return is_tracked
+        if deliver_at < 0 or deliver_at <= self._cutoff_ms():
+            self._have_fixed_delays = False
+            self._members.discard(ledger_id, entry_id)
+            return False
+        window = self._window_at(self._window_of(deliver_at))
+        entry_ids = window.get(ledger_id)
+        if entry_ids is None:
+            window[ledger_id] = BitMap((entry_id,))
+        else:
+            entry_ids.add(entry_id)
+        if deliver_at < self._highest_deliver_at_ms - self._tick_time_ms:
+            self._have_fixed_delays = False
+        self._highest_deliver_at_ms = max(self._highest_deliver_at_ms, deliver_at)
+        self._members.add(ledger_id, entry_id)
+        self._set_timer()
+        return True
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
         """See base."""
         rows = DelayedIndexes.of(deliver_ats, ledger_ids, entry_ids)
         if len(rows) and (rows.ledger_ids.min() < 0 or rows.entry_ids.min() < 0 or rows.entry_ids.max() > ENTRY_ID_MAX):
             raise ValueError("cannot track positions with ids out of range")
-        cutoff_ms = self._cutoff_ms()
-        is_tracked = np.array([self._add(ledger, entry, time, cutoff_ms) for time, ledger, entry in rows], np.bool_)
-        self._set_timer()
+        is_tracked = rows.deliver_at_ms > max(-1, self._cutoff_ms())
+        if not is_tracked.all():
+            self._have_fixed_delays = False
+            refused = rows.take(~is_tracked)
+            for ledger_id, group in ledger_groups(refused.ledger_ids):
+                self._members.discard_all(ledger_id, bitmap_of(refused.entry_ids[group]))
+            rows = rows.take(is_tracked)
+        if len(rows):
+            self._add_rows(rows)
+            self._set_timer()
         return is_tracked
 
-    def _add(self, ledger_id: int, entry_id: int, deliver_at_ms: int, cutoff_ms: int) -> bool:
-        if deliver_at_ms < 0 or deliver_at_ms <= cutoff_ms:
+    def _add_rows(self, rows: DelayedIndexes) -> None:
+        """Track rows, with one step for each ledger of each window."""
+        windows_ms = self._windows_of(rows.deliver_at_ms)
+        order = np.lexsort((rows.ledger_ids, windows_ms))
+        windows_ms, ledger_ids = windows_ms[order], rows.ledger_ids[order]
+        is_end = (windows_ms[1:] != windows_ms[:-1]) | (ledger_ids[1:] != ledger_ids[:-1])
+        start = 0
+        for end in [*(np.flatnonzero(is_end) + 1).tolist(), len(rows)]:
+            ledger_id, entry_ids = int(ledger_ids[start]), bitmap_of(rows.entry_ids[order[start:end]])
+            self._members.unite(ledger_id, entry_ids)
+            self._put(int(windows_ms[start]), ledger_id, entry_ids)
+            start = end
+        # What was the highest time before each row, in the order in which they came.
+        highest_ms = np.maximum.accumulate(np.append(self._highest_deliver_at_ms, rows.deliver_at_ms))
+        if (rows.deliver_at_ms < highest_ms[:-1] - self._tick_time_ms).any():
             self._have_fixed_delays = False
-            self._members.discard(ledger_id, entry_id)
-            return False
-        window_ms = self._window_of(deliver_at_ms)
+        self._highest_deliver_at_ms = int(highest_ms[-1])
+
+    def _put(self, window_ms: int, ledger_id: int, entry_ids: BitMap) -> None:
+        """Put entries of a ledger into a window; the bitmap may be kept."""
+        window = self._window_at(window_ms)
+        known = window.get(ledger_id)
+        if known is None:
+            window[ledger_id] = entry_ids
+        else:
+            known |= entry_ids
+
+    def _window_at(self, window_ms: int) -> dict[int, BitMap]:
         window = self._windows.get(window_ms)
         if window is None:
             window = self._windows[window_ms] = {}
             heapq.heappush(self._times, window_ms)
-        entry_ids = window.get(ledger_id)
-        if entry_ids is None:
-            entry_ids = window[ledger_id] = BitMap()
-        entry_ids.add(entry_id)
-        self._members.add(ledger_id, entry_id)
-        if deliver_at_ms < self._highest_deliver_at_ms - self._tick_time_ms:
-            self._have_fixed_delays = False
-        self._highest_deliver_at_ms = max(self._highest_deliver_at_ms, deliver_at_ms)
-        return True
+        return window
 
     def _window_of(self, deliver_at_ms: int) -> int:
         """Return the time of a message's window: never early when strict, else rounded down."""
-        precision_ms = 1 << self._bits
+        window_ms = deliver_at_ms >> self._bits << self._bits
+        if self._is_strict and window_ms < deliver_at_ms:
+            window_ms = min(NEVER, window_ms + (1 << self._bits))
+        return window_ms
+
+    def _windows_of(self, deliver_at_ms: Int64Array) -> Int64Array:
+        """Return the same of many."""
+        windows_ms = deliver_at_ms >> self._bits << self._bits
         if self._is_strict:
-            return min(NEVER, (deliver_at_ms + precision_ms - 1) & ~(precision_ms - 1))
-        return deliver_at_ms & ~(precision_ms - 1)
+            step_ms = np.where(windows_ms < deliver_at_ms, 1 << self._bits, 0)
+            windows_ms = np.where(windows_ms > NEVER - step_ms, NEVER, windows_ms + step_ms)
+        return windows_ms
 
     def _cutoff_ms(self) -> int:
         if not self._is_active:
@@ -136,14 +184,13 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """See base; the time of a message is that of its window."""
         due_through_ms = self._due_through_ms()
-        first_ledger_id = self._context.cursor.mark_delete_position.ledger_id
         parts: list[DelayedIndexes] = []
         wanted = max_messages
         while wanted > 0 and self._times and self._times[0] <= due_through_ms:
             window_ms = self._times[0]
             window = self._windows[window_ms]
             for ledger_id in sorted(window):
-                taken = self._take(window, ledger_id, wanted, is_trimmed=ledger_id < first_ledger_id)
+                taken = self._take(window, ledger_id, wanted)
                 if len(taken):
                     parts.append(_rows(window_ms, ledger_id, taken))
                     wanted -= len(taken)
@@ -157,12 +204,11 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._set_timer()
         return DelayedIndexes.concatenate(parts)
 
-    def _take(self, window: dict[int, BitMap], ledger_id: int, limit: int, *, is_trimmed: bool) -> NDArray[np.int64]:
+    def _take(self, window: dict[int, BitMap], ledger_id: int, limit: int) -> Int64Array:
         """Take entries of one ledger from a window and return those that were tracked."""
         entry_ids = window[ledger_id]
         members = self._members.bitmaps.get(ledger_id)
-        if is_trimmed or members is None:
-            self._members.drop_ledger(ledger_id)
+        if members is None:
             del window[ledger_id]
             return np.empty(0, np.int64)
         # Those that are tracked no more, because they came earlier in another window, go without counting.
@@ -189,9 +235,23 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         )
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """See base."""
+        """See base; with a smaller tick, windows that were rounded down are due when their last message is."""
+        bits, self._bits = self._bits, precision_bits(tick_time_ms)
         self._tick_time_ms = tick_time_ms
-        self._bits = precision_bits(tick_time_ms)
+        if not self._is_strict and self._bits < bits:
+            windows, self._windows, self._times = self._windows, {}, []
+            for window_ms, window in windows.items():
+                for ledger_id, entry_ids in window.items():
+                    self._put(self._window_of(window_ms + (1 << bits) - 1), ledger_id, entry_ids)
+        self._set_timer()
+
+    def _on_mark_delete_moved(self, mark_delete: Position) -> None:
+        if mark_delete.ledger_id == self._first_ledger_id:
+            return
+        self._first_ledger_id = mark_delete.ledger_id
+        for ledger_id in list(self._members.bitmaps):
+            if ledger_id < mark_delete.ledger_id:
+                self._members.drop_ledger(ledger_id)
 
     def set_active(self, is_active: bool) -> None:
         """See base."""
@@ -213,6 +273,10 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     async def close(self) -> None:
         """See base."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._context.cursor.remove_listener(self._on_mark_delete_moved)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -249,7 +313,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._context.on_available()
 
 
-def _rows(window_ms: int, ledger_id: int, entry_ids: NDArray[np.int64]) -> DelayedIndexes:
+def _rows(window_ms: int, ledger_id: int, entry_ids: Int64Array) -> DelayedIndexes:
     count = len(entry_ids)
     return DelayedIndexes(np.full(count, window_ms, np.int64), np.full(count, ledger_id, np.int64), entry_ids)
 

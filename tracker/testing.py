@@ -26,10 +26,30 @@ class FakeCursor:
     """A cursor in memory."""
 
     def __init__(self) -> None:
-        self.mark_delete_position = Position(0, -1)
+        self._mark_delete_position = Position(0, -1)
+        self._listeners: list[Callable[[Position], None]] = []
         self.properties: dict[str, str] = {}
         self.acknowledged: dict[int, BitMap] = {}
         self.property_error: Exception | None = None
+
+    @property
+    def mark_delete_position(self) -> Position:
+        """Everything up to here is acknowledged; setting it tells the listeners."""
+        return self._mark_delete_position
+
+    @mark_delete_position.setter
+    def mark_delete_position(self, position: Position) -> None:
+        self._mark_delete_position = position
+        for listener in tuple(self._listeners):
+            listener(position)
+
+    def add_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
+        """See `TrackedCursor`."""
+        self._listeners.append(on_mark_delete_moved)
+
+    def remove_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
+        """See `TrackedCursor`."""
+        self._listeners.remove(on_mark_delete_moved)
 
     def acknowledge(self, ledger_id: int, *entry_ids: int) -> None:
         """Acknowledge entries of a ledger."""

@@ -152,6 +152,13 @@ class FakeCursor:
     name: str = "sub"
     acknowledged: dict[int, BitMap] = field(default_factory=dict)
     acknowledgements: int = 0
+    listeners: list[Callable[[Position], None]] = field(default_factory=list)
+
+    def add_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
+        self.listeners.append(on_mark_delete_moved)
+
+    def remove_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
+        self.listeners.remove(on_mark_delete_moved)
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -182,6 +189,8 @@ class FakeCursor:
                 self.acknowledged.setdefault(ledger_id, BitMap()).add(entry_id)
                 new += 1
         self.acknowledgements += new
+        for listener in self.listeners:
+            listener(self.mark_delete_position)
         return new
 
     def acknowledge_cumulative(self, position: Position) -> int:

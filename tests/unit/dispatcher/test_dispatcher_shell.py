@@ -17,6 +17,9 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
 from dispatcher.slots import sticky_hash
 from managed_ledger.position import Position
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
+from tracker.in_memory import InMemoryDelayedDeliveryTracker
 
 _TOPIC = "persistent://public/default/t"
 
@@ -31,6 +34,7 @@ class _World:
         config: DispatcherConfig | None = None,
         chance: random.Random | None = None,
         log: FakeLog | None = None,
+        tracker_config: TrackerConfig | None = None,
     ) -> None:
         self.config = config if config is not None else DispatcherConfig()
         self.log = log if log is not None else FakeLog(chance=chance)
@@ -42,8 +46,17 @@ class _World:
             SubscriptionType.FAILOVER: lambda: SingleActiveCore(self.config, topic_name=_TOPIC, is_failover=True),
             SubscriptionType.EXCLUSIVE: lambda: SingleActiveCore(self.config, topic_name=_TOPIC, is_failover=False),
         }
+
+        def new_tracker(on_available: Callable[[], None]) -> DelayedDeliveryTracker:
+            if tracker_config is None:
+                return FakeTracker(on_available)
+            context = TrackerContext(
+                topic_name=_TOPIC, cursor_name=self.cursor.name, cursor=self.cursor, on_available=on_available
+            )
+            return InMemoryDelayedDeliveryTracker(context, tracker_config, now_ms=now_ms)
+
         self.dispatcher = Dispatcher(
-            kind, cores[kind](), self.log, self.cursor, FakeTracker if has_delays else None, self.config, now_ms
+            kind, cores[kind](), self.log, self.cursor, new_tracker if has_delays else None, self.config, now_ms
         )
         self.dispatcher.open()
 
@@ -102,6 +115,29 @@ def test_delayed_messages_arrive_at_their_time_and_in_order_of_it(kind: Subscrip
 
         assert [due for due, _ in arrivals] == sorted(due for due, _ in arrivals)
         assert [at - due for due, at in arrivals] == [0, 0, 0, 0]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("has_undelayed", [False, True])
+def test_a_fixed_delay_pauses_reading_only_where_all_messages_have_it(has_undelayed: bool) -> None:
+    """Otherwise a message without a delay would wait for those before it to come due."""
+
+    async def scenario() -> None:
+        world = _World(tracker_config=TrackerConfig(fixed_delay_detection_lookahead=10))
+        consumer = world.join("c")
+        if has_undelayed:
+            world.publish(1)
+        world.publish(50, delay_ms=60_000)
+        await _settle()
+        world.publish(1)
+        await _settle()
+
+        assert len(consumer.payloads) == 2 * has_undelayed
+        tracker = world.dispatcher.tracker
+        assert tracker is not None
+        assert tracker.should_pause_all_deliveries() != has_undelayed
         await world.dispatcher.close()
 
     run(scenario())

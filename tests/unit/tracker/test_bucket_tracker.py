@@ -291,6 +291,26 @@ def test_clearing_with_a_storage_that_is_down_gives_up_waiting(world: World) -> 
     run_virtually(main())
 
 
+def test_a_clear_that_is_pending_when_the_tracker_closes_ends_then(world: World) -> None:
+    """It does not wait on for what nobody does any more; the properties say what is still to be deleted."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 7))
+        await rest()
+        world.storage.is_hanging = True
+        clearing = asyncio.create_task(tracker.clear())
+        await rest()
+        await asyncio.gather(tracker.close(), tracker.close())
+        closed_at_ms = virtual_now_ms()
+        with pytest.raises(TrackerClosedError):
+            await clearing
+        assert virtual_now_ms() == closed_at_ms
+        assert len(world.cursor.properties) == 1
+
+    run_virtually(main())
+
+
 def test_closing_waits_only_so_long_for_a_storage_that_hangs(world: World) -> None:
     """What could not be stored is read again from the log."""
 
@@ -328,18 +348,19 @@ def test_a_call_that_hangs_is_given_up_and_repeated(world: World) -> None:
 
 
 def test_trimming_follows_the_mark_delete_position(world: World) -> None:
-    """At the next poll."""
+    """At once, without a poll; not within one ledger, and not after closing."""
 
     async def main() -> None:
         tracker = await world.tracker()
         add(tracker, 60_000, *range(1, 12))
         await rest()
         world.cursor.mark_delete_position = Position(6, 0)
-        tracker.get_scheduled_messages(1)
+        assert tracker.number_of_delayed_messages() == 6
         await rest()
         assert set(world.cursor.properties) == {f"{BUCKET_KEY_PREFIX}_6_10"}
-        assert tracker.number_of_delayed_messages() == 6
         await tracker.close()
+        world.cursor.mark_delete_position = Position(20, 0)
+        assert tracker.number_of_delayed_messages() == 6
 
     run_virtually(main())
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from managed_ledger.position import Position
 from tracker.config import TrackerConfig
@@ -98,11 +100,14 @@ def test_a_position_in_two_windows_is_handed_out_once() -> None:
 
 
 def test_positions_of_trimmed_ledgers_do_not_come() -> None:
-    """The cursor is past them."""
+    """The cursor is past them; they do not count either."""
 
     def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
         tracker.add_messages([1, 2], [1, 1], [30_000] * 2)
-        tracker._context.cursor.mark_delete_position = Position(2, 0)  # type: ignore[misc]  # The fake's can be set.
+        tracker._context.cursor.mark_delete_position = Position(1, 0)  # type: ignore[misc]  # The fake's can be set.
+        assert tracker.number_of_delayed_messages() == 2
+        tracker._context.cursor.mark_delete_position = Position(2, 0)  # type: ignore[misc]
+        assert tracker.number_of_delayed_messages() == 1
         clock.now_ms = 40_000
         assert tracker.get_scheduled_messages(5).to_rows() == [(29_696, 2, 1)]
 
@@ -145,6 +150,75 @@ def test_a_lookahead_of_zero_never_pauses() -> None:
         assert not tracker.should_pause_all_deliveries()
 
     run(test, fixed_delay_detection_lookahead=0)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(10_000, 14_000)), min_size=1, max_size=60
+    ),
+    tick_time_ms=st.sampled_from([0, 8, 1_000]),
+    is_strict=st.booleans(),
+)
+def test_many_at_once_are_as_many_one_by_one(
+    rows: list[tuple[int, int, int]], tick_time_ms: int, is_strict: bool
+) -> None:
+    """Which are tracked, when they come, and whether their delays look fixed."""
+    # A position that is both due and not in one call is forgotten first, then tracked.
+    rows = list({(ledger, entry): (ledger, entry, time) for ledger, entry, time in rows}.values())
+
+    def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
+        other = InMemoryDelayedDeliveryTracker(tracker._context, tracker._config, now_ms=clock)
+        one_by_one = [other.add_message(*row) for row in rows]
+        ledgers, entries, times = zip(*rows, strict=True)
+        assert tracker.add_messages(ledgers, entries, times).tolist() == one_by_one
+        assert tracker.should_pause_all_deliveries() == other.should_pause_all_deliveries()
+        for _ in range(20):
+            clock.now_ms += 250
+            assert tracker.next_delivery_time() == other.next_delivery_time()
+            assert tracker.get_scheduled_messages(7).to_rows() == other.get_scheduled_messages(7).to_rows()
+
+    run(test, tick_time_ms=tick_time_ms, is_deliver_at_time_strict=is_strict, fixed_delay_detection_lookahead=1)
+
+
+@pytest.mark.parametrize(("is_strict", "due_at_ms"), [(True, 20_480), (False, 20_479 - 8)])
+def test_a_smaller_tick_makes_nothing_early(is_strict: bool, due_at_ms: int) -> None:
+    """Windows of the larger tick are due when their last message is, at most the smaller tick early."""
+
+    def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
+        tracker.add_messages([1, 1, 2], [1, 2, 3], [20_001, 20_479, 20_300])
+        tracker.add_message(2, 9, 40_000)
+        tracker.reset_tick_time(8)
+        clock.now_ms = due_at_ms - 1
+        assert len(tracker.get_scheduled_messages(9)) == 0
+        clock.now_ms += 1
+        assert len(tracker.get_scheduled_messages(9)) == 3
+        assert tracker.add_message(3, 1, 30_001)
+        assert tracker.next_delivery_time() == (30_008 if is_strict else 30_000)
+
+    run(test, tick_time_ms=1_000, is_deliver_at_time_strict=is_strict)
+
+
+def test_a_larger_tick_makes_nothing_late() -> None:
+    """What was tracked with the smaller one stays as exact as it was."""
+
+    def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
+        tracker.add_message(1, 1, 20_100)
+        tracker.reset_tick_time(1_000)
+        clock.now_ms = 20_100
+        assert len(tracker.get_scheduled_messages(9)) == 1
+
+    run(test, tick_time_ms=8)
+
+
+def test_the_latest_time_there_is_is_a_time() -> None:
+    """Rounding does not go beyond it."""
+
+    def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
+        tracker.add_messages([1, 1], [1, 2], [2**63 - 1, 2**63 - 2])
+        tracker.add_message(1, 3, 2**63 - 1)
+        assert tracker.next_delivery_time() == 2**63 - 1
+
+    run(test, is_deliver_at_time_strict=True)
 
 
 def test_positions_out_of_range_are_refused() -> None:
