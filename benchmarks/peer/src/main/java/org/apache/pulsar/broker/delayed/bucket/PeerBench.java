@@ -9,7 +9,7 @@ import java.util.Map;
 import java.util.TreeMap;
 
 /**
- * Measures Pulsar's own bucket tracker, as {@code benchmarks/tracker_rounds.py} measures ours.
+ * Measures Pulsar's own bucket tracker, as {@code benchmarks/tracker_ours.py} measures ours.
  *
  * <p>{@code times} is a file of 64-bit little-endian delivery times, one a message; message {@code i} is entry
  * {@code i % ledger} of ledger {@code i / ledger}. What is measured was run before, {@code warmup} times and as far as
@@ -54,7 +54,9 @@ final class PeerBench {
         long memory = usedHeap() - heapBefore + tracker.getBufferMemoryUsage();
         figures.put("memory_bytes_per_message", (double) memory / deliverAts.length);
         figures.put("buckets", broker.properties.size());
-        long sealed = deliverAts.length - tracker.getLastMutableBucket().size();
+        long unsealed = tracker.getLastMutableBucket().size();
+        long sealed = deliverAts.length - unsealed;
+        figures.put("unsealed", unsealed);
         figures.put("rows_written_per_row", (double) storage.rowsWritten.get() / sealed);
         figures.put("at_rest_bytes_per_row", (double) storage.bytesAtRest() / sealed);
         ask(tracker, deliverAts);
