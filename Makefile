@@ -6,7 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check lint types imports proto proto-check bench clean
+# Real S3 servers for tests, pinned. Go builds them once, in two to five minutes.
+S3_SERVERS := build/s3-servers
+VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
+
+.PHONY: help setup run demo test test-s3 s3-servers check lint types imports proto proto-check bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -27,6 +32,24 @@ demo: setup ## Show the main job, with a crash in the middle, in under a minute
 
 test: setup ## Set up, then run the tests
 	$(BIN)/pytest
+
+test-s3: setup s3-servers ## Run the storage suite against versitygw and MinIO, which it starts and stops (needs Go once)
+	$(BIN)/pytest -m s3_server
+
+s3-servers: $(S3_SERVERS)/versitygw $(S3_SERVERS)/minio ## Build the S3 servers of the tests (needs Go)
+
+# CGO is off so that a C compiler is not needed. Without Go the tests are skipped, except in CI.
+define go_install
+	@if command -v go > /dev/null; then mkdir -p $(S3_SERVERS) && CGO_ENABLED=0 GOBIN=$(abspath $(S3_SERVERS)) go install $(1); \
+	elif [ -n "$$CI" ]; then echo "go is missing, which CI must have" >&2; exit 1; \
+	else echo "go is missing: the tests against a real S3 server are skipped" >&2; fi
+endef
+
+$(S3_SERVERS)/versitygw:
+	$(call go_install,$(VERSITYGW))
+
+$(S3_SERVERS)/minio:
+	$(call go_install,$(MINIO))
 
 check: setup lint types imports proto-check test ## Everything CI checks: lint, types, imports, schemas, tests
 

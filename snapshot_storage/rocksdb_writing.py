@@ -11,7 +11,7 @@ What a crash leaves of step 1 is found by its key and removed when the folder is
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rocksdict import WriteBatch
@@ -55,7 +55,7 @@ class SnapshotWriting:
         # An abort waits here for the call that its caller stopped waiting for.
         self._turn = threading.Lock()
 
-    def add(self, segments: Iterable[bytes]) -> None:
+    def add(self, segments: Sequence[bytes]) -> None:
         """Add the next segments."""
         with self._turn:
             for segment in segments:

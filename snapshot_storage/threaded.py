@@ -7,7 +7,7 @@ opens it; here is the order of opening, closing and calls in flight.
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class BlockingWriting(Protocol):
     """One snapshot that comes piece by piece; its methods may come from different threads, and take turns."""
 
-    def add(self, segments: Iterable[bytes]) -> None:
+    def add(self, segments: Sequence[bytes]) -> None:
         """Add the next segments."""
 
     def commit(self, metadata: bytes) -> int:

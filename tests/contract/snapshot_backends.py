@@ -5,15 +5,19 @@ alike is found out.
 """
 
 import struct
+import uuid
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 from rocksdict import AccessType, Options, Rdict
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.s3 import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
+from tests.contract.s3_servers import BUCKET, S3Server
 
 
 class Backend(ABC):
@@ -81,4 +85,42 @@ class RocksDBBackend(Backend):
             database.close()
 
 
-BACKENDS = [MemoryBackend, RocksDBBackend]
+class S3Backend(Backend):
+    """The place is a prefix of a bucket, whose objects are read with boto3 and taken apart by hand."""
+
+    def __init__(self, server: S3Server) -> None:
+        self._server = server
+        self.prefix = f"tests/{uuid.uuid4().hex}"
+        self._client = server.client
+
+    def storage(self, **changes: Any) -> S3BucketSnapshotStorage:
+        return S3BucketSnapshotStorage(self._server.config(self.prefix, **changes))
+
+    def entries(self, bucket_id: int) -> list[bytes] | None:
+        if bucket_id not in self.keys():
+            return None
+        data = self._client.get_object(Bucket=BUCKET, Key=self.keys()[bucket_id])["Body"].read()
+        names_bytes, entry_count = struct.unpack_from(">II", data, 12)
+        table = 28 + names_bytes + 4
+        start = table + 8 * entry_count + 4
+        found: list[bytes] = []
+        for length, checksum in struct.iter_unpack(">II", data[table : table + 8 * entry_count]):
+            found.append(data[start : start + length])
+            assert google_crc32c.value(found[-1]) == checksum
+            start += length
+        assert start == len(data)
+        return found
+
+    def ids(self) -> set[int]:
+        return set(self.keys()) | set(range(-len(self.uploads()), 0))
+
+    def keys(self) -> dict[int, str]:
+        """Return the keys of all objects by bucket id."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{self.prefix}/")
+        keys = [found["Key"] for page in pages for found in page.get("Contents", [])]
+        return {int(key.removeprefix(self.prefix).replace("/", ""), 16): key for key in keys}
+
+    def uploads(self) -> list[str]:
+        """Return the keys of unfinished uploads."""
+        page = self._client.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{self.prefix}/")
+        return [found["Key"] for found in page.get("Uploads", [])]

@@ -4,6 +4,7 @@ import json
 import struct
 
 import google_crc32c
+import numpy as np
 import pytest
 
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotVersionError
@@ -66,6 +67,13 @@ def test_an_object_is_read_as_it_was_written(metadata: bytes, segments: tuple[by
     head = decode_object_head(data[: extent.head_end], object_bytes=len(data), bucket_id=7)
     assert head.info(7) == info
     assert head.starts()[-1] == len(data) == extent.object_end
+
+
+def test_a_table_may_come_piece_by_piece() -> None:
+    """Joined by numpy, it gives the same bytes."""
+    table = np.concatenate([table_of([b"metadata"]), table_of([b"one", b""]), table_of([]), table_of([b"three"])])
+
+    assert encode_object_head(_NAMES, table) + b"metadataonethree" == _object()
 
 
 def test_any_flipped_bit_is_corruption() -> None:

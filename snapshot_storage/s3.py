@@ -1,0 +1,51 @@
+"""Snapshots on S3 or any server that speaks its protocol: the storage of services that share nothing else.
+
+The blocking work is in `s3_snapshots` and runs on threads (`threaded`), of which there are as many as calls may be in
+flight: recovery is parallel, and never more than that. The server must honour `If-None-Match: *` on writes, also of
+uploads in parts; AWS, MinIO and versitygw do.
+"""
+
+import asyncio
+
+from snapshot_storage.errors import BucketNotFoundError
+from snapshot_storage.s3_config import S3Config
+from snapshot_storage.s3_snapshots import S3Snapshots
+from snapshot_storage.storage import BucketSnapshotInfo
+from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
+
+
+class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
+    """Keeps snapshots as objects under a prefix of a bucket, which any number of processes may use at a time.
+
+    Beyond what every storage promises: two writers never share an id, also on different machines. A call that fails
+    with `StorageAccessError` goes on failing until someone corrects credentials, rights, names or a clock.
+    """
+
+    def __init__(self, config: S3Config) -> None:
+        """Remember where; `start` asks whether the bucket can be used, and does not create it.
+
+        Raises:
+            ValueError: No bucket is named.
+        """
+        if not config.bucket:
+            raise ValueError("bucket must be named")
+        super().__init__(threads_max=config.calls_in_flight_max)
+        self._config = config
+
+    def _open_snapshots(self) -> S3Snapshots:
+        return S3Snapshots(self._config)
+
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        """See base; a call for each thousand, and one more for each that this process has not read before."""
+        ids = await self._run("list snapshots", lambda snapshots: snapshots.ids(topic_name, cursor_name))
+        infos = await asyncio.gather(*map(self._info, ids))
+        return [info for info in infos if info is not None and info.belongs_to(topic_name, cursor_name)]
+
+    async def _info(self, bucket_id: int) -> BucketSnapshotInfo | None:
+        try:
+            return await self._run("list snapshots", lambda snapshots: snapshots.known_info(bucket_id))
+        except BucketNotFoundError:
+            # It was deleted since it was listed.
+            return None

@@ -1,0 +1,263 @@
+"""The edge to boto3: the few requests that snapshots need, and their failures as our errors.
+
+Blocking, and safe from any thread. Nothing is retried here or in boto3: how often and how patiently is the tracker's
+business, and a conditional write that is repeated blindly would take its own success for another's.
+
+What a failure means:
+
+    no connection, a timeout, 5xx, 429, 503 SlowDown, 409      StorageUnavailableError, retriable
+    wrong credentials, rights, bucket, region or clock         StorageAccessError, which says what to do
+    no such key, a condition that fails, no such range         a value: what it means is the caller's to say
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+import boto3
+from botocore import exceptions
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from snapshot_storage.errors import StorageAccessError, StorageUnavailableError
+from snapshot_storage.s3_config import S3Config
+
+log = logging.getLogger(__name__)
+
+_UNREACHED = (
+    exceptions.ConnectionError,
+    exceptions.HTTPClientError,
+    exceptions.IncompleteReadError,
+    exceptions.ResponseStreamingError,
+)
+_PASSING_CODES = frozenset(
+    {
+        "BandwidthLimitExceeded",
+        "ConditionalRequestConflict",
+        "InternalError",
+        # Someone took it for left behind: another writer writes the snapshot again.
+        "NoSuchUpload",
+        "OperationAborted",
+        "RequestLimitExceeded",
+        "RequestTimeout",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+    }
+)
+_SERVER_ERROR = 500
+_ADVICE = {
+    "NoSuchBucket": "create the bucket, or correct bucketSnapshotS3Bucket",
+    "AccessDenied": "allow reading, writing, deleting and listing under the prefix",
+    "InvalidAccessKeyId": "correct the access key",
+    "SignatureDoesNotMatch": "correct the secret access key",
+    "ExpiredToken": "renew the credentials",
+    "RequestTimeTooSkewed": "set this machine's clock: it is too far from the server's",
+    "AuthorizationHeaderMalformed": "correct bucketSnapshotS3Region",
+    "PermanentRedirect": "correct bucketSnapshotS3Region or bucketSnapshotS3Endpoint",
+}
+
+
+class Piece(NamedTuple):
+    """A run of bytes out of an object."""
+
+    data: bytes
+    object_bytes: int
+    """How long all of it is."""
+
+
+class Upload(NamedTuple):
+    """An object that is being written in parts."""
+
+    key: str
+    upload_id: str
+
+
+class S3Client:
+    """One bucket. Opening it asks nothing of the server."""
+
+    def __init__(self, config: S3Config) -> None:
+        """Find credentials and region.
+
+        Raises:
+            StorageAccessError: The AWS chain's own files are wrong.
+        """
+        # At this level botocore logs whole requests, with session tokens in them.
+        botocore_log = logging.getLogger("botocore")
+        botocore_log.setLevel(max(botocore_log.getEffectiveLevel(), logging.INFO))
+        self._bucket = config.bucket
+        self._write_options: dict[str, str] = {}
+        if config.server_side_encryption is not None:
+            self._write_options["ServerSideEncryption"] = config.server_side_encryption
+        if config.kms_key_id is not None:
+            self._write_options["SSEKMSKeyId"] = config.kms_key_id
+        with self._mapped("open"):
+            self._client: Any = boto3.session.Session(
+                aws_access_key_id=config.access_key_id,
+                aws_secret_access_key=config.secret_access_key,
+                aws_session_token=config.session_token,
+            ).client("s3", region_name=config.region, endpoint_url=config.endpoint, config=_client_config(config))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def read(self, key: str, start: int, end: int) -> Piece | None:
+        """Return the bytes from `start` to before `end`, fewer where the object ends; None where there is none."""
+        assert start < end
+        operation = f"read {key} from"
+        answer = self._ask(
+            operation,
+            self._client.get_object,
+            expected=("NoSuchKey", "InvalidRange"),
+            Key=key,
+            Range=f"bytes={start}-{end - 1}",
+        )
+        if isinstance(answer, str):
+            return None if answer == "NoSuchKey" else Piece(b"", 0)
+        with self._mapped(operation):
+            data: bytes = answer["Body"].read()
+        span: str | None = answer.get("ContentRange")
+        # Without it the server has sent the whole object, as it may.
+        return Piece(data[start:end], len(data)) if span is None else Piece(data, int(span.rpartition("/")[2]))
+
+    def create(self, key: str, body: bytes) -> bool:
+        """Write an object; False where there is one of this key already."""
+        answer = self._ask(
+            f"write {key} to",
+            self._client.put_object,
+            expected=("PreconditionFailed",),
+            Key=key,
+            Body=body,
+            IfNoneMatch="*",
+            **self._write_options,
+        )
+        return not isinstance(answer, str)
+
+    def delete(self, key: str) -> None:
+        """Delete an object if there is one."""
+        self._ask(f"delete {key} from", self._client.delete_object, expected=("NoSuchKey",), Key=key)
+
+    def list(self, prefix: str, *, count_max: int = 1_000) -> Iterator[str]:
+        """Give all keys with a prefix, in order; a page of at most `count_max` at a time."""
+        request: dict[str, Any] = {"Prefix": prefix, "MaxKeys": count_max}
+        while True:
+            page = self._answer("list", self._client.list_objects_v2, **request)
+            yield from (found["Key"] for found in page.get("Contents", ()))
+            if not page.get("IsTruncated", False):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    def begin_upload(self, key: str) -> Upload:
+        """Begin an object in parts; nothing is visible of it before `complete_upload`."""
+        operation = f"write {key} to"
+        answer = self._answer(operation, self._client.create_multipart_upload, Key=key, **self._write_options)
+        return Upload(key, answer["UploadId"])
+
+    def upload_part(self, upload: Upload, number: int, body: bytes) -> str:
+        """Send a part, numbered from 1, and return its tag; all but the last have 5 MiB or more."""
+        tag: str = self._answer(
+            f"write {upload.key} to",
+            self._client.upload_part,
+            Key=upload.key,
+            UploadId=upload.upload_id,
+            PartNumber=number,
+            Body=body,
+        )["ETag"]
+        return tag
+
+    def complete_upload(self, upload: Upload, tags: Sequence[str]) -> bool:
+        """Make the object visible; False where there is one of this key already.
+
+        Args:
+            upload: What `begin_upload` gave.
+            tags: Of all parts, in their order.
+        """
+        answer = self._ask(
+            f"write {upload.key} to",
+            self._client.complete_multipart_upload,
+            expected=("PreconditionFailed",),
+            Key=upload.key,
+            UploadId=upload.upload_id,
+            MultipartUpload={"Parts": [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]},
+            IfNoneMatch="*",
+        )
+        return not isinstance(answer, str)
+
+    def abort_upload(self, upload: Upload) -> None:
+        """Forget an upload and its parts; one that is complete or forgotten stays so."""
+        self._ask(
+            f"abort the upload of {upload.key} in",
+            self._client.abort_multipart_upload,
+            expected=("NoSuchUpload",),
+            Key=upload.key,
+            UploadId=upload.upload_id,
+        )
+
+    def uploads(self, prefix: str) -> Iterator[tuple[Upload, float]]:
+        """Give all uploads under a prefix and how long ago each began, in seconds by the server's clock."""
+        request: dict[str, Any] = {"Prefix": prefix}
+        while True:
+            page = self._answer("list uploads in", self._client.list_multipart_uploads, **request)
+            now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+            for found in page.get("Uploads", ()):
+                yield Upload(found["Key"], found["UploadId"]), (now - found["Initiated"]).total_seconds()
+            if not page.get("IsTruncated", False):
+                return
+            request |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def _answer(self, operation: str, request: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any]:
+        answer = self._ask(operation, request, **arguments)
+        assert not isinstance(answer, str)
+        return answer
+
+    def _ask(
+        self, operation: str, request: Callable[..., dict[str, Any]], *, expected: Sequence[str] = (), **arguments: Any
+    ) -> dict[str, Any] | str:
+        """Send a request and return the answer, or the code of a refusal that is expected."""
+        with self._mapped(operation):
+            try:
+                return request(Bucket=self._bucket, **arguments)
+            except ClientError as error:
+                code = _code(error)
+                if code in expected:
+                    return code
+                raise
+
+    @contextmanager
+    def _mapped(self, operation: str) -> Iterator[None]:
+        what = f"cannot {operation} the bucket {self._bucket}"
+        try:
+            yield
+        except ClientError as error:
+            code, status = _code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            reason = error.response.get("Error", {}).get("Message") or "no reason given"
+            if code in _PASSING_CODES or status >= _SERVER_ERROR:
+                raise StorageUnavailableError(f"{what}: {code}: {reason}") from error
+            advice = f"; {_ADVICE[code]}" if code in _ADVICE else ""
+            raise StorageAccessError(f"{what}: {code}: {reason}{advice}") from error
+        except _UNREACHED as error:
+            raise StorageUnavailableError(f"{what}: {error}") from error
+        except (BotoCoreError, ValueError) as error:
+            # No credentials, half of them, an unknown profile, a malformed endpoint.
+            raise StorageAccessError(f"{what}: {error}; correct credentials, region and endpoint") from error
+
+
+def _code(error: ClientError) -> str:
+    code: str = error.response.get("Error", {}).get("Code", "")
+    return code
+
+
+def _client_config(config: S3Config) -> Config:
+    return Config(
+        connect_timeout=config.connect_timeout_ms / 1_000,
+        read_timeout=config.read_timeout_ms / 1_000,
+        retries={"mode": "standard", "total_max_attempts": 1},
+        max_pool_connections=config.calls_in_flight_max,
+        s3={"addressing_style": "path" if config.is_path_style else "auto"},
+        tcp_keepalive=True,
+    )

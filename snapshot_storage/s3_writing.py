@@ -1,0 +1,130 @@
+"""One snapshot on its way to S3, piece by piece, with blocking calls.
+
+One that is small is one conditional write. One that outgrows a few MiB is an upload in parts, whose order is the
+point: the object begins with what is known last (metadata, and where each segment lies), and all parts but the
+last must have 5 MiB. So
+
+1. the first 5 MiB of segments are held back, and the following ones are sent as parts 2, 3, ... as they come;
+2. at commit the rest is sent, then part 1: header, metadata and the segments that were held back;
+3. the upload is completed on the condition that there is no such object yet, which makes it visible, whole.
+
+An upload that a crash leaves behind is never visible; `S3Snapshots` removes it at a later start.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
+from snapshot_storage.object_format import SnapshotNames, encode_object_head, table_of
+from snapshot_storage.s3_client import S3Client, Upload
+from snapshot_storage.s3_layout import Serials, bucket_id_for, object_key
+
+log = logging.getLogger(__name__)
+
+PART_BYTES_MIN = 5 * 2**20
+"""S3's own limit for a part that is not the last."""
+
+# Two writers of one subscription in one millisecond and of the same three random bits; hardly ever once.
+_ID_TRIES_MAX = 8
+
+
+class S3Writing:
+    """Collects one snapshot. Its methods may come from different threads, and then take turns."""
+
+    def __init__(self, client: S3Client, prefix: str, serials: Serials, names: SnapshotNames) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._serials = serials
+        self._names = names
+        self._tables: list[NDArray[np.void]] = []
+        self._first_part: list[bytes] = []
+        self._first_part_bytes = 0
+        self._part: list[bytes] = []
+        self._part_bytes = 0
+        self._upload: Upload | None = None
+        self._bucket_id = -1
+        self._tags: list[str] = []
+        # A key under which there may be an object of ours that nobody knows of.
+        self._unknown_key: str | None = None
+        # An abort waits here for the call that its caller stopped waiting for.
+        self._turn = threading.Lock()
+
+    def add(self, segments: Sequence[bytes]) -> None:
+        """Add the next segments."""
+        with self._turn:
+            self._tables.append(table_of(segments))
+            for segment in segments:
+                if self._first_part_bytes < PART_BYTES_MIN:
+                    self._first_part.append(bytes(segment))
+                    self._first_part_bytes += len(segment)
+                    continue
+                self._part.append(bytes(segment))
+                self._part_bytes += len(segment)
+                if self._part_bytes >= PART_BYTES_MIN:
+                    self._send_part()
+
+    def commit(self, metadata: bytes) -> int:
+        """Make the snapshot visible and return its id."""
+        with self._turn:
+            head = encode_object_head(self._names, np.concatenate([table_of([metadata]), *self._tables]))
+            if self._upload is None:
+                return self._write_whole(b"".join((head, metadata, *self._first_part, *self._part)))
+            return self._complete(self._upload, b"".join((head, metadata, *self._first_part)))
+
+    def _send_part(self) -> None:
+        if self._upload is None:
+            self._bucket_id = self._new_id()
+            self._upload = self._client.begin_upload(object_key(self._prefix, self._bucket_id))
+        # 1. Numbers begin at 2.
+        part, self._part, self._part_bytes = b"".join(self._part), [], 0
+        self._tags.append(self._client.upload_part(self._upload, len(self._tags) + 2, part))
+
+    def _complete(self, upload: Upload, first_part: bytes) -> int:
+        if self._part_bytes:
+            self._send_part()
+        # 2. What was held back.
+        first_tag = self._client.upload_part(upload, 1, first_part)
+        # 3. It becomes visible.
+        self._unknown_key = upload.key
+        if not self._client.complete_upload(upload, [first_tag, *self._tags]):
+            self._unknown_key = None
+            raise StorageUnavailableError(f"another writer made {upload.key} first: write the snapshot again")
+        return self._bucket_id
+
+    def _write_whole(self, body: bytes) -> int:
+        for _ in range(_ID_TRIES_MAX):
+            bucket_id = self._new_id()
+            self._unknown_key = object_key(self._prefix, bucket_id)
+            if self._client.create(self._unknown_key, body):
+                return bucket_id
+            self._unknown_key = None
+        raise StorageUnavailableError("every new id was taken by another writer: write the snapshot again")
+
+    def _new_id(self) -> int:
+        return bucket_id_for(self._names.topic_name, self._names.cursor_name, serial=self._serials.next())
+
+    def abort(self) -> None:
+        """Remove what there is of it, also a commit whose id nobody got."""
+        with self._turn:
+            if self._upload is not None:
+                self._client.abort_upload(self._upload)
+            if self._unknown_key is not None:
+                self._client.delete(self._unknown_key)
+
+
+def write_or_abort(writing: S3Writing, metadata: bytes, segments: Sequence[bytes]) -> int:
+    """Write a whole snapshot and return its id; on a failure, leave as little as the storage allows."""
+    try:
+        writing.add(segments)
+        return writing.commit(metadata)
+    except SnapshotStorageError:
+        try:
+            writing.abort()
+        except SnapshotStorageError as error:
+            # What was wrong first is what the caller has to know.
+            log.warning("what was written of a snapshot is removed at a later start: %s", error)
+        raise

@@ -1,0 +1,55 @@
+"""The storages that the suite runs over; S3 over three servers, of which the real ones are marked."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.s3_servers import MinioServer, MotoServer, RealServer, S3Server, VersityServer
+from tests.contract.snapshot_backends import Backend, MemoryBackend, RocksDBBackend, S3Backend
+
+REAL_SERVERS = [
+    pytest.param(server, marks=pytest.mark.s3_server, id=server.__name__) for server in (VersityServer, MinioServer)
+]
+
+
+class _Servers:
+    """Starts a server when the first test asks for it."""
+
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self._tmp_path_factory = tmp_path_factory
+        self.running: dict[type[S3Server], S3Server] = {}
+
+    def __call__(self, kind: type[S3Server]) -> S3Server:
+        if kind not in self.running:
+            folder = self._tmp_path_factory.mktemp(kind.__name__)
+            self.running[kind] = kind(folder) if issubclass(kind, RealServer) else MotoServer()
+        return self.running[kind]
+
+
+@pytest.fixture(scope="session")
+def s3_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Servers]:
+    servers = _Servers(tmp_path_factory)
+    yield servers
+    for server in servers.running.values():
+        server.stop()
+
+
+@pytest.fixture(params=[pytest.param(MotoServer, id="MotoServer"), *REAL_SERVERS])
+def s3_server(request: pytest.FixtureRequest, s3_servers: _Servers) -> S3Server:
+    return s3_servers(request.param)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(MemoryBackend, id="MemoryBackend"),
+        pytest.param(RocksDBBackend, id="RocksDBBackend"),
+        pytest.param(MotoServer, id="MotoServer"),
+        *REAL_SERVERS,
+    ]
+)
+def backend(request: pytest.FixtureRequest, tmp_path: Path, s3_servers: _Servers) -> Backend:
+    if issubclass(request.param, S3Server):
+        return S3Backend(s3_servers(request.param))
+    made: Backend = request.param(tmp_path)
+    return made
