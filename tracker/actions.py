@@ -53,7 +53,18 @@ class MergeSource:
     """One snapshot that goes into a merge."""
 
     bucket_id: int
-    segment_count: int
+    row_ends: Int64Array
+    """How many rows there are up to the end of each segment, as entry 0 says."""
+
+    @property
+    def segment_count(self) -> int:
+        """How many segments it has."""
+        return len(self.row_ends)
+
+    def row_count(self, first_segment: int, last_segment: int) -> int:
+        """Return how many rows a range of segments holds; the first one is number 1, both ends are included."""
+        rows_before = int(self.row_ends[first_segment - 2]) if first_segment > 1 else 0
+        return int(self.row_ends[last_segment - 1]) - rows_before
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -182,4 +182,4 @@ def _may_sweep(buckets: BucketSet, now_ms: int) -> bool:
 def _merge_source(bucket: Bucket) -> MergeSource:
     assert bucket.bucket_id is not None
     assert bucket.table is not None
-    return MergeSource(bucket.bucket_id, len(bucket.table))
+    return MergeSource(bucket.bucket_id, bucket.table.row_ends)

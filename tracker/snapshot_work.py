@@ -223,6 +223,10 @@ class _SourceReader:
             first = self._segments_read + 1
             last = min(self._source.segment_count, first + self._segments_per_read - 1)
             self.rows = await self._read(self._source.bucket_id, first, last)
+            if len(self.rows) < self._source.row_count(first, last):
+                # Otherwise the rows that are missing would go with the sources.
+                reason = f"segments {first} to {last} are not what entry 0 says"
+                raise SnapshotCorruptedError(reason, bucket_id=self._source.bucket_id)
             self._segments_read = last
             # Small segments are read more at a time, large ones fewer.
             rows_per_segment = max(1, len(self.rows) // (last - first + 1))

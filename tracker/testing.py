@@ -1,21 +1,18 @@
-"""Stand-ins for what a tracker meets: a cursor, a clock, time without waiting, a storage that fails.
+"""Stand-ins for what a tracker meets: a cursor, a clock, time without waiting.
 
-For tests and benchmarks, of this package and of those who embed a tracker.
+For tests and benchmarks, of this package and of those who embed a tracker. A storage that fails is in
+`snapshot_storage.testing`.
 """
 
 import asyncio
 import math
 import selectors
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from snapshot_storage.errors import StorageUnavailableError
-from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotInfo
 
 VIRTUAL_START_MS = 1_000_000
 
@@ -86,59 +83,6 @@ def run_inline(function: Callable[[], T], /) -> Awaitable[T]:
         return function()
 
     return run()
-
-
-class FlakyStorage(MemoryBucketSnapshotStorage):
-    """A storage in memory that can be down or hang, and counts what it is asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_down = False
-        self.is_hanging = False
-        self.calls: Counter[str] = Counter()
-
-    async def _pass(self, call: str) -> None:
-        self.calls[call] += 1
-        if self.is_hanging:
-            await asyncio.Event().wait()
-        if self.is_down:
-            raise StorageUnavailableError(f"{call}: the storage is down")
-
-    async def create_bucket_snapshot(
-        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
-    ) -> int:
-        """See base."""
-        await self._pass("create")
-        return await super().create_bucket_snapshot(
-            metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
-        )
-
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """See base."""
-        await self._pass("head")
-        return await super().read_bucket_snapshot_head(bucket_id)
-
-    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """See base."""
-        await self._pass("metadata")
-        return await super().get_bucket_snapshot_metadata(bucket_id)
-
-    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        """See base."""
-        await self._pass("segment")
-        return await super().get_bucket_snapshot_segment(bucket_id, first_entry, last_entry)
-
-    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        """See base."""
-        await self._pass("delete")
-        await super().delete_bucket_snapshot(bucket_id)
-
-    async def list_bucket_snapshots(
-        self, topic_name: str | None = None, cursor_name: str | None = None
-    ) -> list[BucketSnapshotInfo]:
-        """See base."""
-        await self._pass("list")
-        return await super().list_bucket_snapshots(topic_name, cursor_name)
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):

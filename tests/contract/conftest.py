@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.faulty_backends import FaultyBackend, OtherFaultyBackend
 from tests.contract.s3_servers import MinioServer, MotoServer, RealServer, S3Server, VersityServer
 from tests.contract.snapshot_backends import Backend, MemoryBackend, RocksDBBackend, S3Backend
 
@@ -44,6 +45,8 @@ def s3_server(request: pytest.FixtureRequest, s3_servers: _Servers) -> S3Server:
     params=[
         pytest.param(MemoryBackend, id="MemoryBackend"),
         pytest.param(RocksDBBackend, id="RocksDBBackend"),
+        pytest.param(FaultyBackend, id="FaultyBackend-seed-1"),
+        pytest.param(OtherFaultyBackend, id="FaultyBackend-seed-2"),
         pytest.param(MotoServer, id="MotoServer"),
         *REAL_SERVERS,
     ]

@@ -14,7 +14,9 @@ import pytest
 
 from managed_ledger.position import Position
 from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tracker.actions import Action, ActionFailed, Event
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
@@ -30,6 +32,8 @@ CONFIG = TrackerConfig(
     prefetch_ms=10,
     order_wait_ms_max=-1,
 )
+FAULTS = (Fault.FAILURE_BEFORE, Fault.FAILURE_AFTER, Fault.FLIPPED_BIT, Fault.LOST_DELETE)
+FAULTY = [FaultPlan(seed=seed, rate=0.15, faults=FAULTS) for seed in (0, 2)]
 LEDGERS = 16
 FIRST_DUE_MS = 10_000
 
@@ -41,9 +45,15 @@ class CrashError(Exception):
 class Life:
     """A core that answers its actions at once, in order, until the step at which it crashes."""
 
-    def __init__(self, runner: asyncio.Runner, storage: MemoryBucketSnapshotStorage, cursor: FakeCursor) -> None:
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        stored: MemoryBucketSnapshotStorage,
+        cursor: FakeCursor,
+        plan: FaultPlan = NO_FAULTS,
+    ) -> None:
         self.runner = runner
-        self.storage = storage
+        self.stored = stored
         self.cursor = cursor
         self.crash_at: int | None = None
         self.is_effect_kept = False
@@ -51,6 +61,7 @@ class Life:
         self.now_ms = 0
         self.handed_out: list[tuple[int, int]] = []
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
+        storage = FaultInjectingBucketSnapshotStorage(stored, plan)
         self.work = SnapshotWork(CONFIG, context, storage, run_inline, asyncio.Lock())
         self.core = TrackerCore(CONFIG, acknowledged_in=cursor.acknowledged_in, rng=Random(1))
 
@@ -121,17 +132,17 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-def new_life(runner: asyncio.Runner) -> Life:
-    storage = MemoryBucketSnapshotStorage()
-    runner.run(storage.start())
-    return Life(runner, storage, FakeCursor())
+def new_life(runner: asyncio.Runner, plan: FaultPlan = NO_FAULTS) -> Life:
+    stored = MemoryBucketSnapshotStorage()
+    runner.run(stored.start())
+    return Life(runner, stored, FakeCursor(), plan)
 
 
 def check_after(crashed: Life, *, ends_with_clear: bool) -> None:
     """Begin again on what a crash left, and see that nothing is lost, doubled or leaked."""
     published = [(ledger_id, 0) for ledger_id in range(LEDGERS)]
     wanted = [p for p in published if p[1] not in crashed.cursor.acknowledged_in(p[0])]
-    life = Life(crashed.runner, crashed.storage, crashed.cursor)
+    life = Life(crashed.runner, crashed.stored, crashed.cursor)
     life.now_ms = crashed.now_ms
     life.begin()
     if ends_with_clear:
@@ -148,7 +159,7 @@ def check_after(crashed: Life, *, ends_with_clear: bool) -> None:
 
     assert sorted(life.handed_out) == wanted
     assert crashed.cursor.properties == {}
-    assert crashed.runner.run(crashed.storage.list_bucket_snapshots()) == []
+    assert crashed.runner.run(crashed.stored.list_bucket_snapshots()) == []
 
 
 def test_the_script_does_everything(runner: asyncio.Runner) -> None:
@@ -164,18 +175,29 @@ def test_the_script_does_everything(runner: asyncio.Runner) -> None:
     assert set(kinds) >= {"RemoveProperty", "ListSnapshots"}
 
 
-@pytest.mark.parametrize("ends_with_clear", [False, True])
-@pytest.mark.parametrize("is_effect_kept", [False, True])
+@pytest.mark.parametrize(
+    ("is_effect_kept", "ends_with_clear", "plan"),
+    [
+        *(
+            (is_effect_kept, ends_with_clear, NO_FAULTS)
+            for is_effect_kept in (False, True)
+            for ends_with_clear in (False, True)
+        ),
+        (True, False, FAULTY[0]),
+        (False, True, FAULTY[1]),
+    ],
+    ids=lambda value: f"seed-{value.seed}-rate-{value.rate}" if isinstance(value, FaultPlan) else None,
+)
 def test_a_crash_at_any_step_loses_and_leaks_nothing(
-    runner: asyncio.Runner, is_effect_kept: bool, ends_with_clear: bool
+    runner: asyncio.Runner, is_effect_kept: bool, ends_with_clear: bool, plan: FaultPlan
 ) -> None:
-    """Before the step takes effect, and after it did but before its answer came."""
-    whole = new_life(runner)
+    """Before the step takes effect, and after it did but before its answer came; also with calls that had failed."""
+    whole = new_life(runner, plan)
     whole.script()
-    assert whole.steps > 40
+    assert whole.steps > 30
 
     for crash_at in range(whole.steps):
-        life = new_life(runner)
+        life = new_life(runner, plan)
         life.crash_at = crash_at
         life.is_effect_kept = is_effect_kept
         with pytest.raises(CrashError):
@@ -195,7 +217,7 @@ def test_a_second_crash_during_recovery_changes_nothing(runner: asyncio.Runner) 
             life.is_effect_kept = True
             with pytest.raises(CrashError):
                 life.script()
-            again = Life(runner, life.storage, life.cursor)
+            again = Life(runner, life.stored, life.cursor)
             again.now_ms = life.now_ms
             again.crash_at = second
             again.is_effect_kept = bool(second % 2)

@@ -14,8 +14,10 @@ from pipeline.session import JavaNotFoundError, local_session
 from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.codec import decode_segments
 from snapshot_storage.errors import StorageUnavailableError
+from snapshot_storage.faults import Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.live_index import NOW_MS, StoredEntries, live_index
 from tests.spark_session import spark_session
 
@@ -151,19 +153,13 @@ def test_rebuilt_buckets_are_stored(spark: SparkSession, tmp_path: Path) -> None
     assert sorted(asyncio.run(scenario())) == _live(headers)
 
 
-class _FailsAtTheThird(MemoryBucketSnapshotStorage):
-    async def create_bucket_snapshot(self, *args: bytes, **names: str) -> int:
-        if len(await self.list_bucket_snapshots()) == 2:
-            raise StorageUnavailableError("the disk is full")
-        return await super().create_bucket_snapshot(*args, **names)
-
-
 def test_a_failed_store_leaves_nothing(spark: SparkSession) -> None:
     """The error comes out, and the snapshots that had been stored are gone."""
 
     async def scenario() -> None:
-        async with _FailsAtTheThird() as storage:
-            with pytest.raises(StorageUnavailableError, match="the disk is full"):
+        at_the_third = FaultPlan(at={(Operation.CREATE, 2): Fault.FAILURE_BEFORE})
+        async with FaultInjectingBucketSnapshotStorage(MemoryBucketSnapshotStorage(), at_the_third) as storage:
+            with pytest.raises(StorageUnavailableError, match="injected failure 2"):
                 await store_rebuilt(rebuild(_frame(spark, _headers("t", 6)), _RULES), storage, cursor_name="c")
             assert await storage.list_bucket_snapshots() == []
 

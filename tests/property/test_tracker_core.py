@@ -15,8 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from managed_ledger.position import Position
 from snapshot_storage.bucket_key import LedgerRange, parse_bucket_key
 from snapshot_storage.codec import decode_metadata, decode_segment
-from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotStorageError
+from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tracker.actions import Action, ActionFailed, Event
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
@@ -39,6 +41,13 @@ class CoreMachine(RuleBasedStateMachine):
         rows_max=st.sampled_from([-1, 1, 2]),
         loaded_max=st.sampled_from([1, 4, 1_000]),
         order_wait_ms=st.sampled_from([-1, -1, 0]),
+        are_reads_checked=st.booleans(),
+        plan=st.builds(
+            FaultPlan,
+            seed=st.integers(0, 2**16),
+            rate=st.sampled_from([0, 0, 0.1, 0.4]),
+            faults=st.just((Fault.FAILURE_BEFORE, Fault.FAILURE_AFTER)),
+        ),
     )
     def start(
         self,
@@ -49,6 +58,8 @@ class CoreMachine(RuleBasedStateMachine):
         rows_max: int,
         loaded_max: int,
         order_wait_ms: int,
+        are_reads_checked: bool,
+        plan: FaultPlan,
     ) -> None:
         self.config = TrackerConfig(
             index_count_per_bucket_min=3,
@@ -67,7 +78,9 @@ class CoreMachine(RuleBasedStateMachine):
         self.lead_ms = 0 if is_strict else 5
         self.now_ms = 1_000
         self.loop = asyncio.new_event_loop()
-        self.storage = MemoryBucketSnapshotStorage()
+        self.are_reads_checked = are_reads_checked
+        self.stored = MemoryBucketSnapshotStorage()
+        self.storage = FaultInjectingBucketSnapshotStorage(self.stored, plan, are_reads_checked=are_reads_checked)
         self.cursor = FakeCursor()
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
         self.work = SnapshotWork(self.config, context, self.storage, run_inline, asyncio.Lock())
@@ -109,10 +122,10 @@ class CoreMachine(RuleBasedStateMachine):
             return self.promised[bucket_id]
         read = self.loop.run_until_complete
         try:
-            segments = decode_metadata(read(self.storage.get_bucket_snapshot_metadata(bucket_id)))
+            segments = decode_metadata(read(self.stored.get_bucket_snapshot_metadata(bucket_id)))
             if not segments:
                 return []
-            data = read(self.storage.get_bucket_snapshot_segment(bucket_id, 1, len(segments)))
+            data = read(self.stored.get_bucket_snapshot_segment(bucket_id, 1, len(segments)))
             return [row for segment in data for row in decode_segment(segment)]
         except SnapshotStorageError:
             return []
@@ -300,6 +313,8 @@ class CoreMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.cursor.properties)))
         ledgers = parse_bucket_key(key)
         assert ledgers is not None
+        # Without a checksum, metadata that ends between two segments is a shorter snapshot.
+        how = "gone" if how == "no metadata" and not self.are_reads_checked else how
         self.damaged.append(ledgers)
         bucket_id = int(self.cursor.properties[key])
         # Torn segments are found out when they are loaded; until then their positions are tracked.
@@ -307,13 +322,18 @@ class CoreMachine(RuleBasedStateMachine):
         self.storage_damage(bucket_id, how)
 
     def storage_damage(self, bucket_id: int, how: str) -> None:
-        stored = self.storage._snapshots.get(bucket_id)
-        if stored is None or how == "gone":
-            self.storage._snapshots.pop(bucket_id, None)
+        run = self.loop.run_until_complete
+        try:
+            entry_count = 1 + len(run(self.stored.get_bucket_snapshot_segment(bucket_id, 1, 2**31)))
+        except BucketNotFoundError:
             return
-        metadata = b"\xff" if how == "no metadata" else stored.metadata
-        segments = tuple(segment[:-1] for segment in stored.segments) if how == "torn" else stored.segments
-        self.storage._snapshots[bucket_id] = type(stored)(stored.info, metadata, segments)
+        if how == "gone":
+            run(self.stored.delete_bucket_snapshot(bucket_id))
+        elif how == "no metadata":
+            self.storage.damage(bucket_id, 0, Fault.TORN_READ)
+        else:
+            for entry in range(1, entry_count):
+                self.storage.damage(bucket_id, entry, Fault.TORN_READ)
 
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
@@ -346,6 +366,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """With everything working again, all that is due comes out, and storage and properties agree."""
+        plan, self.storage.plan = self.storage.plan, NO_FAULTS
         for event in self.held:
             self.core.handle(event, now_ms=self.now_ms)
         self.held.clear()
@@ -376,6 +397,7 @@ class CoreMachine(RuleBasedStateMachine):
         if not self.damaged:
             assert ids == named, "a property names no snapshot"
         assert self.core.message_count == len(self.tracked)
+        self.storage.plan = plan
 
     def read_again_all(self) -> None:
         self.read_again()

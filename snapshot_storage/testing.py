@@ -1,0 +1,250 @@
+"""A storage that goes wrong on purpose, around any other: for tests, of this package and of those who embed a tracker.
+
+    storage = FaultInjectingBucketSnapshotStorage(MemoryBucketSnapshotStorage(), FaultPlan(seed=7, rate=0.2))
+
+It keeps the interface's promises and breaks nothing else: what comes out is the errors that a real storage gives when
+its network, its disk or its machine fails. That includes that each entry is under a checksum, so a flipped bit is
+reported and never handed out; `are_reads_checked=False` is a storage without one. What goes wrong is decided by
+`faults`, counted in `fault_counts`, and ends when `plan` is set to `NO_FAULTS`.
+"""
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import Protocol, TypeVar
+
+from snapshot_storage.errors import SnapshotCorruptedError, StorageUnavailableError
+from snapshot_storage.faults import DAMAGES, NO_FAULTS, Fault, FaultPlan, Operation, damaged
+from snapshot_storage.storage import (
+    FIRST_SEGMENT_ENTRY,
+    METADATA_ENTRY,
+    BucketSnapshotHead,
+    BucketSnapshotInfo,
+    BucketSnapshotStorage,
+    BucketSnapshotWriter,
+    check_segment_range,
+    writer_is_done,
+)
+
+Sleep = Callable[[float], Awaitable[None]]
+
+_Result = TypeVar("_Result")
+
+
+class _Call(Protocol):
+    """Runs a call, or lets it go wrong."""
+
+    def __call__(self, operation: Operation, call: Callable[[], Awaitable[_Result]], /) -> Awaitable[_Result]:
+        """Return what the call returns."""
+
+
+class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
+    """Passes every call on to another storage, or lets it go wrong as a plan says.
+
+    Args:
+        storage: Keeps the snapshots. It may be shared with another wrapper, as a service that starts again does.
+        plan: What goes wrong; `plan` may be set at any time.
+        sleep: Waits for so many seconds; the running loop's clock unless told otherwise.
+        are_reads_checked: Whether the storage finds damaged entries out by their checksums.
+    """
+
+    def __init__(
+        self,
+        storage: BucketSnapshotStorage,
+        plan: FaultPlan = NO_FAULTS,
+        *,
+        sleep: Sleep = asyncio.sleep,
+        are_reads_checked: bool = True,
+    ) -> None:
+        self.plan = plan
+        self.is_down = False
+        """While set, every call fails before its effect."""
+        self.is_hanging = False
+        """While set, every call hangs."""
+        self.calls: Counter[Operation] = Counter()
+        self.fault_counts: Counter[Fault] = Counter()
+        self.damaged_ids: set[int] = set()
+        """Of which snapshots something damaged was read."""
+        self._storage = storage
+        self._sleep = sleep
+        self._are_reads_checked = are_reads_checked
+        self._damage_at_rest: dict[tuple[int, int], tuple[Fault, int]] = {}
+
+    def damage(self, bucket_id: int, entry: int, fault: Fault) -> None:
+        """Damage an entry for good: from now on, every read of it lacks the same end, or has the same flipped bit."""
+        assert fault in DAMAGES
+        self._damage_at_rest[bucket_id, entry] = fault, len(self._damage_at_rest)
+
+    async def start(self) -> None:
+        """See base."""
+        await self._storage.start()
+
+    async def close(self) -> None:
+        """See base."""
+        await self._storage.close()
+
+    async def create_bucket_snapshot(
+        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
+    ) -> int:
+        """See base."""
+        segments = tuple(segments)
+        return await self._call(
+            Operation.CREATE,
+            lambda: self._storage.create_bucket_snapshot(
+                metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
+            ),
+        )
+
+    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
+        """See base."""
+        writer = self._storage.new_bucket_snapshot(
+            bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
+        )
+        return _FaultInjectingWriter(writer, self._call)
+
+    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        """See base."""
+        infos: list[BucketSnapshotInfo] = []
+
+        async def read() -> list[bytes]:
+            head = await self._storage.read_bucket_snapshot_head(bucket_id)
+            infos.append(head.info)
+            return [head.metadata, *head.first_segments]
+
+        metadata, *segments = await self._read(Operation.HEAD, read, bucket_id, METADATA_ENTRY)
+        return BucketSnapshotHead(infos[0], metadata, segments)
+
+    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
+        """See base."""
+
+        async def read() -> list[bytes]:
+            return [await self._storage.get_bucket_snapshot_metadata(bucket_id)]
+
+        return (await self._read(Operation.METADATA, read, bucket_id, METADATA_ENTRY))[0]
+
+    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
+        """See base."""
+        check_segment_range(first_entry, last_entry)
+        assert first_entry >= FIRST_SEGMENT_ENTRY
+        return await self._read(
+            Operation.SEGMENT,
+            lambda: self._storage.get_bucket_snapshot_segment(bucket_id, first_entry, last_entry),
+            bucket_id,
+            first_entry,
+        )
+
+    async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
+        """See base."""
+        return await self._call(Operation.LENGTH, lambda: self._storage.get_bucket_snapshot_length(bucket_id))
+
+    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
+        """See base."""
+        await self._call(Operation.DELETE, lambda: self._storage.delete_bucket_snapshot(bucket_id))
+
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        """See base."""
+        return await self._call(Operation.LIST, lambda: self._storage.list_bucket_snapshots(topic_name, cursor_name))
+
+    def _begin(self, operation: Operation) -> tuple[int, Fault | None]:
+        """Count a call, and say which one it is and what happens to it."""
+        number = self.calls[operation]
+        self.calls[operation] += 1
+        if self.is_hanging:
+            fault: Fault | None = Fault.HANG
+        elif self.is_down:
+            fault = Fault.FAILURE_BEFORE
+        else:
+            fault = self.plan.fault(operation, number)
+        if fault is not None:
+            self.fault_counts[fault] += 1
+        return number, fault
+
+    async def _call(self, operation: Operation, call: Callable[[], Awaitable[_Result]]) -> _Result:
+        number, fault = self._begin(operation)
+        return await self._with(fault, operation, number, call)
+
+    async def _read(
+        self, operation: Operation, read: Callable[[], Awaitable[list[bytes]]], bucket_id: int, first_entry: int
+    ) -> list[bytes]:
+        number, fault = self._begin(operation)
+        payloads = await self._with(fault, operation, number, read)
+        damages = {
+            entry: self._damage_at_rest[bucket_id, entry]
+            for entry in range(first_entry, first_entry + len(payloads))
+            if (bucket_id, entry) in self._damage_at_rest
+        }
+        if fault in DAMAGES and payloads:
+            place = self.plan.chance(operation, number, "place").randrange(len(payloads))
+            damages[first_entry + place] = fault, number
+        for entry, damage in damages.items():
+            place = entry - first_entry
+            payloads[place] = self._damaged(payloads[place], *damage, bucket_id, entry)
+        return payloads
+
+    def _damaged(self, payload: bytes, fault: Fault, number: int, bucket_id: int, entry: int) -> bytes:
+        """Return what a medium gives instead of an entry, if the checksum that was stored with it lets it pass."""
+        read = damaged(payload, fault, Random(f"{self.plan.seed} {fault} {number}"))
+        if read == payload:
+            return payload
+        self.damaged_ids.add(bucket_id)
+        if self._are_reads_checked and zlib.crc32(read) != zlib.crc32(payload):
+            raise SnapshotCorruptedError("its checksum is another", bucket_id=bucket_id, entry=entry)
+        return read
+
+    async def _with(
+        self, fault: Fault | None, operation: Operation, number: int, call: Callable[[], Awaitable[_Result]]
+    ) -> _Result:
+        """Run a call, or let it fail, before it takes effect or after."""
+        if fault is Fault.HANG:
+            await asyncio.Event().wait()
+        if fault is Fault.FAILURE_BEFORE:
+            raise StorageUnavailableError(f"cannot {operation}: injected failure {number} before the effect")
+        if fault is Fault.LATENCY:
+            await self._sleep(self.plan.chance(operation, number, "latency").random() * self.plan.latency_ms_max / 1e3)
+        if fault is Fault.LOST_DELETE:
+            # A delete that did nothing returns what one that did returns.
+            return None  # type: ignore[return-value]
+        result = await call()
+        if fault is Fault.TIMEOUT_AFTER:
+            await self._sleep(self.plan.timeout_ms / 1_000)
+        if fault in (Fault.TIMEOUT_AFTER, Fault.FAILURE_AFTER):
+            raise StorageUnavailableError(f"cannot {operation}: injected {fault} {number}")
+        return result
+
+
+class _FaultInjectingWriter(BucketSnapshotWriter):
+    """Writes through another writer; aborting always works, as no caller could do anything if it did not."""
+
+    def __init__(self, writer: BucketSnapshotWriter, call: _Call) -> None:
+        self._writer = writer
+        self._call = call
+        self._is_done = False
+
+    async def write_segments(self, segments: Sequence[bytes]) -> None:
+        """See base."""
+        segments = tuple(segments)
+        await self._once(Operation.WRITE, lambda: self._writer.write_segments(segments))
+
+    async def commit(self, metadata: bytes) -> int:
+        """See base."""
+        bucket_id = await self._once(Operation.CREATE, lambda: self._writer.commit(metadata))
+        self._is_done = True
+        return bucket_id
+
+    async def abort(self) -> None:
+        """See base."""
+        self._is_done = True
+        await self._writer.abort()
+
+    async def _once(self, operation: Operation, call: Callable[[], Awaitable[_Result]]) -> _Result:
+        if self._is_done:
+            raise writer_is_done()
+        try:
+            return await self._call(operation, call)
+        except BaseException:
+            self._is_done = True
+            raise

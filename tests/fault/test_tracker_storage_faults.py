@@ -1,0 +1,195 @@
+"""The bucket tracker over a storage that goes wrong in every way at once, by seed, in virtual time.
+
+Messages are published with delays while calls of the storage are late, hang, fail before and after their effect, lose
+deletes, and give damaged entries. The tracker is stopped and started, and cut off from its storage as by a crash. Then
+the faults end. Verdict: each message was handed out exactly once, none early; at rest, the storage holds the snapshots
+that the cursor's properties name, and no other.
+"""
+
+import asyncio
+from collections import Counter
+from random import Random
+
+import pytest
+
+from managed_ledger.position import Position
+from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
+
+CONFIG = TrackerConfig(
+    index_count_per_bucket_min=6,
+    index_count_at_close_min=1,
+    bucket_count_max=3,
+    segment_step_ms_max=3_000,
+    segment_row_count_max=3,
+    is_deliver_at_time_strict=True,
+    prefetch_ms=1_000,
+    loaded_row_count_max=20,
+    order_wait_ms_max=2_000,
+    retry_backoff_ms_min=10,
+    retry_backoff_ms_max=400,
+    operation_timeout_ms=1_500,
+    close_timeout_ms=2_000,
+)
+MESSAGES = 160
+MESSAGES_PER_LEDGER = 4
+LIVES = 4
+
+
+class Story:
+    """One subscription, its log and its storage, over several lives of its tracker."""
+
+    def __init__(self, plan: FaultPlan, *, are_reads_checked: bool = True) -> None:
+        self.plan = plan
+        self.chance = Random(f"story {plan.seed}")
+        self.stored = MemoryBucketSnapshotStorage()
+        self.storage = FaultInjectingBucketSnapshotStorage(self.stored, plan, are_reads_checked=are_reads_checked)
+        self.cursor = FakeCursor()
+        self.log: list[tuple[int, int]] = []
+        self.waiting: dict[tuple[int, int], int] = {}
+        self.handed_out: Counter[tuple[int, int]] = Counter()
+        self.early = 0
+        self.buckets_lost = 0
+        self.tracker: BucketDelayedDeliveryTracker | None = None
+
+    async def play(self) -> None:
+        """Publish over several lives, of which some end in a crash."""
+        await self.stored.start()
+        for life in range(LIVES):
+            await self.start()
+            await self.publish(MESSAGES // LIVES)
+            if life < LIVES - 1:
+                await self.stop(is_crash=self.chance.random() < 0.5)
+                await asyncio.sleep(self.chance.choice([0, 0.5, 5]))
+
+    async def end_faults(self) -> None:
+        """Let everything work again, and come to rest; calls that hang run into their time limit."""
+        self.storage.plan = NO_FAULTS
+        await asyncio.sleep(10)
+
+    async def start(self) -> None:
+        factory = BucketDelayedDeliveryTrackerFactory(
+            CONFIG, self.storage, now_ms=virtual_now_ms, run_blocking=run_inline, rng=Random(self.chance.random())
+        )
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=self.look)
+        self.tracker = factory.new_tracker(context)
+        self.look()
+
+    async def stop(self, *, is_crash: bool) -> None:
+        """Close the tracker; after a crash, nothing that it does takes effect any more."""
+        assert self.tracker is not None
+        tracker, self.tracker = self.tracker, None
+        self.storage.is_down = is_crash
+        self.cursor.property_error = OSError("crashed") if is_crash else None
+        await tracker.close()
+        self.storage.is_down = False
+        self.cursor.property_error = None
+        self.buckets_lost += tracker.stats().buckets_lost
+
+    async def publish(self, count: int) -> None:
+        for _ in range(count):
+            number = len(self.log)
+            position = (number // MESSAGES_PER_LEDGER, number % MESSAGES_PER_LEDGER)
+            self.log.append(position)
+            self.waiting[position] = virtual_now_ms() + self.chance.choice([500, 3_000, 20_000, 20_000, 60_000])
+            self.look()
+            await asyncio.sleep(self.chance.choice([0, 0.01, 0.3]))
+
+    def look(self) -> None:
+        """Do what a dispatcher does: take what is due, and read from the log what the tracker does not know."""
+        tracker = self.tracker
+        if tracker is None:
+            return
+        while len(rows := tracker.get_scheduled_messages(5)):
+            for due_ms, ledger_id, entry_id in rows.to_rows():
+                self.early += virtual_now_ms() < due_ms
+                self.hand_out((ledger_id, entry_id))
+        tracker.take_untracked()
+        for position, due_ms in list(self.waiting.items()):
+            is_known = tracker.is_recovering(position[0]) or tracker.contains_message(*position)
+            if not is_known and not tracker.add_message(*position, due_ms):
+                self.hand_out(position)
+        first_ledger_id = next(iter(self.waiting), (len(self.log), 0))[0]
+        self.cursor.mark_delete_position = Position(first_ledger_id, -1)
+
+    def hand_out(self, position: tuple[int, int]) -> None:
+        self.handed_out[position] += 1
+        self.waiting.pop(position, None)
+        self.cursor.acknowledge(*position)
+
+    async def snapshot_ids(self) -> set[int]:
+        return {info.bucket_id for info in await self.stored.list_bucket_snapshots()}
+
+    def named_ids(self) -> set[int]:
+        return set(map(int, self.cursor.properties.values()))
+
+    async def finish(self) -> None:
+        """Wait for the last message, and judge."""
+        assert await self.snapshot_ids() == self.named_ids()
+        await asyncio.sleep(120)
+        await self.stop(is_crash=False)
+        assert self.early == 0
+        assert self.handed_out == Counter(self.log), "not each message exactly once"
+        assert await self.snapshot_ids() == self.named_ids() == set()
+
+
+def told(story: Story, main: object) -> None:
+    """Run a story; a failure says by which seed it can be repeated, and what had happened."""
+    try:
+        run_virtually(main)  # type: ignore[arg-type]
+    except BaseException as error:
+        error.add_note(f"seed {story.plan.seed}, what went wrong: {dict(story.storage.fault_counts)}")
+        raise
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_message_comes_once_and_nothing_is_leaked_whatever_goes_wrong(seed: int) -> None:
+    """With every fault; a delete that was lost is found at the next start."""
+    story = Story(FaultPlan(seed=seed, rate=0.25, latency_ms_max=400, timeout_ms=600))
+
+    async def main() -> None:
+        await story.play()
+        await story.end_faults()
+        await story.stop(is_crash=False)
+        await story.start()
+        await asyncio.sleep(5)
+        await story.finish()
+
+    told(story, main())
+    assert {*story.storage.fault_counts, Fault.LOST_DELETE} == set(Fault)
+    assert story.buckets_lost
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_only_takes_time_and_attempts_is_at_rest_without_a_restart(seed: int) -> None:
+    """Late, failed and hanging calls: what they left is found in the same life."""
+    faults = (Fault.LATENCY, Fault.FAILURE_BEFORE, Fault.FAILURE_AFTER, Fault.TIMEOUT_AFTER, Fault.HANG)
+    story = Story(FaultPlan(seed=seed, rate=0.3, faults=faults, latency_ms_max=400, timeout_ms=600))
+
+    async def main() -> None:
+        await story.play()
+        await story.end_faults()
+        await story.finish()
+
+    told(story, main())
+    assert set(story.storage.fault_counts) == set(faults)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_segment_without_its_end_is_found_out_without_a_checksum(seed: int) -> None:
+    """Also where it ends between two rows, and also by a merge."""
+    plan = FaultPlan(seed=seed, rate=0.2, faults=(Fault.TORN_READ,), operations=frozenset({Operation.SEGMENT}))
+    story = Story(plan, are_reads_checked=False)
+
+    async def main() -> None:
+        await story.play()
+        await story.end_faults()
+        await story.finish()
+
+    told(story, main())
+    assert story.buckets_lost
