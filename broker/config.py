@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, get_type_hints
 from broker.config_text import ConfigError, check_unknown_key, parse_config_text
 from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
+from snapshot_storage.s3_config import S3Config
 from tracker.config import TrackerConfig
 
 __all__ = ["BrokerConfig", "ConfigError", "Setting", "load_config", "settings"]
@@ -73,12 +74,15 @@ class BrokerConfig:
     """The folder of the log and of the snapshots, made when missing (ours). Default ./data."""
 
     bucket_snapshot_storage: str = field(
-        default="rocksdb", metadata={"key": "bucketSnapshotStorage", "choices": ("rocksdb", "memory")}
+        default="rocksdb", metadata={"key": "bucketSnapshotStorage", "choices": ("rocksdb", "s3", "memory")}
     )
-    """Where snapshots of the delayed index are kept: `rocksdb` in the data folder, or `memory` (ours).
+    """Where snapshots of the delayed index are kept: `rocksdb` in the data folder, `s3`, or `memory` (ours).
 
     `memory` loses them at every stop, and the index is read again from the log. Default rocksdb.
     """
+
+    s3: S3Config = field(default_factory=S3Config)
+    """Where on S3, for `bucket_snapshot_storage` s3."""
 
     message_size_max: int = field(
         default=5 * 2**20, metadata={"key": "maxMessageSize", "range": (1, 2**31 - 1 - 10 * 1024)}
@@ -125,6 +129,8 @@ class BrokerConfig:
             _check_limits(one, getattr(self, one.name))
         if self.service_port == self.web_port:
             raise ValueError(f"web_port must be another port than service_port, but is {self.web_port}")
+        if self.bucket_snapshot_storage == "s3" and not self.s3.bucket:
+            raise ValueError("bucket_snapshot_storage must be rocksdb or memory where bucketSnapshotS3Bucket is empty")
         if self.tracker.tracker_factory_class_name not in _TRACKER_FACTORIES:
             raise ValueError(
                 "tracker_factory_class_name must be one of the two of Pulsar, "
@@ -152,6 +158,11 @@ class Setting(NamedTuple):
         """What one unit of the file is in the field."""
         factor: int = self.field.metadata.get("factor", self.field.metadata.get("scale", 1))
         return factor
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether its value must not be shown."""
+        return bool(self.field.metadata.get("is_secret", False))
 
     def value_in(self, config: BrokerConfig) -> str:
         """Write the field's value as the file has it."""
@@ -346,7 +357,10 @@ def _in_keys(complaint: str, blamed: Setting, by_field: Mapping[str, Setting]) -
 
 
 def _error(setting: Setting, given: _Given, reason: str) -> ConfigError:
-    return ConfigError(reason, where=given.where, key=setting.key, value=given.text, line=given.line)
+    # What was given on the command line is part of the place.
+    where = "--set" if setting.is_secret and given.line is None else given.where
+    value = "(secret)" if setting.is_secret else given.text
+    return ConfigError(reason, where=where, key=setting.key, value=value, line=given.line)
 
 
 def _check_limits(one: Field[Any], value: Any) -> None:

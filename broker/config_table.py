@@ -19,7 +19,9 @@ def config_lines(config: BrokerConfig, *, changed_only: bool = False) -> str:
     """
     default = BrokerConfig()
     return "".join(
-        f"{setting.key}={setting.value_in(config)}\n"
+        f"# {setting.key} is set, and secret\n"
+        if setting.is_secret and setting.value_in(config)
+        else f"{setting.key}={setting.value_in(config)}\n"
         for setting in settings()
         if not changed_only or setting.value_in(config) != setting.value_in(default)
     )

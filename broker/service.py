@@ -21,6 +21,7 @@ from broker.link import ClientLink
 from broker.metrics import ServiceSnapshot
 from broker.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from broker.scheduler import Job
+from broker.snapshots import snapshot_storage_of
 from broker.subscription import Subscription
 from broker.topic import Topic
 from broker.topic_name import TopicName
@@ -32,8 +33,6 @@ from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from snapshot_storage.errors import SnapshotStorageError
-from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
@@ -94,16 +93,12 @@ class Service:
         except (LedgerError, OSError) as error:
             advice = " Name a folder that can be written as dataDirectory." if isinstance(error, OSError) else ""
             raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}.{advice}") from error
-        storage: BucketSnapshotStorage = (
-            MemoryBucketSnapshotStorage()
-            if config.bucket_snapshot_storage == "memory"
-            else RocksDBBucketSnapshotStorage(folder / "snapshots")
-        )
         try:
+            storage = snapshot_storage_of(config)
             await storage.start()
         except SnapshotStorageError as error:
             await store.close()
-            raise ServiceStartError(f"The snapshots in {folder} cannot be opened: {error}") from error
+            raise ServiceStartError(f"The snapshots cannot be opened: {error}") from error
         return cls(config, store, storage, now_ms=now_ms)
 
     # ---- topics ----

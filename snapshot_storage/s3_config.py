@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{2,254}")
+_REGION = re.compile(r"[A-Za-z0-9-]+")
 _PREFIX = re.compile(r"[A-Za-z0-9._=-]+(/[A-Za-z0-9._=-]+)*")
 _PREFIX_LENGTH_MAX = 500
 
@@ -81,8 +82,12 @@ class S3Config:
             )
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
             raise ValueError(f"endpoint must be a URL that begins with http:// or https://, but is {self.endpoint}")
-        if (self.access_key_id is None) != (self.secret_access_key is None):
+        if self.region is not None and not _REGION.fullmatch(self.region):
+            raise ValueError(f"region must be a name such as eu-central-1, but is {self.region}")
+        if self.access_key_id is not None and self.secret_access_key is None:
             raise ValueError("access_key_id must be set together with secret_access_key")
+        if self.secret_access_key is not None and self.access_key_id is None:
+            raise ValueError("secret_access_key must be set together with access_key_id")
         if self.session_token is not None and self.access_key_id is None:
             raise ValueError("session_token must be set together with access_key_id and secret_access_key")
         encryptions = ("AES256", "aws:kms", "aws:kms:dsse")

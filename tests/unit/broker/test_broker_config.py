@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import BrokerConfig, ConfigError, load_config, settings
+from broker.config_table import config_lines
 from broker.config_text import check_unknown_key, parse_config_text
 
 REPOSITORY = Path(__file__).parents[3]
@@ -21,7 +22,21 @@ REFUSED = {
     "advertisedAddress": ("x" * 70, "must be a host name or an address"),
     "clusterName": ("a\0b", "must be text without NUL characters"),
     "dataDirectory": ("~nobody-of-this-name/data", "must be a folder"),
-    "bucketSnapshotStorage": ("s4", "must be rocksdb or memory"),
+    "bucketSnapshotStorage": ("s4", "must be rocksdb or s3 or memory"),
+    "bucketSnapshotS3Bucket": ("a", "must be the name of a bucket"),
+    "bucketSnapshotS3Prefix": ("/a/", "must be words of letters, digits"),
+    "bucketSnapshotS3Endpoint": ("localhost:9000", "must be a URL that begins with http:// or https://"),
+    "bucketSnapshotS3Region": ("eu central", "must be a name such as eu-central-1"),
+    "bucketSnapshotS3PathStyle": ("yes", "must be true or false"),
+    "bucketSnapshotS3AccessKeyId": ("AKID", "must be set together with bucketSnapshotS3SecretAccessKey"),
+    "bucketSnapshotS3SecretAccessKey": ("tell-no-one", "must be set together with bucketSnapshotS3AccessKeyId"),
+    "bucketSnapshotS3SessionToken": ("tell-no-one", "must be set together with bucketSnapshotS3AccessKeyId"),
+    "bucketSnapshotS3ServerSideEncryption": ("rot13", "must be AES256 or aws:kms or aws:kms:dsse"),
+    "bucketSnapshotS3KmsKeyId": ("key", "must be set together with bucketSnapshotS3ServerSideEncryption aws:kms"),
+    "bucketSnapshotS3ConnectTimeoutMillis": ("0", "must be from 1 to 3600000"),
+    "bucketSnapshotS3ReadTimeoutMillis": ("0", "must be from 1 to 3600000"),
+    "bucketSnapshotS3MaxCallsInFlight": ("1001", "must be from 1 to 1000"),
+    "bucketSnapshotS3HeadBytes": ("1023", "must be from 1024 to 67108864"),
     "maxMessageSize": ("0", "must be from 1 to"),
     "keepAliveIntervalSeconds": ("30s", "must be a whole number"),
     "ttlDurationDefaultInSeconds": ("-1", "must be from 0 to"),
@@ -182,8 +197,31 @@ def test_a_bad_value_names_the_file_the_line_the_key_and_what_is_allowed(
     with pytest.raises(ConfigError, match=re.escape(allowed)) as caught:
         load(f"# A comment.\n\n{key}={value}\n", folder=tmp_path)
 
-    assert str(caught.value).startswith(f"{tmp_path / 'broker.conf'}:3: {key}={value}: must be ")
-    assert (caught.value.key, caught.value.value, caught.value.line) == (key, value, 3)
+    shown = "(secret)" if value == "tell-no-one" else value
+    assert str(caught.value).startswith(f"{tmp_path / 'broker.conf'}:3: {key}={shown}: must be ")
+    assert (caught.value.key, caught.value.value, caught.value.line) == (key, shown, 3)
+
+
+def test_a_secret_is_shown_nowhere() -> None:
+    """Not in an error, not where it was given, not in what `postdate config` prints, not in a `repr`."""
+    secret = {"bucketSnapshotS3SecretAccessKey": "tell-no-one", "bucketSnapshotS3SessionToken": "tell-no-one"}
+
+    for given in ({"overrides": [f"{key}={value}" for key, value in secret.items()]}, {"environment": secret}):
+        with pytest.raises(ConfigError) as caught:
+            load(**given)  # type: ignore[arg-type]
+        assert "tell-no-one" not in f"{caught.value!r} {caught.value}"
+    config = load(environment=secret, overrides=["bucketSnapshotS3AccessKeyId=AKID"])
+
+    assert config.s3.secret_access_key == config.s3.session_token == "tell-no-one"
+    assert "tell-no-one" not in f"{config!r} {config_lines(config)}"
+    assert "# bucketSnapshotS3SecretAccessKey is set, and secret\n" in config_lines(config)
+
+
+def test_s3_needs_a_bucket() -> None:
+    with pytest.raises(ConfigError, match="must be rocksdb or memory where bucketSnapshotS3Bucket is empty"):
+        load(overrides=["bucketSnapshotStorage=s3"])
+
+    assert load(overrides=["bucketSnapshotStorage=s3", "bucketSnapshotS3Bucket=mine"]).s3.bucket == "mine"
 
 
 def test_two_values_that_do_not_fit_together_are_named_both(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""Which storage the configuration names for the snapshots of the delayed index."""
+
+from broker.config import BrokerConfig
+from snapshot_storage.errors import StorageAccessError
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotStorage
+
+
+def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
+    """Return the storage that the configuration names, not started.
+
+    Args:
+        config: The configuration.
+        is_read_only: For a program that reads beside a service. S3 needs no such thing, and memory has nothing to read.
+
+    Raises:
+        StorageAccessError: It needs what is not installed.
+    """
+    match config.bucket_snapshot_storage:
+        case "memory":
+            return MemoryBucketSnapshotStorage()
+        case "s3":
+            try:
+                # Boto3 is an extra, and slow to import.
+                from snapshot_storage.s3 import S3BucketSnapshotStorage
+            except ImportError as error:
+                raise StorageAccessError(
+                    f"bucketSnapshotStorage=s3 needs `pip install 'postdate[s3]'`: {error}"
+                ) from error
+            return S3BucketSnapshotStorage(config.s3)
+        case _:
+            return RocksDBBucketSnapshotStorage(config.data_directory / "snapshots", is_read_only=is_read_only)
