@@ -13,8 +13,7 @@ worker thread. With `pb/`, this is the only module of the package that knows pro
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -33,8 +32,7 @@ _INT64_MAX = 2**63 - 1
 _Message = TypeVar("_Message", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentMetadata:
+class SegmentMetadata(NamedTuple):
     """What entry 0 says of one segment."""
 
     deliver_at_ms_min: int
@@ -277,7 +275,9 @@ def decode_metadata(data: bytes) -> list[SegmentMetadata]:
             begins_at = part.min_schedule_timestamp
         if not begins_at <= ends_at <= _INT64_MAX:
             raise SnapshotCorruptedError(f"segment {number} is from {begins_at} to {ends_at}", entry=METADATA_ENTRY)
-        bitmaps = dict(part.delayed_index_bit_map)
+        # Half the time that `dict` takes, of which recovery has thousands.
+        stored = part.delayed_index_bit_map
+        bitmaps = {ledger_id: stored[ledger_id] for ledger_id in stored}
         if bitmaps and max(bitmaps) > _INT64_MAX:
             raise SnapshotCorruptedError(f"segment {number} names the ledger {max(bitmaps)}", entry=METADATA_ENTRY)
         segments.append(SegmentMetadata(begins_at, ends_at, bitmaps))

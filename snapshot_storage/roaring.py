@@ -19,6 +19,10 @@ _COOKIE_WITHOUT_RUNS = 12346
 _COOKIE_WITH_RUNS = 12347
 _BLOCKS_MAX = 1 << 16
 
+# Almost every bitmap of a segment has one block. These are their first bytes, and where their count is.
+_ONE_BLOCK_WITHOUT_RUNS = bytes.fromhex("3a30000001000000")
+_ONE_BLOCK_WITH_RUNS = bytes.fromhex("3b300000")
+
 
 def bitmap_of(values: NDArray[np.uint32]) -> BitMap:
     """Return the run-optimised bitmap of these values.
@@ -39,6 +43,14 @@ def value_count(data: bytes) -> int:
     Raises:
         ValueError: The bytes do not begin like a 32-bit Roaring bitmap.
     """
+    if data[:8] == _ONE_BLOCK_WITHOUT_RUNS and len(data) >= 12:
+        return data[10] + (data[11] << 8) + 1
+    if data[:4] == _ONE_BLOCK_WITH_RUNS and len(data) >= 9:
+        return data[7] + (data[8] << 8) + 1
+    return _value_count_of_blocks(data)
+
+
+def _value_count_of_blocks(data: bytes) -> int:
     cookie = int.from_bytes(data[:4], "little")
     if cookie == _COOKIE_WITHOUT_RUNS:
         block_count = int.from_bytes(data[4:8], "little")
@@ -52,8 +64,6 @@ def value_count(data: bytes) -> int:
     heads = data[heads_start : heads_start + 4 * block_count]
     if block_count > _BLOCKS_MAX or len(heads) != 4 * block_count:
         raise ValueError(f"a bitmap of {len(data)} bytes cannot have {block_count} blocks")
-    if block_count == 1:
-        return int.from_bytes(heads[2:], "little") + 1
     return int(np.frombuffer(heads, "<u2")[1::2].sum(dtype=np.int64)) + block_count
 
 
