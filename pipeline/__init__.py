@@ -1,10 +1,19 @@
 """The delayed index in bulk, on Spark: what takes one broker minutes, on as many machines as Spark has.
 
-- `planning`: which ledgers make a bucket, as the live tracker would have sealed them. Pure, without Spark.
-- `bucket_rows`: from one bucket's columns to its snapshot: what a task does. Pure, without Spark.
-- `rebuild`: the job: headers of messages in, encoded snapshots out, and a way to store them.
-- `session`: a Spark session on this machine, or a clear word on what is missing.
+What a job reads and writes:
+
+- `header_log`, `log_folder`, `parquet_log`, `open_logs`: headers of messages, from a service's folder or an export.
+- `index_place`, `cursor_log`: where snapshots are, and the cursors whose properties name them.
+- `ledger_source`, `index_source`, `index_writer`: the same as Spark's data sources.
+
+What it does, without Spark:
+
+- `planning`, `log_plan`: which ledgers make a bucket, as the live tracker would have sealed them, and which tasks.
+- `row_checks`, `bucket_rows`, `log_tasks`: from headers to the snapshot of a bucket: what a task does.
+- `staging`, `publishing`: from staged snapshots to the index, in one step that a crash cannot tear.
+
+And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `spark_tasks` and `session` under them.
 
 A job holds no second definition of the index. It calls the functions that the live tracker calls, so that its bytes
-are the same. PySpark is needed by `rebuild` and `session` alone, and only when they are imported.
+are the same.
 """

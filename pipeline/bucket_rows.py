@@ -7,6 +7,7 @@ import numpy as np
 
 from snapshot_storage.columns import DelayedIndexes, packing_of
 from snapshot_storage.snapshot import Snapshot, build_snapshot
+from tracker.due_queue import NEVER
 
 
 def build_bucket(rows: DelayedIndexes, *, step_ms: int, rows_max: int) -> Snapshot:
@@ -15,6 +16,9 @@ def build_bucket(rows: DelayedIndexes, *, step_ms: int, rows_max: int) -> Snapsh
     Raises:
         ValueError: A number that no snapshot can hold.
     """
+    if len(rows) and int(rows.deliver_at_ms.max()) == NEVER:
+        # As live: the largest number stands for "never" in the queues.
+        rows = DelayedIndexes(np.minimum(rows.deliver_at_ms, NEVER - 1), rows.ledger_ids, rows.entry_ids)
     return build_snapshot(without_duplicates(rows.sorted()), step_ms=step_ms, rows_max=rows_max)
 
 

@@ -27,10 +27,12 @@ def live_index(
     rows_max: int,
     rows_per_bucket_min: int,
     last_bucket_rows_min: int,
+    rows_per_bucket_max: int = -1,
 ) -> list[StoredEntries]:
     """Offer (ledger_id, entry_id, deliver_at_ms) in order at `NOW_MS`, close, and return what was stored."""
     config = TrackerConfig(
         index_count_per_bucket_min=rows_per_bucket_min,
+        index_count_per_bucket_max=rows_per_bucket_max,
         index_count_at_close_min=last_bucket_rows_min,
         segment_step_ms_max=step_ms,
         segment_row_count_max=rows_max,

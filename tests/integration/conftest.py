@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -18,6 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.integration import real_pulsar, real_tracker
 from tests.integration.programs.clients import Clients
 from tests.integration.services import POSTDATE, REAL_PULSAR, Service, make_service
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 KINDS = [POSTDATE, pytest.param(REAL_PULSAR, marks=pytest.mark.real_pulsar)]
 
@@ -75,3 +79,13 @@ def clients(service: Service) -> Iterator[Clients]:
 def topic() -> str:
     """A topic name of this test's own."""
     return f"persistent://public/default/t-{uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """One Spark of two cores for the whole session."""
+    # Imported late: the client tests need no Spark.
+    from tests.spark_session import spark_session
+
+    with spark_session() as session:
+        yield session

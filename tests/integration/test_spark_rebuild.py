@@ -1,25 +1,27 @@
-"""The rebuild on a real Spark: the bytes of the live tracker, from rows in any order and over many tasks."""
+"""The rebuild on a real Spark: the bytes of the live tracker, an old index that survives, and errors in one line."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.rebuild import RebuildRules, rebuild, rebuilt_buckets, set_aside, store_rebuilt
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.errors import StoreLockedError
+from managed_ledger.ledger_store import LedgerStore
+from pipeline.cursor_log import CursorName
+from pipeline.log_folder import LogFolder
+from pipeline.log_rebuild import rebuild_log
+from pipeline.parquet_log import export_ledgers
+from pipeline.rebuild import rebuild, set_aside
+from pipeline.row_checks import REASONS
 from pipeline.session import JavaNotFoundError, local_session
-from snapshot_storage.bucket_key import bucket_key
-from snapshot_storage.codec import decode_segments
-from snapshot_storage.errors import StorageUnavailableError
-from snapshot_storage.faults import Fault, FaultPlan, Operation
-from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tests.live_index import NOW_MS, StoredEntries, live_index
-from tests.spark_session import spark_session
+from tests.bulk_data import RULES, live, some_times, stored, without, write_log
+from tests.live_index import NOW_MS
 
 pytestmark = [
     pytest.mark.java,
@@ -28,75 +30,113 @@ pytestmark = [
 ]
 
 _SCHEMA = "topic string, ledger_id bigint, entry_id bigint, deliver_at_ms bigint"
-
-_RULES = RebuildRules(now_ms=NOW_MS, step_ms=60_000, rows_max=100, rows_per_bucket_min=700, last_bucket_rows_min=1)
-
-_Header = tuple[str, int, int, int]
+SUB = CursorName("a", "sub")
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with spark_session() as session:
-        yield session
+def test_the_index_of_every_subscription_equals_the_live_one(spark: SparkSession, tmp_path: Path) -> None:
+    """Byte for byte, without what each has acknowledged; again changes nothing, later replaces what has become due."""
+    gone = [(nth, entry) for nth in (0, 1, 3) for entry in range(0, 100, 3)] + [(0, entry) for entry in range(100)]
+    slow = CursorName("persistent://t/n/ä", "slow")
+    headers = write_log(tmp_path, {"a": some_times(1, 930), slow.topic: some_times(2, 330)}, {slow: gone[:90]})
+    of_slow = without(headers[slow.topic], gone[:90])
+
+    report = rebuild_log(spark, str(tmp_path), rules=RULES)
+    again = rebuild_log(spark, str(tmp_path), rules=RULES)
+
+    assert stored(tmp_path, SUB) == live(headers["a"])
+    assert stored(tmp_path, CursorName(slow.topic, "sub")) == live(headers[slow.topic])
+    assert stored(tmp_path, slow) == live(of_slow)
+    assert report.entries_read == 930 + 330
+    assert report.published.created_count == len(report.published.buckets) > 6
+    assert (again.published.created_count, again.published.removed_ids) == (0, [])
+    assert (
+        again.rows
+        == report.rows
+        == sum(h.deliver_at_ms > NOW_MS for h in [*headers["a"], *headers[slow.topic], *of_slow])
+    )
+
+    later = rebuild_log(spark, str(tmp_path), rules=replace(RULES, now_ms=NOW_MS + 3_600_000), cursors=["slow"])
+
+    assert later.rows == 0
+    assert stored(tmp_path, slow) == []
+    assert len(later.published.removed_ids) == len(live(of_slow))
+    assert stored(tmp_path, SUB) == live(headers["a"])
+    assert list(tmp_path.glob("*.staging")) == []
 
 
-def _headers(topic: str, seed: int) -> list[_Header]:
-    """Return what a log has of a topic: 12 ledgers, some sparse; a third is due or has no delay."""
-    random = Random(seed)
-    headers: list[_Header] = []
-    ledger_id = 10**6 * seed
-    for _ in range(12):
-        ledger_id += random.randrange(1, 4)
-        for entry_id in range(random.choice([1, 50, 400, 900])):
-            kind = random.randrange(6)
-            delay_ms = -random.randrange(1_000) if kind == 0 else random.randrange(1, 3_600_000)
-            headers.append((topic, ledger_id, entry_id, -1 if kind == 1 else NOW_MS + delay_ms))
-    return headers
+def _change_row(export: Path, row: int, column: str, value: object) -> None:
+    """Write an export's only ledger file again, with one value changed."""
+    (path,) = export.glob("*/*.parquet")
+    table = pq.read_table(path)
+    values = table.column(column).to_pylist()
+    values[row] = value
+    field = table.schema.field(column)
+    pq.write_table(table.set_column(table.schema.get_field_index(column), field, [values]), path)
 
 
-def _frame(spark: SparkSession, headers: list[_Header]) -> DataFrame:
+def test_bad_rows_are_reported_and_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    """Null, negative, beyond the range: each with its position; all others are indexed."""
+    write_log(tmp_path, {"a": [NOW_MS + 5 + entry for entry in range(50)]})
+    log = LogFolder(tmp_path / "ledgers")
+    export_ledgers(log, str(tmp_path / "export"))
+    log.close()
+    for row, column, value in ((3, "deliver_at_ms", None), (4, "deliver_at_ms", -2), (5, "entry_id", 2**32)):
+        _change_row(tmp_path / "export", row, column, value)
+
+    report = rebuild_log(spark, str(tmp_path / "export"), str(tmp_path), rules=RULES)
+
+    assert [(row.topic, row.ledger_id, row.entry_id, row.deliver_at_ms, row.reason) for row in report.bad_rows] == [
+        ("a", 1, 3, None, REASONS[0]),
+        ("a", 1, 4, -2, REASONS[4]),
+        ("a", 1, 2**32, NOW_MS + 10, REASONS[3]),
+    ]
+    assert (report.entries_read, report.rows) == (50, 47)
+
+
+def test_an_empty_log_is_fine(spark: SparkSession, tmp_path: Path) -> None:
+    """No topics at all, and one without messages."""
+    write_log(tmp_path, {})
+    assert rebuild_log(spark, str(tmp_path), rules=RULES).rows == 0
+    write_log(tmp_path, {"a": []})
+    assert rebuild_log(spark, str(tmp_path), rules=RULES).rows == 0
+    assert stored(tmp_path, SUB) == []
+
+
+def test_a_log_in_use_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """The service must stop before its index is replaced under it."""
+
+    async def beside() -> None:
+        store = await LedgerStore.open(tmp_path / "ledgers", ManagedLedgerConfig(), now_ms=lambda: NOW_MS)
+        try:
+            with pytest.raises(StoreLockedError, match="in use by another process"):
+                await asyncio.to_thread(rebuild_log, spark, str(tmp_path), rules=RULES)
+        finally:
+            await store.close()
+
+    asyncio.run(beside())
+
+
+def test_progress_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """Every stage, and every step of it."""
+    write_log(tmp_path, {"a": some_times(6, 330)})
+    stages: list[list[int | str]] = []
+
+    def on_step(steps: int) -> None:
+        assert isinstance(stages[-1][2], int)
+        stages[-1][2] += steps
+
+    on_stage: Callable[[str, int], None] = lambda name, steps: stages.append([name, steps, 0])  # noqa: E731
+    rebuild_log(spark, str(tmp_path), rules=RULES, on_stage=on_stage, on_step=on_step)
+
+    assert stages == [["count", 1, 1], ["build", 1, 1], ["publish", 2, 2]]
+
+
+def _frame(spark: SparkSession, headers: list[tuple[str | None, int | None, int | None, int | None]]) -> DataFrame:
     return spark.createDataFrame(headers, _SCHEMA)
 
 
-def _live(headers: list[_Header]) -> list[StoredEntries]:
-    return live_index(
-        [header[1:] for header in headers],
-        step_ms=_RULES.step_ms,
-        rows_max=_RULES.rows_max,
-        rows_per_bucket_min=_RULES.rows_per_bucket_min,
-        last_bucket_rows_min=_RULES.last_bucket_rows_min,
-    )
-
-
-def test_a_rebuild_on_spark_equals_the_live_index_byte_for_byte(spark: SparkSession) -> None:
-    """Three topics, rows shuffled over partitions."""
-    topics = {name: _headers(name, seed) for seed, name in enumerate(["persistent://a/b/c", "d", "ä"], start=1)}
-    rows = [header for headers in topics.values() for header in headers]
-    Random(7).shuffle(rows)
-
-    rebuilt: dict[str, list[StoredEntries]] = {name: [] for name in topics}
-    for bucket in rebuilt_buckets(rebuild(_frame(spark, rows).repartition(7), _RULES)):
-        rebuilt[bucket.topic].append(StoredEntries(bucket.bucket_key, bucket.metadata, tuple(bucket.segments)))
-        assert bucket.row_count == len(decode_segments(bucket.segments))
-
-    for name, headers in topics.items():
-        assert len(rebuilt[name]) > 2
-        assert sorted(rebuilt[name]) == _live(headers)
-
-
-def test_rows_that_come_twice_are_indexed_once(spark: SparkSession) -> None:
-    """A table that was made at least once holds some of a log's entries again."""
-    headers = _headers("t", seed=5)
-    again = Random(5).sample(headers, 200)
-
-    rebuilt = rebuild(_frame(spark, headers + again), replace(_RULES, rows_per_bucket_min=1))
-
-    entries = [row for bucket in rebuilt_buckets(rebuilt) for row in decode_segments(bucket.segments)]
-    assert sorted(entries) == sorted((time, ledger, entry) for _, ledger, entry, time in headers if time > NOW_MS)
-
-
 def test_rows_that_no_index_can_hold_are_set_aside(spark: SparkSession) -> None:
-    """Each with its reason; the others are rebuilt, and one that is not delayed is no bad row."""
+    """From any DataFrame, each with its reason; one that is not delayed is no bad row; twice is once later."""
     good = [("t", 1, 0, NOW_MS + 5), ("t", 1, 2**32 - 1, NOW_MS + 6), ("t", 1, 2, -1)]
     bad = [
         ((None, 1, 3, NOW_MS + 5), "a column is null"),
@@ -106,19 +146,15 @@ def test_rows_that_no_index_can_hold_are_set_aside(spark: SparkSession) -> None:
         (("t", 1, 2**32, NOW_MS + 5), "entry_id is not within 0 and 2^32 - 1"),
         (("t", 1, 5, -2), "deliver_at_ms is below -1"),
     ]
-    headers = _frame(spark, good + [row for row, _ in bad])
+    rows = good + [row for row, _ in bad]
+    Random(1).shuffle(rows)
+    headers = _frame(spark, rows)
 
     reasons = {tuple(row)[:4]: row.reason for row in set_aside(headers).collect()}
-    (bucket,) = rebuilt_buckets(rebuild(headers, _RULES))
+    index = rebuild(headers, RULES, cursor="c").select("ledger_id", "entry_id", "deliver_at_ms").collect()
 
     assert reasons == dict(bad)
-    assert decode_segments(bucket.segments).to_rows() == [(NOW_MS + 5, 1, 0), (NOW_MS + 6, 1, 2**32 - 1)]
-
-
-def test_nothing_delayed_is_no_bucket(spark: SparkSession) -> None:
-    """No headers at all, or none that is due later."""
-    assert list(rebuilt_buckets(rebuild(_frame(spark, []), _RULES))) == []
-    assert list(rebuilt_buckets(rebuild(_frame(spark, [("t", 1, 1, NOW_MS)]), _RULES))) == []
+    assert sorted(map(tuple, index)) == [(1, 0, NOW_MS + 5), (1, 2**32 - 1, NOW_MS + 6)]
 
 
 def test_headers_of_another_form_are_refused(spark: SparkSession) -> None:
@@ -126,44 +162,9 @@ def test_headers_of_another_form_are_refused(spark: SparkSession) -> None:
     headers = _frame(spark, [])
 
     with pytest.raises(ValueError, match="missing: entry_id"):
-        rebuild(headers.drop("entry_id"), _RULES)
+        rebuild(headers.drop("entry_id"), RULES, cursor="c")
     with pytest.raises(ValueError, match="the column ledger_id must be bigint, but is string"):
         set_aside(headers.selectExpr("topic", "cast(ledger_id as string)", "entry_id", "deliver_at_ms"))
-
-
-def test_rebuilt_buckets_are_stored(spark: SparkSession, tmp_path: Path) -> None:
-    """In a RocksDB folder that the driver has open: the entries, and what they belong to."""
-    headers = _headers("t", seed=4)
-
-    async def scenario() -> list[StoredEntries]:
-        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
-            stored = await store_rebuilt(rebuild(_frame(spark, headers), _RULES), storage, cursor_name="c")
-            listed = await storage.list_bucket_snapshots("t", "c")
-            assert sorted(info.bucket_id for info in listed) == sorted(bucket.bucket_id for bucket in stored)
-            assert {info.bucket_key for info in listed} == {bucket_key(*bucket.ledgers) for bucket in stored}
-            return [
-                StoredEntries(
-                    bucket_key(*bucket.ledgers),
-                    await storage.get_bucket_snapshot_metadata(bucket.bucket_id),
-                    tuple(await storage.get_bucket_snapshot_segment(bucket.bucket_id, 1, 10**6)),
-                )
-                for bucket in stored
-            ]
-
-    assert sorted(asyncio.run(scenario())) == _live(headers)
-
-
-def test_a_failed_store_leaves_nothing(spark: SparkSession) -> None:
-    """The error comes out, and the snapshots that had been stored are gone."""
-
-    async def scenario() -> None:
-        at_the_third = FaultPlan(at={(Operation.CREATE, 2): Fault.FAILURE_BEFORE})
-        async with FaultInjectingBucketSnapshotStorage(MemoryBucketSnapshotStorage(), at_the_third) as storage:
-            with pytest.raises(StorageUnavailableError, match="injected failure 2"):
-                await store_rebuilt(rebuild(_frame(spark, _headers("t", 6)), _RULES), storage, cursor_name="c")
-            assert await storage.list_bucket_snapshots() == []
-
-    asyncio.run(scenario())
 
 
 def test_a_machine_without_java_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,24 +1,17 @@
-"""What the rebuild decides and builds, without Spark: plans, duplicates, and the live tracker as the judge."""
+"""What the rebuild decides and builds, without Spark: plans and duplicates."""
 
-import sys
-from pathlib import Path
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
-from pipeline.bucket_rows import build_bucket, without_duplicates
-from pipeline.planning import LedgerCount, PlannedBucket, plan_buckets
+from pipeline.bucket_rows import without_duplicates
+from pipeline.planning import LedgerCount, plan_buckets
 from snapshot_storage.columns import DelayedIndexes
-from tests.live_index import NOW_MS, StoredEntries, live_index
 
 
 def _planned(counts: list[tuple[int, int]], rows_per_bucket_min: int, last_bucket_rows_min: int = 1) -> list[object]:
     buckets = plan_buckets(
-        [LedgerCount("t", ledger_id, rows) for ledger_id, rows in counts],
+        [LedgerCount("t", "c", ledger_id, rows) for ledger_id, rows in counts],
         rows_per_bucket_min=rows_per_bucket_min,
         last_bucket_rows_min=last_bucket_rows_min,
     )
@@ -50,13 +43,17 @@ def test_what_is_left_becomes_a_bucket_if_it_is_worth_it() -> None:
     assert _planned(counts, 10, last_bucket_rows_min=5) == [(1, 1, 10)]
 
 
-def test_topics_do_not_share_buckets() -> None:
-    """Each is planned for itself, in order of name."""
-    counts = [LedgerCount("b", 1, 5), LedgerCount("a", 1, 5), LedgerCount("a", 2, 5)]
+def test_subscriptions_do_not_share_buckets() -> None:
+    """Each is planned for itself, in order of topic and cursor."""
+    counts = [LedgerCount(topic, cursor, 1, 5) for topic in "ba" for cursor in "dc"] + [LedgerCount("a", "c", 2, 5)]
 
-    assert plan_buckets(counts, rows_per_bucket_min=6) == [
-        PlannedBucket("a", (1, 2), 10),
-        PlannedBucket("b", (1,), 5),
+    planned = plan_buckets(counts, rows_per_bucket_min=6)
+
+    assert [(bucket.topic, bucket.cursor, *bucket.ledgers, bucket.row_count) for bucket in planned] == [
+        ("a", "c", 1, 2, 10),
+        ("a", "d", 1, 1, 5),
+        ("b", "c", 1, 1, 5),
+        ("b", "d", 1, 1, 5),
     ]
 
 
@@ -70,39 +67,3 @@ def test_a_position_stays_with_its_earliest_time(rows: list[tuple[int, int, int]
     kept = without_duplicates(DelayedIndexes.from_rows(sorted(rows)))
 
     assert kept.to_rows() == sorted(expected.values())
-
-
-# Headers as a log has them: ledgers that grow, entries from 0; some not delayed, some due, some at one time.
-_DELIVER_AT = st.sampled_from([-1, 0, NOW_MS, NOW_MS + 1]) | st.integers(NOW_MS + 1, NOW_MS + 3_000)
-_LEDGERS = st.lists(st.tuples(st.integers(1, 3), st.lists(_DELIVER_AT, max_size=12)), max_size=8)
-
-
-@given(_LEDGERS, st.integers(0, 400), st.just(-1) | st.integers(1, 5), st.integers(1, 15), st.integers(1, 4))
-def test_a_rebuild_equals_the_live_index_byte_for_byte(
-    ledgers: list[tuple[int, list[int]]], step_ms: int, rows_max: int, rows_min: int, last_rows_min: int
-) -> None:
-    """Plan and build in any order of rows what the tracker seals row by row."""
-    last_rows_min = min(last_rows_min, rows_min)
-    ledger_ids = np.cumsum([gap for gap, _ in ledgers]).tolist()
-    headers = [
-        (ledger_id, entry_id, deliver_at_ms)
-        for ledger_id, (_, times) in zip(ledger_ids, ledgers, strict=True)
-        for entry_id, deliver_at_ms in enumerate(times)
-    ]
-    live = live_index(
-        headers,
-        step_ms=step_ms,
-        rows_max=rows_max,
-        rows_per_bucket_min=rows_min,
-        last_bucket_rows_min=last_rows_min,
-    )
-
-    delayed = [header for header in headers if header[2] > NOW_MS]
-    counts = [LedgerCount("t", ledger, sum(row[0] == ledger for row in delayed)) for ledger in ledger_ids]
-    rebuilt = []
-    for bucket in plan_buckets(counts, rows_per_bucket_min=rows_min, last_bucket_rows_min=last_rows_min):
-        rows = [(time, ledger, entry) for ledger, entry, time in reversed(delayed) if ledger in bucket.ledger_ids]
-        snapshot = build_bucket(DelayedIndexes.from_rows(rows), step_ms=step_ms, rows_max=rows_max)
-        rebuilt.append(StoredEntries(bucket.bucket_key, snapshot.metadata, tuple(snapshot.segments)))
-
-    assert sorted(rebuilt) == live

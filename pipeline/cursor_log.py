@@ -1,0 +1,114 @@
+"""The cursors of a log that no service has open: their properties are what makes snapshots an index.
+
+All properties of all cursors change in one synced write, so after a crash the old index is there, or the new one.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from managed_ledger import keys
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.cursor_records import encode_base, encode_properties
+from managed_ledger.database import RocksDatabase
+from managed_ledger.errors import CursorNotFoundError
+from managed_ledger.keys import Family
+from managed_ledger.position import Position
+from pipeline.log_folder import LogFolder
+from pipeline.row_checks import Acknowledged
+
+
+class CursorName(NamedTuple):
+    """A subscription of a topic."""
+
+    topic: str
+    cursor: str
+
+    def __str__(self) -> str:
+        return f"{self.cursor} of {self.topic}"
+
+
+class CursorLog:
+    """The cursors of a log's folder, which is locked meanwhile; a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder.
+
+        Raises:
+            StoreLockedError: A service has it open.
+            LedgerError: It cannot be opened.
+        """
+        self._database = RocksDatabase.open(folder, write_buffer_bytes=ManagedLedgerConfig().write_buffer_bytes)
+        log = LogFolder(folder, self._database)
+        self._properties: dict[CursorName, dict[str, str]] = {}
+        self._ids: dict[CursorName, int] = {}
+        self._acknowledged: dict[CursorName, Acknowledged] = {}
+        for topic in log.topics():
+            for name, (cursor_id, stored) in log.cursors(topic).items():
+                cursor = CursorName(topic, name)
+                self._ids[cursor] = cursor_id
+                self._properties[cursor] = stored.properties
+                bitmaps = {ledger_id: encode_base(bitmap) for ledger_id, bitmap in stored.bitmaps.items()}
+                self._acknowledged[cursor] = Acknowledged(Position(*stored.mark_delete), bitmaps)
+
+    def names(self) -> list[CursorName]:
+        """All subscriptions."""
+        return sorted(self._ids)
+
+    def properties(self, cursor: CursorName) -> Mapping[str, str]:
+        """The properties of a subscription.
+
+        Raises:
+            CursorNotFoundError: There is no such subscription.
+        """
+        try:
+            return self._properties[cursor]
+        except KeyError:
+            raise CursorNotFoundError(f"The log has no subscription {cursor}") from None
+
+    def acknowledged(self, cursor: CursorName) -> Acknowledged:
+        """What a subscription has acknowledged."""
+        return self._acknowledged[cursor]
+
+    def put_properties(self, changed: Mapping[CursorName, Mapping[str, str]]) -> None:
+        """Replace all properties of these subscriptions: all of them, durably, or none.
+
+        Raises:
+            LedgerError: None was replaced.
+        """
+        batch = self._database.new_batch()
+        for cursor, properties in changed.items():
+            key = keys.cursor_state_key(self._ids[cursor], keys.CURSOR_PROPERTIES)
+            batch.put(Family.CURSORS, key, encode_properties(properties))
+        self._database.write(batch, sync=True)
+        self._properties.update((cursor, dict(properties)) for cursor, properties in changed.items())
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def selected(
+    names: Iterable[CursorName], topics: Iterable[str] | None, cursors: Iterable[str] | None
+) -> list[CursorName]:
+    """Return the subscriptions of these topics and of these names, where None stands for any."""
+    wanted_topics, wanted_cursors = _set(topics), _set(cursors)
+    return [
+        name
+        for name in names
+        if (wanted_topics is None or name.topic in wanted_topics)
+        and (wanted_cursors is None or name.cursor in wanted_cursors)
+    ]
+
+
+def _set(names: Iterable[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(names)

@@ -1,0 +1,83 @@
+"""Where an index is: which storage is at a location, and one open storage for all tasks of a worker process.
+
+A location is a data directory of a service (its index is in `snapshots`) or a RocksDB folder of snapshots.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from managed_ledger.errors import StoreUnavailableError
+from pipeline.open_logs import log_folder_of
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotStorage
+
+Result = TypeVar("Result")
+
+STORAGES_OPEN_MAX = 2
+
+
+def index_folder(location: str) -> Path:
+    """Return the folder of snapshots at a location.
+
+    Raises:
+        ValueError: No storage is known for such a location.
+    """
+    if "://" in location:
+        raise ValueError(f"{location} is no place for an index: name a folder")
+    folder = Path(location).absolute()
+    return folder / "snapshots" if log_folder_of(location) == folder / "ledgers" else folder
+
+
+def open_index(location: str, *, is_read_only: bool = False) -> BucketSnapshotStorage:
+    """Return the storage at a location, not started."""
+    return RocksDBBucketSnapshotStorage(index_folder(location), is_read_only=is_read_only)
+
+
+def cursor_folder(index: str, log: str | None) -> Path:
+    """Return the folder of the log whose cursors own an index: the one that is named, or the one beside the index.
+
+    Raises:
+        StoreUnavailableError: There is none.
+    """
+    folder = log_folder_of(str(index_folder(index).parent) if log is None else log)
+    if folder is None:
+        where = f"beside {index}" if log is None else f"in {log}"
+        raise StoreUnavailableError(f"There is no log {where}: name the one whose cursors the index belongs to")
+    return folder
+
+
+def with_index(location: str, job: str, work: Callable[[BucketSnapshotStorage], Awaitable[Result]]) -> Result:
+    """Do some work of a job with an index that stays open to read for the job's other tasks in this process.
+
+    The folder may be in use. What its owner compacts away under a reader is there again for a new one, so a failure is
+    tried once more with the index opened anew.
+    """
+    try:
+        return _kept_open(location, job).run(work)
+    except SnapshotStorageError:
+        _kept_open.cache_clear()
+        return _kept_open(location, job).run(work)
+
+
+class _OpenIndex:
+    """A storage with an event loop of its own, for code that has none."""
+
+    def __init__(self, location: str) -> None:
+        self._runner = asyncio.Runner()
+        self._storage = open_index(location, is_read_only=True)
+        self._runner.run(self._storage.start())
+
+    def run(self, work: Callable[[BucketSnapshotStorage], Awaitable[Result]]) -> Result:
+        async def main() -> Result:
+            return await work(self._storage)
+
+        return self._runner.run(main())
+
+
+@lru_cache(STORAGES_OPEN_MAX)
+def _kept_open(location: str, job: str) -> _OpenIndex:  # noqa: ARG001 - a later job sees what was written since
+    return _OpenIndex(location)

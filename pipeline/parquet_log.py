@@ -1,0 +1,196 @@
+"""A log's headers as Parquet files: written by `postdate ledger export`, read like a folder.
+
+    _ledgers.parquet                        one row a ledger: what is here
+    <topic, quoted>/<ledger id>.parquet     the headers of one ledger, in order
+
+A closed ledger never changes, so what is here already is not written again: exporting time and again is an offload.
+The list is written last, by a rename or one upload, so a reader sees the old state or the new one. Files lie on a local
+disk or, named by a URI that pyarrow understands (`s3://bucket/folder`), elsewhere.
+
+Payloads are not exported.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from managed_ledger.errors import StoreCorruptedError, StoreUnavailableError
+from pipeline.header_log import HEADER_SCHEMA, MISSING, HeaderLog, HeaderRange, LedgerExtent
+from snapshot_storage.columns import DelayedIndexes
+
+LEDGERS_FILE = "_ledgers.parquet"
+
+_LEDGERS_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("ledger_id", pa.int64()),
+        ("entries", pa.int64()),
+        ("is_open", pa.bool_()),
+        ("publish_time_ms_max", pa.int64()),
+        ("due_ms_max", pa.int64()),
+    ]
+)
+ROW_GROUP_ROWS = 2**18
+"""What is read at least; statistics are kept for each."""
+
+
+def file_system(location: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system of a location, and the location's path in it."""
+    if "://" in location:
+        system, path = fs.FileSystem.from_uri(location)
+        return system, path.rstrip("/")
+    return fs.LocalFileSystem(), str(Path(location).absolute())
+
+
+def is_parquet_log(location: str) -> bool:
+    """Whether an export is here."""
+    system, path = file_system(location)
+    return bool(system.get_file_info(f"{path}/{LEDGERS_FILE}").is_file)
+
+
+class ParquetLog:
+    """An export, open to read."""
+
+    def __init__(self, location: str) -> None:
+        """Read the list of ledgers.
+
+        Raises:
+            StoreUnavailableError: There is none.
+            StoreCorruptedError: It is not one.
+        """
+        self._system, self._path = file_system(location)
+        self._location = location
+        self._ledgers = _read_ledgers(self._system, self._path, location)
+
+    def close(self) -> None:
+        """See base."""
+
+    def ledgers(self, topics: Collection[str] | None = None) -> list[LedgerExtent]:
+        """See base."""
+        return [ledger for ledger in self._ledgers if topics is None or ledger.topic in topics]
+
+    def read_batch(self, part: HeaderRange) -> pa.RecordBatch:
+        """See base; rows count by their place in the file, whatever they say of themselves."""
+        return self._read(part, HEADER_SCHEMA.names)
+
+    def read_times(self, part: HeaderRange) -> DelayedIndexes:
+        """See base."""
+        batch = self._read(part, ["deliver_at_ms", "ledger_id", "entry_id"])
+        return DelayedIndexes(*(column.fill_null(MISSING).to_numpy() for column in batch.columns))
+
+    def _read(self, part: HeaderRange, names: list[str]) -> pa.RecordBatch:
+        """Read some columns of a range.
+
+        Raises:
+            StoreCorruptedError: The file is missing, damaged or has other columns.
+        """
+        path = _ledger_path(self._path, part.topic, part.ledger_id)
+        try:
+            with self._system.open_input_file(path) as file:
+                table = _read_rows(pq.ParquetFile(file), part, names)
+            schema = pa.schema([HEADER_SCHEMA.field(name) for name in names])
+            return _one_batch(table.cast(schema))
+        except (OSError, pa.ArrowException, KeyError) as error:
+            raise StoreCorruptedError(
+                f"{path} of the export {self._location} cannot be read ({error}): export the ledger again"
+            ) from error
+
+
+def export_ledgers(
+    log: HeaderLog,
+    location: str,
+    *,
+    topics: Collection[str] | None = None,
+    with_open: bool = True,
+    on_ledger: Callable[[LedgerExtent, bool], None] = lambda _ledger, _is_new: None,
+) -> list[LedgerExtent]:
+    """Write the headers of ledgers to Parquet files, and return the ledgers that were written.
+
+    Ledgers that are there already, whole, are left alone; so are ledgers of the export that the log has no more.
+
+    Args:
+        log: What to export.
+        location: A folder, or a URI; made when it is missing.
+        topics: Only these.
+        with_open: Also what the open ledger of each topic has so far; it is written anew each time it has grown.
+        on_ledger: Told of each ledger when it is done, and whether it was written.
+    """
+    system, path = file_system(location)
+    system.create_dir(path, recursive=True)
+    there = _read_ledgers(system, path, location) if is_parquet_log(location) else []
+    known = {(ledger.topic, ledger.ledger_id): ledger for ledger in there}
+    written = []
+    for ledger in log.ledgers(topics):
+        if ledger.is_open and not with_open:
+            continue
+        before = known.get((ledger.topic, ledger.ledger_id))
+        is_new = before is None or before.entries != ledger.entries
+        if is_new:
+            _write_ledger(system, path, log, ledger)
+            written.append(ledger)
+        known[ledger.topic, ledger.ledger_id] = ledger
+        on_ledger(ledger, is_new)
+    table = pa.Table.from_pylist([known[key]._asdict() for key in sorted(known)], schema=_LEDGERS_SCHEMA)
+    _write_whole(system, f"{path}/{LEDGERS_FILE}", [table.combine_chunks()], _LEDGERS_SCHEMA)
+    return written
+
+
+def _write_ledger(system: fs.FileSystem, path: str, log: HeaderLog, ledger: LedgerExtent) -> None:
+    system.create_dir(f"{path}/{quote(ledger.topic, safe='')}", recursive=True)
+    parts = (
+        HeaderRange(ledger.topic, ledger.ledger_id, first, min(ledger.entries, first + ROW_GROUP_ROWS))
+        for first in range(0, ledger.entries, ROW_GROUP_ROWS)
+    )
+    tables = (pa.Table.from_batches([log.read_batch(part)]) for part in parts)
+    _write_whole(system, _ledger_path(path, ledger.topic, ledger.ledger_id), tables, HEADER_SCHEMA)
+
+
+def _write_whole(system: fs.FileSystem, path: str, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+    """Write a file that is there whole or not at all."""
+    is_local = isinstance(system, fs.LocalFileSystem)
+    # An upload to an object store becomes visible when it ends; a local file would be seen as it grows.
+    beside = f"{path}.new" if is_local else path
+    with system.open_output_stream(beside) as stream, pq.ParquetWriter(stream, schema, compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+    if is_local:
+        system.move(beside, path)
+
+
+def _read_ledgers(system: fs.FileSystem, path: str, location: str) -> list[LedgerExtent]:
+    try:
+        with system.open_input_file(f"{path}/{LEDGERS_FILE}") as file:
+            table = pq.read_table(file).select(_LEDGERS_SCHEMA.names)
+    except FileNotFoundError as error:
+        raise StoreUnavailableError(
+            f"There is no export in {location}: {LEDGERS_FILE} is missing. Name what `postdate ledger export` wrote"
+        ) from error
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise StoreCorruptedError(f"The list of ledgers in {location} cannot be read ({error})") from error
+    return [LedgerExtent(**row) for row in table.to_pylist()]
+
+
+def _read_rows(file: pq.ParquetFile, part: HeaderRange, names: list[str]) -> pa.Table:
+    """Read the row groups that hold a range, and cut it out."""
+    groups, first, skipped = [], 0, 0
+    for group in range(file.num_row_groups):
+        end = first + file.metadata.row_group(group).num_rows
+        if end <= part.first:
+            skipped = end
+        elif first < part.end:
+            groups.append(group)
+        first = end
+    return file.read_row_groups(groups, columns=names).slice(part.first - skipped, part.entries)
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def _ledger_path(path: str, topic: str, ledger_id: int) -> str:
+    return f"{path}/{quote(topic, safe='')}/{ledger_id}.parquet"

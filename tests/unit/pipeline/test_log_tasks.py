@@ -1,0 +1,186 @@
+"""The rebuild of a log in one process, without Spark: the live tracker is the judge of its bytes."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from managed_ledger.position import Position
+from pipeline.cursor_log import CursorName
+from pipeline.header_log import MISSING, HeaderRange, LedgerExtent
+from pipeline.log_plan import plan_counts, plan_tasks
+from pipeline.log_tasks import LogChangedError, build_task, count_rows
+from pipeline.row_checks import REASONS, Acknowledged, BadRow, split_rows
+from pipeline.rules import RebuildRules
+from pipeline.staging import StagingFolder, StagingWriter
+from snapshot_storage.columns import DelayedIndexes
+from tests.live_index import NOW_MS, StoredEntries, live_index
+
+CURSOR = CursorName("t", "c")
+
+
+class TimesLog:
+    """A log of one topic in memory; what is not `read_times` is not needed."""
+
+    def __init__(self, times: dict[int, list[int]]) -> None:
+        self.times = times
+
+    def ledgers(self) -> list[LedgerExtent]:
+        return [
+            LedgerExtent("t", ledger_id, len(times), False, NOW_MS, max(times))
+            for ledger_id, times in self.times.items()
+            if times
+        ]
+
+    def read_times(self, part: HeaderRange) -> DelayedIndexes:
+        times = self.times[part.ledger_id][part.first : part.end]
+        return DelayedIndexes.of(times, np.full(len(times), part.ledger_id), part.first + np.arange(len(times)))
+
+
+def rebuilt(log: TimesLog, acknowledged: Acknowledged, rules: RebuildRules, folder: Path) -> list[StoredEntries]:
+    """Count, plan and build, as the driver and its tasks do."""
+    of_cursor = {CURSOR: acknowledged}
+    counts = [
+        count
+        for task in plan_counts(log.ledgers(), of_cursor, now_ms=rules.now_ms, cores=2)
+        for count in count_rows(log, task, rules).counts
+    ]
+    with StagingFolder(folder, "job") as staging, StagingWriter(staging.path, "0") as writer:
+        staged = [
+            build_task(log, bucket, rules, writer)
+            for task in plan_tasks(counts, of_cursor, rules, cores=2)
+            for bucket in task
+        ]
+        writer.flush()
+        objects = [snapshot.read() for snapshot in staged]
+    return sorted(StoredEntries(read.names.bucket_key, read.metadata, tuple(read.segments)) for read in objects)
+
+
+# Ledgers as a log has them: ids that grow, entries from 0; some not delayed, some due, some at one time.
+_DELIVER_AT = st.sampled_from([-1, 0, NOW_MS, NOW_MS + 1, 2**63 - 1]) | st.integers(NOW_MS + 1, NOW_MS + 3_000)
+_LEDGERS = st.lists(st.tuples(st.integers(1, 3), st.lists(_DELIVER_AT, max_size=12)), max_size=8)
+
+
+@given(
+    _LEDGERS,
+    st.sets(st.tuples(st.integers(0, 24), st.integers(0, 11))),
+    st.tuples(st.integers(-1, 9), st.integers(-1, 11)),
+    st.builds(
+        lambda step, rows, least, more, last: RebuildRules(
+            now_ms=NOW_MS,
+            step_ms=step,
+            rows_max=rows,
+            rows_per_bucket_min=least,
+            rows_per_bucket_max=least + more,
+            last_bucket_rows_min=min(last, least),
+        ),
+        st.integers(0, 400),
+        st.just(-1) | st.integers(1, 5),
+        st.integers(1, 15),
+        st.integers(0, 12),
+        st.integers(1, 4),
+    ),
+)
+def test_a_rebuild_equals_the_live_index_byte_for_byte(
+    tmp_path_factory: pytest.TempPathFactory,
+    ledgers: list[tuple[int, list[int]]],
+    gone: set[tuple[int, int]],
+    mark_delete: tuple[int, int],
+    rules: RebuildRules,
+) -> None:
+    """Acknowledged positions left out, buckets that end within a ledger included."""
+    log = TimesLog(
+        dict(zip(np.cumsum([gap for gap, _ in ledgers]).tolist(), [times for _, times in ledgers], strict=True))
+    )
+    bitmaps = {
+        ledger_id: BitMap(entry for ledger, entry in gone if ledger == ledger_id).serialize()
+        for ledger_id in {ledger for ledger, _ in gone}
+    }
+    left: Sequence[tuple[int, int, int]] = [
+        (ledger_id, entry_id, time)
+        for ledger_id, times in log.times.items()
+        for entry_id, time in enumerate(times)
+        if (ledger_id, entry_id) > mark_delete and (ledger_id, entry_id) not in gone
+    ]
+
+    found = rebuilt(log, Acknowledged(Position(*mark_delete), bitmaps), rules, tmp_path_factory.mktemp("s") / "x")
+
+    assert found == live_index(
+        left,
+        step_ms=rules.step_ms,
+        rows_max=rules.rows_max,
+        rows_per_bucket_min=rules.rows_per_bucket_min,
+        rows_per_bucket_max=rules.rows_per_bucket_max,
+        last_bucket_rows_min=rules.last_bucket_rows_min,
+    )
+
+
+def test_a_large_ledger_is_counted_and_built_by_many_tasks() -> None:
+    """One ledger with nearly all messages and one topic with all ledgers are cut like any others."""
+    rules = RebuildRules(now_ms=NOW_MS, rows_per_bucket_min=100, rows_per_bucket_max=1_000)
+    log = TimesLog({1: [NOW_MS + 5] * 50, 2: [NOW_MS + 7] * 200_000, 3: [NOW_MS + 9] * 50})
+
+    counting = plan_counts(log.ledgers(), {CURSOR: Acknowledged()}, now_ms=NOW_MS, cores=2)
+    counts = [count for task in counting for count in count_rows(log, task, rules).counts]
+    building = plan_tasks(counts, {CURSOR: Acknowledged()}, rules, cores=2)
+
+    assert max(sum(part.entries for part in task.ranges) for task in counting) <= 200_100 / 12 + 1
+    assert max(sum(bucket.row_count for bucket in task) for task in building) <= 200_100 / 12 + 1
+    assert sum(bucket.row_count for task in building for bucket in task) == 200_100
+
+
+def test_what_all_subscriptions_are_past_is_not_read() -> None:
+    """Nor what is due in a ledger's record."""
+    log = TimesLog({1: [NOW_MS + 5], 2: [NOW_MS], 3: [NOW_MS + 5], 4: [NOW_MS + 5]})
+    past = {CURSOR: Acknowledged(Position(3, 0)), CursorName("t", "d"): Acknowledged(Position(2, 0))}
+
+    (task,) = plan_counts(log.ledgers(), past, now_ms=NOW_MS, cores=1)
+    counted = count_rows(log, task, RebuildRules(now_ms=NOW_MS))
+
+    assert [part.ledger_id for part in task.ranges] == [3, 4]
+    assert [(count.cursor, count.part.ledger_id, count.row_count) for count in counted.counts] == [
+        ("c", 3, 0),
+        ("d", 3, 1),
+        ("c", 4, 1),
+        ("d", 4, 1),
+    ]
+
+
+def test_bad_rows_are_told_apart() -> None:
+    """Each with the first thing that is wrong with it, and the others stay in order."""
+    good = [(NOW_MS + 5, 1, 0), (NOW_MS + 6, 1, 2**32 - 1), (-1, 1, 2)]
+    bad = [(MISSING, 1, 3), (5, MISSING, 4), (5, -1, 5), (5, 2, 6), (5, 1, -7), (5, 1, 2**32), (-2, 1, 8)]
+
+    rows, found = split_rows("t", DelayedIndexes.from_rows([good[0], *bad, *good[1:]]), 1)
+
+    assert rows.to_rows() == good
+    assert found == [
+        BadRow("t", 1, 3, None, REASONS[0]),
+        BadRow("t", None, 4, 5, REASONS[0]),
+        BadRow("t", -1, 5, 5, REASONS[1]),
+        BadRow("t", 2, 6, 5, REASONS[2]),
+        BadRow("t", 1, -7, 5, REASONS[3]),
+        BadRow("t", 1, 2**32, 5, REASONS[3]),
+        BadRow("t", 1, 8, -2, REASONS[4]),
+    ]
+
+
+def test_a_log_that_changed_between_is_noticed(tmp_path: Path) -> None:
+    """A bucket is never built of other rows than were planned, and its task leaves no file."""
+    rules = RebuildRules(now_ms=NOW_MS)
+    log = TimesLog({1: [NOW_MS + 5] * 3})
+    (task,) = plan_counts(log.ledgers(), {CURSOR: Acknowledged()}, now_ms=NOW_MS, cores=1)
+    ((bucket,),) = plan_tasks(count_rows(log, task, rules).counts, {CURSOR: Acknowledged()}, rules, cores=1)
+    log.times[1] = []
+
+    with pytest.raises(LogChangedError, match="0 of the 3 rows"), StagingWriter(tmp_path, "0") as writer:
+        build_task(log, bucket, rules, writer)
+
+    assert list(tmp_path.iterdir()) == []
