@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 
 import click
 
+from broker.command_groups import InstalledCommands
 from broker.config import BrokerConfig, ConfigError, load_config
 from broker.config_table import config_lines, config_table
 from broker.errors import ServiceStartError
@@ -98,6 +99,7 @@ def examples(*commands: str) -> str:
 
 
 @click.group(
+    cls=InstalledCommands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples("postdate demo", "postdate serve --config config/broker.conf", "postdate serve --help"),
 )

@@ -42,30 +42,47 @@ def register(spark: SparkSession) -> SparkSession:
     return spark
 
 
-def local_session(*, cores: int, name: str = "postdate") -> SparkSession:
-    """Return a session of threads in one Java process on this machine.
-
-    Its Python workers are the interpreter that runs now, unless PYSPARK_PYTHON names another. No port is opened
-    but on the loopback address.
+def any_session(master: str) -> SparkSession:
+    """Return the session that `spark-submit` has prepared, or one of our own.
 
     Raises:
         JavaNotFoundError: There is no Java.
+    """
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return register(SparkSession.builder.appName("postdate").getOrCreate())
+    return _own_session(master, "postdate")
+
+
+def local_session(*, cores: int, name: str = "postdate") -> SparkSession:
+    """Return a session of threads in one Java process on this machine.
+
+    Raises:
+        JavaNotFoundError: There is no Java.
+    """
+    return _own_session(f"local[{cores}]", name)
+
+
+def _own_session(master: str, name: str) -> SparkSession:
+    """Start Java and return its session.
+
+    Its Python workers are the interpreter that runs now, unless PYSPARK_PYTHON names another. No port is opened
+    but on the loopback address, unless the master is on another machine.
     """
     if find_java() is None:
         raise JavaNotFoundError
     # A session that is not made by spark-submit reads the workers' interpreter from here alone; its default is
     # whatever `python3` is on the PATH, which has none of our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName(name)
+    if master.startswith("local"):
+        # Else Spark looks up the host's own name, which a laptop's network may not know.
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
     session: SparkSession = (
-        SparkSession.builder.master(f"local[{cores}]")
-        .appName(name)
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
+        builder.config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", str(4 * cores))
         # The work is in Python, and a job is short: the JVM's own start is most of what it costs.
         .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
     return register(session)

@@ -22,7 +22,7 @@ def spark_session() -> Iterator[SparkSession]:
             pytest.fail("Spark needs Java, which CI must have")
         pytest.skip("Spark needs Java")
     session = local_session(cores=2, name="postdate-tests")
-    session.sparkContext.setLogLevel("ERROR")
+    session.conf.set("spark.sql.shuffle.partitions", "4")
     try:
         yield session
     finally:

@@ -1,0 +1,6 @@
+"""Print the program that `spark-submit` takes: `spark-submit "$(python -m pipeline)" rebuild DATA`."""
+
+import sys
+from pathlib import Path
+
+sys.stdout.write(f"{Path(__file__).with_name('cli.py')}\n")

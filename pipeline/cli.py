@@ -1,0 +1,220 @@
+"""The commands `postdate ledger` and `postdate pipeline`: bulk jobs from a terminal or through `spark-submit`.
+
+    spark-submit --master spark://host:7077 "$(python -m pipeline)" rebuild DATA     the same job on a cluster
+
+Everything that goes wrong at start is one line on stderr and exit code 2. What a job needs (pyarrow, PySpark, Java) is
+imported when it runs, so `--help` works without.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import click
+
+from managed_ledger.errors import LedgerError
+from snapshot_storage.errors import SnapshotStorageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.progress import TaskID
+
+    from pipeline.log_rebuild import RebuildReport
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_CODE_REFUSED = 2
+BAD_ROWS_SHOWN = 10
+
+
+def refusing(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn the errors that an operator can do something about into one line and exit code 2."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except ModuleNotFoundError as error:
+            text = f"{error.name} is not installed: pip install 'postdate[spark]'"
+        except (LedgerError, SnapshotStorageError, OSError, ValueError, RuntimeError) as error:
+            text = str(error)
+        click.echo(f"postdate: {' '.join(text.split())}", err=True)
+        sys.exit(EXIT_CODE_REFUSED)
+
+    return run
+
+
+def examples(*commands: str) -> str:
+    """Write commands as the end of a help text, in a paragraph that click does not fill."""
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+class Steps:
+    """A progress bar of a job's stages on stderr; where that is no terminal, a line a stage."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._is_shown = console.is_terminal
+        self._task: TaskID | None = None
+
+    def begin(self, name: str, steps: int) -> None:
+        """Begin a stage."""
+        if not self._is_shown:
+            click.echo(f"{name}: {steps}", err=True)
+        self._task = self._progress.add_task(name, total=steps)
+
+    def advance(self, steps: int) -> None:
+        """Tell of steps that are done."""
+        if self._task is not None:
+            self._progress.advance(self._task, steps)
+
+    @contextmanager
+    def shown(self) -> Iterator["Steps"]:
+        """Show the bar meanwhile."""
+        with self._progress:
+            yield self
+
+
+@click.group(epilog=examples("postdate ledger export data /backup/log", "postdate ledger export --help"))
+def ledger() -> None:
+    """Work with the log of a service."""
+
+
+@ledger.command(
+    epilog=examples(
+        "postdate ledger export data /backup/log",
+        "postdate ledger export --closed-only data s3://bucket/log",
+        "postdate ledger export --topic persistent://public/default/orders data /tmp/orders",
+    )
+)
+@click.argument("log")
+@click.argument("target")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
+@click.option("--closed-only", is_flag=True, help="Only ledgers that are closed: an offload, to be repeated.")
+@refusing
+def export(log: str, target: str, topics: tuple[str, ...], closed_only: bool) -> None:
+    """Write the headers of all messages to Parquet files, without payloads.
+
+    LOG is a service's data directory (the service may run) and TARGET a folder or a URI such as s3://bucket/folder.
+    Ledgers that are in TARGET already are not written again.
+    """
+    from pipeline.open_logs import open_log
+    from pipeline.parquet_log import export_ledgers
+
+    source = open_log(log)
+    with Steps().shown() as steps:
+        steps.begin("export", len(source.ledgers(topics or None)))
+        written = export_ledgers(
+            source, target, topics=topics or None, with_open=not closed_only, on_ledger=lambda *_: steps.advance(1)
+        )
+    source.close()
+    click.echo(f"{len(written)} ledgers with {sum(one.entries for one in written):,} messages written to {target}")
+
+
+@click.group(epilog=examples("postdate pipeline rebuild data", "postdate pipeline rebuild --help"))
+def pipeline() -> None:
+    """Make, move and check the delayed index in bulk, on Spark."""
+
+
+@pipeline.command(
+    epilog=examples(
+        "postdate pipeline rebuild data",
+        "postdate pipeline rebuild --master 'local[8]' --topic persistent://public/default/orders data",
+        "postdate pipeline rebuild --log s3://bucket/log data",
+        'spark-submit --master spark://host:7077 "$(python -m pipeline)" rebuild /shared/data',
+    )
+)
+@click.argument("data")
+@click.option("--log", metavar="LOG", help="Read headers from here: a log's folder or an export. Default: DATA.")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
+@click.option("--cursor", "cursors", multiple=True, metavar="NAME", help="Only subscriptions of this name; repeatable.")
+@click.option("--now-ms", type=int, help="What is due at this time is left out. Default: now.")
+@click.option("--segment-seconds", type=int, default=300, show_default=True, help="Longest time span of a segment.")
+@click.option("--segment-indexes", type=int, default=5_000, show_default=True, help="Most indexes of a segment, or -1.")
+@click.option("--bucket-indexes", type=int, default=50_000, show_default=True, help="Fewest indexes of a bucket.")
+@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs; spark-submit's own wins.")
+@click.option("--rejects", metavar="FILE", help="Write rows that no index can hold to this Parquet file.")
+@refusing
+def rebuild(
+    data: str,
+    log: str | None,
+    topics: tuple[str, ...],
+    cursors: tuple[str, ...],
+    now_ms: int | None,
+    segment_seconds: int,
+    segment_indexes: int,
+    bucket_indexes: int,
+    master: str,
+    rejects: str | None,
+) -> None:
+    """Make the delayed index anew from the log, for all subscriptions.
+
+    DATA is a service's data directory; the service must be stopped. The old index is valid until the new one takes its
+    place in one step at the end. What is the same already stays, so a second run changes nothing.
+    """
+    from pipeline.index_place import cursor_folder
+    from pipeline.log_rebuild import rebuild_log
+    from pipeline.rules import RebuildRules
+
+    # Before Spark takes its seconds to start.
+    cursor_folder(data, None)
+    rules = RebuildRules(
+        now_ms=time.time_ns() // 1_000_000 if now_ms is None else now_ms,
+        step_ms=segment_seconds * 1_000,
+        rows_max=segment_indexes,
+        rows_per_bucket_min=bucket_indexes,
+    )
+    spark = _session(master)
+    with Steps().shown() as steps:
+        report = rebuild_log(
+            spark,
+            log or data,
+            data,
+            rules=rules,
+            topics=topics or None,
+            cursors=cursors or None,
+            on_stage=steps.begin,
+            on_step=steps.advance,
+        )
+    _tell(report, rejects)
+    spark.stop()
+
+
+def _session(master: str) -> "SparkSession":
+    from pipeline.session import any_session
+
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    return any_session(master)
+
+
+def _tell(report: "RebuildReport", rejects: str | None) -> None:
+    published = report.published
+    click.echo(
+        f"{report.entries_read:,} messages of {report.ledgers} ledgers read, {report.rows:,} indexed in "
+        f"{len(published.buckets)} buckets: {published.created_count} new, "
+        f"{len(published.buckets) - published.created_count} as before, {len(published.removed_ids)} removed"
+    )
+    if not report.bad_rows:
+        return
+    click.echo(f"{len(report.bad_rows):,} rows cannot be indexed and were left out, such as", err=True)
+    for row in report.bad_rows[:BAD_ROWS_SHOWN]:
+        click.echo(f"  {row.topic} {row.ledger_id}:{row.entry_id} at {row.deliver_at_ms}: {row.reason}", err=True)
+    if rejects is not None:
+        from pipeline.reject_file import write_rejects
+
+        write_rejects(report.bad_rows, rejects)
+        click.echo(f"all of them are in {rejects}", err=True)
+
+
+if __name__ == "__main__":
+    pipeline()

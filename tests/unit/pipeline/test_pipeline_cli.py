@@ -1,0 +1,84 @@
+"""The commands `postdate ledger` and `postdate pipeline`: found, and helpful where all fails."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from broker.cli import main
+from pipeline.reject_file import write_rejects
+from pipeline.row_checks import REASONS, BadRow
+from tests.bulk_data import some_times, write_log
+
+
+@pytest.mark.parametrize("command", [("ledger", "export"), ("pipeline", "rebuild")])
+def test_every_command_is_found_and_shows_examples(command: tuple[str, str]) -> None:
+    """Below `postdate`, though the service does not know of them."""
+    overview = CliRunner().invoke(main, ["--help"])
+    result = CliRunner().invoke(main, [*command, "--help"])
+
+    assert command[0] in overview.output
+    assert result.exit_code == 0
+    assert f"postdate {' '.join(command)} data" in result.output
+
+
+def test_help_needs_neither_spark_nor_arrow() -> None:
+    """A service without the extra `spark` can still be asked what there is."""
+    program = """
+import sys
+sys.modules.update({"pyspark": None, "pyarrow": None})
+from broker.cli import main
+main(sys.argv[1:])
+"""
+    for arguments, exit_code, said in (
+        (["pipeline", "rebuild", "--help"], 0, "Make the delayed index anew"),
+        (["pipeline", "rebuild", "data"], 2, "is not installed: pip install 'postdate[spark]'"),
+        (["ledger", "export", "data", "out"], 2, "is not installed: pip install 'postdate[spark]'"),
+    ):
+        run = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+        assert run.returncode == exit_code, run.stderr
+        assert said in run.stdout + run.stderr
+        assert "Traceback" not in run.stderr
+
+
+def test_a_log_is_exported_and_exported_again(tmp_path: Path) -> None:
+    """The second time nothing is left to do; only the ledgers that are closed, if asked."""
+    write_log(tmp_path / "data", {"a": some_times(1, 250), "b": some_times(2, 50)})
+    arguments = ["ledger", "export", str(tmp_path / "data"), str(tmp_path / "out")]
+
+    said = [
+        CliRunner().invoke(main, [*arguments, *more]).output.splitlines()[-1] for more in (["--closed-only"], [], [])
+    ]
+
+    assert [line.partition(" written")[0] for line in said] == [
+        "2 ledgers with 200 messages",
+        "2 ledgers with 100 messages",
+        "0 ledgers with 0 messages",
+    ]
+
+
+def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
+    """A folder without a log, before anything is started or written."""
+    for arguments in (
+        ["ledger", "export", str(tmp_path), str(tmp_path / "out")],
+        ["pipeline", "rebuild", str(tmp_path)],
+    ):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 2
+        assert result.output.startswith("postdate: There is no log")
+        assert len(result.output.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rejected_rows_become_a_file(tmp_path: Path) -> None:
+    """Null where there was nothing to read."""
+    rows = [BadRow("t", 1, 2, None, REASONS[0]), BadRow("t", 1, 3, -2, REASONS[4])]
+
+    write_rejects(rows, str(tmp_path / "rejects.parquet"))
+
+    assert [BadRow(**row) for row in pq.read_table(tmp_path / "rejects.parquet").to_pylist()] == rows
