@@ -6,7 +6,7 @@ arrays, and know no event loop.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol, TypeVar, assert_never
+from typing import Final, Protocol, TypedDict, TypeVar, assert_never
 
 import numpy as np
 from pyroaring import BitMap
@@ -24,13 +24,14 @@ from snapshot_storage.codec import (
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.segmenter import segment_ends
-from snapshot_storage.snapshot import Snapshot, build_snapshot
-from snapshot_storage.storage import BucketSnapshotStorage
+from snapshot_storage.snapshot import build_snapshot
+from snapshot_storage.storage import BucketSnapshotStorage, BucketSnapshotWriter
 from tracker.actions import (
     Action,
     BitmapsUnited,
     DeleteSnapshot,
     Event,
+    Int64Array,
     ListSnapshots,
     LoadSegments,
     MergeBuckets,
@@ -57,7 +58,26 @@ from tracker.membership import Membership
 MERGE_ROWS_MAX = 65_536
 """A merge reads about this many rows of each source at a time."""
 
+_NO_ROWS: Final = np.empty(0, np.int64)
+
 T = TypeVar("T")
+
+_SingleCall = (
+    PersistBucket
+    | PutProperty
+    | ReadMetadata
+    | UniteBitmaps
+    | LoadSegments
+    | DeleteSnapshot
+    | RemoveProperty
+    | ListSnapshots
+)
+
+
+class _Names(TypedDict):
+    bucket_key: str
+    topic_name: str
+    cursor_name: str
 
 
 class RunBlocking(Protocol):
@@ -92,16 +112,19 @@ class SnapshotWork:
         self._run_blocking = run_blocking
 
     async def run(self, action: Action) -> Event:
-        """Run an action to its end, within the configured time."""
-        async with asyncio.timeout(self._config.operation_timeout_ms / 1_000):
+        """Run an action to its end, within the configured time; of a merge, which is many calls, each of them."""
+        if isinstance(action, MergeBuckets):
+            return await self._merge(action)
+        async with self._in_time():
             return await self._run(action)
 
-    async def _run(self, action: Action) -> Event:
+    def _in_time(self) -> asyncio.Timeout:
+        return asyncio.timeout(self._config.operation_timeout_ms / 1_000)
+
+    async def _run(self, action: _SingleCall) -> Event:
         match action:
             case PersistBucket():
                 return await self._persist(action)
-            case MergeBuckets():
-                return await self._merge(action)
             case PutProperty():
                 await self._context.cursor.update_properties(put={action.bucket_key: str(action.bucket_id)})
                 return PropertyPut(action.serial)
@@ -134,18 +157,15 @@ class SnapshotWork:
                     rows_max=config.segment_row_count_max,
                 )
             )
-        return await self._create(action.serial, action.bucket_key, snapshot)
-
-    async def _create(self, serial: int, bucket_key: str, snapshot: Snapshot) -> Event:
         bucket_id = await self._storage.create_bucket_snapshot(
-            snapshot.metadata,
-            snapshot.segments,
-            bucket_key=bucket_key,
-            topic_name=self._context.topic_name,
-            cursor_name=self._context.cursor_name,
+            snapshot.metadata, snapshot.segments, **self._names(action.bucket_key)
         )
         table = await self._run_blocking(lambda: table_of(snapshot.segment_metadata))
-        return SnapshotCreated(serial, bucket_id, snapshot.length_bytes, table)
+        return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
+
+    def _names(self, bucket_key: str) -> _Names:
+        context = self._context
+        return {"bucket_key": bucket_key, "topic_name": context.topic_name, "cursor_name": context.cursor_name}
 
     async def _read_metadata(self, action: ReadMetadata) -> Event:
         data, size_bytes = await asyncio.gather(
@@ -167,22 +187,36 @@ class SnapshotWork:
         return await self._run_blocking(lambda: decode_segments(data, first_entry=first_segment))
 
     async def _merge(self, action: MergeBuckets) -> Event:
-        """Merge the sources piece by piece; only encoded segments are held as a whole."""
-        readers = [_SourceReader(source, self._segments) for source in action.sources]
+        """Merge the sources piece by piece; in memory are some segments of each, and the target's metadata."""
+        readers = [_SourceReader(source, self._segments_in_time) for source in action.sources]
         cutter = _Cutter(self._config, action.tracked)
-        while True:
-            for reader in readers:
-                await reader.fill()
-            rows = _take_safe(readers)
-            if rows is None:
-                break
-            async with self._building:
-                await self._run_blocking(_bind(cutter.add, rows))
-        snapshot = await self._run_blocking(cutter.finish)
-        return await self._create(action.serial, action.bucket_key, snapshot)
+        async with self._storage.new_bucket_snapshot(**self._names(action.bucket_key)) as writer:
+            while True:
+                for reader in readers:
+                    await reader.fill()
+                rows = _take_safe(readers)
+                if rows is None:
+                    break
+                async with self._building:
+                    segments = await self._run_blocking(_bind(cutter.add, rows))
+                await self._write(writer, segments)
+            await self._write(writer, await self._run_blocking(cutter.finish))
+            metadata, table = await self._run_blocking(lambda: (cutter.metadata(), cutter.table()))
+            async with self._in_time():
+                bucket_id = await writer.commit(metadata)
+        return SnapshotCreated(action.serial, bucket_id, cutter.segment_bytes + len(metadata), table)
+
+    async def _segments_in_time(self, bucket_id: int, first_segment: int, last_segment: int) -> DelayedIndexes:
+        async with self._in_time():
+            return await self._segments(bucket_id, first_segment, last_segment)
+
+    async def _write(self, writer: BucketSnapshotWriter, segments: list[bytes]) -> None:
+        if segments:
+            async with self._in_time():
+                await writer.write_segments(segments)
 
 
-def _bind(function: Callable[[DelayedIndexes], None], rows: DelayedIndexes) -> Callable[[], None]:
+def _bind(function: Callable[[DelayedIndexes], T], rows: DelayedIndexes) -> Callable[[], T]:
     return lambda: function(rows)
 
 
@@ -260,7 +294,10 @@ def _rows_through(rows: DelayedIndexes, through: RowKey) -> int:
 
 
 class _Cutter:
-    """Cuts and encodes sorted rows that come piece by piece, to what `build_snapshot` makes of all at once."""
+    """Cuts and encodes sorted rows that come piece by piece, to what `build_snapshot` makes of all at once.
+
+    Keeps what entry 0 will say, encoded, and 24 bytes a segment.
+    """
 
     def __init__(self, config: TrackerConfig, tracked: Mapping[int, BitMap]) -> None:
         self._step_ms = config.segment_step_ms_max
@@ -269,25 +306,43 @@ class _Cutter:
         for ledger_id, entry_ids in tracked.items():
             self._tracked.unite(ledger_id, entry_ids)
         self._open = DelayedIndexes.empty()
-        self._segments: list[bytes] = []
-        self._metadata: list[SegmentMetadata] = []
+        self._metadata: list[bytes] = []
+        self._columns: list[tuple[Int64Array, Int64Array, Int64Array]] = [(_NO_ROWS, _NO_ROWS, _NO_ROWS)]
+        self.segment_bytes = 0
 
-    def add(self, rows: DelayedIndexes) -> None:
-        """Take the next rows; those of positions that are tracked no more, or came before, are left out."""
+    def add(self, rows: DelayedIndexes) -> list[bytes]:
+        """Take the next rows, and return the segments that are complete.
+
+        Rows of positions that are tracked no more, or came before, are left out.
+        """
         rows = DelayedIndexes.concatenate([self._open, rows.take(self._tracked.take(rows.ledger_ids, rows.entry_ids))])
         ends = segment_ends(rows.deliver_at_ms, step_ms=self._step_ms, rows_max=self._rows_max)
         # The last segment may go on with the next rows.
-        self._encode(rows, ends[:-1])
         self._open = rows.slice(ends[-2] if len(ends) > 1 else 0, len(rows))
+        return self._encode(rows, ends[:-1])
 
-    def finish(self) -> Snapshot:
-        """Return the snapshot of all rows."""
-        if len(self._open):
-            self._encode(self._open, [len(self._open)])
-        return Snapshot(encode_metadata(self._metadata), self._segments, self._metadata)
+    def finish(self) -> list[bytes]:
+        """Return the last segment, if there is one."""
+        return self._encode(self._open, [len(self._open)] if len(self._open) else [])
 
-    def _encode(self, rows: DelayedIndexes, ends: list[int]) -> None:
-        if ends:
-            rows = rows.slice(0, ends[-1])
-            self._segments += encode_segments(rows, ends)
-            self._metadata += segments_metadata(rows, ends)
+    def metadata(self) -> bytes:
+        """Return entry 0: encoded lists that follow each other are one list."""
+        return b"".join(self._metadata)
+
+    def table(self) -> SegmentTable:
+        """Return the columns of all segments."""
+        firsts, lasts, counts = (np.concatenate(column) for column in zip(*self._columns, strict=True))
+        return SegmentTable(firsts, lasts, np.cumsum(counts))
+
+    def _encode(self, rows: DelayedIndexes, ends: list[int]) -> list[bytes]:
+        if not ends:
+            return []
+        rows = rows.slice(0, ends[-1])
+        segments = encode_segments(rows, ends)
+        self.segment_bytes += sum(map(len, segments))
+        self._metadata.append(encode_metadata(segments_metadata(rows, ends)))
+        row_counts: Int64Array = np.array(ends, np.int64) - np.array([0, *ends[:-1]], np.int64)
+        lasts = rows.deliver_at_ms[np.array(ends, np.intp) - 1]
+        firsts = rows.deliver_at_ms[np.array([0, *ends[:-1]], np.intp)]
+        self._columns.append((firsts, lasts, row_counts))
+        return segments

@@ -1,0 +1,235 @@
+"""The run of a merge: what it stores, what it holds in memory meanwhile, and what it leaves when it fails."""
+
+import asyncio
+import tracemalloc
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from pyroaring import BitMap
+
+from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.faults import Fault, FaultPlan, Operation
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.snapshot import build_snapshot
+from snapshot_storage.storage import BucketSnapshotStorage, BucketSnapshotWriter
+from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tracker.actions import MergeBuckets, MergeSource, SnapshotCreated
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.snapshot_work import SnapshotWork, table_of
+from tracker.testing import FakeCursor, run_inline, run_virtually
+
+CONFIG = TrackerConfig()
+NAMES = {"topic_name": "t", "cursor_name": "c"}
+
+
+class DroppingWriter(BucketSnapshotWriter):
+    """Forgets what it is given, so that what a merge holds is the merge's."""
+
+    def __init__(self) -> None:
+        self.segment_bytes = 0
+
+    async def write_segments(self, segments: Sequence[bytes]) -> None:
+        self.segment_bytes += sum(map(len, segments))
+
+    async def commit(self, metadata: bytes) -> int:
+        return 99
+
+    async def abort(self) -> None:
+        """There is nothing."""
+
+
+class WatchedWriter(BucketSnapshotWriter):
+    """Notes when it is aborted without having committed."""
+
+    def __init__(self, writer: BucketSnapshotWriter, storage: "WatchedStorage") -> None:
+        self.writer = writer
+        self.storage = storage
+        self.is_committed = False
+
+    async def write_segments(self, segments: Sequence[bytes]) -> None:
+        await self.writer.write_segments(segments)
+
+    async def commit(self, metadata: bytes) -> int:
+        bucket_id = await self.writer.commit(metadata)
+        self.is_committed = True
+        return bucket_id
+
+    async def abort(self) -> None:
+        self.storage.aborted += not self.is_committed
+        await self.writer.abort()
+
+
+class WatchedStorage(MemoryBucketSnapshotStorage):
+    """Counts the snapshots that were begun and taken back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = 0
+
+    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
+        names = {"bucket_key": bucket_key, "topic_name": topic_name, "cursor_name": cursor_name}
+        return WatchedWriter(super().new_bucket_snapshot(**names), self)
+
+
+class DroppingStorage(MemoryBucketSnapshotStorage):
+    """Keeps what is created whole and drops what comes piece by piece."""
+
+    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
+        self.writer = DroppingWriter()
+        return self.writer
+
+
+def rows_of(ledger_id: int, row_count: int) -> DelayedIndexes:
+    """Return sorted rows whose times are spread over an hour."""
+    times = np.random.default_rng(ledger_id).integers(0, 3_600_000, row_count)
+    return DelayedIndexes.of(times, np.full(row_count, ledger_id), np.arange(row_count)).sorted()
+
+
+async def source_of(storage: MemoryBucketSnapshotStorage, rows: DelayedIndexes) -> MergeSource:
+    snapshot = build_snapshot(rows, step_ms=CONFIG.segment_step_ms_max, rows_max=CONFIG.segment_row_count_max)
+    bucket_id = await storage.create_bucket_snapshot(snapshot.metadata, snapshot.segments, bucket_key="k", **NAMES)
+    return MergeSource(bucket_id, table_of(snapshot.segment_metadata).row_ends)
+
+
+async def merge_of(storage: MemoryBucketSnapshotStorage, *parts: DelayedIndexes) -> MergeBuckets:
+    await storage.start()
+    tracked = {int(rows.ledger_ids[0]): BitMap(range(len(rows))) for rows in parts}
+    return MergeBuckets(1, "merged", [await source_of(storage, rows) for rows in parts], tracked)
+
+
+def work_on(storage: BucketSnapshotStorage) -> SnapshotWork:
+    context = TrackerContext(cursor=FakeCursor(), on_available=lambda: None, **NAMES)
+    return SnapshotWork(CONFIG, context, storage, run_inline, asyncio.Lock())
+
+
+def test_a_merge_stores_what_sealing_all_rows_at_once_would() -> None:
+    """Byte for byte, and it says the same of it."""
+    parts = [rows_of(1, 20_000), rows_of(2, 70_000), rows_of(3, 1)]
+    storage = MemoryBucketSnapshotStorage()
+
+    async def main() -> SnapshotCreated:
+        event = await work_on(storage).run(await merge_of(storage, *parts))
+        assert isinstance(event, SnapshotCreated)
+        return event
+
+    event = asyncio.run(main())
+
+    whole = build_snapshot(
+        DelayedIndexes.concatenate(parts).sorted(),
+        step_ms=CONFIG.segment_step_ms_max,
+        rows_max=CONFIG.segment_row_count_max,
+    )
+    stored = storage._snapshots[event.bucket_id]
+    assert stored.metadata == whole.metadata
+    assert list(stored.segments) == whole.segments
+    assert event.size_bytes == whole.length_bytes == stored.info.length_bytes
+    table = table_of(whole.segment_metadata)
+    for name in ("first_times", "last_times", "row_ends"):
+        assert (getattr(event.table, name) == getattr(table, name)).all()
+
+
+def test_a_merge_of_nothing_stores_an_empty_snapshot() -> None:
+    """When everything was handed out meanwhile."""
+    storage = MemoryBucketSnapshotStorage()
+
+    async def main() -> SnapshotCreated:
+        merge = await merge_of(storage, rows_of(1, 10))
+        event = await work_on(storage).run(MergeBuckets(1, "merged", merge.sources, {}))
+        assert isinstance(event, SnapshotCreated)
+        return event
+
+    event = asyncio.run(main())
+    assert len(event.table) == 0
+    assert event.size_bytes == 0
+
+
+def peak_bytes_of_merging(row_count: int) -> int:
+    """Return how much memory a merge of two buckets took at its highest; their metadata is small."""
+    storage = DroppingStorage()
+    rows = np.arange(row_count)
+
+    async def main() -> int:
+        merge = await merge_of(storage, *(DelayedIndexes.of(rows, np.full(row_count, n), rows) for n in (1, 2)))
+        tracemalloc.start()
+        try:
+            await work_on(storage).run(merge)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak_bytes = asyncio.run(main())
+    assert storage.writer.segment_bytes > 5 * row_count
+    return peak_bytes
+
+
+def test_a_merge_takes_no_more_memory_for_larger_buckets() -> None:
+    """Its segments are written as they are cut: four times the rows, and the same memory."""
+    small, large = peak_bytes_of_merging(200_000), peak_bytes_of_merging(800_000)
+
+    assert large < 1.02 * small
+
+
+@pytest.mark.parametrize("operation", [Operation.SEGMENT, Operation.WRITE, Operation.CREATE])
+def test_a_merge_that_fails_leaves_nothing(operation: Operation) -> None:
+    """Whichever call fails, what was written is taken back and the sources stay."""
+
+    async def main() -> None:
+        storage = WatchedStorage()
+        merge = await merge_of(storage, rows_of(1, 20_000), rows_of(2, 20_000))
+        number = 0 if operation is Operation.CREATE else 1
+        faulty = FaultInjectingBucketSnapshotStorage(storage, FaultPlan(at={(operation, number): Fault.FAILURE_BEFORE}))
+        with pytest.raises(SnapshotStorageError):
+            await work_on(faulty).run(merge)
+        assert storage.aborted == 1
+        assert len(await storage.list_bucket_snapshots()) == 2
+
+    asyncio.run(main())
+
+
+def test_a_merge_that_is_cancelled_leaves_nothing() -> None:
+    """As when the tracker is closed."""
+
+    async def main() -> None:
+        storage = WatchedStorage()
+        merge = await merge_of(storage, rows_of(1, 20_000), rows_of(2, 20_000))
+        faulty = FaultInjectingBucketSnapshotStorage(storage, FaultPlan(at={(Operation.WRITE, 1): Fault.HANG}))
+        merging = asyncio.create_task(work_on(faulty).run(merge))
+        await asyncio.sleep(1)
+        merging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await merging
+        assert storage.aborted == 1
+        assert len(await storage.list_bucket_snapshots()) == 2
+
+    run_virtually(main())
+
+
+def test_a_merge_may_take_longer_than_one_call_may() -> None:
+    """The limit is for each call: a large merge would never end otherwise."""
+
+    async def main() -> None:
+        storage = MemoryBucketSnapshotStorage()
+        merge = await merge_of(storage, rows_of(1, 200_000), rows_of(2, 20_000))
+        plan = FaultPlan(rate=1, faults=(Fault.LATENCY,), latency_ms_max=59_000)
+        assert isinstance(await work_on(FaultInjectingBucketSnapshotStorage(storage, plan)).run(merge), SnapshotCreated)
+        assert asyncio.get_running_loop().time() > 60
+
+    run_virtually(main())
+
+
+def test_a_merge_whose_storage_hangs_is_given_up() -> None:
+    """After the time that one call may take."""
+
+    async def main() -> None:
+        storage = MemoryBucketSnapshotStorage()
+        merge = await merge_of(storage, rows_of(1, 20_000), rows_of(2, 20_000))
+        faulty = FaultInjectingBucketSnapshotStorage(storage)
+        faulty.is_hanging = True
+        with pytest.raises(TimeoutError):
+            await work_on(faulty).run(merge)
+        assert 60 <= asyncio.get_running_loop().time() < 61
+
+    run_virtually(main())
