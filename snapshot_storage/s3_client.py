@@ -238,8 +238,8 @@ class S3Client:
             reason = error.response.get("Error", {}).get("Message") or "no reason given"
             if code in _PASSING_CODES or status >= _SERVER_ERROR:
                 raise StorageUnavailableError(f"{what}: {code}: {reason}") from error
-            advice = f"; {_ADVICE[code]}" if code in _ADVICE else ""
-            raise StorageAccessError(f"{what}: {code}: {reason}{advice}") from error
+            advice = _ADVICE.get(code, "correct credentials, rights, region and endpoint")
+            raise StorageAccessError(f"{what}: {code}: {reason}; {advice}") from error
         except _UNREACHED as error:
             raise StorageUnavailableError(f"{what}: {error}") from error
         except (BotoCoreError, ValueError) as error:

@@ -1,0 +1,145 @@
+"""How failures of an S3 server become our errors, each after a single request."""
+
+import asyncio
+import threading
+
+import pytest
+
+from broker.demo_process import free_ports
+from snapshot_storage.errors import SnapshotStorageError, StorageAccessError, StorageUnavailableError
+from snapshot_storage.s3 import S3BucketSnapshotStorage
+from snapshot_storage.s3_config import S3Config
+from tests.contract.canned_s3 import Answer, CannedS3, canned_s3, refusal
+
+_EMPTY_LIST = Answer(200, b"<ListBucketResult></ListBucketResult>")
+
+
+def _start_error(config: S3Config) -> SnapshotStorageError:
+    with pytest.raises(SnapshotStorageError) as caught:
+        asyncio.run(S3BucketSnapshotStorage(config).start())
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (503, "SlowDown"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+        (503, "ServiceUnavailable"),
+        (400, "RequestTimeout"),
+        (409, "OperationAborted"),
+        (502, "AnythingAProxySays"),
+    ],
+)
+def test_what_passes_is_retriable_and_is_asked_once(status: int, code: str) -> None:
+    """A storage does not retry by itself: the tracker knows how patiently."""
+    with canned_s3(lambda _: refusal(status, code)) as server:
+        error = _start_error(server.config())
+
+    assert type(error) is StorageUnavailableError
+    assert str(error) == f"cannot list the bucket bucket: {code}: as told"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "advice"),
+    [
+        (403, "RequestTimeTooSkewed", "set this machine's clock"),
+        (403, "AccessDenied", "allow reading, writing, deleting and listing"),
+        (403, "InvalidAccessKeyId", "correct the access key"),
+        (403, "SignatureDoesNotMatch", "correct the secret"),
+        (400, "ExpiredToken", "renew the credentials"),
+        (404, "NoSuchBucket", "create the bucket"),
+        (400, "AuthorizationHeaderMalformed", "correct bucketSnapshotS3Region"),
+        (400, "SomethingNew", "as told"),
+    ],
+)
+def test_what_someone_must_correct_is_not_retriable(status: int, code: str, advice: str) -> None:
+    """It says what to do, and is asked once."""
+    with canned_s3(lambda _: refusal(status, code)) as server:
+        error = _start_error(server.config())
+
+    assert type(error) is StorageAccessError
+    assert f"{code}: as told" in str(error)
+    assert advice in str(error)
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_is_not_there_is_unavailable() -> None:
+    """No one listens."""
+    (port,) = free_ports(1)
+
+    assert type(_start_error(CannedS3(port).config())) is StorageUnavailableError
+
+
+def test_a_server_that_does_not_answer_in_time_is_unavailable() -> None:
+    """It has the request, and says nothing."""
+    is_over = threading.Event()
+
+    def wait(_: str) -> Answer:
+        is_over.wait()
+        return _EMPTY_LIST
+
+    with canned_s3(wait) as server:
+        error = _start_error(server.config(read_timeout_ms=50))
+        is_over.set()
+
+    assert type(error) is StorageUnavailableError
+    assert len(server.requests) == 1
+
+
+def test_an_answer_that_is_cut_is_unavailable() -> None:
+    """Half an object is no object, and no corruption: the next read may bring it."""
+
+    def answer(request: str) -> Answer:
+        return Answer(206, b"half", content_length=1_000) if "/p/" in request else _EMPTY_LIST
+
+    async def scenario(config: S3Config) -> None:
+        async with S3BucketSnapshotStorage(config) as storage:
+            with pytest.raises(StorageUnavailableError):
+                await storage.read_bucket_snapshot_head(5)
+
+    with canned_s3(answer) as server:
+        asyncio.run(scenario(server.config()))
+
+
+def test_uploads_that_may_not_be_listed_do_not_stop_the_start() -> None:
+    """They cost space, and not everyone has the right."""
+
+    async def scenario(config: S3Config) -> None:
+        async with S3BucketSnapshotStorage(config) as storage:
+            assert await storage.list_bucket_snapshots() == []
+
+    with canned_s3(lambda request: refusal(403, "AccessDenied") if "uploads" in request else _EMPTY_LIST) as server:
+        asyncio.run(scenario(server.config()))
+
+
+def test_recovery_is_parallel_and_never_more_than_allowed() -> None:
+    """Three at a time: fewer would never open the gate, more would be seen."""
+    gate = threading.Barrier(3)
+    lock = threading.Lock()
+    inside: list[int] = [0]
+    seen: list[int] = []
+
+    def answer(request: str) -> Answer:
+        if "/p/" not in request:
+            return _EMPTY_LIST
+        with lock:
+            inside[0] += 1
+            seen.append(inside[0])
+        gate.wait(timeout=30)
+        with lock:
+            inside[0] -= 1
+        return refusal(404, "NoSuchKey")
+
+    async def scenario(config: S3Config) -> None:
+        async with S3BucketSnapshotStorage(config) as storage:
+            heads = [storage.read_bucket_snapshot_head(bucket_id) for bucket_id in range(9)]
+            await asyncio.gather(*heads, return_exceptions=True)
+
+    with canned_s3(answer) as server:
+        asyncio.run(scenario(server.config(calls_in_flight_max=3)))
+
+    assert len(seen) == 9
+    assert max(seen) == 3

@@ -1,0 +1,363 @@
+"""What only object storage can suffer: races of writers, servers that die, damage in objects, other people's keys."""
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageAccessError,
+    StorageUnavailableError,
+)
+from snapshot_storage.object_format import SnapshotNames
+from snapshot_storage.s3 import S3BucketSnapshotStorage
+from snapshot_storage.s3_client import S3Client
+from snapshot_storage.s3_layout import Serials, bucket_id_for
+from snapshot_storage.s3_writing import S3Writing
+from snapshot_storage.storage import BucketSnapshotStorage
+from tests.contract.conftest import REAL_SERVERS
+from tests.contract.s3_servers import BUCKET, SECRET_ACCESS_KEY, MotoServer, RealServer, S3Server
+from tests.contract.snapshot_backends import S3Backend
+
+_NAMES = SnapshotNames("k", "t", "c")
+_LARGE = [b"%d" % k * 3_000_000 for k in range(6)]
+
+
+async def _create(storage: BucketSnapshotStorage, segments: list[bytes] | None = None) -> int:
+    return await storage.create_bucket_snapshot(b"metadata", segments or [b"one", b"two"], **_NAMES._asdict())
+
+
+class _CountingSerials(Serials):
+    """Gives 1, 2, 3, ... to each of its owners alike, as two clocks might."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def next(self) -> int:
+        self._count += 1
+        return self._count
+
+
+def _writing(server: S3Server, prefix: str) -> S3Writing:
+    return S3Writing(S3Client(server.config(prefix)), prefix, _CountingSerials(), _NAMES)
+
+
+def test_two_writers_never_share_an_id(s3_server: S3Server) -> None:
+    """Six at a time that choose the same ids in the same order: each gets one for itself, three times over."""
+    for _ in range(3):
+        backend = S3Backend(s3_server)
+        writings = [_writing(s3_server, backend.prefix) for _ in range(6)]
+        together = threading.Barrier(len(writings))
+
+        def write(number: int, writing: S3Writing, together: threading.Barrier = together) -> int:
+            writing.add([b"%d" % number])
+            together.wait()
+            return writing.commit(b"")
+
+        with ThreadPoolExecutor(len(writings)) as threads:
+            ids = list(threads.map(write, range(6), writings))
+
+        assert sorted(ids) == [bucket_id_for("t", "c", serial=serial) for serial in range(1, 7)]
+        for number, bucket_id in enumerate(ids):
+            assert backend.entries(bucket_id) == [b"", b"%d" % number]
+
+
+def test_a_snapshot_in_parts_takes_no_id_from_another(s3_server: S3Server) -> None:
+    """Its id was free when it began. The other one stays what it is; the caller is told to write it again."""
+    backend = S3Backend(s3_server)
+    late, first = _writing(s3_server, backend.prefix), _writing(s3_server, backend.prefix)
+    late.add(_LARGE)
+    first.add([b"first"])
+    bucket_id = first.commit(b"")
+
+    with pytest.raises(StorageUnavailableError, match=r"another writer made .* first"):
+        late.commit(b"metadata")
+    late.abort()
+
+    assert backend.entries(bucket_id) == [b"", b"first"]
+    assert backend.ids() == {bucket_id}
+
+
+def test_a_commit_whose_answer_was_lost_leaves_nothing_after_abort(s3_server: S3Server) -> None:
+    """Nobody knows its id, so it is removed although it took effect."""
+    for segments in ([b"small"], _LARGE):
+        backend = S3Backend(s3_server)
+        writing = _writing(s3_server, backend.prefix)
+        writing.add(segments)
+        writing.commit(b"")
+
+        writing.abort()
+
+        assert backend.ids() == set()
+
+
+@pytest.mark.parametrize("kind", REAL_SERVERS)
+def test_abandoned_uploads_are_removed_at_start_when_they_are_old(kind: type[RealServer], s3_servers: object) -> None:
+    """Not those that another service may still be writing. MinIO lists none, and removes them by itself."""
+    server: S3Server = s3_servers(kind)  # type: ignore[operator]
+    backend = S3Backend(server)
+    writing = _writing(server, backend.prefix)
+    writing.add(_LARGE)
+    listed = backend.uploads()
+
+    async def start(age_s_min: int) -> None:
+        async with backend.storage(abandoned_upload_age_s_min=age_s_min) as storage:
+            assert await storage.list_bucket_snapshots() == []
+
+    asyncio.run(start(3600))
+    assert backend.uploads() == listed
+    asyncio.run(start(0))
+    assert backend.uploads() == []
+
+
+@pytest.mark.parametrize("kind", REAL_SERVERS)
+@pytest.mark.parametrize("parts_sent", [0, 1, 2])
+def test_kill_9_of_the_server_amid_an_upload_leaves_nothing(
+    kind: type[RealServer], parts_sent: int, tmp_path: Path
+) -> None:
+    """Before, between and after parts: nothing is visible, nothing is half, and the next snapshot is stored."""
+    server = kind(tmp_path)
+    backend = S3Backend(server)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            kept = await _create(storage)
+            async with storage.new_bucket_snapshot(**_NAMES._asdict()) as writer:
+                # Two large segments are held back, and every further two are a part.
+                await writer.write_segments(_LARGE[: 2 + 2 * parts_sent])
+                if parts_sent == 1:
+                    # In the middle of sending one.
+                    sending = asyncio.ensure_future(writer.write_segments(_LARGE * 4))
+                    await asyncio.sleep(0.05)
+                    server.kill()
+                    await asyncio.gather(sending, return_exceptions=True)
+                    assert isinstance(sending.exception(), StorageUnavailableError)
+                else:
+                    server.kill()
+                    with pytest.raises(StorageUnavailableError):
+                        await writer.commit(b"metadata")
+            with pytest.raises(StorageUnavailableError):
+                await storage.list_bucket_snapshots()
+
+            server.start()
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots("t", "c")] == [kept]
+            after = await _create(storage, _LARGE)
+            assert await storage.get_bucket_snapshot_segment(after, 1, 99) == _LARGE
+        async with backend.storage() as storage:
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept, after]
+        assert backend.ids() == {kept, after}
+        assert backend.entries(kept) == [b"metadata", b"one", b"two"]
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def moto(s3_servers: object) -> S3Server:
+    return s3_servers(MotoServer)  # type: ignore[operator, no-any-return]
+
+
+def test_any_damage_to_an_object_is_corruption(moto: S3Server) -> None:
+    """A flipped bit in every byte, a cut, an appendix: reported with the bucket, and with the entry if it is in one."""
+    backend = S3Backend(moto)
+
+    async def outcome(storage: S3BucketSnapshotStorage, bucket_id: int) -> set[tuple[int | None, int | None]]:
+        places: set[tuple[int | None, int | None]] = set()
+        for read in (
+            storage.get_bucket_snapshot_segment(bucket_id, 1, 9),
+            storage.read_bucket_snapshot_head(bucket_id),
+        ):
+            try:
+                await read
+            except SnapshotCorruptedError as error:
+                places.add((error.bucket_id, error.entry))
+        return places
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            bucket_id = await _create(storage)
+        key = backend.keys()[bucket_id]
+        whole = moto.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        starts = [len(whole) - 14, len(whole) - 6, len(whole) - 3]
+        async with backend.storage() as storage:
+            for offset in range(len(whole)):
+                flipped = bytearray(whole)
+                flipped[offset] ^= 1 << offset % 8
+                moto.client.put_object(Bucket=BUCKET, Key=key, Body=bytes(flipped))
+                entry = max((k for k, start in enumerate(starts) if start <= offset), default=None)
+                assert await outcome(storage, bucket_id) == {(bucket_id, entry)}
+                # What this process remembers of the object must not hide the damage from the next round.
+                storage._open.snapshots._heads.drop(bucket_id)  # type: ignore[union-attr]
+            for damaged in (b"", whole[:10], whole[:-1], whole + b"\0"):
+                moto.client.put_object(Bucket=BUCKET, Key=key, Body=damaged)
+                assert await outcome(storage, bucket_id) == {(bucket_id, None)}
+                with pytest.raises(SnapshotCorruptedError):
+                    await storage.get_bucket_snapshot_length(bucket_id)
+            moto.client.put_object(Bucket=BUCKET, Key=key, Body=whole)
+            assert (await storage.read_bucket_snapshot_head(bucket_id)).metadata == b"metadata"
+            # Damaged since its head was read.
+            moto.client.put_object(Bucket=BUCKET, Key=key, Body=whole[:-1])
+            with pytest.raises(SnapshotCorruptedError, match="entry 2 of"):
+                await storage.get_bucket_snapshot_segment(bucket_id, 2, 2)
+
+    asyncio.run(scenario())
+
+
+def test_other_peoples_keys_are_left_alone(moto: S3Server) -> None:
+    """They are not listed, read or deleted, whatever they look like."""
+    backend = S3Backend(moto)
+    strange = ["README", "1234/5/00000000abc.bak", "1234/5/0", "8234/5/00000000abc", "snapshots/1234/5/00000000abc"]
+    for key in strange:
+        moto.client.put_object(Bucket=BUCKET, Key=f"{backend.prefix}/{key}", Body=b"mine")
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            bucket_id = await _create(storage)
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [bucket_id]
+            await storage.delete_bucket_snapshot(bucket_id)
+
+    asyncio.run(scenario())
+    found = moto.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{backend.prefix}/")["Contents"]
+    assert sorted(one["Key"] for one in found) == sorted(f"{backend.prefix}/{key}" for key in strange)
+
+
+def test_a_list_is_read_page_by_page(s3_server: S3Server) -> None:
+    """All keys, in order, whatever fits a page."""
+    backend = S3Backend(s3_server)
+    client = S3Client(s3_server.config(backend.prefix))
+    keys = [f"{backend.prefix}/{number:03}" for number in range(10)]
+    for key in keys:
+        assert client.create(key, b"")
+
+    for count_max in (1, 3, 5, 10, 1_000):
+        assert list(client.list(f"{backend.prefix}/", count_max=count_max)) == keys
+
+
+def test_each_read_is_one_call(moto: S3Server) -> None:
+    """A head; a segment whose head was read; a create; a list of what is known. A cold segment takes two."""
+    backend = S3Backend(moto)
+    calls: list[str] = []
+
+    async def counted(storage: S3BucketSnapshotStorage, call: str, *arguments: object) -> int:
+        calls.clear()
+        await getattr(storage, call)(*arguments)
+        return len(calls)
+
+    def count(storage: S3BucketSnapshotStorage) -> None:
+        assert storage._open is not None
+        events = storage._open.snapshots._client._client.meta.events
+        events.register("before-send.s3.*", lambda **_: calls.append("call"))
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            count(storage)
+            bucket_id = await _create(storage, [b"x" * 100_000] * 3)
+            assert len(calls) == 1
+            large = await _create(storage, [b"%d" % k * 100 for k in range(20_000)])
+        async with backend.storage() as storage:
+            count(storage)
+            assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 2, 2) == 2
+            assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 3, 3) == 1
+        async with backend.storage() as storage:
+            count(storage)
+            assert await counted(storage, "read_bucket_snapshot_head", bucket_id) == 1
+            assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 1, 3) == 1
+            # Where each of 20,000 segments lies does not fit into what is read first.
+            assert await counted(storage, "read_bucket_snapshot_head", large) == 2 + 1
+            assert await counted(storage, "get_bucket_snapshot_segment", large, 5, 500) == 1
+            assert await counted(storage, "list_bucket_snapshots") == 1
+            assert await counted(storage, "delete_bucket_snapshot", bucket_id) == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_is_remembered_of_objects_is_bounded(moto: S3Server) -> None:
+    """Reads go on when it is forgotten, with one call more."""
+    backend = S3Backend(moto)
+
+    async def scenario() -> None:
+        async with backend.storage(table_cache_bytes=3_000) as storage:
+            ids = [await _create(storage, [b"%d" % k for k in range(100)]) for _ in range(10)]
+            for bucket_id in ids * 2:
+                assert await storage.get_bucket_snapshot_segment(bucket_id, 7, 8) == [b"6", b"7"]
+            assert storage._open is not None
+            heads = storage._open.snapshots._heads
+            assert len(heads._values) == 2
+            assert 0 < heads._bytes <= 3_000
+            for bucket_id in ids:
+                await storage.delete_bucket_snapshot(bucket_id)
+            assert heads._bytes == len(heads._values) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_snapshot_that_another_process_deleted_is_not_found(moto: S3Server) -> None:
+    """Also by calls that could answer from memory, and where there is nothing to read."""
+    backend = S3Backend(moto)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            bucket_id = await _create(storage)
+            await storage.read_bucket_snapshot_head(bucket_id)
+            moto.client.delete_object(Bucket=BUCKET, Key=backend.keys()[bucket_id])
+            for read in (
+                storage.get_bucket_snapshot_segment(bucket_id, 9, 9),
+                storage.get_bucket_snapshot_segment(bucket_id, 1, 1),
+                storage.get_bucket_snapshot_length(bucket_id),
+                storage.get_bucket_snapshot_metadata(bucket_id),
+            ):
+                with pytest.raises(BucketNotFoundError):
+                    await read
+            assert await storage.list_bucket_snapshots() == []
+
+    asyncio.run(scenario())
+
+
+def test_no_secret_is_logged(moto: S3Server, caplog: pytest.LogCaptureFixture) -> None:
+    """At any level, also by boto3, also in errors; a token neither."""
+    caplog.set_level(logging.DEBUG)
+    backend = S3Backend(moto)
+    said: list[str] = []
+
+    async def scenario() -> None:
+        async with backend.storage(session_token="lent-for-a-time") as storage:
+            bucket_id = await _create(storage, _LARGE)
+            await storage.read_bucket_snapshot_head(bucket_id)
+            said.append(repr(storage._config))
+        with pytest.raises(SnapshotStorageError) as caught:
+            await backend.storage(bucket="no-such-bucket").start()
+        said.append(f"{caught.value!r} {caught.value.__cause__!r}")
+
+    asyncio.run(scenario())
+    assert "lent-for-a-time" not in caplog.text + "".join(said)
+    assert SECRET_ACCESS_KEY not in caplog.text + "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"secret_access_key": "wrong-secret"}, "correct the secret access key"),
+        ({"access_key_id": "nobody-knows-me"}, r"correct (the access key|credentials)"),
+        ({"bucket": "no-such-bucket"}, "create the bucket, or correct bucketSnapshotS3Bucket"),
+    ],
+)
+@pytest.mark.parametrize("kind", REAL_SERVERS)
+def test_what_is_configured_wrongly_is_said_at_start(
+    kind: type[RealServer], changes: dict[str, str], reason: str, s3_servers: object
+) -> None:
+    """By the server, in our words, and without the secret."""
+    server: S3Server = s3_servers(kind)  # type: ignore[operator]
+
+    with pytest.raises(StorageAccessError, match=reason) as caught:
+        asyncio.run(S3BucketSnapshotStorage(server.config("p", **changes)).start())
+
+    assert "wrong-secret" not in str(caught.value)
+    assert not caught.value.retriable
