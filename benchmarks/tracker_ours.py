@@ -112,7 +112,6 @@ class Run:
             figures = await self._add_batched(tracker)
             await settle(tracker)
             stats = tracker.stats()
-            figures["buckets"] = stats.bucket_total - 1
             sealed = await storage.rows_stored()
             figures["unsealed"] = len(self._times) - sealed
             figures["at_rest_bytes_per_row"] = stats.snapshot_size_bytes / sealed

@@ -50,8 +50,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "recovered_share": Figure("sealed messages that are back after recovery", "%", True),
     "memory_bytes_per_message": Figure("memory of the tracker, a message", "B", False),
     "rows_written_per_row": Figure("rows written per row sealed", "", False),
-    "at_rest_bytes_per_row": Figure("bytes at rest per row sealed", "B", False),
-    "buckets": Figure("buckets after the adds", "", False),
+    "at_rest_bytes_per_row": Figure("bytes at rest per row", "B", False),
 }
 
 

@@ -53,14 +53,13 @@ final class PeerBench {
         storage.awaitQuiet();
         long memory = usedHeap() - heapBefore + tracker.getBufferMemoryUsage();
         figures.put("memory_bytes_per_message", (double) memory / deliverAts.length);
-        figures.put("buckets", broker.properties.size());
         long unsealed = tracker.getLastMutableBucket().size();
         long sealed = deliverAts.length - unsealed;
         figures.put("unsealed", unsealed);
         figures.put("rows_written_per_row", (double) storage.rowsWritten.get() / sealed);
-        figures.put("at_rest_bytes_per_row", (double) storage.bytesAtRest() / sealed);
         ask(tracker, deliverAts);
-        recover(broker, folder);
+        long stored = recover(broker, folder);
+        figures.put("at_rest_bytes_per_row", (double) storage.bytesAtRest() / stored);
         drain(tracker, broker, deliverAts.length);
         storage.awaitQuiet();
         tracker.close();
@@ -96,18 +95,20 @@ final class PeerBench {
         figures.put("contained", found);
     }
 
-    /** Recovers a second tracker from what the first one has stored. */
-    private void recover(StandInBroker first, Path folder) throws Exception {
+    /** Recovers a second tracker from what the first one has stored, and returns how many rows that is. */
+    private long recover(StandInBroker first, Path folder) throws Exception {
         FolderSnapshotStorage storage = new FolderSnapshotStorage(folder);
         StandInBroker broker = new StandInBroker(first.properties, arguments.number("now"));
         long beganNs = System.nanoTime();
         BucketDelayedDeliveryTracker tracker = broker.newTracker(storage, arguments);
         figures.put("recovery_ms", (System.nanoTime() - beganNs) / 1e6);
         figures.put("recovery_reads", storage.reads.get());
-        figures.put("recovered", tracker.getNumberOfDelayedMessages());
+        long recovered = tracker.getNumberOfDelayedMessages();
+        figures.put("recovered", recovered);
         tracker.close();
         storage.awaitIdle();
         storage.close();
+        return recovered;
     }
 
     private void drain(BucketDelayedDeliveryTracker tracker, StandInBroker broker, int messages) {
