@@ -100,12 +100,12 @@ def slots_of_a_batch() -> float:
     """B1: Murmur3 of an 8-byte key, and the slots of a batch of hashes."""
     keys = [b"key-%04d" % number for number in range(10_000)]
     hashes = _hashes(10_000)
-    start = time.perf_counter()
+    start = time.process_time()
     for key in keys:
         sticky_hash(key)
     for first in range(0, 10_000, _BATCH):
         CONSISTENT_HASHING_RANGE.slots(hashes[first : first + _BATCH])
-    return (time.perf_counter() - start) / 10_000 * 1e6
+    return (time.process_time() - start) / 10_000 * 1e6
 
 
 def selection(consumers: int) -> float:
@@ -114,10 +114,10 @@ def selection(consumers: int) -> float:
     for number in range(consumers):
         selector.add_consumer(ConsumerState(number, f"consumer-{number}"))
     slots = CONSISTENT_HASHING_RANGE.slots(_hashes(100_000))
-    start = time.perf_counter()
+    start = time.process_time()
     for first in range(0, 100_000, _BATCH):
         selector.owners.take(slots[first : first + _BATCH]).tolist()
-    return (time.perf_counter() - start) / 100_000 * 1e6
+    return (time.process_time() - start) / 100_000 * 1e6
 
 
 def membership(consumers: int, *, splits: bool) -> float:
@@ -126,10 +126,10 @@ def membership(consumers: int, *, splits: bool) -> float:
     for number in range(consumers - 1):
         selector.add_consumer(ConsumerState(number, f"consumer-{number}"))
     last = ConsumerState(consumers, "last")
-    start = time.perf_counter()
+    start = time.process_time()
     selector.add_consumer(last)
     selector.remove_consumer(last)
-    return (time.perf_counter() - start) / 2 * 1e3
+    return (time.process_time() - start) / 2 * 1e3
 
 
 def dispatch_and_acknowledge(core: MultipleConsumersCore, consumers: int, keys: int) -> tuple[float, float]:
@@ -140,14 +140,14 @@ def dispatch_and_acknowledge(core: MultipleConsumersCore, consumers: int, keys: 
     dispatching = acknowledging = 0.0
     for _ in range(100):
         headers = feed.headers(_BATCH, hashes)
-        start = time.perf_counter()
+        start = time.process_time()
         actions = feed.read(headers)
-        dispatching += time.perf_counter() - start
+        dispatching += time.process_time() - start
         assigned = _assigned(actions)
-        start = time.perf_counter()
+        start = time.process_time()
         for index, positions in assigned.items():
             feed.core.acknowledge(states[index], positions, {})
-        acknowledging += time.perf_counter() - start
+        acknowledging += time.process_time() - start
     return dispatching / (100 * _BATCH) * 1e6, acknowledging / (100 * _BATCH) * 1e6
 
 
@@ -156,14 +156,14 @@ def through_the_queue() -> float:
     feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
     states = [feed.join(number, permits=0) for number in range(3)]
     hashes = _hashes(1_000)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(10):
         feed.read(feed.headers(_BATCH, hashes))
     given = 0
     while given < 5_000:
         for state in states:
             given += sum(len(own) for own in _assigned(feed.core.flow(state, 100)).values())
-    return (time.perf_counter() - start) / 5_000 * 1e6
+    return (time.process_time() - start) / 5_000 * 1e6
 
 
 def due_entries() -> float:
@@ -176,10 +176,10 @@ def due_entries() -> float:
     for _ in range(100):
         headers = feed.headers(_BATCH, hashes, deliver_at_ms=_NOW_MS - 1)
         feed.next_entry += _BATCH
-        start = time.perf_counter()
+        start = time.process_time()
         feed.core.on_popped(headers.ledger_ids, headers.entry_ids)
         feed.core.on_due(headers)
-        spent += time.perf_counter() - start
+        spent += time.process_time() - start
     return spent / (100 * _BATCH) * 1e6
 
 
@@ -191,9 +191,9 @@ def future_entries() -> float:
     spent = 0.0
     for _ in range(100):
         headers = feed.headers(_BATCH, hashes, deliver_at_ms=_NOW_MS + 10**6)
-        start = time.perf_counter()
+        start = time.process_time()
         feed.read(headers)
-        spent += time.perf_counter() - start
+        spent += time.process_time() - start
     return spent / (100 * _BATCH) * 1e6
 
 
@@ -205,9 +205,75 @@ def selection_from_a_full_queue() -> float:
     hashes = _hashes(20_000)
     for _ in range(40):
         feed.read(feed.headers(_BATCH, hashes))
-    start = time.perf_counter()
+    start = time.process_time()
     given = sum(len(own) for own in _assigned(feed.core.flow(states[7], 10**6)).values())
-    return (time.perf_counter() - start) / given * 1e6
+    return (time.process_time() - start) / given * 1e6
+
+
+def beside_a_stuck_key() -> tuple[float, int]:
+    """B9: one key of 1,000 drains for ever and gets every other entry; microseconds a live entry, and how many wait."""
+    feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
+    states = {number: feed.join(number) for number in range(3)}
+    hashes = np.repeat(_hashes(1_000), 2)
+    hashes[::2] = hashes[0]
+    slot = CONSISTENT_HASHING_RANGE.slot(int(hashes[0]))
+    feed.read(feed.headers(1, hashes[:1]))
+    while feed.core.owner_of_slot(slot) in states:  # type: ignore[attr-defined]
+        feed.join(len(feed.core.consumers))
+    states = dict(feed.core.consumers)
+    return _microseconds_per_live_entry(feed, states, hashes)
+
+
+def beside_a_stuck_consumer() -> tuple[float, int]:
+    """B9: one consumer of three takes nothing; 100,000 of its entries pile up."""
+    feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
+    states = {number: feed.join(number, permits=10**9 if number else 0) for number in range(3)}
+    return _microseconds_per_live_entry(feed, states, _hashes(10_000))
+
+
+def _microseconds_per_live_entry(feed: _Feed, states: dict[int, ConsumerState], hashes: np.ndarray) -> tuple[float, int]:  # type: ignore[type-arg]
+    spent, given = 0.0, 0
+    while len(feed.core.waiting) < 100_000:
+        headers = feed.headers(_BATCH, hashes)
+        start = time.process_time()
+        actions = feed.read(headers)
+        assigned = _assigned(actions)
+        for index, positions in assigned.items():
+            feed.core.acknowledge(states[index], positions, {})
+        spent += time.process_time() - start
+        given += sum(map(len, assigned.values()))
+    return spent / given * 1e6, len(feed.core.waiting)
+
+
+def queue_of_a_stuck_consumer_is_served() -> float:
+    """What had piled up is given when its consumer comes back, in portions of 1,000."""
+    feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
+    states = {number: feed.join(number, permits=10**9 if number else 0) for number in range(3)}
+    _microseconds_per_live_entry(feed, states, _hashes(10_000))
+    waiting = len(feed.core.waiting)
+    start = time.process_time()
+    while len(feed.core.waiting):
+        feed.core.flow(states[0], 1_000)
+    return (time.process_time() - start) / waiting * 1e6
+
+
+def bytes_per_parked_entry() -> float:
+    """What one entry costs that waits behind a long queue."""
+    feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
+    feed.join(0, permits=0)
+    feed.join(1)
+    hashes = _hashes(10_000)
+    for _ in range(100):
+        feed.read(feed.headers(_BATCH, hashes))
+    tracemalloc.start()
+    before, waiting = tracemalloc.get_traced_memory()[0], len(feed.core.waiting)
+    for consumer in feed.core.consumers.values():
+        consumer.permits = 0
+    for _ in range(200):
+        feed.read(feed.headers(_BATCH, hashes))
+    size = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return size / (len(feed.core.waiting) - waiting)
 
 
 def join_with_pending(pending: int) -> float:
@@ -217,9 +283,9 @@ def join_with_pending(pending: int) -> float:
     hashes = _hashes(pending)
     for _ in range(pending // _BATCH):
         feed.read(feed.headers(_BATCH, hashes))
-    start = time.perf_counter()
+    start = time.process_time()
     feed.join(1)
-    return (time.perf_counter() - start) * 1e3
+    return (time.process_time() - start) * 1e3
 
 
 def leave_with_pending(pending: int) -> float:
@@ -229,9 +295,9 @@ def leave_with_pending(pending: int) -> float:
     hashes = _hashes(pending)
     for _ in range(2 * pending // _BATCH):
         feed.read(feed.headers(_BATCH, hashes))
-    start = time.perf_counter()
+    start = time.process_time()
     feed.core.remove_consumer(states[0])
-    return (time.perf_counter() - start) * 1e3
+    return (time.process_time() - start) * 1e3
 
 
 def bytes_per_draining_hash() -> float:
@@ -261,6 +327,11 @@ def main() -> None:
             _report(f"B7 acknowledge, {what}", min(run[1] for run in runs), "us")
     _report("waited for permits: queue and give", _best(through_the_queue), "us")
     _report("B5 20,000 wait and 1 % may go, per entry given", _best(selection_from_a_full_queue), "us")
+    for name, run in (("key of 1,000", beside_a_stuck_key), ("consumer of 3", beside_a_stuck_consumer)):
+        costs = [run()[0] for _ in range(3)]
+        _report(f"B9 beside a stuck {name}, 100,000 wait, per live entry", min(costs), "us")
+    _report("B9 the 100,000 are given when the consumer comes back", _best(queue_of_a_stuck_consumer_is_served), "us")
+    _report("bytes per entry that waits beyond the limits", bytes_per_parked_entry(), "B")
     _report("B10 due entries become assigned", _best(due_entries), "us")
     _report("delayed entries to the tracker (columns)", _best(future_entries), "us")
     _report("B6 join with 50,000 pending", _best(lambda: join_with_pending(50_000)), "ms")

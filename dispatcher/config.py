@@ -36,12 +36,20 @@ class DispatcherConfig:
     look_ahead_per_consumer: int = field(
         default=2_000, metadata={"key": "keySharedLookAheadMsgInReplayThresholdPerConsumer"}
     )
-    """Entries per consumer that may wait before reading stops. 0 leaves only the next limit. Default 2,000."""
+    """Entries per consumer that may wait as objects. 0 leaves only the next limit. Default 2,000."""
 
     look_ahead_per_subscription: int = field(
         default=20_000, metadata={"key": "keySharedLookAheadMsgInReplayThresholdPerSubscription"}
     )
-    """Entries per subscription that may wait before reading stops. 0 is no limit. Default 20,000."""
+    """Entries per subscription that may wait as objects. 0 is no limit. Default 20,000."""
+
+    look_ahead_per_hash: int = field(default=500, metadata={"key": "keySharedLookAheadMsgInReplayThresholdPerHash"})
+    """Entries of one hash that may wait as objects; Pulsar has no such limit, so that one hot key stops all. Default
+    500, which is what is handed out in one turn of the loop."""
+
+    parked_entries_max: int = field(default=1_000_000, metadata={"key": "keySharedLookAheadMsgParkedThreshold"})
+    """Entries per subscription that wait beyond those three limits before reading stops, at 40 bytes each. 0 stops
+    reading at the limits, as Pulsar does. Default 1,000,000."""
 
     read_batch_entries_max: int = field(default=500, metadata={"key": "dispatcherMaxReadBatchSize"})
     """Entries handed to consumers per turn of the loop.
@@ -79,12 +87,18 @@ class DispatcherConfig:
     """Messages a subscription may hold unacknowledged; served again at half. 0 is no limit. Default 200,000."""
 
     def __post_init__(self) -> None:
-        for name in ("consistent_hashing_replica_points", "read_batch_entries_max", "read_bytes_max"):
+        for name in (
+            "consistent_hashing_replica_points",
+            "look_ahead_per_hash",
+            "read_batch_entries_max",
+            "read_bytes_max",
+        ):
             _require_at_least(1, name, getattr(self, name))
         for name in (
             "key_shared_unblocking_interval_ms",
             "look_ahead_per_consumer",
             "look_ahead_per_subscription",
+            "parked_entries_max",
             "retry_backoff_initial_ms",
             "read_failure_backoff_initial_ms",
             "unacked_per_consumer_max",

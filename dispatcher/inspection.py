@@ -107,7 +107,7 @@ def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
     return KeyStatus(
         slot=slot,
         owner=core.consumers[owner].name if owner != NO_OWNER else None,
-        waiting_entries=len(core.waiting.heaps.get(slot, ())),
+        waiting_entries=core.waiting.count(slot),
         draining_at=core.consumers[draining.owner_index].name if draining is not None else None,
         draining_since_ms=draining.since_ms if draining is not None else None,
         held_by=[

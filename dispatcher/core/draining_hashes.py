@@ -62,12 +62,12 @@ class DrainingHashesTracker:
         entry = self.entries.pop(slot)
         self._cleared_totals[entry.owner_index] = self._cleared_totals.get(entry.owner_index, 0) + 1
 
-    def should_block(self, slot: int) -> bool:
-        """Return whether nothing of the slot may be sent; counts the attempt."""
+    def should_block(self, slot: int, *, attempts: int = 1) -> bool:
+        """Return whether nothing of the slot may be sent; counts how many entries that held back."""
         entry = self.entries.get(slot)
         if entry is None:
             return False
-        entry.blocked_count += 1
+        entry.blocked_count += attempts
         return True
 
     def slots_of(self, owner_index: int) -> list[int]:

@@ -211,7 +211,7 @@ class Intake(SubscriptionCore):
     # Room.
 
     def look_ahead_limit(self) -> int:
-        """Return how many entries may wait before reading stops."""
+        """Return Pulsar's limit: how many entries may wait as objects."""
         per_consumer = self.config.look_ahead_per_consumer
         per_subscription = self.config.look_ahead_per_subscription
         limit = per_consumer * max(1, len(self.consumers)) if per_consumer else per_subscription
@@ -225,9 +225,13 @@ class Intake(SubscriptionCore):
         )
         return min((unacked for unacked in unacked_limits if unacked), default=UNLIMITED)
 
+    def _waiting_max(self) -> int:
+        """Return how many entries may wait, in whatever form."""
+        return self.look_ahead_limit()
+
     def _room(self) -> int:
-        return max(0, self.look_ahead_limit() - len(self.waiting))
+        return max(0, self._waiting_max() - len(self.waiting))
 
     def _due_room(self) -> int:
-        # Twice the limit, so that immediate entries that wait for one consumer do not make due ones late.
-        return max(0, 2 * self.look_ahead_limit() - len(self.waiting))
+        # Once more the limit, so that immediate entries that wait for one consumer do not make due ones late.
+        return max(0, self._waiting_max() + self.look_ahead_limit() - len(self.waiting))

@@ -24,7 +24,7 @@ from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelect
 from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.draining_hashes import DrainingHashesTracker
-from dispatcher.core.items import COUNT, SLOT, Item, make_items
+from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, make_items, make_rows
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.selector import NO_OWNER, OwnerTable, StickyKeyConsumerSelector
 from dispatcher.core.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
@@ -57,6 +57,7 @@ class KeySharedCore(MultipleConsumersCore):
         self._owner_list: list[int] = self.selector.owners.tolist()
         self._unblocked: list[int] = []
         self._unblock_at_ms: int | None = None
+        self._set_look_ahead()
 
     @property
     def is_fenced(self) -> bool:
@@ -71,6 +72,11 @@ class KeySharedCore(MultipleConsumersCore):
 
     def _make_ready(self, headers: EntryHeaders, orders_ms: NDArray[np.int64]) -> list[Action]:
         slots = self.selector.hash_range.slots(headers.sticky_hashes)
+        is_behind = self.waiting.parked.are_behind(slots, orders_ms)
+        if is_behind is not None and is_behind.any():
+            self._park(make_rows(headers, orders_ms, slots)[is_behind])
+            rest = np.flatnonzero(~is_behind)
+            headers, orders_ms, slots = headers.take(rest), orders_ms[rest], slots[rest]
         items = make_items(headers, orders_ms, slots)
         heaps = self.waiting.heaps
         draining = self.draining.entries
@@ -79,6 +85,7 @@ class KeySharedCore(MultipleConsumersCore):
         budgets[NO_OWNER] = 0
         budget_left = self._subscription_budget()
         given: dict[int, list[Item]] = {index: [] for index in self.consumers}
+        longer: set[int] = set()
 
         for item, owner in zip(items, self.selector.owners.take(slots).tolist(), strict=True):
             slot = item[SLOT]
@@ -87,12 +94,31 @@ class KeySharedCore(MultipleConsumersCore):
                     self._offer(slot)
                 elif slot in draining:
                     self.draining.should_block(slot)
+                longer.add(slot)
                 continue
             budgets[owner] -= item[COUNT]
             budget_left -= item[COUNT]
             given[owner].append(item)
 
+        if longer:
+            self.waiting.park_surplus(longer)
         return [self._deliver(self.consumers[index], own) for index, own in given.items() if own]
+
+    def _park(self, rows: ItemRows) -> None:
+        """Queue rows of slots that have such a long queue already that nothing of them can be given now."""
+        if self.draining.entries:
+            slots, counts = np.unique(rows["slot"], return_counts=True)
+            for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+                self.draining.should_block(slot, attempts=count)
+        for slot in self.waiting.park(rows):
+            self._offer(slot)
+
+    def _set_look_ahead(self) -> None:
+        self.waiting.entries_max = self.look_ahead_limit()
+        self.waiting.slot_entries_max = self.config.look_ahead_per_hash
+
+    def _waiting_max(self) -> int:
+        return self.look_ahead_limit() + self.config.parked_entries_max
 
     def _deliver(self, consumer: ConsumerState, items: list[Item]) -> Deliver:
         self._give(consumer, items)
@@ -219,6 +245,7 @@ class KeySharedCore(MultipleConsumersCore):
         after = self.selector.owners
         has_moved = before != after
         self._owner_list = after.tolist()
+        self._set_look_ahead()
         if self.is_fenced:
             for consumer in self.consumers.values():
                 for slot in _those_that(has_moved, consumer.pending.slot_counts):

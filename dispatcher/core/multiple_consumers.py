@@ -12,7 +12,7 @@ from dispatcher.core.ack_sets import AckSet, full_ack_set, intersection, unackno
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
 from dispatcher.core.intake import Intake
-from dispatcher.core.items import COUNT, ENTRY, LEDGER, SLOT, Item, Key, with_count
+from dispatcher.core.items import COUNT, ENTRY, LEDGER, SLOT, Item, Key, key_of, with_count
 from managed_ledger.position import Position
 
 
@@ -217,5 +217,5 @@ class MultipleConsumersCore(Intake):
                 assert position not in holders, f"{position} is pending twice"
                 holders[position] = consumer.index
         self.waiting._check()
-        for position in holders:
-            assert position not in self.waiting, f"{position} waits and is pending"
+        for item in self.waiting.items():
+            assert key_of(item) not in holders, f"{key_of(item)} waits and is pending"

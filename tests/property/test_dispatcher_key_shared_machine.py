@@ -217,11 +217,15 @@ class _Machine(RuleBasedStateMachine):
         assert self.read is not None
         (request, found, next_position), self.read = self.read, None
         waiting_before = len(self.core.waiting)
+        queued_before = self.core.waiting.queued
         held_before = len(self.core.held_due)
         self._look_at_tracker()
         self._run(self.core.on_headers(request, _headers(found), next_position))
         if held_before == 0 and all(entry.deliver_at_ms == NOT_DELAYED for entry in found):
-            assert len(self.core.waiting) <= max(waiting_before, self.core.look_ahead_limit())
+            # I9. Beyond the limit a slot keeps one entry in front, and the rest is parked.
+            assert len(self.core.waiting) <= max(waiting_before, self.core._waiting_max())
+            limit = self.core.look_ahead_limit() + len(self.core.waiting.heaps)
+            assert self.core.waiting.queued <= max(queued_before, limit)
 
     @precondition(lambda self: self.popped is None)
     @rule()
@@ -424,9 +428,13 @@ class KeySharedMachine(_Machine):
     """The default: consistent hashing, draining."""
 
     @initialize(
-        recovering=st.sets(st.integers(1, 3)), published=st.integers(0, 20), interval_ms=st.sampled_from([0, 10])
+        recovering=st.sets(st.integers(1, 3)),
+        published=st.integers(0, 20),
+        interval_ms=st.sampled_from([0, 10]),
+        per_hash=st.sampled_from([1, 2, 500]),
+        parked_max=st.sampled_from([0, 5, 1_000]),
     )
-    def start(self, recovering: set[int], published: int, interval_ms: int) -> None:
+    def start(self, recovering: set[int], published: int, interval_ms: int, per_hash: int, parked_max: int) -> None:
         config = DispatcherConfig(
             look_ahead_per_consumer=4,
             look_ahead_per_subscription=10,
@@ -434,6 +442,8 @@ class KeySharedMachine(_Machine):
             unacked_per_consumer_max=6,
             unacked_per_subscription_max=14,
             consistent_hashing_replica_points=3,
+            look_ahead_per_hash=per_hash,
+            parked_entries_max=parked_max,
             key_shared_unblocking_interval_ms=interval_ms,
         )
         self.core = KeySharedCore(config, has_delays=True)

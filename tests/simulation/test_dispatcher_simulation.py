@@ -65,6 +65,8 @@ class Story:
         self.recovery_seconds = recovery_seconds
         self.config = DispatcherConfig(
             look_ahead_per_consumer=self.chance.choice([5, 50, 2000]),
+            look_ahead_per_hash=self.chance.choice([1, 3, 500]),
+            parked_entries_max=self.chance.choice([0, 20, 1_000_000]),
             read_batch_entries_max=self.chance.choice([3, 20, 500]),
             read_failure_backoff_initial_ms=1,
             read_failure_backoff_max_ms=10,

@@ -15,7 +15,7 @@ from dispatcher.core.shared import SharedCore
 from dispatcher.core.single_active import SingleActiveCore, choose_active
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
-from dispatcher.slots import sticky_hash
+from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.position import Position
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
@@ -552,7 +552,7 @@ def test_a_delayed_message_behind_a_backlog_of_immediate_ones_is_on_time() -> No
     """The scan finds it although reading for the consumers has stopped at the look-ahead."""
 
     async def scenario() -> None:
-        config = DispatcherConfig(look_ahead_per_consumer=10)
+        config = DispatcherConfig(look_ahead_per_consumer=10, parked_entries_max=0)
         world = _World(config=config)
         consumers = {name: world.join(name, permits=0) for name in ("a", "b")}
         owner_of_key_0 = world.dispatcher.get_consumer(b"key-0")
@@ -570,6 +570,96 @@ def test_a_delayed_message_behind_a_backlog_of_immediate_ones_is_on_time() -> No
         await _settle(0.11)
 
         assert consumers[owner_of_key_0.name].payloads == [b"on time"]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_a_key_that_drains_for_ever_does_not_stop_the_others() -> None:
+    """999 keys are live behind a backlog of the stuck one that is longer than every look-ahead limit."""
+
+    async def scenario() -> None:
+        config = DispatcherConfig(look_ahead_per_consumer=20, look_ahead_per_hash=5)
+        world = _World(config=config)
+        holder = world.join("holder")
+        world.publish(1, keys=1)
+        await _settle()
+        assert holder.payloads == [b"0"]
+        # The key moves away from its holder, which never acknowledges.
+        others = []
+        while world.dispatcher.get_consumer(b"key-0") is holder:
+            others.append(world.join(f"other-{len(others)}"))
+        world.publish(3_000, keys=1)
+        world.publish(3_000, keys=1, delay_ms=50)
+        live = 0
+        for number in range(1, 1_000):
+            world.log.append(b"live-%d" % number, key_hash=sticky_hash(b"key-%d" % number))
+            live += 1
+        await _settle(1)
+
+        everybody = [holder, *others]
+        slots = {CONSISTENT_HASHING_RANGE.slot(sticky_hash(b"key-%d" % n)) for n in range(1, 1_000)}
+        assert CONSISTENT_HASHING_RANGE.slot(sticky_hash(b"key-0")) not in slots
+        assert sum(len(consumer.payloads) for consumer in everybody) == 1 + live
+        core = world.dispatcher.core
+        assert isinstance(core, KeySharedCore)
+        assert core.waiting.queued <= 20 * len(everybody)
+        assert world.dispatcher.stats().msg_in_replay == 6_000
+        core._check()
+
+        # When it is done at last, everything of the key comes, in its order.
+        new_owner = world.dispatcher.get_consumer(b"key-0")
+        assert isinstance(new_owner, FakeConsumer)
+        before = len(new_owner.payloads)
+        world.dispatcher.acknowledge(holder, [(1, 0)])
+        world.dispatcher.consumer_flow(new_owner, 10_000)
+        await _settle(1)
+        assert [int(payload) for payload in new_owner.payloads[before:]] == [*range(3_000), *range(3_000)]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_a_stuck_consumer_of_many_keys_does_not_stop_the_others() -> None:
+    async def scenario() -> None:
+        config = DispatcherConfig(look_ahead_per_consumer=20, look_ahead_per_hash=5)
+        world = _World(config=config)
+        stuck, *live = [world.join(name, permits=0) for name in ("a", "b", "c")]
+        for consumer in live:
+            world.dispatcher.consumer_flow(consumer, 100_000)
+        world.publish(20_000, keys=5_000)
+        await _settle(1)
+
+        owners = [world.dispatcher.get_consumer(b"key-%d" % (number % 5_000)) for number in range(20_000)]
+        for consumer in live:
+            expected = [b"%d" % number for number, owner in enumerate(owners) if owner is consumer]
+            assert consumer.payloads == expected
+        core = world.dispatcher.core
+        assert isinstance(core, KeySharedCore)
+        assert core.waiting.queued <= 60 + len(core.waiting.heaps)
+
+        world.dispatcher.consumer_flow(stuck, 100_000)
+        await _settle(1)
+        assert sorted(map(int, stuck.payloads)) == [n for n, owner in enumerate(owners) if owner is stuck]
+        assert core.waiting.queued == 0
+        core._check()
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_reading_stops_when_as_much_is_parked_as_may_be() -> None:
+    async def scenario() -> None:
+        config = DispatcherConfig(look_ahead_per_consumer=10, parked_entries_max=30)
+        world = _World(config=config)
+        stuck, live = world.join("a", permits=0), world.join("b")
+        key = next(b"key-%d" % n for n in range(99) if world.dispatcher.get_consumer(b"key-%d" % n) is stuck)
+        for _ in range(500):
+            world.log.append(b"", key_hash=sticky_hash(key))
+        await _settle()
+
+        assert live.payloads == []
+        assert world.dispatcher.stats().msg_in_replay == 50
         await world.dispatcher.close()
 
     run(scenario())
