@@ -40,7 +40,7 @@ PULSAR_LOOKALIKES = frozenset(
         "managedLedgerCursorMaxEntriesPerLedger",
         "managedLedgerMinLedgerRolloverTimeMinutes",
         "subscriptionKeySharedEnable",
-        "subscriptionKeySharedUseClassicPersistentImplementation",
+        "subscriptionSharedUseClassicPersistentImplementation",
         "webServicePortTls",
     }
 )

@@ -7,6 +7,10 @@ checks ranges and relations.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
+
+DRAINING_HASHES: Final = "draining_hashes"
+LAST_SENT_POSITION: Final = "last_sent_position"
 
 
 class SubscriptionType(StrEnum):
@@ -21,6 +25,22 @@ class SubscriptionType(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherConfig:
     """How far to look ahead, when to stop and how long to wait."""
+
+    ordering_mode: str = field(
+        default=DRAINING_HASHES,
+        metadata={"key": "subscriptionKeySharedOrderingMode"},
+    )
+    """How the order of a key survives a join: `draining_hashes` (PIP-379) or `last_sent_position` (PIP-282).
+
+    The latter gives a newcomer nothing beyond what was sent when it joined, until all of that is acknowledged. Ours;
+    Pulsar had one or the other. Default draining_hashes.
+    """
+
+    use_classic_implementation: bool = field(
+        default=False, metadata={"key": "subscriptionKeySharedUseClassicPersistentImplementation"}
+    )
+    """As Pulsar before 4.0: a newcomer gets nothing beyond the read position at its join. Slots stay those of Pulsar 4.
+    Goes before the ordering mode. Default false."""
 
     key_shared_unblocking_interval_ms: int = field(default=10, metadata={"key": "keySharedUnblockingIntervalMs"})
     """Hashes that have drained within this time are unblocked together. 0 unblocks at once. Default 10."""
@@ -87,6 +107,10 @@ class DispatcherConfig:
     """Messages a subscription may hold unacknowledged; served again at half. 0 is no limit. Default 200,000."""
 
     def __post_init__(self) -> None:
+        if self.ordering_mode not in (DRAINING_HASHES, LAST_SENT_POSITION):
+            raise ValueError(
+                f"ordering_mode must be {DRAINING_HASHES} or {LAST_SENT_POSITION}, but is {self.ordering_mode}"
+            )
         for name in (
             "consistent_hashing_replica_points",
             "look_ahead_per_hash",

@@ -201,6 +201,7 @@ class Dispatcher:
             ledger_ids, entry_ids = zip(*acknowledged, strict=True)
             self._cursor.acknowledge(ledger_ids, entry_ids)
         self._run_actions(actions)
+        self._note_mark_delete()
 
     def acknowledge_cumulative(self, consumer: ConsumerHandle, position: Position, ack_set: AckSet = ()) -> None:
         """Acknowledge everything up to a position; with `ack_set`, of that entry only what is clear in it.
@@ -224,6 +225,13 @@ class Dispatcher:
     def mark_delete_advanced(self) -> None:
         """Forget what was expired or skipped: the cursor's mark-delete position moved without acknowledgements."""
         self._run_actions(self._core_now().mark_deleted(self._cursor.mark_delete_position))
+        self._note_mark_delete()
+
+    def _note_mark_delete(self) -> None:
+        """Let newcomers go on who waited for everything before them, in the ordering modes that know such."""
+        core = self.core
+        if isinstance(core, KeySharedCore) and core.fence.watches_mark_delete:
+            self._run_actions(core.note_unacknowledged_from(self._cursor.next_unacknowledged_position))
 
     # What operators see.
 

@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.core.key_shared import KeySharedCore
+from dispatcher.core.recently_joined import SubscriptionView
 from dispatcher.core.shared import SharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.dispatcher import Dispatcher
-from dispatcher.ports import Clock, Log, SubscriptionCursor
+from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
     DelayedDeliveryTrackerFactory,
@@ -43,7 +44,8 @@ def make_dispatcher(
     """
     is_many = subscription_type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
     has_delays = is_many and tracker_factory is not None
-    core = _make_core(subscription_type, config, topic_name, has_delays=has_delays)
+    view = LogAndCursor(log, cursor)
+    core = _make_core(subscription_type, config, topic_name, view, has_delays=has_delays)
     factory = tracker_factory
 
     def new_tracker(on_available: Callable[[], None]) -> DelayedDeliveryTracker:
@@ -66,11 +68,16 @@ def make_dispatcher(
 
 
 def _make_core(
-    subscription_type: SubscriptionType, config: DispatcherConfig, topic_name: str, *, has_delays: bool
+    subscription_type: SubscriptionType,
+    config: DispatcherConfig,
+    topic_name: str,
+    view: SubscriptionView,
+    *,
+    has_delays: bool,
 ) -> SubscriptionCore:
     match subscription_type:
         case SubscriptionType.KEY_SHARED:
-            return KeySharedCore(config, has_delays=has_delays)
+            return KeySharedCore(config, has_delays=has_delays, view=view)
         case SubscriptionType.SHARED:
             return SharedCore(config, has_delays=has_delays)
         case SubscriptionType.FAILOVER:

@@ -2,6 +2,7 @@
 
 from dispatcher.config import SubscriptionType
 from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.selector import NO_OWNER
@@ -60,9 +61,9 @@ def consumer_stats(
     """Return the stats of one consumer."""
     hashes: list[DrainingHash] = []
     cleared_total = 0
-    if isinstance(core, KeySharedCore):
-        hashes = _draining_hashes(core, consumer)
-        cleared_total = core.draining.cleared_total(consumer.index)
+    if isinstance(core, KeySharedCore) and isinstance(core.fence, DrainingHashesTracker):
+        hashes = _draining_hashes(core.fence, consumer)
+        cleared_total = core.fence.cleared_total(consumer.index)
     return ConsumerStats(
         consumer_id=consumer_id,
         consumer_name=consumer.name,
@@ -86,16 +87,15 @@ def consumer_stats(
     )
 
 
-def _draining_hashes(core: KeySharedCore, consumer: ConsumerState) -> list[DrainingHash]:
-    entries = core.draining.entries
+def _draining_hashes(draining: DrainingHashesTracker, consumer: ConsumerState) -> list[DrainingHash]:
     return [
         DrainingHash(
-            hash=slot,
-            unack_msgs=entries[slot].ref_count,
-            blocked_attempts=entries[slot].blocked_count,
-            since_ms=entries[slot].since_ms,
+            hash=entry.slot,
+            unack_msgs=entry.ref_count,
+            blocked_attempts=entry.blocked_count,
+            since_ms=entry.since_ms,
         )
-        for slot in core.draining.slots_of(consumer.index)
+        for entry in draining.entries(consumer.index)
     ]
 
 
@@ -103,7 +103,7 @@ def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
     """Return where a sticky key stands."""
     slot = core.selector.hash_range.slot(sticky_hash(key))
     owner = core.owner_of_slot(slot)
-    draining = core.draining.entries.get(slot)
+    draining = core.fence.get(slot) if isinstance(core.fence, DrainingHashesTracker) else None
     return KeyStatus(
         slot=slot,
         owner=core.consumers[owner].name if owner != NO_OWNER else None,

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from pyroaring import BitMap
 
+from dispatcher.core.read_plan import LedgerExtent
 from managed_ledger.headers import EntryHeaders, Int64s
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
@@ -70,3 +71,29 @@ class SubscriptionCursor(TrackedCursor, Protocol):
 
     async def seek(self, position: Position) -> None:
         """Make `position` the next one to read."""
+
+
+class LogAndCursor:
+    """The two as the ordering modes before PIP-379 see them (`SubscriptionView`).
+
+    Args:
+        log: The log.
+        cursor: The subscription's cursor.
+    """
+
+    def __init__(self, log: Log, cursor: SubscriptionCursor) -> None:
+        self._log = log
+        self._cursor = cursor
+
+    @property
+    def next_unacknowledged_position(self) -> Position:
+        """The first position beyond mark-delete."""
+        return self._cursor.next_unacknowledged_position
+
+    def acknowledged_in(self, ledger_id: int) -> BitMap:
+        """What is acknowledged of a ledger."""
+        return self._cursor.acknowledged_in(ledger_id)
+
+    def ledgers(self) -> list[LedgerExtent]:
+        """All ledgers, in order."""
+        return [LedgerExtent(ledger.ledger_id, ledger.entries - 1, ledger.is_open) for ledger in self._log.ledgers()]

@@ -16,9 +16,9 @@ from dispatcher.backoff import Backoff
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.intake import Intake
-from dispatcher.core.read_plan import LedgerExtent, ReadRequest
+from dispatcher.core.read_plan import ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
-from dispatcher.ports import Clock, Log, SubscriptionCursor
+from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
 from snapshot_storage.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
@@ -162,7 +162,7 @@ class Reader:
         return await self._read(request) or has_worked
 
     def _start_plan(self) -> None:
-        extents = [LedgerExtent(ledger.ledger_id, ledger.entries - 1, ledger.is_open) for ledger in self._log.ledgers()]
+        extents = LogAndCursor(self._log, self._cursor).ledgers()
         self._core.start(
             self._cursor.next_unacknowledged_position,
             extents,

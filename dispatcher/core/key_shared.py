@@ -1,14 +1,14 @@
 """Key_Shared: every slot has one owner, and nothing of a slot overtakes what waits before it (PIP-34, PIP-379).
 
-    header ──slot──► nothing of the slot waits, it does not drain, its owner has permits ──► given at once
-                     otherwise ──► the slot's heap ──► the owner's heap of heads, unless the slot drains
+    header ──slot──► nothing of the slot waits, no fence holds it, its owner has permits ──► given at once
+                     otherwise ──► the slot's queue ──► the owner's heap of heads, unless the fence holds it
 
 A consumer's `heads` holds the first waiting entry of each of its slots, so what a consumer may get next costs O(log n),
 whatever waits for others. Entries there can be out of date: they count only while they are the very object at the head
-of their slot's heap and the slot is the consumer's and does not drain.
+of their slot's heap, the slot is the consumer's and the fence lets them pass.
 
-A membership change is one step: the new assignment, the draining slots, what a leaver held, and what waits in slots
-that moved. A slot drains exactly while a consumer other than its owner holds entries of it.
+A membership change is one step: the new assignment, the fence (by default: the draining slots), what a leaver held, and
+what waits in slots that moved.
 """
 
 from collections.abc import Collection
@@ -17,19 +17,22 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from dispatcher.config import DispatcherConfig
+from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
 from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.draining_hashes import DrainingHashesTracker
+from dispatcher.core.fence import NoFence, OrderFence
 from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, make_items, make_rows
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
+from dispatcher.core.recently_joined import LastSentPositionFence, ReadPositionFence, SubscriptionView
 from dispatcher.core.selector import NO_OWNER, OwnerTable, StickyKeyConsumerSelector
 from dispatcher.core.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
 from dispatcher.errors import ConsumerBusyError
 from managed_ledger.headers import EntryHeaders
+from managed_ledger.position import Position
 
 
 def make_selector(policy: KeySharedPolicy, config: DispatcherConfig) -> StickyKeyConsumerSelector:
@@ -41,28 +44,35 @@ def make_selector(policy: KeySharedPolicy, config: DispatcherConfig) -> StickyKe
     return HashRangeAutoSplitStickyKeyConsumerSelector()
 
 
+def make_fence(policy: KeySharedPolicy, config: DispatcherConfig, view: SubscriptionView | None) -> OrderFence:
+    """Return the fence that the policy and the configuration ask for."""
+    if policy.mode is KeySharedMode.STICKY or policy.allow_out_of_order_delivery:
+        return NoFence()
+    if config.use_classic_implementation or config.ordering_mode == LAST_SENT_POSITION:
+        assert view is not None, "this ordering mode needs to see the log"
+        return ReadPositionFence(view) if config.use_classic_implementation else LastSentPositionFence(view)
+    return DrainingHashesTracker()
+
+
 class KeySharedCore(MultipleConsumersCore):
     """The decisions of a Key_Shared subscription.
 
     Args:
         config: Limits and intervals.
         has_delays: Whether delayed entries go to a tracker.
+        view: The log and the cursor, which the ordering modes before PIP-379 look at.
     """
 
-    def __init__(self, config: DispatcherConfig, *, has_delays: bool) -> None:
+    def __init__(self, config: DispatcherConfig, *, has_delays: bool, view: SubscriptionView | None = None) -> None:
         super().__init__(config, has_delays=has_delays)
+        self._view = view
         self.policy = KeySharedPolicy()
         self.selector = make_selector(self.policy, config)
-        self.draining = DrainingHashesTracker()
+        self.fence = make_fence(self.policy, config, view)
         self._owner_list: list[int] = self.selector.owners.tolist()
         self._unblocked: list[int] = []
         self._unblock_at_ms: int | None = None
         self._set_look_ahead()
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether slots drain before they move; not with sticky ranges, nor where order was given up."""
-        return self.policy.mode is KeySharedMode.AUTO_SPLIT and not self.policy.allow_out_of_order_delivery
 
     def owner_of_slot(self, slot: int) -> int:
         """See base."""
@@ -79,7 +89,8 @@ class KeySharedCore(MultipleConsumersCore):
             headers, orders_ms, slots = headers.take(rest), orders_ms[rest], slots[rest]
         items = make_items(headers, orders_ms, slots)
         heaps = self.waiting.heaps
-        draining = self.draining.entries
+        fence = self.fence
+        is_fenced = fence.is_active
         unacked_max = self.config.unacked_per_consumer_max
         budgets = {index: consumer.budget(unacked_max) for index, consumer in self.consumers.items()}
         budgets[NO_OWNER] = 0
@@ -89,11 +100,16 @@ class KeySharedCore(MultipleConsumersCore):
 
         for item, owner in zip(items, self.selector.owners.take(slots).tolist(), strict=True):
             slot = item[SLOT]
-            if budgets[owner] <= 0 or budget_left <= 0 or slot in heaps or slot in draining:
+            if (
+                budgets[owner] <= 0
+                or budget_left <= 0
+                or slot in heaps
+                or (is_fenced and fence.blocks(item, owner, is_fresh=True))
+            ):
                 if self.waiting.add(item):
                     self._offer(slot)
-                elif slot in draining:
-                    self.draining.should_block(slot)
+                elif is_fenced:
+                    fence.note_blocked(slot, 1)
                 longer.add(slot)
                 continue
             budgets[owner] -= item[COUNT]
@@ -106,10 +122,10 @@ class KeySharedCore(MultipleConsumersCore):
 
     def _park(self, rows: ItemRows) -> None:
         """Queue rows of slots that have such a long queue already that nothing of them can be given now."""
-        if self.draining.entries:
+        if self.fence.is_active:
             slots, counts = np.unique(rows["slot"], return_counts=True)
             for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
-                self.draining.should_block(slot, attempts=count)
+                self.fence.note_blocked(slot, count)
         for slot in self.waiting.park(rows):
             self._offer(slot)
 
@@ -126,13 +142,15 @@ class KeySharedCore(MultipleConsumersCore):
 
     def _offer(self, slot: int) -> None:
         owner = self._owner_list[slot]
-        if owner == NO_OWNER or self.draining.should_block(slot):
-            return
         heap = self.waiting.heaps.get(slot)
-        if heap is not None:
-            consumer = self.consumers[owner]
-            heappush(consumer.heads, heap[0])
-            self._to_serve[owner] = consumer
+        if owner == NO_OWNER or heap is None:
+            return
+        if self.fence.is_active and self.fence.blocks(heap[0], owner, is_fresh=False):
+            self.fence.note_blocked(slot, 1)
+            return
+        consumer = self.consumers[owner]
+        heappush(consumer.heads, heap[0])
+        self._to_serve[owner] = consumer
 
     def _serve_all(self) -> list[Action]:
         actions: list[Action] = []
@@ -148,13 +166,16 @@ class KeySharedCore(MultipleConsumersCore):
         budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
         if not heads or budget <= 0:
             return []
-        heaps, draining, owners = self.waiting.heaps, self.draining.entries, self._owner_list
+        heaps, owners, fence = self.waiting.heaps, self._owner_list, self.fence
+        is_fenced = fence.is_active
         items = []
         while heads and budget > 0:
             item = heappop(heads)
             slot = item[SLOT]
             heap = heaps.get(slot)
-            if heap is None or heap[0] is not item or owners[slot] != consumer.index or slot in draining:
+            if heap is None or heap[0] is not item or owners[slot] != consumer.index:
+                continue
+            if is_fenced and fence.blocks(item, consumer.index, is_fresh=False):
                 continue
             self.waiting.pop(slot)
             items.append(item)
@@ -164,11 +185,21 @@ class KeySharedCore(MultipleConsumersCore):
                 heappush(heads, heap[0])
         return items
 
-    # Draining.
+    # What lets a slot go.
 
     def _on_no_longer_pending(self, consumer: ConsumerState, slot: int) -> None:
-        if self.draining.entries and self.draining.reduce_ref_count(consumer.index, slot):
+        if self.fence.is_active and self.fence.note_no_longer_pending(consumer, slot):
             self._unblock(slot)
+
+    def _take_back(self, items: Collection[Item]) -> None:
+        self.fence.note_taken_back(items)
+        super()._take_back(items)
+
+    def note_unacknowledged_from(self, position: Position) -> list[Action]:
+        """See base."""
+        for slot in self.fence.note_unacknowledged_from(position, self.waiting.heaps):
+            self._offer(slot)
+        return self._serve_all()
 
     def _unblock(self, slot: int) -> None:
         """Offer a drained slot, together with those that drain within the interval."""
@@ -212,6 +243,7 @@ class KeySharedCore(MultipleConsumersCore):
         before = self.selector.owners
         self.selector.add_consumer(consumer)
         self.consumers[consumer.index] = consumer
+        self.fence.joined(consumer, self.consumers, self.plan.read_position if self.plan is not None else None)
         self._settle(before)
         return self._serve_all()
 
@@ -223,50 +255,36 @@ class KeySharedCore(MultipleConsumersCore):
         del self.consumers[consumer.index]
         self._to_serve.pop(consumer.index, None)
         consumer.heads.clear()
-        drained = self.draining.slots_of(consumer.index)
-        for slot in drained:
-            self.draining.clear_entry(slot)
+        free = self.fence.leaves(consumer, self.consumers, self.waiting.heaps)
         self._settle(before)
 
         items = list(consumer.pending)
         consumer.pending.clear()
         self._release(consumer, consumer.unacked)
         self._take_back(items)
-        for slot in drained:
+        for slot in free:
             self._offer(slot)
-        self.draining.consumer_removed(consumer.index)
         if not self.consumers:
             # As Pulsar: a subscription that everybody left starts its counts anew.
             self.redelivery_counts.clear()
         return self._serve_all()
 
     def _settle(self, before: OwnerTable) -> None:
-        """Bring draining slots and waiting entries in line with a new assignment."""
+        """Bring the fence and waiting entries in line with a new assignment."""
         after = self.selector.owners
         has_moved = before != after
         self._owner_list = after.tolist()
         self._set_look_ahead()
-        if self.is_fenced:
-            for consumer in self.consumers.values():
-                for slot in _those_that(has_moved, consumer.pending.slot_counts):
-                    self._settle_pending(consumer, slot)
+        self.fence.settle(self.consumers, after, has_moved, self.now_ms)
         for slot in _those_that(has_moved, self.waiting.heaps):
             self._offer(slot)
-
-    def _settle_pending(self, consumer: ConsumerState, slot: int) -> None:
-        is_own = self._owner_list[slot] == consumer.index
-        is_draining = slot in self.draining.entries
-        if is_own and is_draining:
-            self.draining.clear_entry(slot)
-        elif not is_own and not is_draining:
-            references = consumer.pending.slot_counts[slot]
-            self.draining.add_entry(consumer.index, slot, references=references, now_ms=self.now_ms)
 
     def _adopt(self, policy: KeySharedPolicy) -> None:
         """Take the first consumer's policy."""
         self.policy = KeySharedPolicy(policy.mode, policy.allow_out_of_order_delivery)
         hash_range = self.selector.hash_range
         self.selector = make_selector(policy, self.config)
+        self.fence = make_fence(policy, self.config, self._view)
         if self.selector.hash_range != hash_range:
             # What waits has slots of the other range. It is not acknowledged, so reading anew finds it.
             self.reset()
@@ -274,30 +292,20 @@ class KeySharedCore(MultipleConsumersCore):
     def reset(self) -> None:
         """See base."""
         self._forget_everything()
-        self.draining.clear()
+        self.fence.clear()
         self._unblocked, self._unblock_at_ms = [], None
 
     def _check(self) -> None:
         super()._check()
         assert self._owner_list == self.selector.owners.tolist()
-        held = {
-            slot: (consumer.index, entries)
-            for consumer in self.consumers.values()
-            for slot, entries in consumer.pending.slot_counts.items()
-        }
-        if self.is_fenced:
-            slots = [slot for consumer in self.consumers.values() for slot in consumer.pending.slot_counts]
-            assert len(slots) == len(set(slots)), "a slot is pending at two consumers"
-            away = {slot: holder for slot, holder in held.items() if holder[0] != self._owner_list[slot]}
-            draining = {slot: (e.owner_index, e.ref_count) for slot, e in self.draining.entries.items()}
-            assert draining == away
+        self.fence._check(self.consumers, self.selector.owners)
         for slot, heap in self.waiting.heaps.items():
             self._check_slot_is_offered(slot, heap[0])
 
     def _check_slot_is_offered(self, slot: int, head: Item) -> None:
         """Nothing that may be sent is left lying."""
         owner = self._owner_list[slot]
-        if owner == NO_OWNER or slot in self.draining.entries or slot in self._unblocked:
+        if owner == NO_OWNER or slot in self._unblocked or self.fence.blocks(head, owner, is_fresh=False):
             return
         consumer = self.consumers[owner]
         assert any(item is head for item in consumer.heads), f"slot {slot} waits and is not offered"

@@ -111,6 +111,11 @@ class SubscriptionCore(ABC):
     def mark_deleted(self, through: Position) -> list[Action]:
         """Forget everything up to a position that was expired or skipped."""
 
+    def note_unacknowledged_from(self, position: Position) -> list[Action]:
+        """Note that everything before a position is acknowledged in the cursor."""
+        del position
+        return []
+
     @abstractmethod
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
         """Return whether an entry that was given to the consumer is still its own to be sent."""

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyroaring import BitMap
 
-from dispatcher.config import DispatcherConfig
+from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.core.actions import Action, Deliver, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import LedgerExtent, ReadRequest
+from dispatcher.core.recently_joined import RecentlyJoinedFence
 from dispatcher.core.shared import SharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
@@ -145,6 +146,10 @@ class _Machine(RuleBasedStateMachine):
         self.acknowledged.update(positions)
         holder.held = [position for position in holder.held if position not in positions]
         self._run(actions)
+        self._note_acknowledged()
+
+    def _note_acknowledged(self) -> None:
+        """Do what the shell does after the cursor has moved."""
 
     @precondition(lambda self: self.acknowledged)
     @rule(data=st.data())
@@ -163,6 +168,7 @@ class _Machine(RuleBasedStateMachine):
             self.acknowledged.add(position)
             client.held.remove(position)
         self._run(actions)
+        self._note_acknowledged()
 
     def _partial(self, client: _Client) -> list[Key]:
         return [position for position in client.held if self._entry(position).message_count == 3]
@@ -461,6 +467,60 @@ class AutoSplitMachine(_Machine):
         self._start(set(), published)
 
 
+class OlderModesMachine(_Machine):
+    """PIP-282 and the classic mode: they may let a slot be held twice, but lose nothing and keep every slot's order."""
+
+    @initialize(
+        recovering=st.sets(st.integers(1, 3)),
+        published=st.integers(0, 20),
+        parked_max=st.sampled_from([0, 1_000]),
+        is_classic=st.booleans(),
+    )
+    def start(self, recovering: set[int], published: int, parked_max: int, is_classic: bool) -> None:
+        config = DispatcherConfig(
+            ordering_mode=LAST_SENT_POSITION,
+            use_classic_implementation=is_classic,
+            look_ahead_per_consumer=4,
+            look_ahead_per_subscription=10,
+            look_ahead_per_hash=2,
+            parked_entries_max=parked_max,
+            read_batch_entries_max=5,
+            unacked_per_consumer_max=6,
+            consistent_hashing_replica_points=3,
+        )
+        self.core = KeySharedCore(config, has_delays=True, view=self)
+        self._start(recovering, published)
+
+    # What the fence sees of the log and of the cursor.
+
+    @property
+    def next_unacknowledged_position(self) -> Position:
+        at = next((at for at, entry in enumerate(self.log) if entry.position not in self.acknowledged), len(self.log))
+        return self._position_at(at)
+
+    def acknowledged_in(self, ledger_id: int) -> BitMap:
+        return BitMap(entry_id for ledger, entry_id in self.acknowledged if ledger == ledger_id)
+
+    def ledgers(self) -> list[LedgerExtent]:
+        last = self._last_confirmed()
+        counts = [(n, _ENTRIES_PER_LEDGER) for n in range(1, last.ledger_id)] + [(last.ledger_id, last.entry_id + 1)]
+        return [LedgerExtent(ledger_id, count - 1, ledger_id == last.ledger_id) for ledger_id, count in counts]
+
+    def _note_acknowledged(self) -> None:
+        self._run(self.core.note_unacknowledged_from(self.next_unacknowledged_position))
+
+    @invariant()
+    def nobody_gets_what_is_beyond_its_bound(self) -> None:
+        if not hasattr(self, "core") or not isinstance(self.core, KeySharedCore):
+            return
+        fence = self.core.fence
+        assert isinstance(fence, RecentlyJoinedFence)
+        for client in self.clients:
+            bound = fence.bounds.get(client.state.index)
+            if bound is not None:
+                assert all(position < bound for position in client.state.pending.items)
+
+
 class SharedMachine(_Machine):
     """Without keys."""
 
@@ -494,5 +554,7 @@ TestKeyShared = KeySharedMachine.TestCase
 TestKeyShared.settings = _SETTINGS
 TestAutoSplit = AutoSplitMachine.TestCase
 TestAutoSplit.settings = _SETTINGS
+TestOlderModes = OlderModesMachine.TestCase
+TestOlderModes.settings = _SETTINGS
 TestShared = SharedMachine.TestCase
 TestShared.settings = _SETTINGS

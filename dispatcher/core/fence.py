@@ -1,0 +1,96 @@
+"""What may be given to whom after a membership change: the interface of the three ways to keep a key's order.
+
+    draining hashes      (PIP-379, the default)  a slot waits while its old consumer holds entries of it
+    last sent position   (PIP-282)               a newcomer gets nothing beyond what was sent when it joined
+    read position        (before both, classic)  a newcomer gets nothing beyond what was read when it joined
+
+The core asks a fence before it gives an entry, and tells it what may let something go; the fence answers with the slots
+to look at again. While `is_active` is false nothing is asked, so a fence costs nothing until somebody joins or leaves.
+The order within a slot is not a fence's business: nothing of a slot overtakes what waits before it in any case.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.items import Item
+from dispatcher.core.selector import OwnerTable
+from managed_ledger.position import Position
+
+Consumers = Mapping[int, ConsumerState]
+"""The registered consumers by index."""
+
+
+class OrderFence(ABC):
+    """Holds back what would break the order of a key."""
+
+    @property
+    @abstractmethod
+    def is_active(self) -> bool:
+        """Whether anything can be held back now."""
+
+    watches_mark_delete: ClassVar[bool] = False
+    """Whether `note_unacknowledged_from` is of interest."""
+
+    @abstractmethod
+    def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
+        """Return whether the owner of its slot must not get an entry now; `is_fresh` if it never waited."""
+
+    def note_blocked(self, slot: int, entries: int) -> None:
+        """Count entries that had to wait."""
+
+    @abstractmethod
+    def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
+        """Note who came. `consumers` has it already; everything before `read_position` was read."""
+
+    def settle(self, consumers: Consumers, owners: OwnerTable, has_moved: NDArray[np.bool_], now_ms: int) -> None:
+        """Note a new assignment: the owner of each slot, and which slots have another one than before."""
+
+    @abstractmethod
+    def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
+        """Note who goes, before `settle`; return the slots that may go on, of those in which something waits."""
+
+    def note_no_longer_pending(self, consumer: ConsumerState, slot: int) -> bool:
+        """Note that a consumer holds one entry of a slot less; return whether the slot may go on by that."""
+        return False
+
+    def note_taken_back(self, items: Collection[Item]) -> None:
+        """Note that entries which were given wait again."""
+
+    def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
+        """Note that everything before a position is acknowledged; return the slots that may go on, as `leaves`."""
+        return []
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget everything but who is there."""
+
+    def _check(self, consumers: Consumers, owners: OwnerTable) -> None:
+        """Check what the fence promises; for tests."""
+
+
+class NoFence(OrderFence):
+    """Holds nothing back: for sticky ranges, and where the order was given up."""
+
+    @property
+    def is_active(self) -> bool:
+        """See base."""
+        return False
+
+    def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
+        """See base."""
+        return False
+
+    def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
+        """See base."""
+
+    def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
+        """See base."""
+        return []
+
+    def clear(self) -> None:
+        """See base."""

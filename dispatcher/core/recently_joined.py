@@ -1,0 +1,194 @@
+"""Newcomers that get nothing beyond a position until everything before it is acknowledged (PIP-282, and before it).
+
+    log        |-- acknowledged --|---- sent, or read ----|------ unsent, or unread ------
+    newcomer    may get everything up to its bound ------>|  nothing, until all before the bound is acknowledged
+
+The bound is the first position that a newcomer may not get. With PIP-282 it is the first position that was never sent
+when the consumer joined, so the last sent position is the one before it; in the classic mode it is the read position.
+What waited already is held to the smallest bound of all newcomers, which is that of the first.
+
+PIP-282 keeps a last sent position and a set of individually sent ones up to date with each dispatched entry. Here both
+are derived when somebody joins or asks: sent is what is acknowledged, what is pending, and what was given once and
+waits again. The weaknesses are the proposals' own (PIP-379 lists them): a stuck message stops newcomers altogether, and
+a slot that moves between two consumers that are no newcomers is not fenced.
+"""
+
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import Protocol
+
+import numpy as np
+from pyroaring import BitMap
+
+from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.fence import Consumers, OrderFence
+from dispatcher.core.items import ENTRY, LEDGER, Item
+from dispatcher.core.read_plan import LedgerExtent
+from managed_ledger.position import Position
+
+
+class SubscriptionView(Protocol):
+    """What a fence has to know of the log and of the cursor."""
+
+    @property
+    def next_unacknowledged_position(self) -> Position:
+        """The first position beyond mark-delete."""
+
+    def acknowledged_in(self, ledger_id: int) -> BitMap:
+        """What is acknowledged of a ledger."""
+
+    def ledgers(self) -> list[LedgerExtent]:
+        """All ledgers, in order."""
+
+
+class RecentlyJoinedFence(OrderFence):
+    """The newcomers with their bounds.
+
+    Args:
+        view: The log and the cursor.
+    """
+
+    watches_mark_delete = True
+
+    def __init__(self, view: SubscriptionView) -> None:
+        self.bounds: dict[int, Position] = {}
+        """By consumer, in the order in which they joined, which is that of the bounds."""
+        self.bounds_when_joining: dict[int, Position] = {}
+        """The same of every consumer, for the stats."""
+        self._view = view
+
+    @property
+    def is_active(self) -> bool:
+        """See base."""
+        return bool(self.bounds)
+
+    def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
+        """See base."""
+        bound = self.bounds.get(owner_index)
+        if bound is None:
+            return False
+        if not is_fresh:
+            bound = min(bound, next(iter(self.bounds.values())))
+        return (item[LEDGER], item[ENTRY]) >= bound
+
+    @abstractmethod
+    def _bound(self, consumers: Consumers, read_position: Position) -> Position:
+        """Return the first position that a consumer may not get that joins now."""
+
+    def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
+        """See base."""
+        if read_position is None:
+            return
+        bound = self._bound(consumers, read_position)
+        self.bounds_when_joining[consumer.index] = bound
+        if len(consumers) > 1 and bound > self._view.next_unacknowledged_position:
+            # A bound never lies before an earlier one: nothing that was sent, or read, ceases to be.
+            self.bounds[consumer.index] = max(bound, *self.bounds.values()) if self.bounds else bound
+
+    def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
+        """See base; the last one has nobody to be fenced from."""
+        before = len(self.bounds)
+        self.bounds.pop(consumer.index, None)
+        self.bounds_when_joining.pop(consumer.index, None)
+        if len(consumers) <= 1:
+            self.bounds.clear()
+        return list(waiting) if len(self.bounds) != before else []
+
+    def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
+        """See base."""
+        released = [index for index, bound in self.bounds.items() if bound <= position]
+        for index in released:
+            del self.bounds[index]
+        return list(waiting) if released else []
+
+    def clear(self) -> None:
+        """See base."""
+        self.bounds.clear()
+        self.bounds_when_joining.clear()
+
+    def _check(self, consumers: Consumers, owners: object) -> None:
+        assert self.bounds.keys() <= consumers.keys()
+        assert list(self.bounds.values()) == sorted(self.bounds.values())
+        assert len(consumers) > 1 or not self.bounds
+
+
+class ReadPositionFence(RecentlyJoinedFence):
+    """The classic rule: a newcomer's bound is the read position."""
+
+    def _bound(self, consumers: Consumers, read_position: Position) -> Position:
+        return read_position
+
+
+class LastSentPositionFence(RecentlyJoinedFence):
+    """PIP-282: a newcomer's bound is the first position that was never sent."""
+
+    def __init__(self, view: SubscriptionView) -> None:
+        super().__init__(view)
+        self._waits_again: dict[int, BitMap] = {}
+
+    def note_taken_back(self, items: Collection[Item]) -> None:
+        """See base: what was sent once stays so."""
+        for item in items:
+            self._waits_again.setdefault(item[LEDGER], BitMap()).add(item[ENTRY])
+
+    def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
+        """See base."""
+        if not consumers:
+            self._waits_again.clear()
+        return super().leaves(consumer, consumers, waiting)
+
+    def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
+        """See base."""
+        for ledger_id in [ledger_id for ledger_id in self._waits_again if ledger_id < position.ledger_id]:
+            del self._waits_again[ledger_id]
+        return super().note_unacknowledged_from(position, waiting)
+
+    def clear(self) -> None:
+        """See base."""
+        super().clear()
+        self._waits_again.clear()
+
+    def _bound(self, consumers: Consumers, read_position: Position) -> Position:
+        return self.first_unsent(consumers)
+
+    def first_unsent(self, consumers: Consumers) -> Position:
+        """Return the first position that was never sent; it need not exist yet."""
+        first = self._view.next_unacknowledged_position
+        sent_in = self._sent(consumers)
+        after = first
+        for extent in self._view.ledgers():
+            if extent.ledger_id < first.ledger_id:
+                continue
+            begin = first.entry_id if extent.ledger_id == first.ledger_id else 0
+            sent = sent_in.get(extent.ledger_id, BitMap()) | self._view.acknowledged_in(extent.ledger_id)
+            unsent = BitMap(range(max(begin, 0), extent.last_entry_id + 1)) - sent
+            if unsent:
+                return Position(extent.ledger_id, unsent.min())
+            after = max(after, Position(extent.ledger_id, extent.last_entry_id + 1))
+        return after
+
+    def individually_sent(self, consumers: Consumers) -> dict[int, BitMap]:
+        """Return what was sent at or beyond the first unsent position, by ledger."""
+        first = self.first_unsent(consumers)
+        sent_in = self._sent(consumers)
+        found: dict[int, BitMap] = {}
+        for extent in self._view.ledgers():
+            if extent.ledger_id < first.ledger_id:
+                continue
+            sent = sent_in.get(extent.ledger_id, BitMap()) | self._view.acknowledged_in(extent.ledger_id)
+            if extent.ledger_id == first.ledger_id:
+                sent -= BitMap(range(first.entry_id))
+            if sent:
+                found[extent.ledger_id] = sent
+        return found
+
+    def _sent(self, consumers: Consumers) -> dict[int, BitMap]:
+        """Return what is not acknowledged and was sent, by ledger."""
+        sent = {ledger_id: BitMap(entries) for ledger_id, entries in self._waits_again.items()}
+        positions = [position for consumer in consumers.values() for position in consumer.pending.items]
+        if positions:
+            columns = np.array(positions, dtype=np.int64)
+            for ledger_id in np.unique(columns[:, 0]).tolist():
+                entries = columns[columns[:, 0] == ledger_id, 1].astype(np.uint32)
+                sent.setdefault(ledger_id, BitMap()).update(entries)
+        return sent
