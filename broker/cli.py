@@ -20,7 +20,7 @@ import click
 from broker.command_groups import InstalledCommands
 from broker.config import BrokerConfig, ConfigError, load_config
 from broker.config_table import config_lines, config_table
-from broker.errors import ServiceStartError
+from broker.errors import AdminRequestError, BrokerError, ServiceStartError
 from managed_ledger.errors import LedgerError
 from snapshot_storage.errors import SnapshotStorageError
 
@@ -55,7 +55,15 @@ def refusing(command: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except (ConfigError, ServiceStartError, LedgerError, SnapshotStorageError, OSError) as error:
+        except (
+            ConfigError,
+            AdminRequestError,
+            BrokerError,
+            ServiceStartError,
+            LedgerError,
+            SnapshotStorageError,
+            OSError,
+        ) as error:
             text = _explain(error) if isinstance(error, OSError) else str(error)
             click.echo(f"postdate: {' '.join(text.split())}", err=True)
             sys.exit(EXIT_CODE_REFUSED)
@@ -220,6 +228,27 @@ def demo(keep: bool, folder: Path | None) -> None:
     from broker.demo import run_demo
 
     sys.exit(run_demo(keep=keep, folder=folder))
+
+
+@main.command(
+    epilog=examples(
+        "postdate keys orders billing customer-17",
+        "postdate keys shop/eu/orders billing customer-17 --url http://127.0.0.1:8081",
+        "postdate keys orders billing AAECAw== --base64",
+    )
+)
+@click.argument("topic")
+@click.argument("subscription")
+@click.argument("key")
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the service.")
+@click.option("--base64", "is_base64", is_flag=True, help="KEY is bytes, written as base64.")
+@refusing
+def keys(topic: str, subscription: str, key: str, url: str, is_base64: bool) -> None:
+    """Say where KEY of a Key_Shared subscription stands: its hash, its owner, and what holds it up."""
+    # Imported late: the other commands need no HTTP client.
+    from broker.key_report import key_report
+
+    click.echo(key_report(url, topic, subscription, key, is_base64=is_base64), nl=False)
 
 
 if __name__ == "__main__":

@@ -70,3 +70,7 @@ class MetadataError(BrokerError):
 
 class ServiceStartError(Exception):
     """The service cannot start; the text says why and what to do."""
+
+
+class AdminRequestError(Exception):
+    """A command could not ask the running service, or was refused; the text says why."""

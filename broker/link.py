@@ -11,6 +11,10 @@ class ClientLink(Protocol):
     """The way to one client."""
 
     @property
+    def peer(self) -> str:
+        """The client's address and port."""
+
+    @property
     def is_writable(self) -> bool:
         """Whether the client takes bytes as fast as they are written."""
 

@@ -23,6 +23,7 @@ from broker.policy_routes import policy_routes
 from broker.requests import HANDLERS
 from broker.scheduler import Housekeeping, Job
 from broker.service import Service
+from broker.stats_routes import stats_routes
 from broker.web import start_web
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                 config.web_port,
                 metrics=lambda: render_metrics(service.metrics()),
                 health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
-                routes=policy_routes(service),
+                routes=[*policy_routes(service), *stats_routes(service)],
             )
 
             def watch_store() -> None:

@@ -5,7 +5,7 @@
     GET /metrics, /metrics/         Prometheus text
 
 Everything else is a 404 (or 405) in JSON. What is answered is passed in, as functions or as routes (of
-`broker.policy_routes`); this module knows HTTP alone. Nothing is authenticated.
+`broker.policy_routes` and `broker.stats_routes`); this module knows HTTP alone. Nothing is authenticated.
 """
 
 import logging

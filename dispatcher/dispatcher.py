@@ -22,12 +22,12 @@ from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import CumulativeAckRefusedError, DispatcherClosedError
-from dispatcher.inspection import consumer_stats, key_status, subscription_stats
+from dispatcher.inspection import consumer_stats, key_status, newcomer_stats, subscription_stats
 from dispatcher.outbox import Outbox
 from dispatcher.ports import Clock, Log, SubscriptionCursor
 from dispatcher.reader import Reader
 from dispatcher.slots import sticky_hash
-from dispatcher.stats import ConsumerStats, KeyStatus, SubscriptionStats
+from dispatcher.stats import ConsumerStats, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.position import Position
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
@@ -258,6 +258,10 @@ class Dispatcher:
         if outbox is None or not isinstance(self.core, KeySharedCore):
             return []
         return self.core.selector.ranges_of(outbox.consumer)
+
+    def newcomer_stats(self) -> NewcomerStats | None:
+        """Return what PIP-282 and the classic mode show of newcomers; None in the other modes and types."""
+        return newcomer_stats(self.core) if isinstance(self.core, KeySharedCore) else None
 
     def key_status(self, key: bytes) -> KeyStatus | None:
         """Return where a sticky key stands and what holds it up; None unless Key_Shared."""

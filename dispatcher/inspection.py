@@ -1,15 +1,17 @@
 """Stats of a dispatcher, and why a key is where it is; reads a core and changes nothing."""
 
+import numpy as np
+
 from dispatcher.config import SubscriptionType
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
-from dispatcher.core.selector import NO_OWNER
+from dispatcher.core.recently_joined import LastSentPositionFence, RecentlyJoinedFence
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.slots import sticky_hash
-from dispatcher.stats import ConsumerStats, DrainingHash, KeyStatus, SubscriptionStats
+from dispatcher.stats import ConsumerStats, DrainingHash, HeldEntry, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.position import Position
 
 
@@ -99,20 +101,65 @@ def _draining_hashes(draining: DrainingHashesTracker, consumer: ConsumerState) -
     ]
 
 
+def newcomer_stats(core: KeySharedCore) -> NewcomerStats | None:
+    """Return what the ordering modes before PIP-379 show, None in the others."""
+    fence = core.fence
+    if not isinstance(fence, RecentlyJoinedFence):
+        return None
+    last_sent = None
+    ranges: list[tuple[Position, Position]] = []
+    if isinstance(fence, LastSentPositionFence):
+        last_sent = fence.before(fence.first_unsent(core.consumers))
+        for ledger_id, entries in fence.individually_sent(core.consumers).items():
+            ids = np.array(entries.to_array(), dtype=np.int64)
+            begins = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+            ends = np.append(begins[1:], len(ids)) - 1
+            ranges += [
+                (Position(ledger_id, first - 1), Position(ledger_id, last))
+                for first, last in zip(ids[begins].tolist(), ids[ends].tolist(), strict=True)
+            ]
+    return NewcomerStats(
+        position_when_joining=[fence.position_when_joining(index) for index in core.consumers],
+        is_waiting=[index in fence.bounds for index in core.consumers],
+        last_sent_position=last_sent,
+        individually_sent_positions=ranges,
+    )
+
+
 def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
     """Return where a sticky key stands."""
     slot = core.selector.hash_range.slot(sticky_hash(key))
-    owner = core.owner_of_slot(slot)
+    owner = core.consumers.get(core.owner_of_slot(slot))
     draining = core.fence.get(slot) if isinstance(core.fence, DrainingHashesTracker) else None
     return KeyStatus(
         slot=slot,
-        owner=core.consumers[owner].name if owner != NO_OWNER else None,
+        owner=owner.name if owner is not None else None,
         waiting_entries=core.waiting.count(slot),
+        reason=_why_it_waits(core, slot, owner),
         draining_at=core.consumers[draining.owner_index].name if draining is not None else None,
         draining_since_ms=draining.since_ms if draining is not None else None,
         held_by=[
-            Position(*position)
+            HeldEntry(Position(*position), consumer.name)
             for consumer in core.consumers.values()
             for position in consumer.pending.positions_of_slot(slot)
         ],
     )
+
+
+def _why_it_waits(core: KeySharedCore, slot: int, owner: ConsumerState | None) -> str:
+    heap = core.waiting.heaps.get(slot)
+    if heap is None:
+        return "nothing waits"
+    if owner is None:
+        return "no consumer owns the hash"
+    if core.fence.blocks(heap[0], owner.index, is_fresh=False):
+        if isinstance(core.fence, RecentlyJoinedFence):
+            return "its consumer joined lately, and what came before that is not all acknowledged"
+        return "another consumer has not acknowledged earlier messages of the hash"
+    if owner.is_blocked:
+        return "its consumer holds too many unacknowledged messages"
+    if core.is_blocked:
+        return "the subscription holds too many unacknowledged messages"
+    if owner.permits <= 0:
+        return "its consumer has not asked for more messages"
+    return "it is about to be sent"

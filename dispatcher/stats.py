@@ -5,6 +5,7 @@
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from managed_ledger.position import Position
 
@@ -68,14 +69,37 @@ class SubscriptionStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewcomerStats:
+    """What PIP-282 and the classic mode show; consumers in the order of `SubscriptionStats.consumers`."""
+
+    position_when_joining: list[Position | None]
+    """The last sent position, or the read position, when each consumer joined."""
+    is_waiting: list[bool]
+    """Whether it still waits for everything up to there."""
+    last_sent_position: Position | None
+    """Everything up to here was sent; None in the classic mode."""
+    individually_sent_positions: list[tuple[Position, Position]]
+    """What was sent beyond it: ranges without their first and with their last position."""
+
+
+class HeldEntry(NamedTuple):
+    """An unacknowledged entry."""
+
+    position: Position
+    consumer_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStatus:
     """Where one key stands: who gets it, and what holds it up."""
 
     slot: int
     owner: str | None
     waiting_entries: int
+    reason: str
+    """Why they wait, in words."""
     draining_at: str | None
     """The consumer that still holds entries of the slot although it moved away."""
     draining_since_ms: int | None
-    held_by: list[Position]
-    """Unacknowledged entries of the slot, wherever they are pending."""
+    held_by: list[HeldEntry]
+    """Unacknowledged entries of the slot, and who holds them."""

@@ -75,6 +75,10 @@ class RecentlyJoinedFence(OrderFence):
     def _bound(self, consumers: Consumers, read_position: Position) -> Position:
         """Return the first position that a consumer may not get that joins now."""
 
+    @abstractmethod
+    def position_when_joining(self, consumer_index: int) -> Position | None:
+        """Return what the stats tell of a consumer's join."""
+
     def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
         """See base."""
         if read_position is None:
@@ -117,6 +121,10 @@ class ReadPositionFence(RecentlyJoinedFence):
 
     def _bound(self, consumers: Consumers, read_position: Position) -> Position:
         return read_position
+
+    def position_when_joining(self, consumer_index: int) -> Position | None:
+        """See base: the read position."""
+        return self.bounds_when_joining.get(consumer_index)
 
 
 class LastSentPositionFence(RecentlyJoinedFence):
@@ -166,6 +174,20 @@ class LastSentPositionFence(RecentlyJoinedFence):
                 return Position(extent.ledger_id, unsent.min())
             after = max(after, Position(extent.ledger_id, extent.last_entry_id + 1))
         return after
+
+    def position_when_joining(self, consumer_index: int) -> Position | None:
+        """See base: the last sent position."""
+        bound = self.bounds_when_joining.get(consumer_index)
+        return None if bound is None else self.before(bound)
+
+    def before(self, position: Position) -> Position:
+        """Return the position before another one; entry -1 of the first ledger when there is none."""
+        if position.entry_id > 0:
+            return Position(position.ledger_id, position.entry_id - 1)
+        ledgers = [one for one in self._view.ledgers() if one.ledger_id < position.ledger_id and one.last_entry_id >= 0]
+        return (
+            Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id) if ledgers else Position(position.ledger_id, -1)
+        )
 
     def individually_sent(self, consumers: Consumers) -> dict[int, BitMap]:
         """Return what was sent at or beyond the first unsent position, by ledger."""

@@ -140,7 +140,8 @@ def test_a_key_tells_what_holds_it_up() -> None:
         assert status is not None
         assert (status.slot, status.owner, status.draining_at) == (2862, "c2", "c1")
         assert status.waiting_entries == 1
-        assert [tuple(at) for at in status.held_by] == [(1, 9), (1, 19)]
+        assert status.held_by == [((1, 9), "c1"), ((1, 19), "c1")]
+        assert status.reason == "another consumer has not acknowledged earlier messages of the hash"
         assert world.dispatcher.get_consumer(b"9") is c2
         assert world.dispatcher.get_consumer(b"5") is c1
         await world.dispatcher.close()

@@ -1,0 +1,81 @@
+"""Asks a running service about one key and writes the answer for people."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode
+from urllib.request import urlopen
+
+from broker.errors import AdminRequestError
+from broker.topic_name import TopicName
+
+TIMEOUT_S: Final = 10.0
+_POSITIONS_SHOWN_MAX: Final = 10
+
+
+def key_report(url: str, topic: str, subscription: str, key: str, *, is_base64: bool = False) -> str:
+    """Return where a key stands, in lines.
+
+    Args:
+        url: The service's web port, like `http://127.0.0.1:8080`.
+        topic: The topic, in any of the forms that clients use.
+        subscription: The subscription.
+        key: The key, as text or as base64.
+        is_base64: Whether it is base64.
+
+    Raises:
+        BrokerError: The topic's name is none.
+        AdminRequestError: The service does not answer, or knows no such topic or subscription.
+    """
+    tenant, namespace, local_name = TopicName.parse(topic)
+    path = "/".join(quote(part, safe="") for part in (tenant, namespace, local_name))
+    query = urlencode({"keyBase64" if is_base64 else "key": key})
+    address = f"{url.rstrip('/')}/admin/v2/persistent/{path}/subscription/{quote(subscription, safe='')}/keyStatus"
+    if not address.startswith(("http://", "https://")):
+        raise AdminRequestError(f"--url {url} is no address: write http://host:port")
+    try:
+        with urlopen(f"{address}?{query}", timeout=TIMEOUT_S) as answer:
+            status = json.load(answer)
+    except HTTPError as error:
+        raise AdminRequestError(_reason(error)) from error
+    except (URLError, TimeoutError) as error:
+        raise AdminRequestError(f"no service answers at {url}: {error}; see --url") from error
+    return key_lines(status)
+
+
+def _reason(error: HTTPError) -> str:
+    with error:
+        try:
+            return str(json.load(error)["reason"])
+        except (ValueError, KeyError):
+            return f"the service answered {error.code} {error.reason}"
+
+
+def key_lines(status: dict[str, Any]) -> str:
+    """Return an answer of `keyStatus` as lines.
+
+    >>> print(key_lines({"key": "k", "hash": 7, "owner": "b", "waitingEntries": 2, "reason": "another consumer ...",
+    ...     "blockedBy": "a", "blockedSinceTimestamp": 0, "unackedEntries": 1,
+    ...     "unacked": [{"position": "1:5", "consumerName": "a"}]}), end="")
+    key       k
+    hash      7
+    owner     b
+    waiting   2 (another consumer ...)
+    blocked   by a since 1970-01-01 00:00:00.000 UTC
+    unacked   1: 1:5 at a
+    """
+    lines = [
+        f"key       {status['key']}",
+        f"hash      {status['hash']}",
+        f"owner     {status['owner'] or 'nobody'}",
+        f"waiting   {status['waitingEntries']} ({status['reason']})",
+    ]
+    if status["blockedBy"] is not None:
+        since = datetime.fromtimestamp(status["blockedSinceTimestamp"] / 1000, tz=UTC)
+        text = since.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        lines.append(f"blocked   by {status['blockedBy']} since {text} UTC")
+    held = [f"{one['position']} at {one['consumerName']}" for one in status["unacked"][:_POSITIONS_SHOWN_MAX]]
+    more = ", ..." if status["unackedEntries"] > len(held) else ""
+    lines.append(f"unacked   {status['unackedEntries']}" + (f": {', '.join(held)}{more}" if held else ""))
+    return "".join(f"{line}\n" for line in lines)
