@@ -13,11 +13,17 @@ from managed_ledger.errors import StoreUnavailableError
 from pipeline.open_logs import log_folder_of
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.rocksdb_database import RocksDBMemory
 from snapshot_storage.storage import BucketSnapshotStorage
 
 Result = TypeVar("Result")
 
 STORAGES_OPEN_MAX = 2
+WRITE_BUFFER_BYTES = 64 * 2**20
+"""More than a service takes: a job writes everything at once, and small buffers are compacted again and again.
+
+Storing 200 buckets of 50,000 rows took 16.5 ms each with 8 MiB, 9.7 with 32, 8.3 with 64 and 8.6 with 256.
+"""
 
 
 def index_folder(location: str) -> Path:
@@ -34,7 +40,8 @@ def index_folder(location: str) -> Path:
 
 def open_index(location: str, *, is_read_only: bool = False) -> BucketSnapshotStorage:
     """Return the storage at a location, not started."""
-    return RocksDBBucketSnapshotStorage(index_folder(location), is_read_only=is_read_only)
+    memory = None if is_read_only else RocksDBMemory(write_buffer_bytes=WRITE_BUFFER_BYTES)
+    return RocksDBBucketSnapshotStorage(index_folder(location), is_read_only=is_read_only, memory=memory)
 
 
 def cursor_folder(index: str, log: str | None) -> Path:

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pipeline.bucket_rows import build_bucket
 from pipeline.cursor_log import CursorLog, CursorName
 from pipeline.index_place import cursor_folder, index_folder, open_index
-from pipeline.publishing import Published, publish
+from pipeline.publishing import Published, each_of, publish
 from pipeline.rules import RebuildRules
 from pipeline.spark_tasks import attempt_name
 from pipeline.staging import StagedSnapshot, StagingWriter, new_staging, remove_staging, staging_root
@@ -116,7 +116,7 @@ class IndexWriter(DataSourceArrowWriter):
             keys = {name: set() if self._overwrite else {bucket.key for bucket in old[name]} for name in names}
             async with open_index(self._location) as storage:
                 replaced = names if self._overwrite else ()
-                return await publish(_named_anew(whole, keys), storage, cursors, replaced=replaced)
+                return await publish(each_of(_named_anew(whole, keys)), storage, cursors, replaced=replaced)
 
 
 def _named_anew(parts: Iterable[StagedPart], taken: Mapping[CursorName, set[str]]) -> Iterator[StagedSnapshot]:

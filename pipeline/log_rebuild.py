@@ -11,11 +11,12 @@ a killed task or a killed driver leave the index as it was.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
@@ -28,8 +29,15 @@ from pipeline.open_logs import open_log, with_log
 from pipeline.publishing import Published, publish
 from pipeline.row_checks import Acknowledged, BadRow
 from pipeline.rules import RebuildRules
-from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, attempt_name
+from pipeline.spark_tasks import SparkTasks, attempt_name
 from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+
+Task = TypeVar("Task")
+
+OnStage = Callable[[str, int], None]
+"""Told when a stage begins: its name, and how many steps it has."""
+OnStep = Callable[[int], None]
+"""Told how many steps are done since it was told last; from any thread."""
 
 
 @dataclass(slots=True)
@@ -90,23 +98,51 @@ def rebuild_log(
         names = selected(owners.names(), topics, cursors)
         acknowledged = {name: owners.acknowledged(name) for name in names}
 
-        jobs = SparkTasks(spark, on_stage, on_step)
+        jobs = SparkTasks(spark)
         tasks = _plan_counts(location, acknowledged, rules, jobs.cores)
-        counted = jobs.run("count", tasks, partial(_count, location=location, job=job, rules=rules))
+        on_stage("count", len(tasks))
+        count = partial(_count, location=location, job=job, rules=rules)
+        counted = jobs.run("count", tasks, count, lambda _counted: on_step(1))
         report.ledgers = len({part[:2] for task in tasks for part in task.ranges})
         report.entries_read = sum(of_task.entries for of_task in counted)
         report.bad_rows = [row for of_task in counted for row in of_task.bad_rows]
+
         counts = [count for of_task in counted for count in of_task.counts]
         planned = plan_tasks(counts, acknowledged, rules, cores=jobs.cores)
+        on_stage("build", sum(map(len, planned)))
         build = partial(_build, location=location, job=job, rules=rules, staging=staging.path)
-        staged = [snapshot for of_task in jobs.run("build", planned, build) for snapshot in of_task]
-        report.rows = sum(snapshot.row_count for snapshot in staged)
-
-        on_stage("publish", len(staged))
+        staged = as_they_come(jobs, planned, build)
         report.published = runner.run(
             publish(staged, storage, owners, replaced=names, on_stored=lambda _snapshot: on_step(1))
         )
+        report.rows = sum(bucket.row_count for bucket in report.published.buckets)
     return report
+
+
+async def as_they_come(
+    jobs: SparkTasks, tasks: Sequence[Task], work: Callable[[Task], list[StagedSnapshot]]
+) -> AsyncIterator[StagedSnapshot]:
+    """Run tasks that stage snapshots, and give each snapshot when its task has ended, so that two things go on at once.
+
+    Raises:
+        Exception: What made Spark give up.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Queue[list[StagedSnapshot] | None] = asyncio.Queue()
+
+    def on_result(staged: list[StagedSnapshot]) -> None:
+        loop.call_soon_threadsafe(ended.put_nowait, staged)
+
+    running = asyncio.create_task(asyncio.to_thread(jobs.run, "build", tasks, work, on_result))
+    running.add_done_callback(lambda _running: ended.put_nowait(None))
+    try:
+        while (staged := await ended.get()) is not None:
+            for snapshot in staged:
+                yield snapshot
+        await running
+    finally:
+        if not running.done():
+            jobs.cancel()
 
 
 def _plan_counts(

@@ -10,7 +10,7 @@ Recovery finds them by listing and deletes them, as it does after any crash of a
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -50,17 +50,17 @@ class Published:
 
 
 async def publish(
-    staged: Iterable[StagedSnapshot],
+    staged: AsyncIterable[StagedSnapshot],
     storage: BucketSnapshotStorage,
     cursors: CursorLog,
     *,
     replaced: Iterable[CursorName] = (),
     on_stored: Callable[[StagedSnapshot], None] = lambda _staged: None,
 ) -> Published:
-    """Store staged snapshots and make them the buckets of their cursors.
+    """Store staged snapshots as they come, and then make them the buckets of their cursors.
 
     Args:
-        staged: What to publish; a bucket key at most once for each cursor.
+        staged: What to publish; a bucket key at most once for each cursor. An error in it ends the publication.
         storage: Where to, open.
         cursors: Whose properties to write.
         replaced: Cursors whose other buckets go: their index becomes what was staged. Other cursors keep theirs,
@@ -71,21 +71,19 @@ async def publish(
         SnapshotStorageError: The storage failed. Nothing was published, and what had been stored is deleted again.
         LedgerError: The properties were not written, or there is no such cursor; the same.
     """
-    by_cursor: dict[CursorName, list[StagedSnapshot]] = {cursor: [] for cursor in replaced}
-    for snapshot in staged:
-        by_cursor.setdefault(CursorName(snapshot.topic, snapshot.cursor), []).append(snapshot)
-    old = {cursor: dict(cursors.properties(cursor)) for cursor in by_cursor}
+    old = {cursor: dict(cursors.properties(cursor)) for cursor in replaced}
     infos = {info.bucket_id: info for info in await storage.list_bucket_snapshots()}
-
     published = Published()
-    created: list[int] = []
+    store = _Store(storage, infos, on_stored)
     try:
         # 1.
-        gate = asyncio.Semaphore(WRITES_IN_FLIGHT)
-        store = _Store(storage, infos, created, gate, on_stored)
-        works = [store.put(snapshot, old[cursor]) for cursor, of in by_cursor.items() for snapshot in of]
+        tasks = []
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
+            async for snapshot in staged:
+                cursor = CursorName(snapshot.topic, snapshot.cursor)
+                if cursor not in old:
+                    old[cursor] = dict(cursors.properties(cursor))
+                tasks.append(group.create_task(store.put(snapshot, old[cursor])))
         published.buckets = sorted(task.result() for task in tasks)
         # 2.
         new = _new_properties(published.buckets, old, frozenset(replaced))
@@ -93,7 +91,7 @@ async def publish(
         if changed:
             await asyncio.to_thread(cursors.put_properties, changed)
     except BaseException as error:
-        await _delete(storage, created)
+        await _delete(storage, store.created)
         if isinstance(error, BaseExceptionGroup):
             raise error.exceptions[0] from error
         raise
@@ -103,13 +101,19 @@ async def publish(
     return published
 
 
+async def each_of(staged: Iterable[StagedSnapshot]) -> AsyncIterator[StagedSnapshot]:
+    """Give what is staged already."""
+    for snapshot in staged:
+        yield snapshot
+
+
 @dataclass(frozen=True, slots=True)
 class _Store:
     storage: BucketSnapshotStorage
     infos: Mapping[int, BucketSnapshotInfo]
-    created: list[int]
-    gate: asyncio.Semaphore
     on_stored: Callable[[StagedSnapshot], None]
+    created: list[int] = field(default_factory=list)
+    gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WRITES_IN_FLIGHT))
 
     async def put(self, staged: StagedSnapshot, properties: Mapping[str, str]) -> PublishedBucket:
         async with self.gate:

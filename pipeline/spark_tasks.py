@@ -6,65 +6,93 @@ nothing. Spark retries what fails and may run a task twice; what comes back is o
 
 from collections.abc import Callable, Sequence
 from threading import Event, Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from pyspark import SparkContext, TaskContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import SparkSession
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-OnStage = Callable[[str, int], None]
-"""Told when a stage begins: its name, and how many steps it has."""
-OnStep = Callable[[int], None]
-"""Told how many steps are done since it was told last."""
-
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
 
 
 class SparkTasks:
-    """A session, and who wants to know about the progress of its jobs."""
+    """A session as something that runs tasks."""
 
-    def __init__(self, spark: SparkSession, on_stage: OnStage, on_step: OnStep) -> None:
+    def __init__(self, spark: SparkSession) -> None:
         self._context: SparkContext = spark.sparkContext
-        self._on_stage = on_stage
-        self._on_step = on_step
 
     @property
     def cores(self) -> int:
         """How many tasks run at a time."""
         return int(self._context.defaultParallelism)
 
-    def run(self, name: str, tasks: Sequence[Task], work: Callable[[Task], Result]) -> list[Result]:
-        """Return what each task gave, in order; begins them in that order."""
-        self._on_stage(name, len(tasks))
+    def run(
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        work: Callable[[Task], Result],
+        on_result: Callable[[Result], None] = lambda _result: None,
+    ) -> list[Result]:
+        """Return what each task gave, in order; begins them in that order.
+
+        Args:
+            name: What they do.
+            tasks: What goes to them.
+            work: What they do with it.
+            on_result: Told of each result once, soon after its task has ended; from a thread.
+        """
         if not tasks:
             return []
         group = uuid4().hex
         self._context.setJobGroup(group, f"postdate {name}", interruptOnCancel=True)
+        # What a task adds counts once, when it has succeeded, however often it ran.
+        ended = self._context.accumulator([], _Appending())
         is_over = Event()
-        watch = Thread(target=self._watch, args=(group, len(tasks), is_over), daemon=True)
+        watch = Thread(target=self._watch, args=(ended, on_result, is_over), daemon=True)
         watch.start()
+
+        def run_one(task: Task) -> Result:
+            result = work(task)
+            ended.add([result])
+            return result
+
         try:
-            results: list[Result] = self._context.parallelize(tasks, len(tasks)).map(work).collect()
+            return list(self._context.parallelize(tasks, len(tasks)).map(run_one).collect())
         finally:
             is_over.set()
             watch.join()
-        return results
 
-    def _watch(self, group: str, total: int, is_over: Event) -> None:
+    @staticmethod
+    def _watch(ended: Accumulator[list[Any]], on_result: Callable[[Any], None], is_over: Event) -> None:
         told = 0
-        tracker = self._context.statusTracker()
-        while not is_over.wait(_POLL_SECONDS):
-            done = 0
-            for job_id in tracker.getJobIdsForGroup(group):
-                job = tracker.getJobInfo(job_id)
-                stages = [tracker.getStageInfo(stage_id) for stage_id in (job.stageIds if job else ())]
-                done += sum(stage.numCompletedTasks for stage in stages if stage)
-            self._on_step(done - told)
-            told = done
-        self._on_step(total - told)
+        while True:
+            was_over = is_over.wait(_POLL_SECONDS)
+            for result in ended.value[told:]:
+                on_result(result)
+                told += 1
+            if was_over:
+                return
+
+    def cancel(self) -> None:
+        """End what runs."""
+        self._context.cancelAllJobs()
+
+
+class _Appending(AccumulatorParam[list[Any]]):
+    """Collects what tasks add."""
+
+    def zero(self, value: list[Any]) -> list[Any]:  # noqa: ARG002 - Spark's signature
+        """See base."""
+        return []
+
+    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802 - Spark's name
+        """See base."""
+        value1 += value2
+        return value1
 
 
 def attempt_name() -> str:

@@ -51,7 +51,7 @@ def test_a_killed_driver_leaves_the_old_index(spark: SparkSession, tmp_path: Pat
     root = Path(__file__).parents[2]
 
     run = subprocess.run(
-        [sys.executable, "-c", _DRIVER, str(tmp_path), "publish"], cwd=root, capture_output=True, check=False
+        [sys.executable, "-c", _DRIVER, str(tmp_path), "build"], cwd=root, capture_output=True, check=False
     )
 
     assert run.returncode == -signal.SIGKILL, run.stderr.decode()

@@ -1,0 +1,238 @@
+"""The rebuild of a log on Spark, next to the same functions in plain processes, one a core.
+
+    python -m benchmarks spark                          10 million headers, local[2], local[1], and plain processes
+    python -m benchmarks spark --millions 1 10 50       how it grows
+    python -m benchmarks spark --cluster                a real master with two workers of one core on this machine too
+
+Each figure is end to end: from the records of the ledgers to the index that a service would recover, published. Spark
+itself is started before. The headers are random delays within a day, 50,000 a ledger, 4 topics, 1,000 a commit.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from managed_ledger import keys
+from managed_ledger.cursor_records import encode_position, encode_properties
+from managed_ledger.database import RocksDatabase
+from managed_ledger.headers import ROW
+from managed_ledger.keys import Family
+from managed_ledger.ledgers import Ledger, Totals
+from managed_ledger.position import Position
+from pipeline.cursor_log import CursorLog
+from pipeline.index_place import open_index
+from pipeline.log_plan import plan_tasks
+from pipeline.log_rebuild import _build, _count, _plan_counts, rebuild_log
+from pipeline.publishing import publish
+from pipeline.rules import RebuildRules
+from pipeline.session import any_session
+from pipeline.spark_tasks import attempt_name
+from pipeline.staging import StagingFolder, staging_root
+
+NOW_MS = 1_700_000_000_000
+PER_LEDGER = 50_000
+PER_BLOCK = 1_000
+TOPICS = 4
+RULES = RebuildRules(now_ms=NOW_MS)
+
+
+def write_log(folder: Path, messages: int) -> None:
+    """Write header blocks and records straight into a log's folder: no payloads, so ten million take seconds."""
+    random = np.random.default_rng(1)
+    database = RocksDatabase.open(folder, write_buffer_bytes=32 * 2**20)
+    ledger_id = 1
+    for owner_id in range(1, 2 * TOPICS, 2):
+        batch = database.new_batch()
+        batch.put(Family.META, keys.managed_ledger_key(f"persistent://public/default/t{owner_id}"), _owner(owner_id))
+        batch.put(Family.META, keys.cursor_key(owner_id, "sub"), _owner(owner_id + 1))
+        for kind, value in (
+            (keys.CURSOR_MARK_DELETE, encode_position(Position(ledger_id, -1))),
+            (keys.CURSOR_PROPERTIES, encode_properties({})),
+        ):
+            batch.put(Family.CURSORS, keys.cursor_state_key(owner_id + 1, kind), value)
+        for _ in range(messages // PER_LEDGER // TOPICS):
+            rows = np.zeros(PER_LEDGER, ROW)
+            rows["publish_time_ms"] = NOW_MS
+            rows["deliver_at_ms"] = NOW_MS + random.integers(1, 86_400_000, PER_LEDGER)
+            data = rows.tobytes()
+            for first in range(0, PER_LEDGER, PER_BLOCK):
+                block = data[first * ROW.itemsize : (first + PER_BLOCK) * ROW.itemsize]
+                batch.put(Family.HEADERS, keys.block_key(ledger_id, first), block)
+            ledger = Ledger(ledger_id, NOW_MS, is_open=False)
+            ledger.written = Totals(PER_LEDGER, 0, NOW_MS, int(rows["deliver_at_ms"].max()))
+            batch.put(Family.META, keys.ledger_record_key(owner_id, ledger_id), ledger.record())
+            database.write(batch, sync=False)
+            batch = database.new_batch()
+            ledger_id += 1
+    batch.put(Family.META, keys.COUNTERS_KEY, struct.pack("<QQ", ledger_id, 2 * TOPICS + 1))
+    database.write(batch, sync=True)
+    database.close()
+
+
+def _owner(owner_id: int) -> bytes:
+    return struct.pack("<Q", owner_id)
+
+
+def on_spark(data: Path, spark: Any) -> dict[str, float]:
+    """Rebuild on a session whose workers have started and imported what they need; seconds by stage."""
+    spark.sparkContext.parallelize(range(8), 8).map(_warm).collect()
+    return _timed(lambda on_stage: rebuild_log(spark, str(data), rules=RULES, on_stage=on_stage))
+
+
+def _warm(_number: int) -> float:
+    """Imported with this module, as in the processes of the pool; and long enough that each worker gets one."""
+    time.sleep(0.3)
+    return RULES.step_ms
+
+
+def in_processes(data: Path, processes: int) -> dict[str, float]:
+    """Do the same with a pool of processes that are there already."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:
+        pool.map(abs, range(processes))
+        return _timed(lambda on_stage: _rebuild_in(pool, processes, data, on_stage))
+
+
+def _rebuild_in(pool: Any, processes: int, data: Path, on_stage: Callable[[str, int], None]) -> None:
+    location, job = str(data), uuid4().hex
+    folder = staging_root(data / "snapshots")
+    with CursorLog(data / "ledgers") as cursors, StagingFolder(folder, job) as staging, asyncio.Runner() as runner:
+        storage = open_index(location)
+        runner.run(storage.start())
+        acknowledged = {name: cursors.acknowledged(name) for name in cursors.names()}
+        on_stage("count", 0)
+        tasks = _plan_counts(location, acknowledged, RULES, processes)
+        counted = pool.map(partial(_count, location=location, job=job, rules=RULES), tasks, 1)
+        counts = [count for of_task in counted for count in of_task.counts]
+        on_stage("build", 0)
+        planned = plan_tasks(counts, acknowledged, RULES, cores=processes)
+        build = partial(_build_alone, location=location, job=job, rules=RULES, staging=staging.path)
+        staged = _as_they_come(pool.imap_unordered(build, planned))
+        runner.run(publish(staged, storage, cursors, replaced=acknowledged))
+        runner.run(storage.close())
+
+
+async def _as_they_come(results: Iterator[Any]) -> AsyncIterator[Any]:
+    while (staged := await asyncio.to_thread(next, results, None)) is not None:
+        for snapshot in staged:
+            yield snapshot
+
+
+def _build_alone(task: Any, **arguments: Any) -> Any:
+    """A file of its own for each task, as no Spark numbers them here."""
+    assert attempt_name() == "local"
+    folder = arguments["staging"] / uuid4().hex
+    folder.mkdir()
+    return _build(task, **{**arguments, "staging": folder})
+
+
+def _timed(work: Callable[[Callable[[str, int], None]], object]) -> dict[str, float]:
+    marks: list[tuple[str, float]] = []
+    start = time.perf_counter()
+    work(lambda name, _steps: marks.append((name, time.perf_counter())))
+    end = time.perf_counter()
+    times = [*(at for _, at in marks), end]
+    stages = {name: times[k + 1] - times[k] for k, (name, _) in enumerate(marks)}
+    return {**{name: round(seconds, 2) for name, seconds in stages.items()}, "total": round(end - start, 2)}
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """Run a standalone master and two workers of one core; gives the master's URL."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": root}
+    spark_class = str(home / "bin" / "spark-class")
+    url = f"spark://127.0.0.1:{port}"
+    folder = tempfile.mkdtemp(prefix="spark-work-")
+    commands = [
+        ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
+        *[["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "-c", "1", "-m", "1g",
+           "-d", f"{folder}/{k}", url] for k in range(2)],
+    ]  # fmt: skip
+    processes = []
+    try:
+        for command in commands:
+            processes.append(
+                subprocess.Popen([spark_class, *command], env=environment, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL)
+            )  # fmt: skip
+            time.sleep(3)
+        yield url
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fresh(source: Path, folder: Path) -> Path:
+    """A data directory with this log and no index."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(source, folder / "ledgers")
+    return folder
+
+
+def _report(what: str, messages: int, seconds: dict[str, float]) -> dict[str, Any]:
+    rate = messages / seconds["total"] / 1e6
+    stages = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items() if name != "total")
+    print(f"{messages / 1e6:>5.0f} M  {what:<22}{seconds['total']:>8.2f} s {rate:>6.2f} M/s   ({stages})", flush=True)
+    return {"messages": messages, "what": what, "seconds": seconds, "rate_m_per_s": round(rate, 2)}
+
+
+def main() -> None:
+    """Measure and print; the measurements go to a file if one is named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=int, nargs="+", default=[10])
+    parser.add_argument("--cluster", action="store_true")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} from others at the start", flush=True)
+    results = []
+    with tempfile.TemporaryDirectory(prefix="spark-bench-") as temporary:
+        for millions in arguments.millions:
+            results += _measure(Path(temporary), millions * 1_000_000, with_cluster=arguments.cluster)
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _measure(folder: Path, messages: int, *, with_cluster: bool) -> Iterator[dict[str, Any]]:
+    log = folder / "log"
+    shutil.rmtree(log, ignore_errors=True)
+    write_log(log, messages)
+    yield _report("2 plain processes", messages, in_processes(_fresh(log, folder / "data"), 2))
+    for master in ("local[2]", "local[1]"):
+        spark = any_session(master)
+        yield _report(f"Spark, {master}", messages, on_spark(_fresh(log, folder / "data"), spark))
+        spark.stop()
+    if with_cluster:
+        with cluster() as url:
+            spark = any_session(url)
+            yield _report("Spark, 2 workers", messages, on_spark(_fresh(log, folder / "data"), spark))
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main()
