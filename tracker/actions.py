@@ -92,6 +92,10 @@ class ReadMetadata:
 
     serial: int
     bucket_id: int
+    through_ms: int
+    """First segments that begin by this time are kept if they come with the same read."""
+    row_count_max: int
+    """They are kept up to this many rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,14 +114,18 @@ class LoadSegments:
     bucket_id: int
     first_segment: int
     last_segment: int
+    data: Sequence[bytes] = ()
+    """The segments, if they were read before; then they are decoded only."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeleteSnapshot:
-    """Delete a snapshot; one that does not exist counts as deleted."""
+    """Delete a snapshot; one that does not exist, or is another cursor's, counts as deleted."""
 
     serial: int
     bucket_id: int
+    is_own: bool
+    """Whether it is known to be this cursor's; otherwise look before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,6 +183,16 @@ class MetadataRead:
     segments: Sequence[SegmentMetadata]
     ledgers: LedgerRange | None
     """From the first to the last ledger that has a row; None where there is no row."""
+    first_segments: Sequence[bytes] = ()
+    """Segments 1 to k, which came with the same read and are wanted soon."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SnapshotIsAlien:
+    """The snapshot that a property names is another cursor's: the answer to `ReadMetadata`."""
+
+    serial: int
+    owner: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,6 +251,7 @@ Event = (
     SnapshotCreated
     | PropertyPut
     | MetadataRead
+    | SnapshotIsAlien
     | BitmapsUnited
     | SegmentsLoaded
     | SnapshotDeleted

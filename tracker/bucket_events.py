@@ -22,6 +22,7 @@ from tracker.actions import (
     SegmentsLoaded,
     SnapshotCreated,
     SnapshotDeleted,
+    SnapshotIsAlien,
     SnapshotsListed,
 )
 from tracker.bucket_set import BucketSet
@@ -51,6 +52,8 @@ def handle(buckets: BucketSet, event: Event, now_ms: int) -> None:
             _on_property_put(buckets, bucket, now_ms)
         case MetadataRead():
             _on_metadata(buckets, bucket, event)
+        case SnapshotIsAlien():
+            _on_alien(buckets, bucket, event)
         case BitmapsUnited():
             _on_bitmaps(buckets, bucket, event)
         case SegmentsLoaded():
@@ -129,11 +132,20 @@ def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> Non
     bucket.size_bytes = event.size_bytes
     bucket.table = event.table
     bucket.undecoded = event.segments
+    bucket.first_segments = event.first_segments
     bucket.narrow(event.ledgers)
     if bucket.ledgers.last_ledger_id < buckets.index.first_ledger_id:
         buckets.remove(bucket)
         return
     buckets.progressed(bucket)
+
+
+def _on_alien(buckets: BucketSet, bucket: Bucket, event: SnapshotIsAlien) -> None:
+    """Remove the property alone: the snapshot is not ours to delete."""
+    if bucket.state is not BucketState.RECOVERING:
+        return
+    bucket.bucket_id = None
+    give_up(buckets, bucket, f"it belongs to {event.owner}")
 
 
 def _on_bitmaps(buckets: BucketSet, bucket: Bucket, event: BitmapsUnited) -> None:

@@ -52,7 +52,7 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
             if not lane.has_room(now_ms):
                 break
             if bucket.work is None and bucket.work_retry_at_ms <= now_ms:
-                bucket.work = _action_of(buckets, bucket)
+                bucket.work = _action_of(buckets, bucket, now_ms)
                 lane.started()
                 actions.append(bucket.work)
     if _may_sweep(buckets, now_ms):
@@ -66,7 +66,7 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
     return actions
 
 
-def _action_of(buckets: BucketSet, bucket: Bucket) -> Action:
+def _action_of(buckets: BucketSet, bucket: Bucket, now_ms: int) -> Action:
     """Return the one action that a bucket's state stands for."""
     if bucket.state is BucketState.SEALING:
         return PersistBucket(bucket.serial, bucket.key, bucket.parts)
@@ -83,10 +83,15 @@ def _action_of(buckets: BucketSet, bucket: Bucket) -> Action:
         bucket.has_property = True
         return PutProperty(bucket.serial, bucket.key, bucket.bucket_id)
     if bucket.state is BucketState.DELETING:
-        return DeleteSnapshot(bucket.serial, bucket.bucket_id)
+        # What nobody has read yet may be another cursor's, whatever the property says.
+        return DeleteSnapshot(
+            bucket.serial, bucket.bucket_id, is_own=bucket.table is not None or not bucket.has_property
+        )
     assert bucket.state is BucketState.RECOVERING
     if bucket.table is None:
-        return ReadMetadata(bucket.serial, bucket.bucket_id)
+        room = buckets.config.loaded_row_count_max - len(buckets.index.shared) - buckets.held_row_count
+        through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
+        return ReadMetadata(bucket.serial, bucket.bucket_id, through_ms, min(room, LOAD_ROW_COUNT_MAX))
     return UniteBitmaps(bucket.serial, bucket.undecoded)
 
 
@@ -104,8 +109,9 @@ def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
             if bucket.load is not None:
                 loaded_row_count += row_count_max
                 continue
-            if place and loaded_row_count >= buckets.config.loaded_row_count_max:
-                # Popping makes room, and `note_popped` looks again; the first one never waits for room.
+            is_waited_for = not place and not buckets.index.has_row_through(bucket.barrier)
+            if loaded_row_count >= buckets.config.loaded_row_count_max and not is_waited_for:
+                # Popping makes room, and `note_popped` looks again.
                 buckets.next_exhaustion_ms = -1
                 break
             if bucket.needed_since_ms is None:
@@ -122,7 +128,11 @@ def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
 
 def _load_of(bucket: Bucket, through_ms: int, row_count_max: int) -> LoadSegments:
     assert bucket.bucket_id is not None
-    return LoadSegments(bucket.serial, bucket.bucket_id, *bucket.segments_to_load(through_ms, row_count_max))
+    first, last = bucket.segments_to_load(through_ms, row_count_max)
+    data, bucket.first_segments = bucket.first_segments, ()
+    if first > 1 or not data:
+        return LoadSegments(bucket.serial, bucket.bucket_id, first, last)
+    return LoadSegments(bucket.serial, bucket.bucket_id, first, len(data), data)
 
 
 def _remove_exhausted(buckets: BucketSet) -> None:

@@ -96,6 +96,15 @@ class BucketSet:
         """How many rows are in memory because their snapshot is not durable."""
         return sum(len(bucket.resident) for bucket in self.buckets.values() if bucket.resident is not None)
 
+    @property
+    def held_row_count(self) -> int:
+        """How many rows came with a bucket's metadata and are not loaded yet."""
+        return sum(
+            int(bucket.table.row_ends[len(bucket.first_segments) - 1])
+            for bucket in self.storage_lane.work.values()
+            if bucket.first_segments and bucket.table is not None
+        )
+
     # Entry points: buckets come, buckets go.
 
     def seal(self, ledgers: LedgerRange, queue: DueQueue) -> None:
@@ -153,11 +162,12 @@ class BucketSet:
         bucket.resident = None
         bucket.load = None
         bucket.undecoded = ()
+        bucket.first_segments = ()
         if bucket.state in (BucketState.SEALING, BucketState.MERGING, BucketState.REGISTERING) and bucket.work:
             bucket.is_doomed = True
             return
         if bucket.bucket_id is None:
-            self.move(bucket, BucketState.GONE)
+            self.move(bucket, BucketState.UNREGISTERING if bucket.has_property else BucketState.GONE)
             return
         self.move(bucket, BucketState.DELETING)
 

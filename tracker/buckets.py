@@ -50,7 +50,7 @@ TRANSITIONS: Final[dict[BucketState, frozenset[BucketState]]] = {
     BucketState.SEALING: frozenset({BucketState.REGISTERING, BucketState.DELETING, BucketState.GONE}),
     BucketState.MERGING: frozenset({BucketState.REGISTERING, BucketState.DELETING, BucketState.GONE}),
     BucketState.REGISTERING: frozenset({BucketState.SEALED, BucketState.DELETING}),
-    BucketState.RECOVERING: frozenset({BucketState.SEALED, BucketState.DELETING}),
+    BucketState.RECOVERING: frozenset({BucketState.SEALED, BucketState.DELETING, BucketState.UNREGISTERING}),
     BucketState.SEALED: frozenset({BucketState.DELETING}),
     BucketState.DELETING: frozenset({BucketState.UNREGISTERING, BucketState.GONE}),
     BucketState.UNREGISTERING: frozenset({BucketState.GONE}),
@@ -90,6 +90,8 @@ class Bucket:
     undecoded: Sequence[SegmentMetadata] = ()
     """Segments whose bitmaps recovery has not united yet."""
 
+    first_segments: Sequence[bytes] = ()
+    """Segments 1 to k as they came with the metadata, until they are loaded."""
     loaded_segments: int = 0
     loaded_key: RowKey | None = None
     """The last row that was loaded, if any was."""

@@ -25,7 +25,12 @@ from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.segmenter import segment_ends
 from snapshot_storage.snapshot import build_snapshot
-from snapshot_storage.storage import BucketSnapshotStorage, BucketSnapshotWriter
+from snapshot_storage.storage import (
+    BucketSnapshotHead,
+    BucketSnapshotInfo,
+    BucketSnapshotStorage,
+    BucketSnapshotWriter,
+)
 from tracker.actions import (
     Action,
     BitmapsUnited,
@@ -47,6 +52,7 @@ from tracker.actions import (
     SegmentTable,
     SnapshotCreated,
     SnapshotDeleted,
+    SnapshotIsAlien,
     SnapshotsListed,
     UniteBitmaps,
 )
@@ -136,7 +142,8 @@ class SnapshotWork:
             case LoadSegments():
                 return await self._load(action)
             case DeleteSnapshot():
-                await self._storage.delete_bucket_snapshot(action.bucket_id)
+                if action.is_own or await self._is_own(action.bucket_id):
+                    await self._storage.delete_bucket_snapshot(action.bucket_id)
                 return SnapshotDeleted(action.serial)
             case RemoveProperty():
                 await self._context.cursor.update_properties(remove=[action.bucket_key])
@@ -168,15 +175,27 @@ class SnapshotWork:
         return {"bucket_key": bucket_key, "topic_name": context.topic_name, "cursor_name": context.cursor_name}
 
     async def _read_metadata(self, action: ReadMetadata) -> Event:
-        data, size_bytes = await asyncio.gather(
-            self._storage.get_bucket_snapshot_metadata(action.bucket_id),
-            self._storage.get_bucket_snapshot_length(action.bucket_id),
-        )
-        segments, table, ledgers = await self._run_blocking(lambda: _decode_metadata(data))
-        return MetadataRead(action.serial, size_bytes, table, segments, ledgers)
+        head = await self._storage.read_bucket_snapshot_head(action.bucket_id)
+        if not self._is_of_this_cursor(head.info):
+            return SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
+        return await self._run_blocking(lambda: _metadata_read(action, head))
+
+    async def _is_own(self, bucket_id: int) -> bool:
+        """Whether nobody else can miss this snapshot: it is this cursor's, or there is none that could be read."""
+        try:
+            head = await self._storage.read_bucket_snapshot_head(bucket_id)
+        except (BucketNotFoundError, SnapshotCorruptedError):
+            return True
+        return self._is_of_this_cursor(head.info)
+
+    def _is_of_this_cursor(self, info: BucketSnapshotInfo) -> bool:
+        return info.belongs_to(self._context.topic_name, self._context.cursor_name)
 
     async def _load(self, action: LoadSegments) -> Event:
-        rows = await self._segments(action.bucket_id, action.first_segment, action.last_segment)
+        if action.data:
+            rows = await self._run_blocking(lambda: decode_segments(action.data, first_entry=action.first_segment))
+        else:
+            rows = await self._segments(action.bucket_id, action.first_segment, action.last_segment)
         return SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows)
 
     async def _segments(self, bucket_id: int, first_segment: int, last_segment: int) -> DelayedIndexes:
@@ -229,11 +248,15 @@ def table_of(segments: Sequence[SegmentMetadata]) -> SegmentTable:
     )
 
 
-def _decode_metadata(data: bytes) -> tuple[list[SegmentMetadata], SegmentTable, LedgerRange | None]:
-    segments = decode_metadata(data)
+def _metadata_read(action: ReadMetadata, head: BucketSnapshotHead) -> MetadataRead:
+    segments = decode_metadata(head.metadata)
     ledger_ids = {ledger_id for segment in segments for ledger_id in segment.bitmaps}
     ledgers = LedgerRange(min(ledger_ids), max(ledger_ids)) if ledger_ids else None
-    return segments, table_of(segments), ledgers
+    table = table_of(segments)
+    by_time = int(table.first_times.searchsorted(action.through_ms, "right"))
+    by_rows = int(table.row_ends.searchsorted(action.row_count_max, "right"))
+    kept = head.first_segments[: min(by_time, by_rows)]
+    return MetadataRead(action.serial, head.info.length_bytes, table, segments, ledgers, kept)
 
 
 class _SourceReader:

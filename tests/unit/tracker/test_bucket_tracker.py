@@ -254,6 +254,81 @@ def test_a_missing_snapshot_is_counted_and_told(world: World) -> None:
     run_virtually(main())
 
 
+@pytest.mark.parametrize("is_due", [False, True])
+def test_recovery_reads_once_a_bucket(is_due: bool) -> None:
+    """What is due then came with the same read; a second one is for what comes due later."""
+    world = World()
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 600_000, *range(1, 22))
+        await tracker.close()
+        assert len(world.cursor.properties) == 4
+        if is_due:
+            await asyncio.sleep(601)
+        world.storage.calls.clear()
+
+        tracker = await world.tracker()
+        await world.rest()
+        assert tracker.number_of_delayed_messages() == 20
+        assert world.storage.calls == {Operation.HEAD: 4, Operation.LIST: 1}
+        assert len(tracker.get_scheduled_messages(100)) == 20 * is_due
+        await world.rest()
+        assert world.storage.calls[Operation.SEGMENT] == 0
+        assert len(world.cursor.properties) == (0 if is_due else 4)
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_recovery_keeps_no_more_of_what_came_along_than_may_be_loaded() -> None:
+    """However much is due: the rest is read again when there is room."""
+    world = World(config=replace(CONFIG, loaded_row_count_max=8, segment_row_count_max=2))
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 600_000, *range(1, 42))
+        await tracker.close()
+        await asyncio.sleep(601)
+
+        tracker = await world.tracker()
+        await world.rest()
+        assert tracker.stats().index_loaded <= 2 * 8
+        received: list[tuple[int, int, int]] = []
+        while len(rows := tracker.get_scheduled_messages(3).to_rows()):
+            received += rows
+            await world.rest()
+        assert [row[1] for row in received] == list(range(1, 41))
+        await tracker.close()
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("how", ["read", "cleared", "trimmed"])
+def test_a_snapshot_of_somebody_else_is_not_touched(world: World, how: str) -> None:
+    """Its property goes, the loss is counted, and the snapshot stays, also when nobody had read it yet."""
+
+    async def main() -> None:
+        await world.stored.start()
+        alien_id = await world.stored.create_bucket_snapshot(
+            b"", [], bucket_key=f"{BUCKET_KEY_PREFIX}_1_5", topic_name="t", cursor_name="other"
+        )
+        world.cursor.properties = {f"{BUCKET_KEY_PREFIX}_1_5": str(alien_id)}
+        if how == "trimmed":
+            world.cursor.mark_delete_position = Position(6, 0)
+        tracker = await world.tracker()
+        if how == "cleared":
+            await tracker.clear()
+        await world.rest()
+        assert world.cursor.properties == {}
+        assert await world.snapshot_ids() == {alien_id}
+        assert tracker.stats().buckets_lost == (how == "read")
+        assert not tracker.is_recovering(3)
+        await tracker.close()
+
+    run_virtually(main())
+
+
 def test_a_snapshot_that_is_lost_while_in_use_is_handed_back_for_reading(world: World) -> None:
     """The dispatcher is told, takes the positions, and adds them again."""
 
