@@ -1,8 +1,8 @@
 """What the dispatcher's core costs: `python -m benchmarks.dispatcher`.
 
-Pure decisions, no payloads and no sockets: headers in, assignments out, acknowledgements in. Numbers are microseconds a
-message, best of three, but for joins and leaves (milliseconds each) and bytes. B1 to B10 are the benchmarks that the
-Key_Shared reference asks for.
+Pure decisions, no payloads and no sockets: headers in, assignments out, acknowledgements in. Numbers are microseconds
+of processor time a message, best of three, but for joins and leaves (milliseconds each) and bytes. B1 to B10 are the
+benchmarks that the Key_Shared reference asks for.
 """
 
 import gc

@@ -133,6 +133,9 @@ class Dispatcher:
 
         state = ConsumerState(next(self._indices), consumer.name, consumer.priority_level, consumer.key_shared_policy)
         actions = self._core_now().add_consumer(state)
+        if self.core.plan is None:
+            # It begins anew: with another range of slots (Key_Shared), or as the active consumer (Failover).
+            self._reader.forget()
         outbox = Outbox(consumer, state, self.core, self._log, self._config, self._on_missing)
         self._outboxes[state.index] = self._by_handle[id(consumer)] = outbox
         self._run_actions(actions)

@@ -95,6 +95,10 @@ class Reader:
     def pause(self) -> None:
         """Forget what is on its way and read nothing until `resume`; the core was reset."""
         self._pauses += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what is on its way: the core was reset, and finds it again by reading."""
         self._popped = None
         self._is_tracker_dry = False
         self._untracked.clear()

@@ -63,6 +63,10 @@ class KeySharedCore(MultipleConsumersCore):
         view: The log and the cursor, which the ordering modes before PIP-379 look at.
     """
 
+    serve_entries_max = 2_000
+    """How many waiting entries are given at once; the rest follows by the timer, so that what a consumer leaves behind
+    does not hold up the loop."""
+
     def __init__(self, config: DispatcherConfig, *, has_delays: bool, view: SubscriptionView | None = None) -> None:
         super().__init__(config, has_delays=has_delays)
         self._view = view
@@ -154,22 +158,26 @@ class KeySharedCore(MultipleConsumersCore):
 
     def _serve_all(self) -> list[Action]:
         actions: list[Action] = []
-        while self._to_serve:
+        entries_max = self.serve_entries_max
+        while self._to_serve and entries_max > 0:
             _, consumer = self._to_serve.popitem()
-            items = self._take_waiting(consumer)
+            items = self._take_waiting(consumer, entries_max)
             if items:
                 actions.append(self._deliver(consumer, items))
+            entries_max -= len(items)
+            if entries_max <= 0 and consumer.heads:
+                self._to_serve[consumer.index] = consumer
         return actions
 
-    def _take_waiting(self, consumer: ConsumerState) -> list[Item]:
+    def _take_waiting(self, consumer: ConsumerState, entries_max: int) -> list[Item]:
         heads = consumer.heads
         budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
         if not heads or budget <= 0:
             return []
         heaps, owners, fence = self.waiting.heaps, self._owner_list, self.fence
         is_fenced = fence.is_active
-        items = []
-        while heads and budget > 0:
+        items: list[Item] = []
+        while heads and budget > 0 and len(items) < entries_max:
             item = heappop(heads)
             slot = item[SLOT]
             heap = heaps.get(slot)
@@ -218,6 +226,8 @@ class KeySharedCore(MultipleConsumersCore):
 
     def next_wakeup_ms(self) -> int | None:
         """See base."""
+        if self._to_serve:
+            return self.now_ms
         times = [at for at in (super().next_wakeup_ms(), self._unblock_at_ms) if at is not None]
         return min(times, default=None)
 
@@ -258,7 +268,7 @@ class KeySharedCore(MultipleConsumersCore):
         free = self.fence.leaves(consumer, self.consumers, self.waiting.heaps)
         self._settle(before)
 
-        items = list(consumer.pending)
+        items = list(consumer.pending.items.values())
         consumer.pending.clear()
         self._release(consumer, consumer.unacked)
         self._take_back(items)
@@ -310,7 +320,8 @@ class KeySharedCore(MultipleConsumersCore):
         consumer = self.consumers[owner]
         assert any(item is head for item in consumer.heads), f"slot {slot} waits and is not offered"
         budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
-        assert budget <= 0, f"slot {slot} waits although its owner can take it"
+        is_next = consumer.index in self._to_serve
+        assert budget <= 0 or is_next, f"slot {slot} waits although its owner can take it"
 
 
 def _those_that(has_moved: NDArray[np.bool_], slots: Collection[int]) -> list[int]:

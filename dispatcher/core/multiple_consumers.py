@@ -86,9 +86,8 @@ class MultipleConsumersCore(Intake):
 
     def _take_back(self, items: Collection[Item]) -> None:
         """Queue again what a consumer no longer holds."""
-        for item in items:
-            if self.waiting.add(item):
-                self._offer(item[SLOT])
+        for slot in self.waiting.add_all(items):
+            self._offer(slot)
 
     # Acknowledgements.
 

@@ -74,7 +74,7 @@ class SharedCore(MultipleConsumersCore):
         """See base."""
         del self.consumers[consumer.index]
         self._to_serve.pop(consumer.index, None)
-        items = list(consumer.pending)
+        items = list(consumer.pending.items.values())
         consumer.pending.clear()
         self._release(consumer, consumer.unacked)
         self._take_back(items)

@@ -6,8 +6,8 @@ anew; acknowledged entries in between are skipped by the read.
 """
 
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -185,10 +185,13 @@ def choose_active(consumers: Collection[ConsumerState], topic_name: str) -> Cons
     partition = _PARTITION.search(topic_name)
     if partition is not None:
         return candidates[int(partition[1]) % len(candidates)]
-    ring = {
-        sticky_hash(f"{consumer.name}{i}".encode()): consumer
-        for consumer in candidates
-        for i in range(_RING_POINTS_PER_CONSUMER)
-    }
-    points = sorted(ring)
-    return ring[points[bisect_left(points, sticky_hash(topic_name.encode())) % len(points)]]
+    # At one distance the last by name goes first: on Pulsar's ring it has replaced the others.
+    return min(reversed(candidates), key=lambda consumer: _ring_distance(consumer.name, topic_name))
+
+
+@lru_cache(maxsize=10_000)
+def _ring_distance(name: str, topic_name: str) -> int:
+    """Return how far after the topic's hash the name's first point lies, around the ring of 31-bit hashes."""
+    start = sticky_hash(topic_name.encode())
+    points = (sticky_hash(f"{name}{i}".encode()) for i in range(_RING_POINTS_PER_CONSUMER))
+    return min((point - start) % 2**31 for point in points)

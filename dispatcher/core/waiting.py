@@ -66,6 +66,28 @@ class WaitingEntries:
         heappush(heap, item)
         return heap[0] is item
 
+    def add_all(self, items: Iterable[Item]) -> list[int]:
+        """Queue many items in their slots; return the slots that have a new head."""
+        by_slot: dict[int, list[Item]] = {}
+        for item in items:
+            position = (item[LEDGER], item[ENTRY])
+            assert position not in self._slots, f"{position} waits already"
+            self._slots[position] = item[SLOT]
+            by_slot.setdefault(item[SLOT], []).append(item)
+        changed = []
+        for slot, own in by_slot.items():
+            heap = self.heaps.get(slot)
+            head = None
+            if heap is None:
+                heap = self.heaps[slot] = own
+            else:
+                head = heap[0]
+                heap += own
+            heapify(heap)
+            if heap[0] is not head:
+                changed.append(slot)
+        return changed
+
     def park(self, rows: ItemRows) -> list[int]:
         """Queue rows of slots in which something waits; return the slots that have a new head."""
         return [slot for slot in self.parked.add(rows) if self._refill(slot)]

@@ -5,6 +5,7 @@ that joins, leaves, acknowledgements and redeliveries fall in between; what was 
 decided. At the end everybody is served, and everything that was published must have been acknowledged.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,11 +17,13 @@ from pyroaring import BitMap
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.core.actions import Action, Deliver, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import LedgerExtent, ReadRequest
 from dispatcher.core.recently_joined import RecentlyJoinedFence
+from dispatcher.core.selector import NO_OWNER
 from dispatcher.core.shared import SharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
@@ -65,6 +68,8 @@ class _Machine(RuleBasedStateMachine):
         self.given: set[Key] = set()
         self.unordered_slots: set[int] = set()
         self.indices = 0
+        self.draining: dict[int, int] = {}
+        self.cleared: Counter[int] = Counter()
 
     # The log.
 
@@ -365,6 +370,35 @@ class _Machine(RuleBasedStateMachine):
         for client in self.clients:
             assert client.state.permits == client.permits
 
+    @invariant()
+    def owners_and_ranges_agree_and_leave_no_gap(self) -> None:
+        """I10."""
+        if not isinstance(getattr(self, "core", None), KeySharedCore) or not self.clients:
+            return
+        assert isinstance(self.core, KeySharedCore)
+        selector = self.core.selector
+        owners = np.full(len(selector.owners), NO_OWNER)
+        for client in self.clients:
+            for first, last in selector.ranges_of(client.state):
+                assert (owners[first : last + 1] == NO_OWNER).all(), "two consumers have one range"
+                owners[first : last + 1] = client.state.index
+        assert (owners == selector.owners).all()
+        assert (owners[selector.hash_range.first : selector.hash_range.last + 1] != NO_OWNER).all()
+
+    @invariant()
+    def each_slot_that_stopped_draining_is_counted_once(self) -> None:
+        """I11: drained or reclaimed; a step clears a slot once at most."""
+        fence = getattr(getattr(self, "core", None), "fence", None)
+        if not isinstance(fence, DrainingHashesTracker):
+            return
+        draining = {entry.slot: entry.owner_index for entry in fence.entries()}
+        for slot, owner in self.draining.items():
+            if draining.get(slot) != owner:
+                self.cleared[owner] += 1
+        self.draining = draining
+        for client in self.clients:
+            assert fence.cleared_total(client.state.index) == self.cleared[client.state.index]
+
     def teardown(self) -> None:
         """Serve everybody until nothing is left; then everything is acknowledged."""
         if not hasattr(self, "core"):
@@ -439,8 +473,17 @@ class KeySharedMachine(_Machine):
         interval_ms=st.sampled_from([0, 10]),
         per_hash=st.sampled_from([1, 2, 500]),
         parked_max=st.sampled_from([0, 5, 1_000]),
+        serve_max=st.sampled_from([1, 3, 2_000]),
     )
-    def start(self, recovering: set[int], published: int, interval_ms: int, per_hash: int, parked_max: int) -> None:
+    def start(
+        self,
+        recovering: set[int],
+        published: int,
+        interval_ms: int,
+        per_hash: int,
+        parked_max: int,
+        serve_max: int,
+    ) -> None:
         config = DispatcherConfig(
             look_ahead_per_consumer=4,
             look_ahead_per_subscription=10,
@@ -453,6 +496,7 @@ class KeySharedMachine(_Machine):
             key_shared_unblocking_interval_ms=interval_ms,
         )
         self.core = KeySharedCore(config, has_delays=True)
+        self.core.serve_entries_max = serve_max
         self._start(recovering, published)
 
 

@@ -8,7 +8,7 @@ import pytest
 from dispatcher_world import FakeConsumer, FakeCursor, FakeLog, FakeTracker
 from virtual_time import now_ms, run
 
-from dispatcher import Delivery, Dispatcher, DispatcherConfig, KeySharedPolicy, SubscriptionType
+from dispatcher import Delivery, Dispatcher, DispatcherConfig, KeySharedMode, KeySharedPolicy, SubscriptionType
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.shared import SharedCore
@@ -16,6 +16,7 @@ from dispatcher.core.single_active import SingleActiveCore, choose_active
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
+from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
@@ -660,6 +661,129 @@ def test_reading_stops_when_as_much_is_parked_as_may_be() -> None:
 
         assert live.payloads == []
         assert world.dispatcher.stats().msg_in_replay == 50
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_another_kind_of_slots_forgets_what_is_being_read() -> None:
+    """Due entries have left the tracker and their headers are being read when the policy changes: each comes once."""
+
+    class SlowLog(FakeLog):
+        async def read_headers_at(self, *positions: object) -> EntryHeaders:
+            await asyncio.sleep(0.05)
+            return await super().read_headers_at(*positions)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        world = _World(log=SlowLog())
+        first = world.join("ring")
+        world.publish(20, delay_ms=1_000)
+        await _settle(1.02)
+        assert first.payloads == []
+        world.dispatcher.remove_consumer(first)
+        policy = KeySharedPolicy(KeySharedMode.STICKY, ranges=((0, 65_535),))
+        second = world.join("sticky", policy=policy)
+        await _settle(1)
+
+        assert second.payloads == [b"%d" % number for number in range(20)]
+        world.dispatcher.core._check()  # type: ignore[attr-defined]
+        world.acknowledge_all(second)
+        assert world.dispatcher.stats().msg_in_replay == 0
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_what_a_leaver_held_is_given_in_portions() -> None:
+    async def scenario() -> None:
+        world = _World()
+        leaver = world.join("a", permits=10_000)
+        world.publish(5_000, keys=500)
+        await _settle()
+        assert len(leaver.payloads) == 5_000
+        heir = world.join("b", permits=10_000)
+        core = world.dispatcher.core
+        assert isinstance(core, KeySharedCore)
+        world.dispatcher.remove_consumer(leaver)
+        assert len(core.consumers[1].pending) == core.serve_entries_max
+        core._check()
+        await _settle()
+
+        assert heir.payloads == leaver.payloads
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("mode", ["draining", "out of order", "sticky"])
+def test_delayed_messages_keep_the_order_of_their_key_in_every_policy(mode: str) -> None:
+    """Several fall due at once, behind earlier ones of their key that wait for permits."""
+
+    async def scenario() -> None:
+        policies = {
+            "draining": KeySharedPolicy(),
+            "out of order": KeySharedPolicy(allow_out_of_order_delivery=True),
+            "sticky": KeySharedPolicy(KeySharedMode.STICKY, ranges=((0, 65_535),)),
+        }
+        world = _World()
+        consumer = world.join("c", permits=3, policy=policies[mode])
+        for number, delay_ms in enumerate((900, 300, 600, 300, 900, 100)):
+            world.log.append(b"%d" % number, key_hash=sticky_hash(b"k"), deliver_at_ms=now_ms() + delay_ms)
+        await _settle(2)
+        assert consumer.payloads == [b"5", b"1", b"3"]
+        world.dispatcher.consumer_flow(consumer, 10)
+        await _settle()
+
+        assert consumer.payloads == [b"5", b"1", b"3", b"2", b"0", b"4"]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_a_message_whose_time_has_passed_joins_the_due_ones_in_order_of_time() -> None:
+    """Read from the log after an outage, in log order; delivered in order of time."""
+
+    async def scenario() -> None:
+        log = FakeLog()
+        start = now_ms()
+        for number, due in enumerate((50, 10, 30, 20, 40)):
+            log.append(b"%d" % number, key_hash=sticky_hash(b"k"), deliver_at_ms=start + due)
+        await asyncio.sleep(1)
+        world = _World(log=log)
+        consumer = world.join("c")
+        await _settle()
+
+        assert consumer.payloads == [b"1", b"3", b"2", b"4", b"0"]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_expiry_lets_a_draining_key_go_although_its_old_consumer_has_not_acknowledged() -> None:
+    """The decision on time to live and skips: an expired message must not hold up others, as in Pulsar."""
+
+    async def scenario() -> None:
+        world = _World()
+        old = world.join("old")
+        world.publish(2, keys=1)
+        await _settle()
+        others = []
+        while world.dispatcher.get_consumer(b"key-0") is old:
+            others.append(world.join(f"other-{len(others)}"))
+        world.publish(1, keys=1)
+        await _settle()
+        new = world.dispatcher.get_consumer(b"key-0")
+        assert isinstance(new, FakeConsumer)
+        assert new.payloads == []
+
+        world.cursor.acknowledge_cumulative(Position(1, 1))
+        world.dispatcher.mark_delete_advanced()
+        await _settle()
+        assert new.payloads == [b"0"]
+        assert world.dispatcher.stats().draining_hashes_count == 0
+        # The late acknowledgement of what expired changes nothing.
+        world.dispatcher.acknowledge(old, [(1, 0), (1, 1)])
+        assert world.dispatcher.stats().unacked_messages == 1
         await world.dispatcher.close()
 
     run(scenario())
