@@ -68,8 +68,8 @@ class DispatcherConfig:
     500, which is what is handed out in one turn of the loop."""
 
     parked_entries_max: int = field(default=1_000_000, metadata={"key": "keySharedLookAheadMsgParkedThreshold"})
-    """Entries per subscription that wait beyond those three limits before reading stops, at 40 bytes each. 0 stops
-    reading at the limits, as Pulsar does. Default 1,000,000."""
+    """Entries per subscription that wait beyond those three limits before reading stops, at 50 to 100 bytes each.
+    0 stops reading at the limits, as Pulsar does. Default 1,000,000."""
 
     read_batch_entries_max: int = field(default=500, metadata={"key": "dispatcherMaxReadBatchSize"})
     """Entries handed to consumers per turn of the loop.
