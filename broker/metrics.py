@@ -64,6 +64,7 @@ class TopicSnapshot:
         bytes_in_total: Bytes published since the start.
         storage_size_bytes: Bytes of its log.
         subscriptions: Its subscriptions.
+        shared_index: The figures of the delayed index that they share, None where each has its own.
     """
 
     name: str
@@ -73,6 +74,7 @@ class TopicSnapshot:
     bytes_in_total: int
     storage_size_bytes: int
     subscriptions: Sequence[SubscriptionSnapshot] = ()
+    shared_index: TrackerStats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +225,7 @@ class _Snapshot(Collector):
         ]
         dispatchers = [(labels, one.dispatcher) for labels, one in subscriptions if one.dispatcher is not None]
         trackers = [(labels, one.tracker) for labels, one in subscriptions if one.tracker is not None]
+        trackers += [(labels, topic.shared_index) for labels, topic in topics if topic.shared_index is not None]
 
         yield _metric("postdate_connections", "Open client connections.", [(cluster, self._snapshot.connection_count)])
         yield from (figure.metric(topics) for figure in _TOPIC_FIGURES)
@@ -260,10 +263,14 @@ def _index_metrics(trackers: Sequence[tuple[Labels, TrackerStats]]) -> Iterator[
 
 
 def _with_sums(samples: Iterable[Sample]) -> list[Sample]:
-    """Add to the samples of subscriptions their sums for each topic and each namespace."""
-    of_subscriptions = list(samples)
+    """Add to the samples of subscriptions their sums for each topic and each namespace.
+
+    A sample of a topic, for an index that its subscriptions share, counts in the sums and is not told twice.
+    """
+    given = list(samples)
+    of_subscriptions = [(labels, value) for labels, value in given if "subscription" in labels]
     sums: dict[tuple[tuple[str, str], ...], float] = defaultdict(float)
-    for labels, value in of_subscriptions:
+    for labels, value in given:
         for left_out in ({"subscription", "topic"}, {"subscription"}):
             sums[tuple(item for item in labels.items() if item[0] not in left_out)] += value
     return [*((dict(labels), value) for labels, value in sums.items()), *of_subscriptions]

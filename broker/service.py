@@ -12,6 +12,7 @@ import logging
 import socket
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from broker.scheduler import Job
 from broker.snapshots import snapshot_storage_of
 from broker.subscription import Subscription
 from broker.topic import Topic
+from broker.topic_index import TopicIndex, settle_index
 from broker.topic_name import TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
@@ -206,33 +208,51 @@ class Service:
     async def _open_topic(self, name: TopicName) -> Topic:
         try:
             ledger = await self._store.open_managed_ledger(str(name))
+            index = self._new_index(ledger)
+            await settle_index(ledger, self._tracker_factory, is_shared=index is not None)
             topic = Topic(
                 name,
                 ledger,
-                new_subscription=self._new_subscription,
+                new_subscription=partial(self._new_subscription, index or self._tracker_factory),
                 delayed_delivery=self.policies.applied(name),
+                index=index,
             )
             self.topics[name] = topic
             return topic
         finally:
             del self._opening[name]
 
-    def _new_subscription(self, name: str, ledger: ManagedLedger, cursor: Cursor) -> Subscription:
+    def _new_index(self, ledger: ManagedLedger) -> TopicIndex | None:
+        factory = self._tracker_factory
+        # The in-memory tracker has no index that could be shared.
+        if not self.config.tracker.is_index_shared or not isinstance(factory, BucketDelayedDeliveryTrackerFactory):
+            return None
+        return TopicIndex(ledger, factory)
+
+    def _new_subscription(
+        self, trackers: DelayedDeliveryTrackerFactory, name: str, ledger: ManagedLedger, cursor: Cursor
+    ) -> Subscription:
         return Subscription(
             name,
             ledger,
             cursor,
-            new_dispatcher=self._new_dispatcher,
-            clean_residual_snapshots=self._tracker_factory.clean_residual_snapshots,
+            new_dispatcher=partial(self._new_dispatcher, trackers),
+            clean_residual_snapshots=trackers.clean_residual_snapshots,
         )
 
-    def _new_dispatcher(self, subscription_type: SubscriptionType, ledger: ManagedLedger, cursor: Cursor) -> Dispatcher:
+    def _new_dispatcher(
+        self,
+        trackers: DelayedDeliveryTrackerFactory,
+        subscription_type: SubscriptionType,
+        ledger: ManagedLedger,
+        cursor: Cursor,
+    ) -> Dispatcher:
         policies = self.policies.applied(TopicName.parse(ledger.name))
         return make_dispatcher(
             subscription_type,
             ledger,
             cursor,
-            self._tracker_factory,
+            trackers,
             self.config.dispatcher,
             self.now_ms,
             topic_name=ledger.name,

@@ -16,6 +16,7 @@ from broker.metrics import TopicSnapshot
 from broker.policies import DelayedDeliveryPolicies
 from broker.producer import Producer, ProducerAccessMode
 from broker.subscription import Subscription
+from broker.topic_index import INDEX_CURSOR_NAME, TopicIndex
 from broker.topic_name import TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
@@ -39,6 +40,7 @@ class Topic:
         ledger: Its log.
         new_subscription: Makes a subscription over a cursor.
         delayed_delivery: The policies that are in force for it.
+        index: The delayed index that its subscriptions share, None where each has its own.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Topic:
         *,
         new_subscription: NewSubscription,
         delayed_delivery: DelayedDeliveryPolicies,
+        index: TopicIndex | None = None,
     ) -> None:
         self.name = name
         self.ledger = ledger
@@ -58,10 +61,12 @@ class Topic:
         self.messages_in_total = 0
         self.bytes_in_total = 0
         self._new_subscription = new_subscription
+        self._index = index
         self._lock = asyncio.Lock()
         self.subscriptions: dict[str, Subscription] = {}
         for cursor in ledger.cursors.values():
-            self._add_subscription(unquote(cursor.name), cursor)
+            if cursor.name != INDEX_CURSOR_NAME:
+                self._add_subscription(unquote(cursor.name), cursor)
 
     def add_producer(self, producer: Producer) -> None:
         """Let a producer in.
@@ -133,6 +138,8 @@ class Topic:
             if subscription is None:
                 cursor = await self.ledger.open_cursor(quote(name, safe=""), initial_position=start, durable=durable)
                 subscription = self._add_subscription(name, cursor)
+            if self._index is not None:
+                await self._index.prepare()
         await subscription.add_consumer(consumer, subscription_type)
         return subscription
 
@@ -202,11 +209,14 @@ class Topic:
     async def roll_over_and_trim(self, now_ms: int) -> None:
         """Close the open ledger if it is old, and delete ledgers that every subscription has passed."""
         self.ledger.roll_over_if_aged(now_ms)
+        if self._index is not None:
+            self._index.follow()
         await self.ledger.trim()
 
     async def expire(self, now_ms: int, ttl_ms: int) -> None:
         """Acknowledge for every subscription what has outlived its time, and let its dispatcher know."""
-        for cursor_name, count in (await self.ledger.expire(now_ms, ttl_ms)).items():
+        expired = await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,))
+        for cursor_name, count in expired.items():
             subscription = self.subscriptions.get(unquote(cursor_name))
             if count and subscription is not None and subscription.dispatcher is not None:
                 log.info("%d messages of %s / %s expired", count, self.name, subscription.name)
@@ -222,6 +232,7 @@ class Topic:
             bytes_in_total=self.bytes_in_total,
             storage_size_bytes=self.ledger.size_bytes,
             subscriptions=[subscription.metrics() for subscription in self.subscriptions.values()],
+            shared_index=None if self._index is None else self._index.stats(),
         )
 
     async def close(self) -> None:
@@ -230,6 +241,8 @@ class Topic:
             producer.disconnect()
         self.producers.clear()
         await self._for_all(lambda subscription: subscription.close())
+        if self._index is not None:
+            await self._index.close()
         await self.ledger.close()
 
     async def _for_all(self, action: Callable[[Subscription], Awaitable[None]]) -> None:
@@ -243,3 +256,5 @@ class Topic:
     async def _delete(self, subscription: Subscription) -> None:
         del self.subscriptions[subscription.name]
         await self.ledger.delete_cursor(subscription.cursor.name)
+        if self._index is not None and not self.subscriptions:
+            await self._index.delete()

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.recently_joined import SubscriptionView
@@ -10,6 +13,7 @@ from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
+from managed_ledger.headers import Int64s
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
     DelayedDeliveryTrackerFactory,
@@ -48,6 +52,11 @@ def make_dispatcher(
     core = _make_core(subscription_type, config, topic_name, view, has_delays=has_delays)
     factory = tracker_factory
 
+    def has_taken(ledger_ids: Int64s, entry_ids: Int64s) -> NDArray[np.bool_]:
+        if core.plan is None:
+            return np.zeros(len(ledger_ids), np.bool_)
+        return core.plan.has_taken(ledger_ids, entry_ids)
+
     def new_tracker(on_available: Callable[[], None]) -> DelayedDeliveryTracker:
         assert factory is not None
 
@@ -59,6 +68,7 @@ def make_dispatcher(
                 on_available=on_available,
                 tick_time_ms=tick_time_ms,
                 is_active=is_active,
+                has_taken=has_taken,
             )
         )
 

@@ -187,12 +187,20 @@ class Reader:
         )
         if self._core.plan is not plan:
             return True
-        self._note_undelayed(read.headers)
+        headers = self._untracked_of(read.headers)
+        self._note_undelayed(headers)
         self._look_at_tracker()
         self._core.advance(self._now_ms())
-        self._run_actions(self._core.on_headers(request, read.headers, read.next_position))
+        self._run_actions(self._core.on_headers(request, headers, read.next_position))
         # A log that gives nothing and stays where it is must not keep the loop spinning.
         return len(read.headers) > 0 or read.next_position != request.first
+
+    def _untracked_of(self, headers: EntryHeaders) -> EntryHeaders:
+        """Leave out what somebody else has had tracked since the read began; the tracker will give it."""
+        if self.tracker is None:
+            return headers
+        is_tracked = self.tracker.tracked_meanwhile(headers.ledger_ids, headers.entry_ids)
+        return headers if is_tracked is None else headers.take(np.flatnonzero(~is_tracked))
 
     def _note_undelayed(self, headers: EntryHeaders) -> None:
         """Offer the tracker one entry without a delay, if there is one: reading must not pause before the next."""

@@ -9,7 +9,7 @@ Nothing here runs by itself: the service calls `roll_over_if_aged`, `trim` and `
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -237,10 +237,15 @@ class ManagedLedger(ReadableLog):
             self._services.trimmed(doomed, sum(ledger.durable.bytes for ledger in ledgers))
             return len(ledgers)
 
-    async def expire(self, now_ms: int, ttl_ms: int) -> dict[str, int]:
+    async def expire(self, now_ms: int, ttl_ms: int, *, spared: Collection[str] = ()) -> dict[str, int]:
         """Acknowledge, per cursor, the entries from mark-delete on whose time to live is over.
 
         It counts from the later of publish and delivery time, and stops at the first entry that still lives.
+
+        Args:
+            now_ms: What time it is.
+            ttl_ms: The time to live.
+            spared: Names of cursors that nothing expires for.
 
         Returns:
             How many entries expired, by cursor.
@@ -250,6 +255,8 @@ class ManagedLedger(ReadableLog):
         """
         expired, failures = {}, []
         for name, cursor in list(self._cursors.items()):
+            if name in spared:
+                continue
             try:
                 count = await self._expire(cursor, now_ms - ttl_ms)
             except LedgerError as error:

@@ -125,6 +125,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """See base."""
         return self._core.tracked_in(ledger_id)
 
+    def tracked_ledger_ids(self) -> list[int]:
+        """Return the ledgers in which something is tracked, in no order."""
+        return self._core.tracked_ledger_ids()
+
     def is_recovering(self, ledger_id: int) -> bool:
         """See base."""
         return self._core.is_recovering(ledger_id)

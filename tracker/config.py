@@ -77,7 +77,10 @@ class TrackerConfig:
     """Merge adjacent buckets when there are more than this. 0 or less switches merging off. Default -1."""
 
     is_index_shared: bool = field(default=False, metadata={"key": "delayedDeliverySharedIndexEnabled"})
-    """Whether all subscriptions of a topic share one index (PIP-195, optional part). Default off."""
+    """Whether all subscriptions of a topic share one index (PIP-195, optional part); see `shared_index`.
+
+    It costs what one subscription's costs, whatever their number. Bucket tracker only. Default off.
+    """
 
     prefetch_ms: int = field(default=5_000, metadata={"key": "delayedDeliverySegmentPrefetchMillis"})
     """Load a segment this long before its first message is due (ours).

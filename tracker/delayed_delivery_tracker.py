@@ -17,6 +17,8 @@ from pyroaring import BitMap
 from managed_ledger.position import Position
 from snapshot_storage.columns import DelayedIndexes
 
+Int64Array = NDArray[np.int64]
+
 ScheduledMessages = DelayedIndexes
 """Due positions with their times, in order of time and then position."""
 
@@ -45,6 +47,11 @@ class TrackedCursor(Protocol):
         """Call it no more."""
 
 
+def _has_taken_nothing(ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
+    del entry_ids
+    return np.zeros(len(ledger_ids), np.bool_)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerContext:
     """What a tracker is made for."""
@@ -59,6 +66,9 @@ class TrackerContext:
     """The topic's own tick; None means the configuration's."""
     is_active: bool = True
     """Whether the topic heeds delivery times now; see `set_active`."""
+    has_taken: Callable[[Int64Array, Int64Array], NDArray[np.bool_]] = _has_taken_nothing
+    """Which of these positions (ledger ids, entry ids) the dispatcher has read, or was given before it read them. Only
+    a shared index asks, about what another subscription adds."""
 
 
 class DelayedDeliveryTracker(ABC):
@@ -86,6 +96,14 @@ class DelayedDeliveryTracker(ABC):
     @abstractmethod
     def tracked_in(self, ledger_id: int) -> BitMap | None:
         """Return the tracked entry ids of a ledger, for reading only; what a discontinuous read skips."""
+
+    def tracked_meanwhile(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_] | None:
+        """Return which positions that a read brought are tracked all the same, None if there are none.
+
+        Only a tracker that others add to has any: they were not tracked when the read began.
+        """
+        del ledger_ids, entry_ids
+        return None
 
     def is_recovering(self, ledger_id: int) -> bool:
         """Whether the ledger's range is still being recovered: do not read it yet."""

@@ -210,13 +210,34 @@ class ReadPlan:
         frontier = min(unread.scanned_to for unread in self.ranges)
         if int(ledger_ids.max()) < frontier.ledger_id:
             return
-        is_ahead = (ledger_ids > frontier.ledger_id) | (
-            (ledger_ids == frontier.ledger_id) & (entry_ids >= frontier.entry_id)
-        )
+        is_ahead = _is_at_or_behind(ledger_ids, entry_ids, frontier)
         for ledger_id in np.unique(ledger_ids[is_ahead]).tolist():
             taken = entry_ids[is_ahead & (ledger_ids == ledger_id)]
             self._taken_early.setdefault(ledger_id, BitMap()).update(taken.astype(np.uint32))
 
+    def has_taken(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which positions the scan has come by, or left the tracker before that."""
+        is_unread = np.zeros(len(ledger_ids), np.bool_)
+        for unread in self.ranges:
+            is_ahead = _is_at_or_behind(ledger_ids, entry_ids, unread.scanned_to)
+            if unread.through is not None:
+                end = Position(unread.through.ledger_id, unread.through.entry_id + 1)
+                is_ahead &= ~_is_at_or_behind(ledger_ids, entry_ids, end)
+            is_unread |= is_ahead
+        for ledger_id, taken in self._taken_early.items():
+            rows = np.flatnonzero(is_unread & (ledger_ids == ledger_id))
+            is_unread[rows] = [entry_id not in taken for entry_id in entry_ids[rows].tolist()]
+        return ~is_unread
+
     def taken_early_in(self, ledger_id: int) -> BitMap | None:
         """Return what a scan of the ledger passes over although the tracker no longer has it."""
         return self._taken_early.get(ledger_id)
+
+
+def _is_at_or_behind(
+    ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64], position: Position
+) -> NDArray[np.bool_]:
+    """Return which positions are this one or come after it in the log."""
+    ledger_id, entry_id = position
+    is_behind: NDArray[np.bool_] = (ledger_ids > ledger_id) | ((ledger_ids == ledger_id) & (entry_ids >= entry_id))
+    return is_behind

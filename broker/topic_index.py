@@ -1,0 +1,139 @@
+"""The delayed index that a topic's subscriptions share: its cursor, and when there is one at all.
+
+The index has a durable cursor of its own in the topic's log, beside those of the subscriptions. Its properties name the
+snapshots. Nobody subscribes with it, so it is left out wherever subscriptions are listed, counted or expired; its
+mark-delete position follows the slowest subscription, so that it holds up no ledger. It is made with the first
+subscription and deleted with the last one, its snapshots first.
+
+`settle_index` brings a log into this shape when a topic is opened, whatever `delayedDeliverySharedIndexEnabled` was
+before; what is deleted by it is built again from the log. What the index does is `tracker.shared_index`'s.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from broker.errors import SubscriptionNotFoundError
+from managed_ledger.cursor import Cursor
+from managed_ledger.errors import LedgerError
+from managed_ledger.managed_ledger import ManagedLedger
+from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
+from tracker.delayed_delivery_tracker import (
+    DelayedDeliveryTracker,
+    DelayedDeliveryTrackerFactory,
+    TrackedCursor,
+    TrackerContext,
+)
+from tracker.errors import TrackerError
+from tracker.shared_cursor import SharedCursor
+from tracker.shared_index import SharedDelayedIndex
+from tracker.stats import TrackerStats
+
+log = logging.getLogger(__name__)
+
+INDEX_CURSOR_NAME: Final = "#pulsar.internal.delayed.index"
+"""No subscription can have this name: `#` is quoted in the names of theirs."""
+
+
+class TopicIndex(DelayedDeliveryTrackerFactory):
+    """Makes the trackers of a topic's subscriptions, as views on one index.
+
+    Args:
+        ledger: The topic's log.
+        factory: Makes the index's own tracker.
+    """
+
+    def __init__(self, ledger: ManagedLedger, factory: BucketDelayedDeliveryTrackerFactory) -> None:
+        self._ledger = ledger
+        self._factory = factory
+        self._index: SharedDelayedIndex | None = None
+
+    async def prepare(self) -> None:
+        """Make the cursor where it is missing; call before the first view.
+
+        Raises:
+            LedgerWriteError: It could not be stored.
+        """
+        await self._ledger.open_cursor(INDEX_CURSOR_NAME)
+
+    def new_tracker(self, context: TrackerContext) -> DelayedDeliveryTracker:
+        """See base; a view on the index.
+
+        Raises:
+            SubscriptionNotFoundError: The last subscription was deleted meanwhile, and the index with it.
+        """
+        if self._index is None:
+            own = self._ledger.cursors.get(INDEX_CURSOR_NAME)
+            if own is None:
+                raise SubscriptionNotFoundError(f"Subscription {context.cursor_name!r} was deleted")
+            cursor = SharedCursor(own, lambda: list(subscription_cursors(self._ledger).values()))
+            self._index = SharedDelayedIndex(context.topic_name, INDEX_CURSOR_NAME, cursor, self._factory)
+        return self._index.new_view(context)
+
+    async def clean_residual_snapshots(self, cursor: TrackedCursor) -> None:
+        """See base; a subscription's cursor names none, unless its index was its own before."""
+        await self._factory.clean_residual_snapshots(cursor)
+
+    def follow(self) -> None:
+        """Let the index go where the slowest subscription is, so that ledgers can be deleted."""
+        cursor = self._ledger.cursors.get(INDEX_CURSOR_NAME)
+        positions = [one.mark_delete_position for one in subscription_cursors(self._ledger).values()]
+        if cursor is not None and positions:
+            cursor.acknowledge_cumulative(min(positions))
+        if self._index is not None:
+            self._index.refresh()
+
+    def stats(self) -> TrackerStats | None:
+        """Give the figures of the index, None before its first view."""
+        return None if self._index is None else self._index.tracker.stats()
+
+    async def delete(self) -> None:
+        """Delete the index, as nobody subscribes any more: snapshots, then the cursor (PIP-195).
+
+        What fails is logged, and done when the topic is opened again.
+        """
+        index, self._index = self._index, None
+        try:
+            if index is not None:
+                await index.clear()
+        except TrackerError as error:
+            log.warning("%s: %s", self._ledger.name, error)
+        finally:
+            if index is not None:
+                await index.close()
+        await _delete(self._ledger, self._factory)
+
+    async def close(self) -> None:
+        """Release everything; the index is sealed where that is worth it."""
+        index, self._index = self._index, None
+        if index is not None:
+            await index.close()
+
+
+def subscription_cursors(ledger: ManagedLedger) -> Mapping[str, Cursor]:
+    """Return the cursors that are subscriptions', by name."""
+    return {name: cursor for name, cursor in ledger.cursors.items() if name != INDEX_CURSOR_NAME}
+
+
+async def settle_index(ledger: ManagedLedger, factory: DelayedDeliveryTrackerFactory, *, is_shared: bool) -> None:
+    """Delete what is left of an index that is not wanted: the shared one, or those of the subscriptions.
+
+    What fails is logged, and done when the topic is opened again.
+    """
+    cursors = subscription_cursors(ledger)
+    if INDEX_CURSOR_NAME in ledger.cursors and not (is_shared and cursors):
+        await _delete(ledger, factory)
+    if is_shared:
+        for cursor in cursors.values():
+            try:
+                await factory.clean_residual_snapshots(cursor)
+            except (TrackerError, LedgerError) as error:
+                log.warning("%s / %s: its own delayed index is still there: %s", ledger.name, cursor.name, error)
+
+
+async def _delete(ledger: ManagedLedger, factory: DelayedDeliveryTrackerFactory) -> None:
+    try:
+        await factory.clean_residual_snapshots(ledger.cursors[INDEX_CURSOR_NAME])
+        await ledger.delete_cursor(INDEX_CURSOR_NAME)
+    except (TrackerError, LedgerError) as error:
+        log.warning("%s: the shared delayed index is still there: %s", ledger.name, error)

@@ -1,0 +1,329 @@
+"""Views on one shared index, step by step; the whole is in `tests/simulation/test_shared_index_simulation.py`."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from managed_ledger.position import Position
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.position_set import PositionSet, is_in_bitmap
+from tracker.shared_cursor import SharedCursor
+from tracker.shared_index import SharedDelayedIndex, SharedIndexView
+from tracker.testing import VIRTUAL_START_MS as START_MS
+from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
+
+Rows = list[tuple[int, int, int]]
+
+
+class World:
+    """An index, and subscriptions with a view each."""
+
+    def __init__(self) -> None:
+        self.storage = MemoryBucketSnapshotStorage()
+        self.own = FakeCursor()
+        self.cursors: dict[str, FakeCursor] = {}
+        self.views: dict[str, SharedIndexView] = {}
+        self.told: list[str] = []
+        self.taken: dict[str, set[tuple[int, int]]] = {}
+        self.set_back_ms = 0
+        config = TrackerConfig(index_count_per_bucket_min=5, is_deliver_at_time_strict=True)
+        self.factory = BucketDelayedDeliveryTrackerFactory(
+            config, self.storage, now_ms=lambda: virtual_now_ms() - self.set_back_ms, run_blocking=run_inline
+        )
+
+    async def open(self, *names: str) -> None:
+        await self.storage.start()
+        self.cursor = SharedCursor(self.own, self.cursors.values)
+        self.index = SharedDelayedIndex("t", "index", self.cursor, self.factory)
+        for name in names:
+            self.join(name)
+
+    def join(self, name: str) -> SharedIndexView:
+        cursor = self.cursors.setdefault(name, FakeCursor())
+        self.taken.setdefault(name, set())
+
+        def has_taken(ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+            positions = zip(ledger_ids.tolist(), entry_ids.tolist(), strict=True)
+            return np.array([position in self.taken[name] for position in positions], np.bool_)
+
+        context = TrackerContext(
+            topic_name="t",
+            cursor_name=name,
+            cursor=cursor,
+            on_available=lambda: self.told.append(name),
+            has_taken=has_taken,
+        )
+        self.views[name] = self.index.new_view(context)
+        return self.views[name]
+
+    def rows(self, name: str, limit: int = 100) -> Rows:
+        return self.views[name].get_scheduled_messages(limit).to_rows()
+
+
+def play(story: Callable[[World], Coroutine[Any, Any, None]], *names: str) -> None:
+    """Run a story with subscriptions of these names, in virtual time."""
+
+    async def main() -> None:
+        world = World()
+        await world.open(*names)
+        await story(world)
+        await world.index.close()
+
+    run_virtually(main())
+
+
+async def rest() -> None:
+    """Let everything happen that needs no time."""
+    await asyncio.sleep(0.001)
+
+
+def test_what_one_polls_is_due_for_all_once() -> None:
+    async def story(world: World) -> None:
+        a, b = world.views["a"], world.views["b"]
+        assert a.add_messages([1, 1], [1, 2], [START_MS + 200, START_MS + 100]).all()
+        assert b.add_message(1, 1, START_MS + 200)
+        assert b.contains_message(1, 2)
+        assert (a.number_of_delayed_messages(), b.number_of_delayed_messages()) == (2, 2)
+        await asyncio.sleep(0.3)
+        world.told.clear()
+        expected = [(START_MS + 100, 1, 2), (START_MS + 200, 1, 1)]
+        assert world.rows("a") == expected
+        assert not a.has_message_available()
+        await rest()
+        assert world.told == ["b"]
+        assert b.has_message_available()
+        assert b.next_delivery_time() == START_MS + 100
+        assert b.tracked_in(1) == BitMap([1, 2])
+        assert (a.number_of_delayed_messages(), b.number_of_delayed_messages()) == (0, 2)
+        assert world.rows("b", 1) == expected[:1]
+        assert world.rows("b") == expected[1:]
+        assert b.tracked_in(1) is None
+        assert world.rows("a") == world.rows("b") == []
+
+    play(story, "a", "b")
+
+
+def test_what_a_subscription_has_acknowledged_is_not_due_for_it() -> None:
+    """Below its mark-delete position or on its own; the others get it."""
+
+    async def story(world: World) -> None:
+        world.views["a"].add_messages([1, 2, 2], [0, 0, 1], [START_MS + 100] * 3)
+        world.cursors["a"].mark_delete_position = Position(2, -1)
+        world.cursors["a"].acknowledge(2, 1)
+        assert world.views["a"].number_of_delayed_messages() == 1
+        assert world.views["b"].number_of_delayed_messages() == 3
+        await asyncio.sleep(0.2)
+        assert len(world.rows("b")) == 3
+        assert world.rows("a") == [(START_MS + 100, 2, 0)]
+
+    play(story, "a", "b")
+
+
+def test_a_poll_goes_on_behind_what_was_acknowledged() -> None:
+    """A subscription that skipped thousands of due messages is not told that there is nothing."""
+
+    async def story(world: World) -> None:
+        world.views["a"].add_messages([1] * 5_000, list(range(5_000)), [START_MS + 100] * 5_000)
+        world.cursors["a"].acknowledge(1, *range(4_990))
+        await asyncio.sleep(0.2)
+        got: Rows = []
+        while world.views["a"].has_message_available():
+            got += world.rows("a", 20)
+        assert [entry_id for _, _, entry_id in got] == list(range(4_990, 5_000))
+
+    play(story, "a", "b")
+
+
+def test_an_earlier_message_that_is_indexed_late_comes_first() -> None:
+    """Rows that another's poll brought do not overtake what is due in the index since."""
+
+    async def story(world: World) -> None:
+        world.views["a"].add_messages([1, 1], [1, 2], [START_MS + 200, START_MS + 300])
+        await asyncio.sleep(0.4)
+        assert len(world.rows("a")) == 2
+        world.set_back_ms = 400
+        assert world.views["a"].add_message(1, 3, START_MS + 100)
+        world.set_back_ms = 0
+        assert [row[2] for row in world.rows("b", 1)] == [3]
+        assert [row[2] for row in world.rows("b")] == [1, 2]
+
+    play(story, "a", "b")
+
+
+def test_a_message_that_is_due_stays_indexed_for_the_others() -> None:
+    """A tracker forgets what is offered when it is due; offered by one subscription, the others still need it."""
+
+    async def story(world: World) -> None:
+        world.views["a"].add_message(1, 1, START_MS + 100)
+        await asyncio.sleep(0.2)
+        assert world.views["b"].add_message(1, 1, START_MS + 100)
+        assert len(world.rows("b")) == len(world.rows("a")) == 1
+
+    play(story, "a", "b")
+
+
+def test_a_read_that_began_before_a_message_was_indexed_leaves_it_alone() -> None:
+    async def story(world: World) -> None:
+        ledger_ids, entry_ids = np.array([1, 1]), np.array([1, 2])
+        assert world.views["b"].tracked_meanwhile(ledger_ids, entry_ids) is None
+        world.views["a"].add_message(1, 2, START_MS + 100)
+        for _ in range(2):
+            is_tracked = world.views["b"].tracked_meanwhile(ledger_ids, entry_ids)
+            assert is_tracked is not None
+            assert is_tracked.tolist() == [False, True]
+            # The second time it waits in the view's own rows.
+            await asyncio.sleep(0.2)
+            world.rows("a")
+
+    play(story, "a", "b")
+
+
+def test_what_a_subscription_took_before_another_indexed_it_does_not_come_again() -> None:
+    """The clock was put back, say: the late subscription delays what the other one has delivered."""
+
+    async def story(world: World) -> None:
+        world.taken["a"] = {(1, 1)}
+        world.views["b"].add_messages([1, 1], [1, 2], [START_MS + 100] * 2)
+        assert (world.views["a"].number_of_delayed_messages(), world.views["b"].number_of_delayed_messages()) == (1, 2)
+        await asyncio.sleep(0.2)
+        assert len(world.rows("b")) == 2
+        assert world.rows("a") == [(START_MS + 100, 1, 2)]
+
+    play(story, "a", "b")
+
+
+def test_a_view_that_comes_later_gets_what_is_indexed_and_not_what_was_polled() -> None:
+    """That it finds in the log: it is not tracked, so that its reader does not pass over it."""
+
+    async def story(world: World) -> None:
+        world.views["a"].add_messages([1, 1], [1, 2], [START_MS + 100, START_MS + 900])
+        await asyncio.sleep(0.2)
+        world.rows("a")
+        late = world.join("late")
+        assert late.tracked_in(1) == BitMap([2])
+        assert not late.add_message(1, 1, START_MS + 100)
+        await asyncio.sleep(1)
+        assert world.rows("late") == [(START_MS + 900, 1, 2)]
+
+    play(story, "a")
+
+
+def test_clearing_and_closing_a_view_leave_the_index_to_the_others() -> None:
+    async def story(world: World) -> None:
+        world.views["a"].add_messages([1, 1], [1, 2], [START_MS + 100, START_MS + 900])
+        await asyncio.sleep(0.2)
+        world.rows("a")
+        await world.views["b"].clear()
+        assert world.views["b"].tracked_in(1) == BitMap([2])
+        assert world.rows("b") == []
+        await world.views["c"].close()
+        await world.views["c"].close()
+        await asyncio.sleep(1)
+        assert len(world.rows("a")) == len(world.rows("b")) == 1
+        assert world.views["a"].number_of_delayed_messages() == 0
+
+    play(story, "a", "b", "c")
+
+
+def test_what_a_snapshot_lost_is_read_again_by_every_view() -> None:
+    """One puts it back; what becomes due before another has read it comes once to it all the same."""
+
+    async def story(world: World) -> None:
+        world.views["a"].add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6)
+        world.views["a"].add_message(2, 0, START_MS + 20_000)
+        await rest()
+        (bucket_id,) = map(int, world.own.properties.values())
+        await world.storage.delete_bucket_snapshot(bucket_id)
+        await asyncio.sleep(16)
+        lost = {name: view.take_untracked() for name, view in world.views.items()}
+        assert lost["a"] == lost["b"] == {1: BitMap(range(6))}
+        assert world.views["b"].tracked_in(1) == BitMap(range(6))
+        world.taken["b"] = {(1, entry_id) for entry_id in range(6)}
+        assert world.views["a"].add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6).all()
+        await asyncio.sleep(5)
+        assert len(world.rows("a")) == len(world.rows("b")) == 7
+        assert world.views["b"].add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6).all()
+        assert world.rows("b") == []
+        assert world.views["b"].number_of_delayed_messages() == 0
+
+    play(story, "a", "b")
+
+
+def test_the_index_goes_where_the_slowest_subscription_is() -> None:
+    """Snapshots below it are deleted; the properties are the index's own."""
+
+    async def story(world: World) -> None:
+        for ledger_id in range(1, 4):
+            world.views["a"].add_messages([ledger_id] * 5, list(range(5)), [START_MS + 3_600_000] * 5)
+        await rest()
+        assert sorted(world.own.properties) == [f"{BUCKET_KEY_PREFIX}_1_1", f"{BUCKET_KEY_PREFIX}_2_2"]
+        world.cursors["a"].mark_delete_position = Position(3, 0)
+        world.cursors["b"].mark_delete_position = Position(2, 0)
+        world.index.refresh()
+        await rest()
+        assert sorted(world.own.properties) == [f"{BUCKET_KEY_PREFIX}_2_2"]
+        assert not world.cursors["a"].properties
+        world.cursors["a"].acknowledge(2, 1, 2)
+        world.cursors["b"].acknowledge(2, 2, 3)
+        assert world.cursor.acknowledged_in(2) == BitMap([2])
+
+    play(story, "a", "b")
+
+
+def test_without_subscriptions_the_index_stays_where_its_own_cursor_is() -> None:
+    cursor = FakeCursor()
+    cursor.mark_delete_position = Position(7, 7)
+    cursor.acknowledge(8, 1)
+
+    shared = SharedCursor(cursor, list)
+
+    assert shared.mark_delete_position == Position(7, 7)
+    assert shared.acknowledged_in(8) == BitMap([1])
+
+
+@pytest.mark.parametrize(("ledger_id", "entry_id"), [(-1, 0), (0, -1), (0, 2**32)])
+def test_positions_that_cannot_be_tracked_are_refused(ledger_id: int, entry_id: int) -> None:
+    async def story(world: World) -> None:
+        with pytest.raises(ValueError, match="out of range"):
+            world.views["a"].add_message(ledger_id, entry_id, START_MS + 100)
+
+    play(story, "a")
+
+
+def test_policies_are_the_topics() -> None:
+    """Whichever view is told, all are."""
+
+    async def story(world: World) -> None:
+        world.views["a"].add_message(1, 1, START_MS + 3_600_000)
+        world.views["a"].set_active(False)
+        await rest()
+        assert set(world.told) == {"a", "b"}
+        assert len(world.rows("b")) == len(world.rows("a")) == 1
+        assert not world.views["b"].add_message(1, 2, START_MS + 3_600_000)
+
+    play(story, "a", "b")
+
+
+@pytest.mark.parametrize("entry_ids", [[3, 1], list(range(0, 40, 2)), list(range(9, 0, -1)), [5] * 12, []])
+def test_a_set_of_positions_answers_for_columns(entry_ids: list[int]) -> None:
+    positions = PositionSet()
+    positions.add(np.array([1, 1, 2]), np.array([1, 5, 3]))
+    ledger_ids, column = np.ones(len(entry_ids), np.int64), np.array(entry_ids, np.int64)
+
+    expected = [entry_id in (1, 5) for entry_id in entry_ids]
+
+    assert positions.mask(ledger_ids, column).tolist() == expected
+    assert is_in_bitmap(column, BitMap([1, 5])).tolist() == expected
+    positions.discard(ledger_ids, column)
+    assert len(positions) == 1 + 2 - len({1, 5} & set(entry_ids))
+    positions.forget_below(2)
+    assert positions.bitmaps == {2: BitMap([3])}
