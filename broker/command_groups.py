@@ -1,7 +1,8 @@
 """Commands that other installed rooms bring to `postdate`, found by their entry points.
 
 The service knows nothing of bulk jobs and must start without what they need. So a room names its command groups in
-`pyproject.toml` under `postdate.commands`, and they are imported when somebody asks for them.
+`pyproject.toml` under `postdate.commands`, and they are imported when somebody asks for them. So are groups of this
+room whose libraries the service has no use for.
 """
 
 from importlib.metadata import EntryPoint, entry_points

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.cli import OneLineFormatter, announcement, main
+from broker.cli import announcement, main
+from broker.cli_common import OneLineFormatter
 from broker.config import BrokerConfig
 from broker.demo_process import PostdateProcess, free_ports
 

@@ -1,0 +1,101 @@
+"""What every command of `postdate` shares: its options, its help, and how it refuses.
+
+Everything that goes wrong for a reason that an operator can do something about is one line on stderr and exit code 2; a
+traceback from here is a bug.
+"""
+
+import errno
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import click
+
+from broker.config import ConfigError
+from broker.errors import AdminRequestError, BrokerError, ServiceStartError
+from managed_ledger.errors import LedgerError
+from snapshot_storage.errors import SnapshotStorageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_CODE_REFUSED = 2
+
+
+class OneLineFormatter(logging.Formatter):
+    """Keeps each message on one line: what a client sends can be in it, and must not look like another record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """See base."""
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
+def configure_logging(level: str) -> None:
+    """Send every record from `level` on to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # It reports every turn of every job at INFO; what fails is logged by the jobs' own supervisor.
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+
+
+def refusing(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn the errors that an operator can do something about into one line and exit code 2."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except (
+            ConfigError,
+            AdminRequestError,
+            BrokerError,
+            ServiceStartError,
+            LedgerError,
+            SnapshotStorageError,
+            OSError,
+        ) as error:
+            text = _explain(error) if isinstance(error, OSError) else str(error)
+            click.echo(f"postdate: {' '.join(text.split())}", err=True)
+            sys.exit(EXIT_CODE_REFUSED)
+
+    return run
+
+
+def _explain(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{error}; choose free ports with --set brokerServicePort=... and --set webServicePort=..."
+    if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
+        return f"{error}; see bindAddress, brokerServicePort and webServicePort"
+    return str(error)
+
+
+def config_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add `--config` and `--set`."""
+    for option in (
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Set one key; repeatable. Wins over the environment, which wins over the file.",
+        ),
+        click.option(
+            "--config",
+            "config_path",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="A broker.conf. Default: the built-in defaults, which are those of config/broker.conf.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def examples(*commands: str) -> str:
+    """Write commands as the end of a help text, in a paragraph that click does not fill."""
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)

@@ -1,0 +1,164 @@
+"""`postdate snapshots verify`: read everything, and name what is wrong; and `gc`, which deletes what nobody names.
+
+Beside a running service, snapshots come and go while one looks. So what seems wrong is looked at a second time, on
+newly opened folders, and counts only if it is still so.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker.config import BrokerConfig
+from broker.snapshots_place import Filter, Place, Summary, open_place, readable_segments
+from snapshot_storage.codec import decode_segment
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.inspection import (
+    Problem,
+    ProblemKind,
+    metadata_problems,
+    orphans,
+    ownership_problems,
+    segment_problems,
+)
+from snapshot_storage.storage import BucketSnapshotInfo
+
+SECOND_LOOK_AFTER_S = 2.0
+"""Longer than the moments between storing a snapshot and naming it, or deleting it and forgetting its name."""
+
+Advance = Callable[[int, int], None]
+"""Told how many bytes are done, of how many."""
+
+
+def _no_progress(done: int, total: int) -> None:
+    del done, total
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was looked at, and what was wrong."""
+
+    snapshots: int = 0
+    segments: int = 0
+    rows: int = 0
+    properties: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+
+async def verify(config: BrokerConfig, which: Filter, advance: Advance, *, second_look_after_s: float) -> Verdict:
+    """Check every snapshot against itself and against the cursors' properties.
+
+    Raises:
+        LedgerError: The log cannot be opened.
+        SnapshotStorageError: The storage cannot be opened or does not answer.
+    """
+    async with open_place(config) as place:
+        verdict = await _look(place, which, advance)
+    if verdict.problems:
+        await asyncio.sleep(second_look_after_s)
+        suspects = {problem.bucket_id for problem in verdict.problems}
+        async with open_place(config) as place:
+            again = await _look(place, which, _no_progress, only=suspects)
+        seen_again = {(problem.kind, problem.bucket_id) for problem in again.problems}
+        verdict.problems = [problem for problem in verdict.problems if (problem.kind, problem.bucket_id) in seen_again]
+    return verdict
+
+
+async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int | None] | None = None) -> Verdict:
+    properties = await place.properties(which)
+    infos, problems = await _infos(place, which)
+    verdict = Verdict(properties=len(properties), problems=problems)
+    wanted = [info for info in infos if only is None or info.bucket_id in only]
+    total = sum(info.length_bytes for info in wanted)
+    done = 0
+    advance(0, total)
+    async for summary in place.summaries(wanted):
+        verdict.snapshots += 1
+        try:
+            await _check_snapshot(place, summary, verdict)
+        except BucketNotFoundError:
+            # The service deleted it meanwhile.
+            verdict.snapshots -= 1
+        done += summary.info.length_bytes
+        advance(done, total)
+    # All properties, as one of another topic may name a snapshot of this one by mistake.
+    everyone = await place.properties(Filter())
+    orphan_ids = {info.bucket_id for info in orphans(infos, everyone)}
+    verdict.problems += [
+        problem
+        for problem in ownership_problems(infos, properties)
+        if problem.kind is not ProblemKind.ORPHANED or problem.bucket_id in orphan_ids
+    ]
+    return verdict
+
+
+async def _infos(place: Place, which: Filter) -> tuple[list[BucketSnapshotInfo], list[Problem]]:
+    """List the snapshots; where one header is damaged, those that can be found by the ids in the properties."""
+    try:
+        return await place.infos(which), []
+    except SnapshotCorruptedError as error:
+        problems = [Problem(ProblemKind.DAMAGED, error.bucket_id, "", "", str(error))]
+    infos: list[BucketSnapshotInfo] = []
+    for one in await place.properties(which):
+        try:
+            if one.bucket_id is not None:
+                infos.append((await place.storage.read_bucket_snapshot_head(one.bucket_id)).info)
+        except (BucketNotFoundError, SnapshotCorruptedError):
+            continue
+    return infos, problems
+
+
+async def _check_snapshot(place: Place, summary: Summary, verdict: Verdict) -> None:
+    info = summary.info
+
+    def report(kind: ProblemKind, what: str) -> None:
+        verdict.problems.append(Problem(kind, info.bucket_id, info.topic_name, info.cursor_name, what))
+
+    if summary.problem is not None:
+        report(ProblemKind.DAMAGED, summary.problem)
+        return
+    for what in metadata_problems(info, summary.segments):
+        report(ProblemKind.INCONSISTENT, what)
+    async for number, data in readable_segments(place.storage, info):
+        if isinstance(data, SnapshotCorruptedError):
+            report(ProblemKind.DAMAGED, str(data))
+        else:
+            _check_segment(summary, number, data, verdict, report)
+
+
+def _check_segment(
+    summary: Summary, number: int, data: bytes, verdict: Verdict, report: Callable[[ProblemKind, str], None]
+) -> None:
+    try:
+        rows = decode_segment(data, entry=number)
+        verdict.segments += 1
+        verdict.rows += len(rows)
+        if number > len(summary.segments):
+            return
+        previous_end_ms = summary.segments[number - 2].deliver_at_ms_max if number > 1 else 0
+        found = segment_problems(summary.segments[number - 1], rows, previous_end_ms=previous_end_ms)
+    except SnapshotCorruptedError as error:
+        report(ProblemKind.DAMAGED, str(error))
+        return
+    for what in found:
+        report(ProblemKind.INCONSISTENT, f"segment {number}: {what}")
+
+
+async def collect_garbage(config: BrokerConfig, which: Filter, *, is_dry_run: bool) -> list[BucketSnapshotInfo]:
+    """Delete the snapshots that no property names, and return them.
+
+    Args:
+        config: Where.
+        which: Of which topic and cursor.
+        is_dry_run: Only look; possible beside a service, where a snapshot that is just being made counts as well.
+
+    Raises:
+        StoreLockedError: A service is running, and this is no dry run.
+        LedgerError: The log cannot be opened.
+        SnapshotStorageError: The storage cannot be opened or does not answer.
+    """
+    async with open_place(config, is_read_only=is_dry_run) as place:
+        garbage = orphans(await place.infos(which), await place.properties(Filter()))
+        if not is_dry_run:
+            for info in garbage:
+                await place.storage.delete_bucket_snapshot(info.bucket_id)
+        return garbage

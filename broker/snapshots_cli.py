@@ -1,0 +1,327 @@
+"""`postdate snapshots`: look at the index on disk, check it, clean up, move it, hand it to other tools.
+
+Here are the commands and their options; what they do is in `broker.snapshots_check`, `_copy` and `_export`, what it
+looks like in `broker.snapshots_report`. What only reads works beside a running service.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from broker.cli_common import EXIT_CODE_REFUSED, config_options, configure_logging, examples, refusing
+from broker.config import BrokerConfig, load_config
+from broker.snapshots_check import SECOND_LOOK_AFTER_S, Advance, collect_garbage, verify
+from broker.snapshots_copy import copy_snapshots
+from broker.snapshots_export import export_snapshots
+from broker.snapshots_place import Filter, Place, Summary, open_place, readable_segments, target_config
+from broker.snapshots_report import (
+    counted,
+    print_copied,
+    print_garbage,
+    print_histogram,
+    print_list,
+    print_segments,
+    print_snapshot,
+    print_verdict,
+    summary_json,
+)
+from snapshot_storage.codec import decode_metadata, decode_segment
+from snapshot_storage.errors import SnapshotCorruptedError
+from snapshot_storage.inspection import TimeHistogram
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+EXIT_CODE_PROBLEMS = 1
+_HISTOGRAM_BINS_MAX = 16
+_COLUMNS_WHEN_PIPED = 100
+
+
+@click.group()
+def snapshots() -> None:
+    """Look at the snapshots of the delayed index, check, clean up, copy and export them.
+
+    Everything but `gc` and `copy --update-cursors` only reads, and works beside a running service.
+    """
+
+
+snapshots.epilog = examples(
+    "postdate snapshots list",
+    "postdate snapshots verify --config config/broker.conf",
+    "postdate snapshots copy --to s3://bucket/prefix --data /var/lib/postdate",
+)
+
+
+def _on_config(command: Callable[Concatenate[BrokerConfig, P], T]) -> Callable[..., T]:
+    """Add `--config`, `--set` and `--data`, and pass the configuration; refuse in one line."""
+
+    @wraps(command)
+    def run(
+        config_path: Path | None, overrides: tuple[str, ...], data: Path | None, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        configure_logging("error")
+        config = load_config(config_path, environment=os.environ, overrides=overrides)
+        if data is not None:
+            config = replace(config, data_directory=data)
+        return command(config, *args, **kwargs)
+
+    option = click.option(
+        "--data",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="The service's data folder. Default: dataDirectory of the configuration.",
+    )
+    return config_options(option(refusing(run)))
+
+
+def _filters(command: Callable[..., T]) -> Callable[..., T]:
+    """Add `--topic` and `--cursor`."""
+
+    @wraps(command)
+    def run(*args: Any, topic: str | None, cursor: str | None, **kwargs: Any) -> T:
+        return command(*args, which=Filter(_full_name(topic), cursor), **kwargs)
+
+    for name, what in (("cursor", "subscription"), ("topic", "topic, by full or short name")):
+        run = click.option(f"--{name}", help=f"Only of this {what}.")(run)
+    return run
+
+
+def _full_name(topic: str | None) -> str | None:
+    """Complete a short name as clients do."""
+    if topic is None or "://" in topic:
+        return topic
+    return f"persistent://public/default/{topic}" if "/" not in topic else f"persistent://{topic}"
+
+
+@snapshots.command(
+    "list",
+    epilog=examples(
+        "postdate snapshots list --data data",
+        "postdate snapshots list --topic orders --cursor billing",
+        "postdate snapshots list --json | jq '.[] | select(.rows > 100000)'",
+    ),
+)
+@_on_config
+@_filters
+@click.option("--json", "is_json", is_flag=True, help="As a list of JSON objects, sizes in bytes and times in ms.")
+def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
+    """List snapshots: whose, which ledgers, how many segments, rows and bytes, and when they are due."""
+
+    async def read() -> list[Summary]:
+        async with open_place(config) as place:
+            return [summary async for summary in place.summaries(await place.infos(which))]
+
+    summaries = _run(read())
+    if is_json:
+        click.echo(json.dumps([summary_json(summary) for summary in summaries], indent=2))
+    else:
+        print_list(_console(), summaries)
+
+
+@snapshots.command(
+    epilog=examples(
+        "postdate snapshots show 1795289849971",
+        "postdate snapshots show 1795289849971 --all | less",
+        "postdate snapshots show 1795289849971 --data /var/lib/postdate",
+    )
+)
+@click.argument("bucket_id", metavar="ID", type=click.IntRange(min=0))
+@_on_config
+@click.option("--all", "is_all", is_flag=True, help="Every segment. Default: the first and the last ten.")
+def show(config: BrokerConfig, *, bucket_id: int, is_all: bool) -> None:
+    """Show one snapshot: its ranges, segments, times and sizes, and when its messages are due."""
+
+    async def read() -> None:
+        async with open_place(config) as place:
+            await _show(place, bucket_id, is_all=is_all)
+
+    _run(read())
+
+
+async def _show(place: Place, bucket_id: int, *, is_all: bool) -> None:
+    console = _console()
+    info = await place.info(bucket_id)
+    metadata = await place.storage.get_bucket_snapshot_metadata(bucket_id)
+    summary = Summary(info, decode_metadata(metadata))
+    properties = await place.properties(Filter())
+    named_by = [f"{one.cursor_name} of {one.topic_name}" for one in properties if one.bucket_id == bucket_id]
+    histogram = None
+    if summary.times_ms is not None:
+        histogram = TimeHistogram.between(*summary.times_ms, bins_max=_HISTOGRAM_BINS_MAX)
+    sizes_bytes: dict[int, int] = {}
+    damaged: list[str] = []
+    async for number, data in readable_segments(place.storage, info):
+        try:
+            if isinstance(data, SnapshotCorruptedError):
+                raise data
+            if histogram is not None:
+                histogram.add(decode_segment(data, entry=number).deliver_at_ms)
+            sizes_bytes[number] = len(data)
+        except SnapshotCorruptedError as error:
+            damaged.append(str(error))
+    print_snapshot(console, summary, named_by, len(metadata))
+    print_segments(console, summary, sizes_bytes, is_all=is_all)
+    if histogram is not None:
+        print_histogram(console, histogram)
+    for reason in damaged:
+        console.print(f"[red]Damaged:[/] {reason}", soft_wrap=True)
+    if damaged:
+        sys.exit(EXIT_CODE_PROBLEMS)
+
+
+@snapshots.command(
+    "verify",
+    epilog=examples(
+        "postdate snapshots verify",
+        "postdate snapshots verify --config config/broker.conf --topic orders",
+        "postdate snapshots verify --data /var/lib/postdate || echo 'look at the table'",
+    ),
+)
+@_on_config
+@_filters
+@click.option(
+    "--second-look",
+    "second_look_after_s",
+    type=click.FloatRange(min=0),
+    default=SECOND_LOOK_AFTER_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait before what seems wrong is looked at again.",
+)
+def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float) -> None:
+    """Check every checksum, every bitmap against its segment, and every cursor property against the storage.
+
+    Exit code 1 and a table if anything is wrong. What seems wrong is looked at a second time a little later, as the
+    snapshots of a running service come and go.
+    """
+    with _progress("verified") as advance:
+        verdict = _run(verify(config, which, advance, second_look_after_s=second_look_after_s))
+    print_verdict(_console(), verdict)
+    if verdict.problems:
+        sys.exit(EXIT_CODE_PROBLEMS)
+
+
+@snapshots.command(
+    epilog=examples(
+        "postdate snapshots gc --dry-run",
+        "postdate snapshots gc --config config/broker.conf",
+        "postdate snapshots gc --data /var/lib/postdate --topic orders",
+    )
+)
+@_on_config
+@_filters
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted; works beside a running service.")
+def gc(config: BrokerConfig, *, which: Filter, dry_run: bool) -> None:
+    """Delete the snapshots that no cursor names. Refuses beside a running service, which cleans up by itself.
+
+    Beside a running service, --dry-run may name a snapshot that is just being made. Where several services share an S3
+    prefix, those of the others are orphans here: name the topic, or let each have a prefix.
+    """
+    print_garbage(_console(), _run(collect_garbage(config, which, is_dry_run=dry_run)), is_dry_run=dry_run)
+
+
+@snapshots.command(
+    epilog=examples(
+        "postdate snapshots copy --to s3://bucket/prefix",
+        "postdate snapshots copy --to s3://bucket/prefix --update-cursors --delete-source",
+        "postdate snapshots copy --to /mnt/new-data --topic orders",
+    )
+)
+@_on_config
+@_filters
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="TARGET",
+    help="s3://BUCKET/PREFIX (access as in the configuration), or a data folder, whose `snapshots` they go to.",
+)
+@click.option(
+    "--update-cursors",
+    is_flag=True,
+    help="Let the cursors name the copies, once all are there: one durable write, on a stopped service.",
+)
+@click.option("--delete-source", is_flag=True, help="After --update-cursors: delete what was copied here.")
+def copy(config: BrokerConfig, *, which: Filter, target: str, update_cursors: bool, delete_source: bool) -> None:
+    """Copy the snapshots that cursors name to another storage, and compare each after writing.
+
+    They get new ids there, which are printed. What an earlier run has copied is found and not copied again.
+    """
+    if delete_source and not update_cursors:
+        raise click.UsageError("--delete-source needs --update-cursors: the cursors would name what is gone")
+    where = target_config(config, target)
+    with _progress("copied") as advance:
+        copied = _run(
+            copy_snapshots(config, where, which, advance, updates_cursors=update_cursors, deletes_source=delete_source)
+        )
+    print_copied(_console(), copied, target)
+    if copied.failed:
+        sys.exit(EXIT_CODE_PROBLEMS)
+
+
+@snapshots.command(
+    epilog=examples(
+        "postdate snapshots export index.parquet",
+        "postdate snapshots export index.parquet --topic orders --data /var/lib/postdate",
+        "duckdb -c \"select topic, count(*) from 'index.parquet' group by topic\"  # after postdate snapshots export",
+    )
+)
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@_on_config
+@_filters
+def export(config: BrokerConfig, *, path: Path, which: Filter) -> None:
+    """Write every row to a Parquet file: topic, cursor, bucket_id, segment, ledger_id, entry_id, deliver_at_ms."""
+    with _progress("exported") as advance:
+        exported = _run(export_snapshots(config, path, which, advance))
+    console = _console()
+    console.print(
+        f"Wrote {counted(exported.rows, 'row')} of {counted(exported.snapshots, 'snapshot')} to {path}", soft_wrap=True
+    )
+    for bucket_id, reason in exported.failed.items():
+        console.print(f"[red]Not whole:[/] {bucket_id}: {reason}", soft_wrap=True)
+    if exported.failed:
+        sys.exit(EXIT_CODE_PROBLEMS)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command to its end; Ctrl-C ends it in order."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        click.echo("postdate: interrupted; what was begun is not visible, and the same command goes on", err=True)
+        sys.exit(EXIT_CODE_REFUSED)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_COLUMNS_WHEN_PIPED)
+
+
+@contextmanager
+def _progress(done: str) -> Iterator[Advance]:
+    """Show how far the work is, on a terminal; gone when it is done."""
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn(" "),
+        BarColumn(bar_width=40),
+        DownloadColumn(binary_units=True),
+        TextColumn(done),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = progress.add_task("", total=None)
+    with progress:
+        yield lambda completed, total: progress.update(task, completed=completed, total=total)

@@ -1,0 +1,167 @@
+"""`postdate snapshots copy`: bring the index of a service to another storage.
+
+Snapshots get new ids there. What was copied before is found again by its names and its entry 0, so a copy that was
+interrupted goes on where it stopped, and a second one copies nothing. The order of a move is what keeps it safe:
+
+1. every snapshot is stored, and read again and compared;
+2. the properties of all cursors are changed to the new ids in one durable write;
+3. only then, where that was asked for, the old snapshots are deleted.
+"""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker.config import BrokerConfig
+from broker.snapshots import snapshot_storage_of
+from broker.snapshots_place import Filter, Place, open_place, segment_pieces
+from managed_ledger.cursor_properties import CursorName
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.inspection import BucketProperty, matched, orphans
+from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotInfo, BucketSnapshotStorage
+
+Advance = Callable[[int, int], None]
+"""Told how many bytes are done, of how many."""
+
+
+@dataclass(slots=True)
+class Copied:
+    """What a copy did."""
+
+    new_ids: dict[int, int] = field(default_factory=dict)
+    """Old id to new id, of every snapshot that is in both storages now."""
+    infos: list[BucketSnapshotInfo] = field(default_factory=list)
+    """What was to be copied."""
+    written: int = 0
+    """How many were not there yet."""
+    written_bytes: int = 0
+    unnamed: int = 0
+    """How many were left out, as no cursor names them."""
+    cursors_updated: int = 0
+    deleted: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+    """Old ids of snapshots that are damaged, and why."""
+
+
+async def copy_snapshots(
+    config: BrokerConfig,
+    target: BrokerConfig,
+    which: Filter,
+    advance: Advance,
+    *,
+    updates_cursors: bool = False,
+    deletes_source: bool = False,
+) -> Copied:
+    """Copy the snapshots that cursors name to the storage that `target` names.
+
+    Raises:
+        StoreLockedError: A service is running, and its cursors are to be changed.
+        LedgerError: The log cannot be opened or written.
+        SnapshotStorageError: One of the storages cannot be opened or does not answer.
+    """
+    assert updates_cursors or not deletes_source
+    copied = Copied()
+    async with (
+        open_place(config, is_read_only=not updates_cursors) as place,
+        snapshot_storage_of(target) as there,
+    ):
+        properties = await place.properties(which)
+        await _copy_all(place, there, which, properties, copied, advance)
+        if updates_cursors and not copied.failed:
+            copied.cursors_updated = await _update_cursors(place, properties, copied.new_ids)
+            if deletes_source:
+                for old_id in copied.new_ids:
+                    await place.storage.delete_bucket_snapshot(old_id)
+                    copied.deleted += 1
+    return copied
+
+
+async def _copy_all(
+    place: Place,
+    there: BucketSnapshotStorage,
+    which: Filter,
+    properties: list[BucketProperty],
+    copied: Copied,
+    advance: Advance,
+) -> None:
+    infos = await place.infos(which)
+    unnamed = {info.bucket_id for info in orphans(infos, properties)}
+    copied.unnamed = len(unnamed)
+    copied.infos = [info for info in infos if info.bucket_id not in unnamed]
+    total, done = sum(info.length_bytes for info in copied.infos), 0
+    advance(0, total)
+    candidates = matched(copied.infos, await there.list_bucket_snapshots(which.topic_name, which.cursor_name))
+    taken: set[int] = set()
+    for info in copied.infos:
+        try:
+            metadata = await place.storage.get_bucket_snapshot_metadata(info.bucket_id)
+            new_id = await _found(there, metadata, [one for one in candidates[info.bucket_id] if one not in taken])
+            if new_id is None:
+                new_id = await _copy(place.storage, there, info, metadata)
+                copied.written += 1
+                copied.written_bytes += info.length_bytes
+            taken.add(new_id)
+            copied.new_ids[info.bucket_id] = new_id
+        except (SnapshotCorruptedError, BucketNotFoundError) as error:
+            copied.failed[info.bucket_id] = str(error)
+        done += info.length_bytes
+        advance(done, total)
+
+
+async def _found(there: BucketSnapshotStorage, metadata: bytes, candidates: list[int]) -> int | None:
+    """Return the one whose entry 0 is this one: it tells all positions and the times of all segments."""
+    for bucket_id in candidates:
+        try:
+            if await there.get_bucket_snapshot_metadata(bucket_id) == metadata:
+                return bucket_id
+        except (SnapshotCorruptedError, BucketNotFoundError):
+            continue
+    return None
+
+
+async def _copy(
+    here: BucketSnapshotStorage, there: BucketSnapshotStorage, info: BucketSnapshotInfo, metadata: bytes
+) -> int:
+    """Store a snapshot there, read it again, and return its id; what is not as it was is deleted."""
+    checksums: list[int] = []
+    writer = there.new_bucket_snapshot(
+        bucket_key=info.bucket_key, topic_name=info.topic_name, cursor_name=info.cursor_name
+    )
+    async with writer:
+        async for _, segments in segment_pieces(here, info):
+            await writer.write_segments(segments)
+            checksums += map(zlib.crc32, segments)
+        if len(checksums) != info.segment_count:
+            reason = f"{len(checksums)} of {info.segment_count} segments are there"
+            raise SnapshotCorruptedError(reason, bucket_id=info.bucket_id)
+        new_id = await writer.commit(metadata)
+    try:
+        await _compare(there, new_id, metadata, checksums)
+    except SnapshotStorageError:
+        await there.delete_bucket_snapshot(new_id)
+        raise
+    return new_id
+
+
+async def _compare(there: BucketSnapshotStorage, new_id: int, metadata: bytes, checksums: list[int]) -> None:
+    head = await there.read_bucket_snapshot_head(new_id)
+    if head.metadata != metadata:
+        raise SnapshotCorruptedError("it was read otherwise than written", bucket_id=new_id, entry=METADATA_ENTRY)
+    async for first, segments in segment_pieces(there, head.info):
+        for entry, segment in enumerate(segments, start=first):
+            if zlib.crc32(segment) != checksums[entry - 1]:
+                raise SnapshotCorruptedError("it was read otherwise than written", bucket_id=new_id, entry=entry)
+
+
+async def _update_cursors(place: Place, properties: list[BucketProperty], new_ids: dict[int, int]) -> int:
+    """Let every property that names a copied snapshot name the copy, in one durable write."""
+    now = await place.cursor_properties()
+    changed: dict[CursorName, dict[str, str]] = {}
+    for one in properties:
+        new_id = None if one.bucket_id is None else new_ids.get(one.bucket_id)
+        if new_id is not None:
+            name = CursorName(one.topic_name, one.cursor_name)
+            changed.setdefault(name, dict(now[name]))[one.key] = str(new_id)
+    if changed:
+        await place.put_properties(changed)
+    return len(changed)

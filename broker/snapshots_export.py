@@ -1,0 +1,121 @@
+"""`postdate snapshots export`: every row of the index as Parquet, for tools that know columns and not snapshots.
+
+A row group is a piece of a snapshot, so memory is bounded by what is read at a time. The file gets its name when it is
+whole.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from broker.config import BrokerConfig
+from broker.snapshots_place import Filter, open_place, segment_pieces
+from snapshot_storage.codec import decode_segment
+from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
+from snapshot_storage.storage import BucketSnapshotInfo
+
+Advance = Callable[[int, int], None]
+"""Told how many bytes are done, of how many."""
+
+
+@dataclass(slots=True)
+class Exported:
+    """What was written."""
+
+    snapshots: int = 0
+    rows: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+    """Ids of snapshots of which not all could be read, and why."""
+
+
+async def export_snapshots(config: BrokerConfig, path: Path, which: Filter, advance: Advance) -> Exported:
+    """Write the rows of all snapshots to a Parquet file, which must not exist.
+
+    Columns: topic, cursor (text), bucket_id, segment, ledger_id, entry_id, deliver_at_ms (int64); rows are in the order
+    of topic, cursor, bucket, and time within a bucket.
+
+    Raises:
+        StorageAccessError: pyarrow is missing, or the file is there already.
+        LedgerError: The log cannot be opened.
+        SnapshotStorageError: The storage cannot be opened or does not answer.
+    """
+    parquet = _ParquetFile(path)
+    exported = Exported()
+    try:
+        async with open_place(config) as place:
+            infos = await place.infos(which)
+            total, done = sum(info.length_bytes for info in infos), 0
+            advance(0, total)
+            for info in infos:
+                try:
+                    async for first, segments in segment_pieces(place.storage, info):
+                        exported.rows += parquet.write(info, first, segments)
+                    exported.snapshots += 1
+                except (SnapshotCorruptedError, BucketNotFoundError) as error:
+                    exported.failed[info.bucket_id] = str(error)
+                done += info.length_bytes
+                advance(done, total)
+        parquet.finish()
+    finally:
+        parquet.discard()
+    return exported
+
+
+class _ParquetFile:
+    """A Parquet file beside its place, until it is whole."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as error:
+            raise StorageAccessError("export needs pyarrow: pip install 'postdate[spark]'") from error
+        if path.exists():
+            raise StorageAccessError(f"{path} is there already: name another file")
+        self._arrow: Any = pyarrow
+        self._path = path
+        self._beside = path.with_name(path.name + ".part")
+        names = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+        numbers = ("bucket_id", "segment", "ledger_id", "entry_id", "deliver_at_ms")
+        self._schema: Any = pyarrow.schema(
+            [("topic", names), ("cursor", names), *((name, pyarrow.int64()) for name in numbers)]
+        )
+        self._writer: Any = parquet.ParquetWriter(self._beside, self._schema, compression="zstd")
+
+    def write(self, info: BucketSnapshotInfo, first_segment: int, segments: list[bytes]) -> int:
+        """Add segments that follow each other, and return how many rows they have."""
+        parts = [decode_segment(data, entry=entry) for entry, data in enumerate(segments, start=first_segment)]
+        rows = DelayedIndexes.concatenate(parts)
+        numbers = np.arange(first_segment, first_segment + len(parts), dtype=np.int64)
+        columns = [
+            self._constant(info.topic_name, len(rows)),
+            self._constant(info.cursor_name, len(rows)),
+            self._arrow.array(np.full(len(rows), info.bucket_id, np.int64)),
+            self._arrow.array(np.repeat(numbers, [len(part) for part in parts])),
+            self._arrow.array(rows.ledger_ids),
+            self._arrow.array(rows.entry_ids),
+            self._arrow.array(rows.deliver_at_ms),
+        ]
+        if len(rows):
+            self._writer.write_table(self._arrow.Table.from_arrays(columns, schema=self._schema))
+        return len(rows)
+
+    def _constant(self, value: str, count: int) -> Any:
+        indices = self._arrow.array(np.zeros(count, np.int32))
+        return self._arrow.DictionaryArray.from_arrays(indices, self._arrow.array([value]))
+
+    def finish(self) -> None:
+        """Close the file and give it its name."""
+        self._writer.close()
+        self._beside.replace(self._path)
+
+    def discard(self) -> None:
+        """Remove what is not whole; nothing after `finish`."""
+        self._writer.close()
+        with suppress(FileNotFoundError):
+            self._beside.unlink()

@@ -1,0 +1,211 @@
+"""What `postdate snapshots` works on: the snapshot storage of a service and its cursors' properties.
+
+Both are opened to read, which is possible beside the service, or to change, which is not: then the log's folder is
+locked, so that no service can start meanwhile.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from broker.config import BrokerConfig
+from broker.snapshots import snapshot_storage_of
+from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
+from snapshot_storage.codec import SegmentMetadata, decode_metadata
+from snapshot_storage.errors import SnapshotCorruptedError, StorageAccessError
+from snapshot_storage.inspection import BucketProperty, is_bucket_property, segments_per_read
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+
+READ_BYTES_MAX = 4 * 2**20
+"""About how much of a snapshot is in memory at a time."""
+
+_HEADS_AT_A_TIME = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which snapshots are meant; None stands for any."""
+
+    topic_name: str | None = None
+    cursor_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A snapshot, and what its entry 0 says."""
+
+    info: BucketSnapshotInfo
+    segments: list[SegmentMetadata]
+    problem: str | None = None
+    """Why entry 0 cannot be read, if so."""
+
+    @property
+    def row_count(self) -> int:
+        """How many rows there are."""
+        return sum(segment.row_count for segment in self.segments)
+
+    @property
+    def times_ms(self) -> tuple[int, int] | None:
+        """When the first and the last row are due; None where there is none."""
+        if not self.segments:
+            return None
+        return self.segments[0].deliver_at_ms_min, max(segment.deliver_at_ms_max for segment in self.segments)
+
+
+class Place:
+    """An open storage and the properties that name what is in it."""
+
+    def __init__(self, storage: BucketSnapshotStorage, cursors: CursorPropertiesFolder) -> None:
+        self.storage = storage
+        self._cursors = cursors
+
+    async def infos(self, which: Filter) -> list[BucketSnapshotInfo]:
+        """List snapshots, in order of topic, cursor and ledgers."""
+        infos = await self.storage.list_bucket_snapshots(which.topic_name, which.cursor_name)
+        return sorted(infos, key=lambda info: (info.topic_name, info.cursor_name, info.bucket_id))
+
+    async def info(self, bucket_id: int) -> BucketSnapshotInfo:
+        """Find one snapshot.
+
+        Raises:
+            BucketNotFoundError: There is none of this id.
+        """
+        try:
+            return (await self.storage.read_bucket_snapshot_head(bucket_id)).info
+        except SnapshotCorruptedError:
+            # A segment that came along, perhaps: what the storage knows without reading will do.
+            for info in await self.storage.list_bucket_snapshots():
+                if info.bucket_id == bucket_id:
+                    return info
+            raise
+
+    async def properties(self, which: Filter) -> list[BucketProperty]:
+        """Give all properties about buckets."""
+        return [
+            BucketProperty(name.managed_ledger, name.cursor, key, value)
+            for name, properties in (await self.cursor_properties()).items()
+            for key, value in properties.items()
+            if is_bucket_property(key)
+            and which.topic_name in (None, name.managed_ledger)
+            and which.cursor_name in (None, name.cursor)
+        ]
+
+    async def cursor_properties(self) -> dict[CursorName, dict[str, str]]:
+        """Give all properties of all cursors."""
+        return await asyncio.to_thread(self._cursors.read)
+
+    async def put_properties(self, changed: Mapping[CursorName, Mapping[str, str]]) -> None:
+        """Replace properties: all, durably, or none."""
+        await asyncio.to_thread(self._cursors.put, changed)
+
+    async def summaries(self, infos: list[BucketSnapshotInfo]) -> AsyncIterator[Summary]:
+        """Read entry 0 of snapshots, some at a time."""
+        for start in range(0, len(infos), _HEADS_AT_A_TIME):
+            for summary in await asyncio.gather(*map(self._summary, infos[start : start + _HEADS_AT_A_TIME])):
+                yield summary
+
+    async def _summary(self, info: BucketSnapshotInfo) -> Summary:
+        try:
+            metadata = await self.storage.get_bucket_snapshot_metadata(info.bucket_id)
+            return Summary(info, decode_metadata(metadata))
+        except SnapshotCorruptedError as error:
+            return Summary(info, [], str(error))
+
+
+async def segment_pieces(
+    storage: BucketSnapshotStorage, info: BucketSnapshotInfo
+) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """Read the segments of a snapshot piece by piece: the number of the first one, and their bytes."""
+    for first, last in _pieces(info):
+        yield first, await storage.get_bucket_snapshot_segment(info.bucket_id, first, last)
+
+
+async def readable_segments(
+    storage: BucketSnapshotStorage, info: BucketSnapshotInfo
+) -> AsyncIterator[tuple[int, bytes | SnapshotCorruptedError]]:
+    """Give the number of each segment with its bytes, or why it cannot be read: a damaged one must not hide others."""
+    for first, last in _pieces(info):
+        async for number, data in _readable(storage, info, first, last):
+            yield number, data
+
+
+async def _readable(
+    storage: BucketSnapshotStorage, info: BucketSnapshotInfo, first: int, last: int
+) -> AsyncIterator[tuple[int, bytes | SnapshotCorruptedError]]:
+    try:
+        segments = await storage.get_bucket_snapshot_segment(info.bucket_id, first, last)
+    except SnapshotCorruptedError as error:
+        if first == last:
+            yield first, error
+            return
+        for number in range(first, last + 1):
+            async for one in _readable(storage, info, number, number):
+                yield one
+        return
+    for number, data in enumerate(segments, start=first):
+        yield number, data
+
+
+def _pieces(info: BucketSnapshotInfo) -> Iterator[tuple[int, int]]:
+    """Give the first and the last segment of each piece in which a snapshot is read, so that memory is bounded."""
+    step = segments_per_read(info, bytes_max=READ_BYTES_MAX)
+    for first in range(1, info.segment_count + 1, step):
+        yield first, min(info.segment_count, first + step - 1)
+
+
+@asynccontextmanager
+async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> AsyncIterator[Place]:
+    """Open what the configuration names.
+
+    Raises:
+        StorageAccessError: There is nothing to look at.
+        StoreLockedError: It is to be changed, and a service has it open.
+        LedgerError: The log cannot be opened.
+        SnapshotStorageError: The storage cannot be opened.
+    """
+    if config.bucket_snapshot_storage == "memory":
+        raise StorageAccessError("bucketSnapshotStorage=memory: such snapshots are in the service's memory alone")
+    if not config.data_directory.is_dir():
+        raise StorageAccessError(f"there is no folder {config.data_directory}: name the service's with --data")
+    ledgers = config.data_directory / "ledgers"
+    # First the log: its lock is what keeps a service away, whatever the storage.
+    cursors = await asyncio.to_thread(lambda: CursorPropertiesFolder(ledgers, is_read_only=is_read_only))
+    try:
+        async with snapshot_storage_of(config, is_read_only=is_read_only) as storage:
+            yield Place(storage, cursors)
+    finally:
+        await asyncio.to_thread(cursors.close)
+
+
+def target_config(config: BrokerConfig, target: str) -> BrokerConfig:
+    """Return the configuration whose snapshot storage is `s3://bucket/prefix` or a folder.
+
+    Raises:
+        StorageAccessError: It cannot be one, or it is where the snapshots are now.
+    """
+    try:
+        changed = _with_storage(config, target)
+    except ValueError as error:
+        raise StorageAccessError(f"--to {target}: {error}") from error
+    if _where(changed) == _where(config):
+        raise StorageAccessError(f"--to {target}: that is where the snapshots are now")
+    return changed
+
+
+def _with_storage(config: BrokerConfig, target: str) -> BrokerConfig:
+    if not target.startswith("s3://"):
+        if "://" in target:
+            raise ValueError("must be a folder or s3://BUCKET/PREFIX")
+        return replace(config, bucket_snapshot_storage="rocksdb", data_directory=Path(target))
+    parts = urlsplit(target)
+    s3 = replace(config.s3, bucket=parts.netloc, prefix=parts.path.strip("/") or config.s3.prefix)
+    return replace(config, bucket_snapshot_storage="s3", s3=s3)
+
+
+def _where(config: BrokerConfig) -> object:
+    if config.bucket_snapshot_storage == "s3":
+        return config.s3.endpoint, config.s3.bucket, config.s3.prefix
+    return config.data_directory.resolve()

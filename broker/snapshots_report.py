@@ -1,0 +1,270 @@
+"""What `postdate snapshots` shows on a screen of 100 columns: tables, a histogram, sizes and times."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from broker.snapshots_check import Verdict
+from broker.snapshots_copy import Copied
+from broker.snapshots_place import Summary
+from snapshot_storage.bucket_key import parse_bucket_key
+from snapshot_storage.inspection import TimeHistogram
+from snapshot_storage.storage import BucketSnapshotInfo
+
+SEGMENTS_SHOWN_MAX: Final = 20
+PROBLEMS_SHOWN_MAX: Final = 50
+_BAR_COLUMNS: Final = 50
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# The last moment of the year 9999, beyond which there is no ISO form of four digits.
+_ISO_MS_MAX: Final = 253_402_300_799_999
+
+
+def iso(time_ms: int) -> str:
+    """Write a time in UTC.
+
+    >>> iso(1_795_289_849_971)
+    '2026-11-21T19:37:29.971Z'
+    >>> iso(2**63 - 1)
+    'after the year 9999'
+    """
+    if time_ms > _ISO_MS_MAX:
+        return "after the year 9999"
+    return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def size(count: int) -> str:
+    """Write a number of bytes in the unit that fits.
+
+    >>> size(999), size(1_536), size(5 * 2**30)
+    ('999 B', '1.5 KiB', '5.0 GiB')
+    """
+    if count < 2**10:
+        return f"{count} B"
+    exponent = min(4, (count.bit_length() - 1) // 10)
+    return f"{count / 2 ** (10 * exponent):.1f} {'KMGT'[exponent - 1]}iB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number with its noun.
+
+    >>> counted(1, "snapshot"), counted(2_000, "snapshot")
+    ('1 snapshot', '2,000 snapshots')
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def ledgers_of(info: BucketSnapshotInfo) -> str:
+    """Write the range of ledgers of a snapshot."""
+    ledgers = parse_bucket_key(info.bucket_key)
+    return info.bucket_key if ledgers is None else f"{ledgers.first_ledger_id} to {ledgers.last_ledger_id}"
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """Return a snapshot as JSON has it; what is not readable is null."""
+    info, times = summary.info, summary.times_ms
+    ledgers = parse_bucket_key(info.bucket_key)
+    return {
+        "topic": info.topic_name,
+        "cursor": info.cursor_name,
+        "bucket_id": info.bucket_id,
+        "bucket_key": info.bucket_key,
+        "first_ledger_id": None if ledgers is None else ledgers.first_ledger_id,
+        "last_ledger_id": None if ledgers is None else ledgers.last_ledger_id,
+        "segments": info.segment_count,
+        "rows": None if summary.problem else summary.row_count,
+        "bytes": info.length_bytes,
+        "first_deliver_at_ms": None if times is None else times[0],
+        "last_deliver_at_ms": None if times is None else times[1],
+        "problem": summary.problem,
+    }
+
+
+def print_list(console: Console, summaries: Sequence[Summary]) -> None:
+    """Print a table for each cursor, and totals."""
+    if not summaries:
+        console.print("No snapshots.")
+        return
+    for (topic, cursor), group in groupby(summaries, lambda one: (one.info.topic_name, one.info.cursor_name)):
+        console.print(_heading(topic, cursor), soft_wrap=True)
+        table = _table(
+            ("id", "right"), ("ledgers", "left"), ("segments", "right"), ("rows", "right"), ("bytes", "right"),
+            ("first due (UTC)", "left"), ("last due", "left"),
+        )  # fmt: skip
+        for one in group:
+            info, times = one.info, one.times_ms
+            row_count = "[red]damaged[/]" if one.problem else f"{one.row_count:,}"
+            due = ("", "") if times is None else (_seconds(times[0]), _seconds(times[1]))
+            numbers = (f"{info.segment_count:,}", row_count, size(info.length_bytes))
+            table.add_row(str(info.bucket_id), ledgers_of(info), *numbers, *due)
+        console.print(table)
+    rows, segments = sum(one.row_count for one in summaries), sum(one.info.segment_count for one in summaries)
+    length_bytes = sum(one.info.length_bytes for one in summaries)
+    total = (counted(len(summaries), "snapshot"), counted(segments, "segment"), counted(rows, "row"))
+    console.print(f"{', '.join(total)}, {size(length_bytes)}")
+
+
+def _seconds(time_ms: int) -> str:
+    """Write a time in UTC as short as a table needs it."""
+    return iso(time_ms)[:19].replace("T", " ")
+
+
+def print_snapshot(console: Console, summary: Summary, named_by: Sequence[str], metadata_bytes: int) -> None:
+    """Print what there is to say of a whole snapshot."""
+    info, times = summary.info, summary.times_ms
+    facts = {
+        "topic": info.topic_name,
+        "cursor": info.cursor_name,
+        "property": info.bucket_key,
+        "ledgers": ledgers_of(info),
+        "named by": ", ".join(named_by) or "no cursor: an orphan, which `postdate snapshots gc` deletes",
+        "rows": f"{summary.row_count:,} in {counted(info.segment_count, 'segment')}",
+        "bytes": f"{size(info.length_bytes)} ({info.length_bytes:,}), of which entry 0 has {size(metadata_bytes)}",
+    }
+    if times is not None:
+        facts["first due"] = f"{iso(times[0])}  {times[0]} ms"
+        facts["last due"] = f"{iso(times[1])}  {times[1]} ms"
+    console.print(f"[bold]Snapshot {info.bucket_id}[/]")
+    for name, value in facts.items():
+        console.print(f"  {name:<10} {escape(value)}", soft_wrap=True)
+
+
+def print_segments(console: Console, summary: Summary, sizes_bytes: Mapping[int, int], *, is_all: bool) -> None:
+    """Print a table of the segments, the first and the last ones where there are many."""
+    table = _table(
+        ("segment", "right"), ("rows", "right"), ("bytes", "right"), ("ledgers", "right"), ("first due", "left"),
+        ("ms", "right"), ("lasts ms", "right"),
+    )  # fmt: skip
+    numbers = list(range(1, len(summary.segments) + 1))
+    left_out = 0 if is_all else max(0, len(numbers) - SEGMENTS_SHOWN_MAX)
+    shown = numbers[: SEGMENTS_SHOWN_MAX // 2] + numbers[SEGMENTS_SHOWN_MAX // 2 + left_out :] if left_out else numbers
+    for place, number in enumerate(shown):
+        if left_out and place == SEGMENTS_SHOWN_MAX // 2:
+            table.add_row("...", "", "", "", f"{left_out:,} more: --all", "", "")
+        segment = summary.segments[number - 1]
+        begins_at, ends_at = segment.deliver_at_ms_min, segment.deliver_at_ms_max
+        table.add_row(
+            f"{number:,}",
+            f"{segment.row_count:,}",
+            size(sizes_bytes[number]) if number in sizes_bytes else "[red]damaged[/]",
+            f"{len(segment.bitmaps):,}",
+            iso(begins_at),
+            str(begins_at),
+            f"{ends_at - begins_at:,}",
+        )
+    console.print(table)
+
+
+def print_histogram(console: Console, histogram: TimeHistogram) -> None:
+    """Print when messages are due, as bars."""
+    most = max(1, int(histogram.counts.max()))
+    console.print(f"[bold]Due[/], from (UTC), in spans of {timedelta(milliseconds=histogram.span_ms)}")
+    for number, count in enumerate(histogram.counts.tolist()):
+        begins_at = histogram.first_ms + number * histogram.span_ms
+        # Whatever is there is to be seen.
+        bar = "█" * -(-count * _BAR_COLUMNS // most)
+        console.print(f"  {_seconds(begins_at)}  {bar:<{_BAR_COLUMNS}}  {count:>11,}")
+
+
+def print_verdict(console: Console, verdict: Verdict) -> None:
+    """Print what was checked, and a table of what is wrong."""
+    looked_at = (
+        counted(verdict.snapshots, "snapshot"),
+        counted(verdict.segments, "segment"),
+        counted(verdict.rows, "row"),
+        f"{verdict.properties:,} cursor " + ("property" if verdict.properties == 1 else "properties"),
+    )
+    console.print(f"Checked {', '.join(looked_at)}.")
+    if not verdict.problems:
+        console.print("[green]Nothing is wrong.[/]")
+        return
+    shown = sorted(verdict.problems[:PROBLEMS_SHOWN_MAX], key=lambda one: (one.topic_name, one.cursor_name))
+    for (topic, cursor), group in groupby(shown, lambda one: (one.topic_name, one.cursor_name)):
+        console.print(_heading(topic, cursor) if topic else "[bold]unknown[/]", soft_wrap=True)
+        table = _table(("problem", "left"), ("id", "right"))
+        table.add_column("what", overflow="fold")
+        for one in group:
+            bucket_id = "" if one.bucket_id is None else str(one.bucket_id)
+            table.add_row(f"[red]{one.kind}[/]", bucket_id, escape(one.what))
+        console.print(table)
+    left_out = len(verdict.problems) - PROBLEMS_SHOWN_MAX
+    if left_out > 0:
+        console.print(f"and {left_out:,} more")
+    console.print(f"[bold red]{counted(len(verdict.problems), 'problem')}.[/] {_advice(verdict)}")
+
+
+def _advice(verdict: Verdict) -> str:
+    kinds = {problem.kind.value for problem in verdict.problems}
+    parts = []
+    if kinds & {"damaged", "inconsistent", "missing", "alien"}:
+        parts.append("The log has every message: the service reads what it cannot use here from there again.")
+    if "orphaned" in kinds:
+        parts.append("Orphans take space and nothing else; `postdate snapshots gc` deletes them.")
+    return " ".join(parts)
+
+
+def print_garbage(console: Console, garbage: Sequence[BucketSnapshotInfo], *, is_dry_run: bool) -> None:
+    """Print what was deleted, or would be."""
+    if not garbage:
+        console.print("Every snapshot is named by a cursor: nothing to delete.")
+        return
+    table = _table(("id", "right"), ("ledgers", "left"), ("bytes", "right"))
+    table.add_column("cursor", overflow="fold", max_width=20)
+    table.add_column("topic", overflow="fold")
+    for info in garbage:
+        names = (escape(info.cursor_name), escape(info.topic_name))
+        table.add_row(str(info.bucket_id), ledgers_of(info), size(info.length_bytes), *names)
+    console.print(table)
+    freed = size(sum(info.length_bytes for info in garbage))
+    done = "Would delete" if is_dry_run else "Deleted"
+    console.print(f"{done} {counted(len(garbage), 'snapshot')} that no cursor names, {freed}.")
+
+
+def print_copied(console: Console, copied: Copied, target: str) -> None:
+    """Print the ids, and what was done."""
+    if copied.new_ids:
+        table = _table(("old id", "right"), ("new id", "right"), ("ledgers", "left"))
+        table.add_column("cursor", overflow="fold", max_width=20)
+        table.add_column("topic", overflow="fold")
+        for info in copied.infos:
+            if info.bucket_id in copied.new_ids:
+                ids = (str(info.bucket_id), str(copied.new_ids[info.bucket_id]))
+                table.add_row(*ids, ledgers_of(info), escape(info.cursor_name), escape(info.topic_name))
+        console.print(table)
+    for line in _copied_lines(copied, target):
+        console.print(line, soft_wrap=True)
+
+
+def _copied_lines(copied: Copied, target: str) -> Iterator[str]:
+    there = len(copied.new_ids) - copied.written
+    yield (
+        f"Copied {counted(copied.written, 'snapshot')} ({size(copied.written_bytes)}) to {escape(target)}, "
+        f"each read again and compared; {there:,} had been there before."
+    )
+    if copied.unnamed:
+        yield f"Left out {counted(copied.unnamed, 'snapshot')} that no cursor names here."
+    for bucket_id, reason in copied.failed.items():
+        yield f"[red]Not copied:[/] {bucket_id}: {escape(reason)}"
+    if copied.cursors_updated:
+        yield (
+            f"{counted(copied.cursors_updated, 'cursor')} now name the new ids. Before the service starts again, let "
+            "its configuration name the new storage."
+        )
+    if copied.deleted:
+        yield f"Deleted the {counted(copied.deleted, 'old snapshot')}."
+
+
+def _heading(topic: str, cursor: str) -> str:
+    return f"[bold]{escape(topic)}[/]  cursor [bold]{escape(cursor)}[/]"
+
+
+def _table(*columns: tuple[str, Any]) -> Table:
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify=justify, no_wrap=True)
+    return table

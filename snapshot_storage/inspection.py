@@ -1,0 +1,213 @@
+"""What can be wrong with snapshots, and what is in them: decisions of the tools that look at a storage from outside.
+
+Two kinds of findings: a snapshot that contradicts itself (its rows against what entry 0 says of them), and snapshots
+and cursor properties that do not belong to each other. Pure functions over what was read; reading is the caller's, a
+few segments at a time.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, parse_bucket_key
+from snapshot_storage.codec import SegmentMetadata, segment_metadata
+from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.storage import BucketSnapshotInfo
+
+
+class ProblemKind(StrEnum):
+    """What is wrong."""
+
+    DAMAGED = "damaged"
+    """Bytes that no writer wrote: a checksum, or no segment at all."""
+    INCONSISTENT = "inconsistent"
+    """Well-formed, but segments and entry 0 contradict each other."""
+    MISSING = "missing"
+    """A property names a snapshot that is not there."""
+    ORPHANED = "orphaned"
+    """A snapshot that no property names."""
+    ALIEN = "alien"
+    """A property names a snapshot of another topic, cursor or range, or one that another property names, too."""
+    MALFORMED = "malformed"
+    """A property with the prefix of buckets that names none."""
+
+
+class Problem(NamedTuple):
+    """One finding."""
+
+    kind: ProblemKind
+    bucket_id: int | None
+    topic_name: str
+    cursor_name: str
+    what: str
+
+
+class BucketProperty(NamedTuple):
+    """A property of a cursor that says, or should say, which snapshot a bucket has."""
+
+    topic_name: str
+    cursor_name: str
+    key: str
+    value: str
+
+    @property
+    def bucket_id(self) -> int | None:
+        """The id that the value names, if it is one."""
+        return int(self.value) if self.value.isascii() and self.value.isdigit() and len(self.value) < 20 else None
+
+
+def is_bucket_property(key: str) -> bool:
+    """Whether a property is about a bucket, well-formed or not."""
+    return key.startswith(BUCKET_KEY_PREFIX)
+
+
+def ownership_problems(infos: Sequence[BucketSnapshotInfo], properties: Sequence[BucketProperty]) -> list[Problem]:
+    """Compare what is stored with what the cursors' properties name, in both directions."""
+    problems: list[Problem] = []
+    by_id = {info.bucket_id: info for info in infos}
+    named_by: dict[int, BucketProperty] = {}
+    for one in properties:
+        kind, what = _property_problem(one, by_id, named_by)
+        if kind is not None:
+            problems.append(Problem(kind, one.bucket_id, one.topic_name, one.cursor_name, what))
+        if one.bucket_id is not None:
+            named_by.setdefault(one.bucket_id, one)
+    for info in orphans(infos, properties):
+        what = f"no property names it; it was {info.bucket_key}"
+        problems.append(Problem(ProblemKind.ORPHANED, info.bucket_id, info.topic_name, info.cursor_name, what))
+    return problems
+
+
+def _property_problem(
+    one: BucketProperty, by_id: dict[int, BucketSnapshotInfo], named_by: dict[int, BucketProperty]
+) -> tuple[ProblemKind | None, str]:
+    if one.bucket_id is None or parse_bucket_key(one.key) is None:
+        return ProblemKind.MALFORMED, f"{one.key}={one.value}"
+    if one.bucket_id in named_by:
+        other = named_by[one.bucket_id]
+        return ProblemKind.ALIEN, f"{one.key} names it, and so does {other.key} of {other.topic_name}"
+    info = by_id.get(one.bucket_id)
+    if info is None:
+        return ProblemKind.MISSING, f"{one.key} names it"
+    if (info.topic_name, info.cursor_name, info.bucket_key) != (one.topic_name, one.cursor_name, one.key):
+        return (
+            ProblemKind.ALIEN,
+            f"{one.key} names it; it is {info.bucket_key} of {info.cursor_name}, {info.topic_name}",
+        )
+    return None, ""
+
+
+def orphans(infos: Iterable[BucketSnapshotInfo], properties: Iterable[BucketProperty]) -> list[BucketSnapshotInfo]:
+    """Return the snapshots that no property names, not even one that is malformed or another cursor's."""
+    named = {one.bucket_id for one in properties}
+    return [info for info in infos if info.bucket_id not in named]
+
+
+def metadata_problems(info: BucketSnapshotInfo, segments: Sequence[SegmentMetadata]) -> list[str]:
+    """Compare entry 0 with what the storage says of the snapshot, and its segments with each other."""
+    problems: list[str] = []
+    if len(segments) != info.segment_count:
+        problems.append(f"entry 0 tells of {len(segments)} segments, {info.segment_count} are stored")
+    for number, (before, after) in enumerate(pairwise(segments), start=2):
+        if after.deliver_at_ms_min < before.deliver_at_ms_max:
+            problems.append(f"segment {number} begins before segment {number - 1} ends")
+    ledgers = parse_bucket_key(info.bucket_key)
+    if ledgers is None:
+        problems.append(f"its key {info.bucket_key} names no ledgers")
+    else:
+        problems += _ledgers_outside(ledgers, segments)
+    return problems
+
+
+def _ledgers_outside(ledgers: LedgerRange, segments: Sequence[SegmentMetadata]) -> list[str]:
+    first, last = ledgers
+    outside = {ledger_id for segment in segments for ledger_id in segment.bitmaps if not first <= ledger_id <= last}
+    return [f"positions of ledger {ledger_id} are outside of its range" for ledger_id in sorted(outside)]
+
+
+def segment_problems(metadata: SegmentMetadata, rows: DelayedIndexes, *, previous_end_ms: int) -> list[str]:
+    """Compare the rows of a segment with what entry 0 says of it.
+
+    Args:
+        metadata: What entry 0 says.
+        rows: All rows of the segment.
+        previous_end_ms: When the segment before ends, 0 for the first one: what stands for the beginning in the first
+            version of Pulsar's format, which did not say it.
+
+    Raises:
+        SnapshotCorruptedError: A bitmap is none.
+    """
+    if not len(rows):
+        return ["it has no rows"]
+    problems: list[str] = []
+    if not rows.is_sorted():
+        problems.append("its rows are not in order of time and position")
+        rows = rows.sorted()
+    found = segment_metadata(rows)
+    begins_at = metadata.deliver_at_ms_min
+    if begins_at != found.deliver_at_ms_min and (begins_at != previous_end_ms or begins_at > found.deliver_at_ms_min):
+        problems.append(f"it begins at {found.deliver_at_ms_min}, entry 0 says {begins_at}")
+    if metadata.deliver_at_ms_max != found.deliver_at_ms_max:
+        problems.append(f"it ends at {found.deliver_at_ms_max}, entry 0 says {metadata.deliver_at_ms_max}")
+    for ledger_id in sorted(metadata.bitmaps.keys() | found.bitmaps.keys()):
+        # Bitmaps of the same positions may be spelled differently.
+        if metadata.bitmaps.get(ledger_id) != found.bitmaps.get(ledger_id):
+            promised, stored = metadata.bitmap(ledger_id), found.bitmap(ledger_id)
+            if promised != stored:
+                problems.append(
+                    f"ledger {ledger_id}: {len(promised - stored):,} positions of its bitmap have no row, "
+                    f"{len(stored - promised):,} rows are not in it"
+                )
+    return problems
+
+
+@dataclass(slots=True, eq=False)
+class TimeHistogram:
+    """How many messages are due when, in equal spans of time; rows come piece by piece.
+
+    >>> histogram = TimeHistogram.between(0, 99, bins_max=5)
+    >>> histogram.add(np.array([0, 19, 20, 99]))
+    >>> histogram.counts.tolist(), histogram.span_ms
+    ([2, 1, 0, 0, 1], 20)
+    """
+
+    first_ms: int
+    span_ms: int
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def between(cls, first_ms: int, last_ms: int, *, bins_max: int) -> "TimeHistogram":
+        """Return an empty histogram of this range, both ends included; spans above a second are whole seconds."""
+        assert first_ms <= last_ms
+        span_ms = -(-(last_ms - first_ms + 1) // bins_max)
+        if span_ms > 1_000:
+            span_ms = -(-span_ms // 1_000) * 1_000
+        bins = -(-(last_ms - first_ms + 1) // span_ms)
+        return cls(first_ms, span_ms, np.zeros(bins, np.int64))
+
+    def add(self, deliver_at_ms: NDArray[np.int64]) -> None:
+        """Count rows; what is outside of the range goes to its ends."""
+        bins = np.clip((deliver_at_ms - self.first_ms) // self.span_ms, 0, len(self.counts) - 1)
+        self.counts += np.bincount(bins, minlength=len(self.counts))
+
+
+def segments_per_read(info: BucketSnapshotInfo, *, bytes_max: int) -> int:
+    """Return how many segments of a snapshot to read at a time, so that they take about so many bytes."""
+    return max(1, info.segment_count * bytes_max // max(1, info.length_bytes))
+
+
+def matched(sources: Sequence[BucketSnapshotInfo], targets: Sequence[BucketSnapshotInfo]) -> dict[int, list[int]]:
+    """Return, for each source, the ids of targets that have its names and its size, and so may be copies of it."""
+    by_identity: dict[tuple[str, str, str, int, int], list[int]] = {}
+    for target in targets:
+        by_identity.setdefault(_identity(target), []).append(target.bucket_id)
+    return {source.bucket_id: by_identity.get(_identity(source), []) for source in sources}
+
+
+def _identity(info: BucketSnapshotInfo) -> tuple[str, str, str, int, int]:
+    return info.topic_name, info.cursor_name, info.bucket_key, info.segment_count, info.length_bytes

@@ -1,0 +1,419 @@
+"""`postdate snapshots` on a folder that no service has open: what it prints, refuses, finds and changes."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from pyarrow import parquet
+from rocksdict import Options, Rdict
+
+from broker.cli import main
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.ledger_store import LedgerStore
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
+from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.snapshot import build_snapshot
+
+ORDERS = "persistent://public/default/orders"
+REMINDERS = "persistent://public/default/reminders"
+START_MS = 1_800_000_000_000
+ROWS = 600
+NAMES = [(ORDERS, "billing", 1), (ORDERS, "billing", 3), (REMINDERS, "me", 5)]
+"""Topic, cursor and first ledger of the snapshots, which have two ledgers each."""
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@dataclass
+class Data:
+    """A service's data folder, with snapshots of two topics."""
+
+    path: Path
+    ids: list[int]
+
+    @property
+    def properties(self) -> dict[CursorName, dict[str, str]]:
+        with CursorPropertiesFolder(self.path / "ledgers", is_read_only=True) as folder:
+            return folder.read()
+
+    def put(self, topic: str, cursor: str, properties: Mapping[str, str]) -> None:
+        with CursorPropertiesFolder(self.path / "ledgers", is_read_only=False) as folder:
+            folder.put({CursorName(topic, cursor): properties})
+
+    def run(self, *words: str) -> Result:
+        return CliRunner().invoke(main, ["snapshots", *words, "--data", str(self.path)], catch_exceptions=False)
+
+    def listed(self, *words: str) -> list[int]:
+        return [one["bucket_id"] for one in json.loads(self.run("list", "--json", *words).stdout)]
+
+    def damage(self, bucket_id: int, entry: int) -> None:
+        """Flip a bit of an entry behind everybody's back."""
+        key = b"e" + bucket_id.to_bytes(8) + entry.to_bytes(4)
+        database = Rdict(str(self.path / "snapshots"), Options(raw_mode=True))
+        data = bytearray(database[key])
+        data[len(data) // 2] ^= 4
+        database[key] = bytes(data)
+        database.close()
+
+
+def rows_of(first_ledger_id: int) -> DelayedIndexes:
+    numbers = np.arange(ROWS)
+    return DelayedIndexes.of(START_MS + numbers * 1_000, first_ledger_id + numbers % 2, numbers)
+
+
+async def _create(storage: RocksDBBucketSnapshotStorage, topic: str, cursor: str, first_ledger_id: int) -> int:
+    snapshot = build_snapshot(rows_of(first_ledger_id), step_ms=60_000, rows_max=-1)
+    return await storage.create_bucket_snapshot(
+        snapshot.metadata, snapshot.segments, bucket_key=_key(first_ledger_id), topic_name=topic, cursor_name=cursor
+    )
+
+
+def _key(first_ledger_id: int) -> str:
+    return f"{BUCKET_KEY_PREFIX}_{first_ledger_id}_{first_ledger_id + 1}"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    path = tmp_path / "data"
+
+    async def fill() -> list[int]:
+        store = await LedgerStore.open(path / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
+        async with RocksDBBucketSnapshotStorage(path / "snapshots") as storage:
+            ids = [await _create(storage, *name) for name in NAMES]
+        for bucket_id, (topic, cursor_name, first) in zip(ids, NAMES, strict=True):
+            cursor = await (await store.open_managed_ledger(topic)).open_cursor(cursor_name)
+            await cursor.update_properties(put={_key(first): str(bucket_id), "owner": "me"})
+        await store.close()
+        return ids
+
+    return Data(path, asyncio.run(fill()))
+
+
+def add_orphan(data: Data) -> int:
+    async def add() -> int:
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots") as storage:
+            return await _create(storage, ORDERS, "billing", 9)
+
+    return asyncio.run(add())
+
+
+@pytest.mark.parametrize("command", [(), ("list",), ("show",), ("verify",), ("gc",), ("copy",), ("export",)])
+def test_every_help_text_has_examples(command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, ["snapshots", *command, "--help"])
+
+    assert result.exit_code == 0
+    examples = result.output.partition("Examples:\n")[2].splitlines()
+    assert len(examples) == 3
+    assert all("postdate snapshots" in example for example in examples)
+
+
+def test_list_shows_each_cursors_snapshots_within_100_columns(data: Data) -> None:
+    result = data.run("list")
+
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert f"{ORDERS}  cursor billing" in lines
+    (row,) = [line.split() for line in lines if str(data.ids[0]) in line]
+    assert row[:6] == [str(data.ids[0]), "1", "to", "2", "10", "600"]
+    assert row[8:] == ["2027-01-15", "08:00:00", "2027-01-15", "08:09:59"]
+    assert lines[-1].startswith("3 snapshots, 30 segments, 1,800 rows, ")
+
+
+def test_list_can_be_narrowed_and_read_by_programs(data: Data) -> None:
+    (one,) = json.loads(data.run("list", "--json", "--topic", "reminders", "--cursor", "me").stdout)
+
+    assert one["bucket_key"] == _key(5)
+    assert (one["first_ledger_id"], one["last_ledger_id"], one["segments"], one["rows"]) == (5, 6, 10, ROWS)
+    assert (one["first_deliver_at_ms"], one["last_deliver_at_ms"]) == (START_MS, START_MS + 599_000)
+    assert data.listed("--topic", "public/default/orders") == data.ids[:2]
+    assert data.listed("--cursor", "nobody") == []
+    assert data.run("list", "--topic", "nothing").stdout == "No snapshots.\n"
+
+
+def test_show_tells_all_of_one_snapshot(data: Data) -> None:
+    result = data.run("show", str(data.ids[0]))
+
+    assert result.exit_code == 0
+    assert f"  named by   billing of {ORDERS}\n" in result.stdout
+    assert f"  first due  2027-01-15T08:00:00.000Z  {START_MS} ms\n" in result.stdout
+    assert "  rows       600 in 10 segments\n" in result.stdout
+    bars = [line for line in result.stdout.splitlines() if "█" in line]
+    assert len(bars) == 16
+    assert sum(int(bar.split()[-1]) for bar in bars) == ROWS
+    assert max(map(len, result.stdout.splitlines())) <= 100
+
+
+def test_show_leaves_the_middle_of_many_segments_out(data: Data) -> None:
+    async def add() -> int:
+        snapshot = build_snapshot(rows_of(1), step_ms=1_000, rows_max=-1)
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots") as storage:
+            return await storage.create_bucket_snapshot(
+                snapshot.metadata, snapshot.segments, bucket_key=_key(1), topic_name=ORDERS, cursor_name="billing"
+            )
+
+    bucket_id = str(asyncio.run(add()))
+    short, long = (data.run("show", bucket_id, *words).stdout for words in ((), ("--all",)))
+
+    assert "580 more: --all" in short
+    assert len(long.splitlines()) - len(short.splitlines()) == 579
+
+
+def test_an_unknown_id_is_one_line(data: Data) -> None:
+    result = data.run("show", "5")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "postdate: no snapshot has the bucket id 5\n"
+
+
+def test_verify_finds_nothing_where_nothing_is_wrong(data: Data) -> None:
+    result = data.run("verify")
+
+    assert result.exit_code == 0
+    assert result.stdout == ("Checked 3 snapshots, 30 segments, 1,800 rows, 3 cursor properties.\nNothing is wrong.\n")
+
+
+def test_verify_names_everything_that_is_wrong(data: Data) -> None:
+    """A flipped bit in a segment and in entry 0; a property too many, one missing, one of another's snapshot."""
+    orphan = add_orphan(data)
+    data.damage(data.ids[0], 4)
+    data.damage(data.ids[1], 0)
+    mine = {_key(1): str(data.ids[0]), _key(3): str(data.ids[1]), _key(7): "12345", f"{BUCKET_KEY_PREFIX}_x": "1"}
+    data.put(ORDERS, "billing", mine)
+    data.put(REMINDERS, "me", {_key(5): str(data.ids[2]), _key(6): str(data.ids[0])})
+
+    result = data.run("verify", "--second-look", "0")
+
+    assert result.exit_code == 1
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    table = [line.split()[:2] for line in result.stdout.splitlines()]
+    for kind, bucket_id in (
+        ("damaged", data.ids[0]),
+        ("damaged", data.ids[1]),
+        ("missing", 12_345),
+        ("alien", data.ids[0]),
+        ("orphaned", orphan),
+        ("malformed", 1),
+    ):
+        assert [kind, str(bucket_id)] in table
+    text = " ".join(result.stdout.split())
+    assert "6 problems." in text
+    # One damaged segment does not hide the others.
+    assert "Checked 4 snapshots, 29 segments" in text
+
+
+def test_verify_of_one_topic_minds_its_own_business(data: Data) -> None:
+    data.damage(data.ids[2], 1)
+
+    assert data.run("verify", "--topic", "orders").exit_code == 0
+    assert data.run("verify", "--topic", "reminders", "--second-look", "0").exit_code == 1
+
+
+def test_rows_that_contradict_entry_0_are_found(data: Data) -> None:
+    """Every checksum is right, and the snapshot is wrong all the same."""
+
+    async def add() -> None:
+        right = build_snapshot(rows_of(9), step_ms=60_000, rows_max=-1)
+        other = build_snapshot(rows_of(11), step_ms=60_000, rows_max=-1)
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots") as storage:
+            bucket_id = await storage.create_bucket_snapshot(
+                right.metadata, other.segments, bucket_key=_key(9), topic_name=REMINDERS, cursor_name="me"
+            )
+        data.put(REMINDERS, "me", {_key(5): str(data.ids[2]), _key(9): str(bucket_id)})
+
+    asyncio.run(add())
+    result = data.run("verify", "--second-look", "0")
+
+    assert result.exit_code == 1
+    assert "40 problems." in result.stdout
+    assert "ledger 9: 30 positions of its bitmap have no row" in " ".join(result.stdout.split())
+
+
+def test_gc_deletes_what_no_cursor_names(data: Data) -> None:
+    orphan = add_orphan(data)
+
+    dry = data.run("gc", "--dry-run")
+    still_there = data.listed()
+    elsewhere = data.run("gc", "--topic", "reminders")
+    done = data.run("gc")
+
+    assert "Would delete 1 snapshot that no cursor names" in dry.stdout
+    assert sorted(still_there) == [*data.ids, orphan]
+    assert "nothing to delete" in elsewhere.stdout
+    assert "Deleted 1 snapshot that no cursor names" in done.stdout
+    assert str(orphan) in done.stdout
+    assert sorted(data.listed()) == data.ids
+
+
+def test_gc_spares_what_a_malformed_property_seems_to_name(data: Data) -> None:
+    data.put(REMINDERS, "me", {f"{BUCKET_KEY_PREFIX}_oops": str(data.ids[2])})
+
+    assert "nothing to delete" in data.run("gc").stdout
+
+
+def test_a_copy_has_every_row_and_a_second_one_copies_nothing(data: Data, tmp_path: Path) -> None:
+    add_orphan(data)
+    target = tmp_path / "new"
+
+    first = data.run("copy", "--to", str(target))
+    second = data.run("copy", "--to", str(target))
+
+    assert first.exit_code == second.exit_code == 0
+    assert "Copied 3 snapshots" in first.stdout
+    assert "Left out 1 snapshot that no cursor names here." in first.stdout
+    assert "Copied 0 snapshots" in second.stdout
+    assert "3 had been there before." in second.stdout
+    assert all(str(bucket_id) in first.stdout for bucket_id in data.ids)
+    assert _contents(target) == _contents(data.path, only=data.ids)
+    assert data.properties[CursorName(REMINDERS, "me")][_key(5)] == str(data.ids[2])
+
+
+def _contents(path: Path, *, only: list[int] | None = None) -> list[tuple[object, ...]]:
+    async def read() -> list[tuple[object, ...]]:
+        async with RocksDBBucketSnapshotStorage(path / "snapshots", is_read_only=True) as storage:
+            return sorted(
+                [
+                    (
+                        info.topic_name,
+                        info.cursor_name,
+                        info.bucket_key,
+                        await storage.get_bucket_snapshot_metadata(info.bucket_id),
+                        *await storage.get_bucket_snapshot_segment(info.bucket_id, 1, 10**6),
+                    )
+                    for info in await storage.list_bucket_snapshots()
+                    if only is None or info.bucket_id in only
+                ]
+            )
+
+    return asyncio.run(read())
+
+
+def test_an_interrupted_copy_goes_on(data: Data, tmp_path: Path) -> None:
+    """What is there is found by what it is."""
+    target = tmp_path / "new"
+    data.run("copy", "--to", str(target), "--topic", "orders")
+
+    assert "Copied 1 snapshot (" in data.run("copy", "--to", str(target)).stdout
+    assert _contents(target) == _contents(data.path)
+
+
+def test_a_move_lets_the_cursors_name_the_copies_and_deletes_the_old(data: Data, tmp_path: Path) -> None:
+    target = Data(tmp_path / "new", [])
+    before = _contents(data.path)
+
+    result = data.run("copy", "--to", str(target.path), "--update-cursors", "--delete-source")
+
+    assert result.exit_code == 0
+    assert "2 cursors now name the new ids." in result.stdout
+    assert "Deleted the 3 old snapshots." in result.stdout
+    assert data.listed() == []
+    assert _contents(target.path) == before
+    named = [
+        int(properties[_key(first)])
+        for topic, cursor, first in NAMES
+        if (properties := data.properties[CursorName(topic, cursor)])
+    ]
+    assert data.properties[CursorName(REMINDERS, "me")]["owner"] == "me"
+    # With the snapshots in their place, everything fits together.
+    (data.path / "snapshots").rename(tmp_path / "old")
+    (target.path / "snapshots").rename(data.path / "snapshots")
+    assert sorted(data.listed()) == sorted(named)
+    assert data.run("verify").exit_code == 0
+
+
+def test_a_damaged_snapshot_is_not_copied_and_no_cursor_changes(data: Data, tmp_path: Path) -> None:
+    data.damage(data.ids[1], 5)
+    before = data.properties
+
+    result = data.run("copy", "--to", str(tmp_path / "new"), "--update-cursors", "--delete-source")
+
+    assert result.exit_code == 1
+    assert "Copied 2 snapshots" in result.stdout
+    assert f"Not copied: {data.ids[1]}: entry 5" in result.stdout
+    assert data.properties == before
+    assert sorted(data.listed()) == data.ids
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("copy", "--to", "{data}"), "that is where the snapshots are now"),
+        (("copy", "--to", "ftp://x"), "must be a folder or s3://BUCKET/PREFIX"),
+        (("copy", "--to", "s3://bucket/ä"), "prefix must be words of letters"),
+        (("copy", "--to", "x", "--delete-source"), "--delete-source needs --update-cursors"),
+        (("list", "--set", "bucketSnapshotStorage=memory"), "in the service's memory alone"),
+        (("show", "one"), "not a valid integer"),
+    ],
+)
+def test_what_cannot_be_done_says_why(data: Data, words: tuple[str, ...], expected: str) -> None:
+    result = data.run(*(word.format(data=data.path) for word in words))
+
+    assert result.exit_code == 2
+    assert expected in result.stderr
+
+
+def test_a_missing_folder_is_one_line_and_stays_missing(tmp_path: Path) -> None:
+    for words in (("list",), ("verify",), ("gc",), ("export", str(tmp_path / "x.parquet"))):
+        for path in (tmp_path / "none", tmp_path):
+            result = Data(path, []).run(*words)
+            assert result.exit_code == 2
+            assert len(result.stderr.splitlines()) == 1
+            assert "there is no folder" in result.stderr or "There is no log in" in result.stderr
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_has_every_row_in_columns(data: Data, tmp_path: Path) -> None:
+    path = tmp_path / "index.parquet"
+
+    result = data.run("export", str(path))
+    again = data.run("export", str(path))
+
+    assert (result.exit_code, again.exit_code) == (0, 2)
+    assert "Wrote 1,800 rows of 3 snapshots" in result.stdout
+    assert "is there already" in again.stderr
+    table = parquet.read_table(path)
+    assert table.column_names == [
+        "topic", "cursor", "bucket_id", "segment", "ledger_id", "entry_id", "deliver_at_ms",
+    ]  # fmt: skip
+    assert table["topic"].to_pylist() == [topic for topic, _, _ in NAMES for _ in range(ROWS)]
+    assert table["bucket_id"].to_pylist() == [bucket_id for bucket_id in data.ids for _ in range(ROWS)]
+    assert table["segment"].to_pylist() == [1 + row // 60 for row in range(ROWS)] * 3
+    for column, name in (("ledger_id", "ledger_ids"), ("entry_id", "entry_ids"), ("deliver_at_ms", "deliver_at_ms")):
+        expected = np.concatenate([getattr(rows_of(first), name) for _, _, first in NAMES])
+        assert table[column].to_numpy().tolist() == expected.tolist()
+    assert list(tmp_path.glob("*.part")) == []
+
+
+def test_export_leaves_out_what_is_damaged_and_says_so(data: Data, tmp_path: Path) -> None:
+    data.damage(data.ids[0], 10)
+
+    result = data.run("export", str(tmp_path / "index.parquet"))
+
+    assert result.exit_code == 1
+    assert f"Not whole: {data.ids[0]}: entry 10" in result.stdout
+    assert parquet.read_table(tmp_path / "index.parquet").num_rows == 2 * ROWS
+
+
+def test_export_without_pyarrow_is_one_line(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+
+    result = data.run("export", str(tmp_path / "index.parquet"))
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "postdate: export needs pyarrow: pip install 'postdate[spark]'\n"
