@@ -3,11 +3,12 @@
 `python -m benchmarks snapshots` creates, reads a segment of, recovers and deletes the same snapshots in each storage,
 and prints milliseconds for each, calls and bytes of a recovery, and RocksDB's ratio to its peer. The peer is one file
 per snapshot, in the bytes that S3 gets (`object_format`): written to a temporary file, synced, renamed, and the
-folder synced, which is the least that gives the same promise. S3 is moto in a process of its own, and 20 ms are slept
-before each call is sent. Storages take turns in each round, so that what else the machine does falls on all of them.
+folder synced, which is the least that gives the same promise. S3 is versitygw on the same disk (`make s3-servers`), and
+20 ms are slept before each call is sent. Storages take turns in each round, so that what else the machine does falls
+on all of them.
 
 `python -m benchmarks snapshots compression` writes 20 buckets of 50,000 rows to RocksDB with each way to compress,
-compacts, and prints bytes a row on the disk and microseconds to read a bucket, over four laws of delay.
+compacts, and prints bytes a row on the disk and milliseconds to read a bucket, over four laws of delay.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -29,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, WriteBatch
 
+from broker.demo_process import free_ports, wait_until
 from snapshot_storage.columns import DelayedIndexes
-from snapshot_storage.object_format import decode_object, encode_object
+from snapshot_storage.object_format import checked_entries, decode_object_head, encode_object, object_extent
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3 import S3BucketSnapshotStorage
 from snapshot_storage.s3_config import S3Config
@@ -83,10 +86,17 @@ class PlainFiles:
         self._sync_folder()
         return bucket_id
 
-    def read(self, bucket_id: int) -> tuple[bytes, list[bytes]]:
-        """Read and check all of a snapshot."""
-        _, metadata, segments = decode_object((self._folder / str(bucket_id)).read_bytes())
-        return metadata, segments
+    def read(self, bucket_id: int, entry: int) -> bytes:
+        """Read and check one entry, and what says where it is."""
+        with (self._folder / str(bucket_id)).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(4_096)
+            extent = object_extent(data, object_bytes=size)
+            data += file.read(max(0, extent.head_end - len(data)))
+            head = decode_object_head(data, object_bytes=size)
+            start, end = head.starts()[entry : entry + 2].tolist()
+            file.seek(start)
+            return checked_entries(head, entry, file.read(end - start))[0]
 
     def delete(self, bucket_id: int) -> None:
         """Remove, sync the folder."""
@@ -129,8 +139,9 @@ class Contender(ABC):
 class Files(Contender):
     """Plain files, on a thread as any blocking work would be."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, segment_count: int) -> None:
         self._files = PlainFiles(folder)
+        self._entry = segment_count // 2 + 1
 
     async def create(self, snapshot: Snapshot) -> int:
         """See base."""
@@ -138,13 +149,11 @@ class Files(Contender):
 
     async def read_segment(self, bucket_id: int) -> bytes:
         """See base."""
-        _, segments = await asyncio.to_thread(self._files.read, bucket_id)
-        return segments[len(segments) // 2]
+        return await asyncio.to_thread(self._files.read, bucket_id, self._entry)
 
     async def recover(self, bucket_id: int) -> bytes:
         """See base."""
-        metadata, _ = await asyncio.to_thread(self._files.read, bucket_id)
-        return metadata
+        return await asyncio.to_thread(self._files.read, bucket_id, 0)
 
     async def delete(self, bucket_id: int) -> None:
         """See base."""
@@ -212,39 +221,43 @@ class StoredOnS3(Stored):
         return self._calls, self._bytes
 
 
+VERSITYGW = Path(__file__).parents[1] / "build" / "s3-servers" / "versitygw"
+
+
 @contextlib.contextmanager
-def moto(latency_ms: float, segment_count: int) -> Iterator[StoredOnS3]:
-    """Run moto in a process of its own, with one bucket."""
-    program = (
-        "from moto.moto_server.threaded_moto_server import ThreadedMotoServer as S; import sys, logging;"
-        "logging.disable(); s = S('127.0.0.1', 0, verbose=False); s.start();"
-        "print(s.get_host_and_port()[1], flush=True); sys.stdin.read()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
+def s3_server(folder: Path, latency_ms: float, segment_count: int) -> Iterator[StoredOnS3]:
+    """Run versitygw over a folder, with one bucket in it."""
+    if not VERSITYGW.exists():
+        sys.exit(f"{VERSITYGW} is missing: make s3-servers builds it")
+    (folder / "s3" / "snapshots").mkdir(parents=True)
+    (port,) = free_ports(1)
     config = S3Config(
         bucket="snapshots",
-        endpoint=f"http://127.0.0.1:{int(process.stdout.readline())}",
+        endpoint=f"http://127.0.0.1:{port}",
         region="us-east-1",
         is_path_style=True,
-        access_key_id="id",
-        secret_access_key="secret",
+        access_key_id="benchmark",
+        secret_access_key="benchmark",
+        # On a busy machine the server may be slow; what it would take is what is measured.
+        read_timeout_ms=300_000,
+    )
+    process = subprocess.Popen(
+        [VERSITYGW, "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", "posix", folder / "s3"],
+        env={"ROOT_ACCESS_KEY": "benchmark", "ROOT_SECRET_KEY": "benchmark"},
+        stdout=subprocess.DEVNULL,
     )
     try:
-        import boto3
-
-        boto3.client(
-            "s3",
-            endpoint_url=config.endpoint,
-            region_name=config.region,
-            aws_access_key_id="id",
-            aws_secret_access_key="secret",
-        ).create_bucket(Bucket=config.bucket)
+        wait_until(lambda: _listens(port), timeout_s=60)
         yield StoredOnS3(config, segment_count, latency_ms / 1_000)
     finally:
-        process.stdin.close()
+        process.terminate()
         process.wait()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 # ---- measuring ----
@@ -301,13 +314,15 @@ async def compare(arguments: argparse.Namespace) -> None:
     rounds: dict[str, list[dict[str, float]]] = {}
     # All distinct snapshots have about as many segments; the middle of the smallest is in all.
     segment_count = min(len(snapshot.segments) for snapshot in distinct)
-    with tempfile.TemporaryDirectory() as folder, moto(arguments.latency_ms, segment_count) as s3:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        s3 = stack.enter_context(s3_server(folder, arguments.latency_ms, segment_count))
         for number in range(arguments.rounds):
-            path = Path(folder) / str(number)
+            path = folder / str(number)
             path.mkdir()
             contenders: dict[str, Contender] = {
                 "RocksDB": Stored(lambda path=path: RocksDBBucketSnapshotStorage(path / "r"), segment_count),  # type: ignore[misc]
-                "plain files": Files(path / "files"),
+                "plain files": Files(path / "files", segment_count),
                 f"S3 + {arguments.latency_ms:g} ms": s3,
             }
             for name, contender in contenders.items():
