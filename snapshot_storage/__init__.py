@@ -5,7 +5,8 @@ order of delivery time, in PIP-195's own bytes. Two halves that do not know each
 
 - Pure functions over arrays: `columns` (rows), `segmenter` (where to cut), `codec` (bytes), `snapshot` (all
   of it at once: what live sealing, merging and Spark call).
-- `storage`: the interface that moves entries, with `memory` and `rocksdb` behind it.
+- `storage`: the interface that moves entries, with `memory`, `rocksdb` and `s3` behind it; `object_format` is a
+  snapshot as one run of bytes.
 
 Nothing here knows a tracker, a topic's log or a clock. Every error that leaves the package is a
 `SnapshotStorageError`; arguments that no caller may pass raise `ValueError`.
