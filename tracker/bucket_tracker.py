@@ -91,6 +91,9 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._withheld_ms: int | None = None
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._is_closed = False
+        # Kinds of actions that failed when they were last tried.
+        self._failing: set[str] = set()
+        self._was_full = False
 
     def start(self) -> None:
         """Begin to recover what the cursor's properties name; call once, on the event loop."""
@@ -254,6 +257,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._set_timer(now_ms)
+        self._tell_when_full()
         # A message may come due between the dispatcher's last look and this turn, and then no timer is set for it.
         if not self._is_told and self._core.has_due(now_ms=now_ms):
             self._is_told = self._is_news = True
@@ -267,6 +271,16 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._is_news:
             self._is_news = False
             self._context.on_available()
+
+    def _tell_when_full(self) -> None:
+        is_full = self._core.is_full
+        if is_full and not self._was_full:
+            logger.warning(
+                "%s: %d indexes wait in memory for a snapshot that cannot be stored; reading pauses until it can",
+                self._name,
+                self._config.unsealed_row_count_max,
+            )
+        self._was_full = is_full
 
     def _set_timer(self, now_ms: int) -> None:
         wakeup_ms = self._core.next_wakeup_ms(now_ms=now_ms)
@@ -298,6 +312,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             event = await self._work.run(action)
         except Exception as error:  # A supervisor: whatever goes wrong in an action is an answer to the core.
             event = self._failed(action, error)
+        else:
+            self._note_works(action)
         now_ms = self._now_ms()
         if counters is not None and isinstance(event, ActionFailed):
             counters.failed += 1
@@ -309,12 +325,21 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._is_news = self._is_news or is_readable
         self._turn_soon()
 
+    def _note_works(self, action: Action) -> None:
+        what = type(action).__name__
+        if what in self._failing:
+            self._failing.remove(what)
+            logger.info("%s: %s works again", self._name, what)
+
     def _failed(self, action: Action, error: Exception) -> ActionFailed:
         what = type(action).__name__
+        # An outage is told once, not at each retry.
+        level = logging.DEBUG if what in self._failing else logging.WARNING
+        self._failing.add(what)
         if isinstance(error, SnapshotStorageError | TimeoutError):
-            logger.warning("%s: %s failed: %s", self._name, what, error or type(error).__name__)
+            logger.log(level, "%s: %s failed: %s", self._name, what, error or type(error).__name__)
         else:
-            logger.warning("%s: %s failed", self._name, what, exc_info=error)
+            logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
         is_read = isinstance(action, ReadMetadata | UniteBitmaps | LoadSegments | MergeBuckets)
         return ActionFailed(action, is_read and is_lost(error), str(error))
 

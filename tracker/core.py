@@ -200,9 +200,12 @@ class TrackerCore:
 
     def should_pause(self, *, now_ms: int) -> bool:
         """Whether too much waits in memory because the storage takes nothing, and nothing is due."""
-        if self._buckets.unsealed_row_count < self._config.unsealed_row_count_max:
-            return False
-        return not self.has_due(now_ms=now_ms)
+        return self.is_full and not self.has_due(now_ms=now_ms)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many rows as may wait in memory for their snapshots."""
+        return self._buckets.unsealed_row_count >= self._config.unsealed_row_count_max
 
     def take_untracked(self) -> Mapping[int, BitMap]:
         """Return positions that are to be read from the log again, once."""

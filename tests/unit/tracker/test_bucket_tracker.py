@@ -197,6 +197,44 @@ def test_a_storage_that_is_down_for_an_hour_costs_a_few_calls_and_no_message(sou
     run_virtually(main())
 
 
+@pytest.mark.parametrize("how", ["down", "hanging"])
+def test_an_hour_of_outage_is_told_once_and_fills_memory_up_to_the_limit(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sealing falls back to memory, reading pauses at the limit, what is due comes, and nothing spins."""
+    world = World(config=replace(CONFIG, unsealed_row_count_max=50))
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        await world.rest()
+        world.storage.is_down, world.storage.is_hanging = how == "down", how == "hanging"
+        world.storage.calls.clear()
+        caplog.set_level("INFO", "tracker.bucket_tracker")
+        add(tracker, HOUR_S * 500, 1)
+        for ledger_id in range(2, 100):
+            if tracker.should_pause_all_deliveries():
+                break
+            add(tracker, 2 * HOUR_S * 1_000, ledger_id)
+            await world.rest()
+        assert ledger_id == 52
+        await asyncio.sleep(HOUR_S)
+        assert 0 < world.storage.calls.total() < 60 * 4
+        assert len(tracker.get_scheduled_messages(10)) == 1
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warnings) == 2
+        assert sum("PersistBucket failed" in message for message in warnings) == 1
+        assert sum("50 indexes wait in memory" in message for message in warnings) == 1
+
+        world.storage.is_down = world.storage.is_hanging = False
+        await asyncio.sleep(120)
+        assert not tracker.should_pause_all_deliveries()
+        assert world.named_ids() == await world.snapshot_ids() != set()
+        assert sum("PersistBucket works again" in record.getMessage() for record in caplog.records) == 1
+        await tracker.close()
+
+    run_virtually(main())
+
+
 def test_segments_that_cannot_be_read_for_long_come_late_and_the_rest_on_time(sound_world: World) -> None:
     """What is loaded goes on; the dispatcher is told when the outage is over."""
 
@@ -463,6 +501,72 @@ def test_trimming_follows_the_mark_delete_position(world: World) -> None:
         await tracker.close()
         world.cursor.mark_delete_position = Position(20, 0)
         assert tracker.number_of_delayed_messages() == 6
+
+    run_virtually(main())
+
+
+def test_after_a_cursor_reset_the_index_is_built_for_the_new_position(world: World) -> None:
+    """Forgotten, and read again from there: ledgers that the cursor had passed count again."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        world.cursor.mark_delete_position = Position(8, 0)
+        add(tracker, 60_000, *range(8, 20))
+        await world.rest()
+        await tracker.clear()
+        world.cursor.mark_delete_position = Position(2, -1)
+        add(tracker, 60_000, *range(2, 20))
+        await asyncio.sleep(61)
+        assert [row[1] for row in tracker.get_scheduled_messages(100).to_rows()] == list(range(2, 20))
+        await world.rest()
+        assert world.named_ids() == await world.snapshot_ids() == set()
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_the_tracker_goes_on_while_nobody_polls(world: World) -> None:
+    """All consumers have left for an hour: nothing is lost, rebuilt, or loaded without a limit."""
+    world.config = replace(world.config, loaded_row_count_max=10)
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        add(tracker, 60_000, *range(1, 102))
+        await asyncio.sleep(HOUR_S)
+        assert tracker.number_of_delayed_messages() == 101
+        assert tracker.stats().index_loaded < 101
+        received: list[int] = []
+        while len(received) < 101:
+            received += [row[1] for row in tracker.get_scheduled_messages(7).to_rows()]
+            await world.rest()
+        assert received == list(range(1, 102))
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_a_clock_that_steps_forward_is_noticed_within_seconds(world: World) -> None:
+    """Also for segments that are not loaded; timers are never set far ahead."""
+    step_ms = 0
+
+    async def main() -> None:
+        nonlocal step_ms
+        await world.storage.start()
+        context = TrackerContext(
+            topic_name="t", cursor_name="c", cursor=world.cursor, on_available=lambda: world.told_at_ms.append(0)
+        )
+        tracker = BucketDelayedDeliveryTracker(
+            context, world.config, world.storage, now_ms=lambda: virtual_now_ms() + step_ms, run_blocking=run_inline
+        )
+        tracker.start()
+        add(tracker, HOUR_S * 1_000, *range(1, 12))
+        await asyncio.sleep(30)
+        assert not world.told_at_ms
+        step_ms = HOUR_S * 1_000
+        await asyncio.sleep(5.6)
+        assert world.told_at_ms
+        assert len(tracker.get_scheduled_messages(100)) == 11
+        await tracker.close()
 
     run_virtually(main())
 
