@@ -77,7 +77,12 @@ class S3Snapshots:
 
     def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> S3Writing:
         """Begin a snapshot that comes piece by piece."""
-        return S3Writing(self._client, self._prefix, self._serials, SnapshotNames(bucket_key, topic_name, cursor_name))
+        names = SnapshotNames(bucket_key, topic_name, cursor_name)
+        return S3Writing(self._client, self._prefix, self._serials, names, self._remember)
+
+    def _remember(self, bucket_id: int, head: ObjectHead) -> None:
+        self._heads.put(bucket_id, head)
+        self._infos.put(bucket_id, head.info(bucket_id))
 
     def create(
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
@@ -180,8 +185,7 @@ class S3Snapshots:
         extent = object_extent(piece.data[:FRONT_BYTES], object_bytes=piece.object_bytes, bucket_id=bucket_id)
         piece = self._extended(bucket_id, piece, extent.head_end)
         head = decode_object_head(piece.data, object_bytes=piece.object_bytes, bucket_id=bucket_id)
-        self._heads.put(bucket_id, head)
-        self._infos.put(bucket_id, head.info(bucket_id))
+        self._remember(bucket_id, head)
         return head, piece
 
 

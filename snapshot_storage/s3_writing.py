@@ -13,13 +13,13 @@ An upload that a crash leaves behind is never visible; `S3Snapshots` removes it 
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
-from snapshot_storage.object_format import SnapshotNames, encode_object_head, table_of
+from snapshot_storage.object_format import ObjectHead, SnapshotNames, encode_object_head, table_of
 from snapshot_storage.s3_client import S3Client, Upload
 from snapshot_storage.s3_layout import Serials, bucket_id_for, object_key
 
@@ -35,7 +35,16 @@ _ID_TRIES_MAX = 8
 class S3Writing:
     """Collects one snapshot. Its methods may come from different threads, and then take turns."""
 
-    def __init__(self, client: S3Client, prefix: str, serials: Serials, names: SnapshotNames) -> None:
+    def __init__(
+        self,
+        client: S3Client,
+        prefix: str,
+        serials: Serials,
+        names: SnapshotNames,
+        remember: Callable[[int, ObjectHead], None],
+    ) -> None:
+        """Begin; `remember` is told where the entries lie once the snapshot is there."""
+        self._remember = remember
         self._client = client
         self._prefix = prefix
         self._serials = serials
@@ -70,10 +79,14 @@ class S3Writing:
     def commit(self, metadata: bytes) -> int:
         """Make the snapshot visible and return its id."""
         with self._turn:
-            head = encode_object_head(self._names, np.concatenate([table_of([metadata]), *self._tables]))
+            table = np.concatenate([table_of([metadata]), *self._tables])
+            head = encode_object_head(self._names, table)
             if self._upload is None:
-                return self._write_whole(b"".join((head, metadata, *self._first_part, *self._part)))
-            return self._complete(self._upload, b"".join((head, metadata, *self._first_part)))
+                bucket_id = self._write_whole(b"".join((head, metadata, *self._first_part, *self._part)))
+            else:
+                bucket_id = self._complete(self._upload, b"".join((head, metadata, *self._first_part)))
+            self._remember(bucket_id, ObjectHead(self._names, table, len(head)))
+            return bucket_id
 
     def _send_part(self) -> None:
         if self._upload is None:

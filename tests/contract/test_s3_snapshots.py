@@ -45,7 +45,7 @@ class _CountingSerials(Serials):
 
 
 def _writing(server: S3Server, prefix: str) -> S3Writing:
-    return S3Writing(S3Client(server.config(prefix)), prefix, _CountingSerials(), _NAMES)
+    return S3Writing(S3Client(server.config(prefix)), prefix, _CountingSerials(), _NAMES, lambda _id, _head: None)
 
 
 def test_two_writers_never_share_an_id(s3_server: S3Server) -> None:
@@ -242,7 +242,7 @@ def test_a_list_is_read_page_by_page(s3_server: S3Server) -> None:
 
 
 def test_each_read_is_one_call(moto: S3Server) -> None:
-    """A head; a segment whose head was read; a create; a list of what is known. A cold segment takes two."""
+    """A head; a segment whose head was read; a create; a list of what is known. Of an unread one it is two."""
     backend = S3Backend(moto)
     calls: list[str] = []
 
@@ -261,6 +261,7 @@ def test_each_read_is_one_call(moto: S3Server) -> None:
             count(storage)
             bucket_id = await _create(storage, [b"x" * 100_000] * 3)
             assert len(calls) == 1
+            assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 2, 2) == 1
             large = await _create(storage, [b"%d" % k * 100 for k in range(20_000)])
         async with backend.storage() as storage:
             count(storage)
