@@ -62,6 +62,7 @@ class S3Snapshots:
             raise
 
     def _abort_abandoned_uploads(self, age_s_min: int) -> None:
+        # MinIO lists uploads by their whole key only, so none are found there; it removes them after a day itself.
         try:
             for upload, age_s in self._client.uploads(f"{self._prefix}/"):
                 if age_s >= age_s_min:

@@ -24,6 +24,7 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.rocksdb_database import RocksDBMemory
 from tests.contract.snapshot_backends import RocksDBBackend
 
 # Writes snapshots one after the other for ever, each of 3 segments that say its number, and prints each id.
@@ -118,8 +119,12 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
 
 
 def _flip_byte(path: Path, offset: int) -> None:
+    _flip_bit(path, offset, 4)
+
+
+def _flip_bit(path: Path, offset: int, bit: int) -> None:
     data = bytearray(path.read_bytes())
-    data[offset] ^= 0x10
+    data[offset] ^= 1 << bit
     path.write_bytes(data)
 
 
@@ -199,6 +204,47 @@ def test_damage_in_the_middle_of_the_log_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StorageCorruptedError):
         _open(tmp_path)
+
+
+def test_a_flipped_bit_in_the_log_is_never_data(tmp_path: Path) -> None:
+    """All over a log that a crash left: refused, or what is there is right. A torn end of it may be missing."""
+    writer = _start_writer(tmp_path / "whole")
+    assert writer.stdout is not None
+    for _ in range(5):
+        writer.stdout.readline()
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.stdout.close()
+    writer.wait()
+    (log,) = (tmp_path / "whole").glob("*.log")
+
+    async def read(path: Path) -> str:
+        async with RocksDBBucketSnapshotStorage(path) as storage:
+            for info in await storage.list_bucket_snapshots():
+                entry = info.bucket_key.encode() * 2000
+                assert await storage.get_bucket_snapshot_metadata(info.bucket_id) == entry
+                assert await storage.get_bucket_snapshot_segment(info.bucket_id, 1, 9) == [entry] * 3
+        return "read"
+
+    outcomes = []
+    for number, offset in enumerate(range(0, log.stat().st_size, log.stat().st_size // 24)):
+        damaged = tmp_path / f"damaged-{offset}"
+        subprocess.run(["cp", "-r", str(tmp_path / "whole"), str(damaged)], check=True)
+        _flip_bit(damaged / log.name, offset, number % 8)
+        try:
+            outcomes.append(asyncio.run(read(damaged)))
+        except StorageCorruptedError:
+            outcomes.append("refused")
+
+    assert outcomes.count("refused") > 20
+
+
+@pytest.mark.parametrize("bytes_", [0, 65_535])
+def test_rocksdb_without_room_is_refused(bytes_: int) -> None:
+    """It would write a table for every snapshot."""
+    with pytest.raises(ValueError, match="need 64 KiB or more"):
+        RocksDBMemory(write_buffer_bytes=bytes_)
+    with pytest.raises(ValueError, match="need 64 KiB or more"):
+        RocksDBMemory(block_cache_bytes=bytes_)
 
 
 def test_another_layout_is_refused(tmp_path: Path) -> None:
