@@ -87,7 +87,10 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
         """See base."""
-        rows = DelayedIndexes.of(deliver_ats, ledger_ids, entry_ids)
+        try:
+            rows = DelayedIndexes.of(deliver_ats, ledger_ids, entry_ids)
+        except OverflowError as error:
+            raise ValueError("cannot track positions or times out of range: above 2**63 - 1") from error
         if len(rows) and (rows.ledger_ids.min() < 0 or rows.entry_ids.min() < 0 or rows.entry_ids.max() > ENTRY_ID_MAX):
             raise ValueError("cannot track positions with ids out of range")
         is_tracked = rows.deliver_at_ms > max(-1, self._cutoff_ms())

@@ -229,6 +229,8 @@ def test_positions_out_of_range_are_refused() -> None:
             tracker.add_message(1, 2**32, 30_000)
         with pytest.raises(ValueError, match="out of range"):
             tracker.add_messages([1, 1], [0, -1], [30_000] * 2)
+        with pytest.raises(ValueError, match="out of range"):
+            tracker.add_messages([1, 2**63], [0, 0], [30_000] * 2)
         assert tracker.number_of_delayed_messages() == 0
 
     run(test)
