@@ -43,10 +43,15 @@ class World:
                 core.handle(self.loop.run(self.work.run(action)), now_ms=0)
 
 
-@given(runs=RUNS, cap=st.sampled_from([3, 4, 7]), is_batched=st.booleans())
+@given(runs=RUNS, cap=st.sampled_from([3, 4, 7]), is_batched=st.booleans(), chance=st.randoms())
 @settings(max_examples=150, deadline=None)
-def test_with_a_cap_every_row_gets_into_a_snapshot(runs: list[tuple[int, int]], cap: int, is_batched: bool) -> None:
-    """Small ids, large ones, late ones, one ledger in a hundred pieces: in memory are at most `cap` rows."""
+def test_with_a_cap_every_row_gets_into_a_snapshot(
+    runs: list[tuple[int, int]], cap: int, is_batched: bool, chance: Random
+) -> None:
+    """Small ids, large ones, late ones, one ledger in a hundred pieces: in memory are at most `cap` rows.
+
+    And all of it comes back, though ranges overlap and properties are in any order.
+    """
     positions: list[tuple[int, int]] = []
     with asyncio.Runner() as loop:
         world = World(loop, cap)
@@ -64,6 +69,9 @@ def test_with_a_cap_every_row_gets_into_a_snapshot(runs: list[tuple[int, int]], 
         world.core.seal(index_count_min=1)
         world.settle(world.core)
         assert world.core.loaded_row_count == 0
+        properties = list(world.cursor.properties.items())
+        chance.shuffle(properties)
+        world.cursor.properties = dict(properties)
         again = world.new_core()
         world.settle(again)
 
