@@ -285,14 +285,18 @@ class SharedIndexView(DelayedDeliveryTracker):
         Runtime complexity: O(ledgers with delayed messages).
         """
         tracker = self._index.tracker
-        count = len(self._rows) + len(self._rows.lost) - len(self._rows.foreign)
-        first = self._cursor.mark_delete_position.ledger_id
+        count = len(self._rows) - len(self._rows.foreign)
         for ledger_id in tracker.tracked_ledger_ids():
-            tracked = tracker.tracked_in(ledger_id)
-            if ledger_id >= first and tracked is not None:
-                acknowledged = self._cursor.acknowledged_in(ledger_id)
-                count += len(tracked) - (tracked.intersection_cardinality(acknowledged) if acknowledged else 0)
+            count += self._unacknowledged_count(ledger_id, tracker.tracked_in(ledger_id))
+        for ledger_id, lost in self._rows.lost.bitmaps.items():
+            count += self._unacknowledged_count(ledger_id, lost)
         return max(0, count)
+
+    def _unacknowledged_count(self, ledger_id: int, entry_ids: BitMap | None) -> int:
+        if entry_ids is None or ledger_id < self._cursor.mark_delete_position.ledger_id:
+            return 0
+        acknowledged = self._cursor.acknowledged_in(ledger_id)
+        return len(entry_ids) - (entry_ids.intersection_cardinality(acknowledged) if acknowledged else 0)
 
     def should_pause_all_deliveries(self) -> bool:
         """See base."""
