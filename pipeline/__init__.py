@@ -14,6 +14,8 @@ What it does, without Spark:
 
 And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `spark_tasks` and `session` under them.
 
+What is ahead: `forecast`, and `forecast_charts` for pictures of it.
+
 A job holds no second definition of the index. It calls the functions that the live tracker calls, so that its bytes
 are the same.
 """

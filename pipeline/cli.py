@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.progress import TaskID
 
+    from pipeline.forecast import Ahead
     from pipeline.log_rebuild import RebuildReport
 
 P = ParamSpec("P")
@@ -30,6 +32,7 @@ R = TypeVar("R")
 
 EXIT_CODE_REFUSED = 2
 BAD_ROWS_SHOWN = 10
+AHEAD_SHOWN = 10
 
 
 def refusing(command: Callable[P, R]) -> Callable[P, R]:
@@ -188,6 +191,82 @@ def rebuild(
         )
     _tell(report, rejects)
     spark.stop()
+
+
+@pipeline.command(
+    epilog=examples(
+        "postdate pipeline forecast data",
+        "postdate pipeline forecast --of index --out /tmp/ahead data",
+        "postdate pipeline forecast --topic persistent://public/default/orders s3://bucket/log",
+    )
+)
+@click.argument("data")
+@click.option(
+    "--of",
+    "source",
+    type=click.Choice(["log", "index"]),
+    default="log",
+    show_default=True,
+    help="Count each message of the log once, or each index of every subscription.",
+)
+@click.option("--out", metavar="FOLDER", default="forecast", show_default=True, help="Where the files go.")
+@click.option("--topic", metavar="TOPIC", help="Only this topic.")
+@click.option("--now-ms", type=int, help="What is due at this time is left out. Default: now.")
+@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs; spark-submit's own wins.")
+@refusing
+def forecast(data: str, source: str, out: str, topic: str | None, now_ms: int | None, master: str) -> None:
+    """Foresee deliveries by minute and topic, how far ahead they are, and the peak.
+
+    DATA is a service's data directory (the service may run); also an export or a folder of snapshots, if --of says so.
+    Writes minutes.parquet, topics.parquet, deliveries.png and ahead.png. A log also counts what was acknowledged before
+    its time; an index lacks what is not sealed yet.
+    """
+    from pathlib import Path
+
+    from pipeline.forecast import forecast as foresee
+    from pipeline.forecast import write_forecast
+    from pipeline.forecast_charts import draw_forecast
+    from pipeline.index_place import open_index
+    from pipeline.open_logs import open_log
+
+    # Before Spark takes its seconds to start.
+    if source == "log":
+        open_log(data).close()
+    else:
+        open_index(data, is_read_only=True)
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    spark = _session(master)
+    name = {"log": "postdate_ledger", "index": "postdate_index"}[source]
+    rows = spark.read.format(name).option("deliver_at_ms_min", now_ms + 1)
+    if topic is not None:
+        rows = rows.option("topic", topic)
+    with Steps().shown() as steps:
+        found = foresee(rows.load(data), now_ms=now_ms, on_stage=steps.begin, on_step=steps.advance)
+    spark.stop()
+    write_forecast(found, out)
+    _tell_ahead(found.summaries())
+    for path in draw_forecast(found, Path(out)):
+        click.echo(f"see {path}")
+
+
+def _time_text(time_ms: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(time_ms / 1_000, UTC):%Y-%m-%d %H:%M} UTC"
+    except (ValueError, OverflowError):
+        # After the year 9999.
+        return f"{time_ms} ms"
+
+
+def _tell_ahead(summaries: "list[Ahead]") -> None:
+    if not summaries:
+        click.echo("nothing is ahead")
+    for ahead in summaries[:AHEAD_SHOWN]:
+        p50, p90, p99 = (f"{ms / 60_000:,.0f}" for ms in ahead[2:5])
+        peak = _time_text(ahead.peak_ms)
+        click.echo(
+            f"{ahead.topic or 'all topics'}: {ahead.deliveries:,} deliveries, p50/p90/p99 {p50}/{p90}/{p99} minutes "
+            f"ahead, peak {ahead.peak_deliveries:,} a minute at {peak}"
+        )
 
 
 def _session(master: str) -> "SparkSession":

@@ -82,6 +82,42 @@ class SparkTasks:
         self._context.cancelAllJobs()
 
 
+def count_tasks(
+    context: SparkContext, name: str, steps: int, on_step: Callable[[int], None], job: Callable[[], Result]
+) -> Result:
+    """Return what a query of Spark's own planning gives, and tell how many of its tasks have ended since last told.
+
+    Args:
+        context: Of the query's session.
+        name: What it does.
+        steps: How many tasks are foreseen; no more than these are told, and in the end all.
+        on_step: Who is told; from a thread.
+        job: The query.
+    """
+    group = uuid4().hex
+    context.setJobGroup(group, f"postdate {name}", interruptOnCancel=True)
+    is_over = Event()
+    watch = Thread(target=_count_ended, args=(context, group, steps, on_step, is_over), daemon=True)
+    watch.start()
+    try:
+        return job()
+    finally:
+        is_over.set()
+        watch.join()
+
+
+def _count_ended(context: SparkContext, group: str, steps: int, on_step: Callable[[int], None], is_over: Event) -> None:
+    told = 0
+    tracker = context.statusTracker()
+    while not is_over.wait(_POLL_SECONDS):
+        jobs = [tracker.getJobInfo(job_id) for job_id in tracker.getJobIdsForGroup(group)]
+        stages = [tracker.getStageInfo(stage_id) for job in jobs if job for stage_id in job.stageIds]
+        ended = min(steps, sum(stage.numCompletedTasks for stage in stages if stage))
+        on_step(max(0, ended - told))
+        told = max(told, ended)
+    on_step(steps - told)
+
+
 class _Appending(AccumulatorParam[list[Any]]):
     """Collects what tasks add."""
 

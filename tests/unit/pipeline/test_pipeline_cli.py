@@ -16,7 +16,7 @@ from pipeline.row_checks import REASONS, BadRow
 from tests.bulk_data import some_times, write_log
 
 
-@pytest.mark.parametrize("command", [("ledger", "export"), ("pipeline", "rebuild")])
+@pytest.mark.parametrize("command", [("ledger", "export"), ("pipeline", "rebuild"), ("pipeline", "forecast")])
 def test_every_command_is_found_and_shows_examples(command: tuple[str, str]) -> None:
     """Below `postdate`, though the service does not know of them."""
     overview = CliRunner().invoke(main, ["--help"])
