@@ -114,6 +114,17 @@ class DrainingHashesTracker(OrderFence):
         for column in self._columns.values():
             del column[row]
 
+    def _clear_rows(self, is_cleared: NDArray[np.bool_]) -> list[int]:
+        """Do the same to many at once; return their slots."""
+        owners = np.asarray(self._columns["owners"])[is_cleared]
+        for owner_index, count in zip(*np.unique(owners, return_counts=True), strict=True):
+            self._cleared_totals[int(owner_index)] = self._cleared_totals.get(int(owner_index), 0) + int(count)
+        slots: list[int] = np.asarray(self._columns["slots"])[is_cleared].tolist()
+        self.slots -= BitMap(slots)
+        for name, code in _COLUMN_TYPES.items():
+            self._columns[name] = array(code, np.asarray(self._columns[name])[~is_cleared].tobytes())
+        return slots
+
     def cleared_total(self, owner_index: int) -> int:
         """Return how many slots of a consumer were cleared since it came."""
         return self._cleared_totals.get(owner_index, 0)
@@ -141,19 +152,16 @@ class DrainingHashesTracker(OrderFence):
             rows = np.flatnonzero(has_moved[held])
             held, references = held[rows], references[rows]
             is_own = owners[held] == consumer.index
-            for slot in held[is_own].tolist():
-                if slot in self.slots:
-                    self.clear_entry(slot)
+            if self.slots and is_own.any():
+                self._clear_rows(np.isin(np.asarray(self._columns["slots"]), held[is_own]))
             is_new = ~is_own
             if self.slots and is_new.any():
-                is_new &= ~np.isin(held, self._columns["slots"])
+                is_new &= ~np.isin(held, np.asarray(self._columns["slots"]))
             self.add_entries(consumer.index, held[is_new], references[is_new], now_ms=now_ms)
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
         """See base."""
-        drained = [entry.slot for entry in self.entries(consumer.index)]
-        for slot in drained:
-            self.clear_entry(slot)
+        drained = self._clear_rows(np.asarray(self._columns["owners"]) == consumer.index) if self.slots else []
         self._cleared_totals.pop(consumer.index, None)
         return drained
 

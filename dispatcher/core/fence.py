@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import Item
+from dispatcher.core.items import Item, Key
 from dispatcher.core.selector import OwnerTable
 from managed_ledger.position import Position
 
@@ -58,7 +58,7 @@ class OrderFence(ABC):
         """Note that a consumer holds one entry of a slot less; return whether the slot may go on by that."""
         return False
 
-    def note_taken_back(self, items: Collection[Item]) -> None:
+    def note_taken_back(self, positions: Collection[Key]) -> None:
         """Note that entries which were given wait again."""
 
     def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:

@@ -11,8 +11,8 @@ A membership change is one step: the new assignment, the fence (by default: the 
 what waits in slots that moved.
 """
 
-from collections.abc import Collection
-from heapq import heappop, heappush
+from collections.abc import Collection, Iterable, Mapping
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsume
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.fence import NoFence, OrderFence
-from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, make_items, make_rows
+from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, Key, make_items, make_rows
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.recently_joined import LastSentPositionFence, ReadPositionFence, SubscriptionView
 from dispatcher.core.selector import NO_OWNER, OwnerTable, StickyKeyConsumerSelector
@@ -156,6 +156,22 @@ class KeySharedCore(MultipleConsumersCore):
         heappush(consumer.heads, heap[0])
         self._to_serve[owner] = consumer
 
+    def _offer_all(self, slots: Iterable[int]) -> None:
+        if self.fence.is_active:
+            super()._offer_all(slots)
+            return
+        heaps, owners = self.waiting.heaps, self._owner_list
+        heads: dict[int, list[Item]] = {index: [] for index in (*self.consumers, NO_OWNER)}
+        for slot in slots:
+            if slot in heaps:
+                heads[owners[slot]].append(heaps[slot][0])
+        del heads[NO_OWNER]
+        for index, own in heads.items():
+            if own:
+                consumer = self._to_serve[index] = self.consumers[index]
+                consumer.heads += own
+                heapify(consumer.heads)
+
     def _serve_all(self) -> list[Action]:
         actions: list[Action] = []
         entries_max = self.serve_entries_max
@@ -199,7 +215,7 @@ class KeySharedCore(MultipleConsumersCore):
         if self.fence.is_active and self.fence.note_no_longer_pending(consumer, slot):
             self._unblock(slot)
 
-    def _take_back(self, items: Collection[Item]) -> None:
+    def _take_back(self, items: Mapping[Key, Item]) -> None:
         self.fence.note_taken_back(items)
         super()._take_back(items)
 
@@ -268,12 +284,9 @@ class KeySharedCore(MultipleConsumersCore):
         free = self.fence.leaves(consumer, self.consumers, self.waiting.heaps)
         self._settle(before)
 
-        items = list(consumer.pending.items.values())
-        consumer.pending.clear()
         self._release(consumer, consumer.unacked)
-        self._take_back(items)
-        for slot in free:
-            self._offer(slot)
+        self._take_back(consumer.pending.take_all())
+        self._offer_all(free)
         if not self.consumers:
             # As Pulsar: a subscription that everybody left starts its counts anew.
             self.redelivery_counts.clear()
@@ -286,8 +299,7 @@ class KeySharedCore(MultipleConsumersCore):
         self._owner_list = after.tolist()
         self._set_look_ahead()
         self.fence.settle(self.consumers, after, has_moved, self.now_ms)
-        for slot in _those_that(has_moved, self.waiting.heaps):
-            self._offer(slot)
+        self._offer_all(_those_that(has_moved, self.waiting.heaps))
 
     def _adopt(self, policy: KeySharedPolicy) -> None:
         """Take the first consumer's policy."""

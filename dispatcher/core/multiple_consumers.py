@@ -5,7 +5,7 @@ taken, and a `Deliver` goes out. The payload is read afterwards. So no read in f
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
@@ -34,6 +34,11 @@ class MultipleConsumersCore(Intake):
     @abstractmethod
     def _offer(self, slot: int) -> None:
         """Let the head of a slot be considered."""
+
+    def _offer_all(self, slots: Iterable[int]) -> None:
+        """Let the heads of many slots be considered."""
+        for slot in slots:
+            self._offer(slot)
 
     @abstractmethod
     def _serve_all(self) -> list[Action]:
@@ -84,10 +89,9 @@ class MultipleConsumersCore(Intake):
             self.is_blocked = False
             self._to_serve.update(self.consumers)
 
-    def _take_back(self, items: Collection[Item]) -> None:
+    def _take_back(self, items: Mapping[Key, Item]) -> None:
         """Queue again what a consumer no longer holds."""
-        for slot in self.waiting.add_all(items):
-            self._offer(slot)
+        self._offer_all(self.waiting.add_all(items))
 
     # Acknowledgements.
 
@@ -160,11 +164,11 @@ class MultipleConsumersCore(Intake):
         """See base."""
         if positions is None:
             positions = list(consumer.pending.items)
-        items = []
+        items = {}
         for position in positions:
             item = consumer.pending.remove(position)
             if item is not None:
-                items.append(item)
+                items[key_of(item)] = item
                 self._release(consumer, item[COUNT])
                 self._on_no_longer_pending(consumer, item[SLOT])
                 if position not in unsent:

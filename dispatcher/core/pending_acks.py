@@ -56,6 +56,11 @@ class PendingAcksMap:
         """Return the positions that hold a slot, in order."""
         return sorted(position for position, item in self.items.items() if item[SLOT] == slot)
 
+    def take_all(self) -> dict[Key, Item]:
+        """Take everything out."""
+        items, self.items, self.slot_counts = self.items, {}, {}
+        return items
+
     def clear(self) -> None:
         """Forget everything."""
         self.items.clear()

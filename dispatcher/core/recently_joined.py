@@ -22,7 +22,7 @@ from pyroaring import BitMap
 
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fence import Consumers, OrderFence
-from dispatcher.core.items import ENTRY, LEDGER, Item
+from dispatcher.core.items import ENTRY, LEDGER, Item, Key
 from dispatcher.core.read_plan import LedgerExtent
 from managed_ledger.position import Position
 
@@ -134,10 +134,9 @@ class LastSentPositionFence(RecentlyJoinedFence):
         super().__init__(view)
         self._waits_again: dict[int, BitMap] = {}
 
-    def note_taken_back(self, items: Collection[Item]) -> None:
+    def note_taken_back(self, positions: Collection[Key]) -> None:
         """See base: what was sent once stays so."""
-        for item in items:
-            self._waits_again.setdefault(item[LEDGER], BitMap()).add(item[ENTRY])
+        _add(self._waits_again, positions)
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
         """See base."""
@@ -207,10 +206,14 @@ class LastSentPositionFence(RecentlyJoinedFence):
     def _sent(self, consumers: Consumers) -> dict[int, BitMap]:
         """Return what is not acknowledged and was sent, by ledger."""
         sent = {ledger_id: BitMap(entries) for ledger_id, entries in self._waits_again.items()}
-        positions = [position for consumer in consumers.values() for position in consumer.pending.items]
-        if positions:
-            columns = np.array(positions, dtype=np.int64)
-            for ledger_id in np.unique(columns[:, 0]).tolist():
-                entries = columns[columns[:, 0] == ledger_id, 1].astype(np.uint32)
-                sent.setdefault(ledger_id, BitMap()).update(entries)
+        _add(sent, [position for consumer in consumers.values() for position in consumer.pending.items])
         return sent
+
+
+def _add(entries_in: dict[int, BitMap], positions: Collection[Key]) -> None:
+    if not positions:
+        return
+    columns = np.array(list(positions), dtype=np.int64)
+    for ledger_id in np.unique(columns[:, 0]).tolist():
+        entries = columns[columns[:, 0] == ledger_id, 1].astype(np.uint32)
+        entries_in.setdefault(ledger_id, BitMap()).update(entries)

@@ -74,10 +74,8 @@ class SharedCore(MultipleConsumersCore):
         """See base."""
         del self.consumers[consumer.index]
         self._to_serve.pop(consumer.index, None)
-        items = list(consumer.pending.items.values())
-        consumer.pending.clear()
         self._release(consumer, consumer.unacked)
-        self._take_back(items)
+        self._take_back(consumer.pending.take_all())
         if not self.consumers:
             # As Pulsar: a subscription that everybody left starts its counts anew.
             self.redelivery_counts.clear()

@@ -11,7 +11,8 @@ An entry that is discarded while it waits (acknowledged, expired) leaves the ind
 the top, so the head of a heap is always alive.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -66,26 +67,28 @@ class WaitingEntries:
         heappush(heap, item)
         return heap[0] is item
 
-    def add_all(self, items: Iterable[Item]) -> list[int]:
-        """Queue many items in their slots; return the slots that have a new head."""
-        by_slot: dict[int, list[Item]] = {}
-        for item in items:
-            position = (item[LEDGER], item[ENTRY])
-            assert position not in self._slots, f"{position} waits already"
-            self._slots[position] = item[SLOT]
-            by_slot.setdefault(item[SLOT], []).append(item)
-        changed = []
-        for slot, own in by_slot.items():
-            heap = self.heaps.get(slot)
-            head = None
-            if heap is None:
-                heap = self.heaps[slot] = own
-            else:
-                head = heap[0]
-                heap += own
+    def add_all(self, items: Mapping[Key, Item]) -> list[int]:
+        """Queue many items, by position, in their slots; return the slots that have a new head."""
+        assert self._slots.keys().isdisjoint(items), "an entry waits already"
+
+        # In order, so that what comes into an empty slot is a heap as it is.
+        in_order = sorted(items.values())
+        self._slots.update(zip(items, [item[SLOT] for item in items.values()], strict=True))
+        by_slot: defaultdict[int, list[Item]] = defaultdict(list)
+        for item in in_order:
+            by_slot[item[SLOT]].append(item)
+        heaps = self.heaps
+        common = heaps.keys() & by_slot.keys()
+        changed = [slot for slot in by_slot if slot not in common]
+        for slot in common:
+            own = by_slot.pop(slot)
+            heap = heaps[slot]
+            head = heap[0]
+            heap += own
             heapify(heap)
             if heap[0] is not head:
                 changed.append(slot)
+        heaps.update(by_slot)
         return changed
 
     def park(self, rows: ItemRows) -> list[int]:
