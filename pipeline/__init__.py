@@ -12,7 +12,10 @@ What it does, without Spark:
 - `row_checks`, `bucket_rows`, `log_tasks`: from headers to the snapshot of a bucket: what a task does.
 - `staging`, `publishing`: from staged snapshots to the index, in one step that a crash cannot tear.
 
-And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `spark_tasks` and `session` under them.
+- `cancel_rows`: positions as bitmaps, and a bucket without some of its rows.
+
+And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `cancel` for messages that must not be delivered,
+`spark_tasks` and `session` under them.
 
 What is ahead: `forecast`, and `forecast_charts` for pictures of it.
 

@@ -6,86 +6,22 @@ Everything that goes wrong at start is one line on stderr and exit code 2. What 
 imported when it runs, so `--help` works without.
 """
 
-import logging
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from managed_ledger.errors import LedgerError
-from snapshot_storage.errors import SnapshotStorageError
+from pipeline.cancel_command import cancel
+from pipeline.commands import Steps, examples, refusing
+from pipeline.commands import new_session as _session
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from rich.progress import TaskID
-
     from pipeline.forecast import Ahead
     from pipeline.log_rebuild import RebuildReport
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-EXIT_CODE_REFUSED = 2
 BAD_ROWS_SHOWN = 10
 AHEAD_SHOWN = 10
-
-
-def refusing(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn the errors that an operator can do something about into one line and exit code 2."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except ModuleNotFoundError as error:
-            text = f"{error.name} is not installed: pip install 'postdate[spark]'"
-        except (LedgerError, SnapshotStorageError, OSError, ValueError, RuntimeError) as error:
-            text = str(error)
-        click.echo(f"postdate: {' '.join(text.split())}", err=True)
-        sys.exit(EXIT_CODE_REFUSED)
-
-    return run
-
-
-def examples(*commands: str) -> str:
-    """Write commands as the end of a help text, in a paragraph that click does not fill."""
-    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
-
-
-class Steps:
-    """A progress bar of a job's stages on stderr; where that is no terminal, a line a stage."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        console = Console(stderr=True)
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._is_shown = console.is_terminal
-        self._task: TaskID | None = None
-
-    def begin(self, name: str, steps: int) -> None:
-        """Begin a stage."""
-        if not self._is_shown:
-            click.echo(f"{name}: {steps}", err=True)
-        self._task = self._progress.add_task(name, total=steps)
-
-    def advance(self, steps: int) -> None:
-        """Tell of steps that are done."""
-        if self._task is not None:
-            self._progress.advance(self._task, steps)
-
-    @contextmanager
-    def shown(self) -> Iterator["Steps"]:
-        """Show the bar meanwhile."""
-        with self._progress:
-            yield self
 
 
 @click.group(epilog=examples("postdate ledger export data /backup/log", "postdate ledger export --help"))
@@ -269,13 +205,6 @@ def _tell_ahead(summaries: "list[Ahead]") -> None:
         )
 
 
-def _session(master: str) -> "SparkSession":
-    from pipeline.session import any_session
-
-    logging.getLogger("py4j").setLevel(logging.ERROR)
-    return any_session(master)
-
-
 def _tell(report: "RebuildReport", rejects: str | None) -> None:
     published = report.published
     click.echo(
@@ -294,6 +223,8 @@ def _tell(report: "RebuildReport", rejects: str | None) -> None:
         write_rejects(report.bad_rows, rejects)
         click.echo(f"all of them are in {rejects}", err=True)
 
+
+pipeline.add_command(cancel)
 
 if __name__ == "__main__":
     pipeline()

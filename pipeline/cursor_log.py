@@ -1,6 +1,7 @@
 """The cursors of a log that no service has open: their properties are what makes snapshots an index.
 
 All properties of all cursors change in one synced write, so after a crash the old index is there, or the new one.
+What is acknowledged for many of them is one synced write as well, in the journal records that a live cursor writes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,13 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from pyroaring import BitMap
+
 from managed_ledger import keys
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor_records import encode_base, encode_properties
+from managed_ledger.cursor_records import encode_base, encode_journal, encode_properties
 from managed_ledger.database import RocksDatabase
 from managed_ledger.errors import CursorNotFoundError
 from managed_ledger.keys import Family
 from managed_ledger.position import Position
+from pipeline.header_log import LedgerExtent
 from pipeline.log_folder import LogFolder
 from pipeline.row_checks import Acknowledged
 
@@ -44,17 +48,24 @@ class CursorLog:
         self._properties: dict[CursorName, dict[str, str]] = {}
         self._ids: dict[CursorName, int] = {}
         self._acknowledged: dict[CursorName, Acknowledged] = {}
+        self._journal_sequences: dict[CursorName, int] = {}
+        self._ledgers = log.ledgers()
         for topic in log.topics():
             for name, (cursor_id, stored) in log.cursors(topic).items():
                 cursor = CursorName(topic, name)
                 self._ids[cursor] = cursor_id
                 self._properties[cursor] = stored.properties
+                self._journal_sequences[cursor] = stored.journal_sequence
                 bitmaps = {ledger_id: encode_base(bitmap) for ledger_id, bitmap in stored.bitmaps.items()}
                 self._acknowledged[cursor] = Acknowledged(Position(*stored.mark_delete), bitmaps)
 
     def names(self) -> list[CursorName]:
         """All subscriptions."""
         return sorted(self._ids)
+
+    def ledgers(self) -> list[LedgerExtent]:
+        """All ledgers that have entries."""
+        return self._ledgers
 
     def properties(self, cursor: CursorName) -> Mapping[str, str]:
         """The properties of a subscription.
@@ -83,6 +94,24 @@ class CursorLog:
             batch.put(Family.CURSORS, key, encode_properties(properties))
         self._database.write(batch, sync=True)
         self._properties.update((cursor, dict(properties)) for cursor, properties in changed.items())
+
+    def acknowledge(self, new: Mapping[CursorName, Mapping[int, BitMap]]) -> None:
+        """Acknowledge entry ids by ledger for these subscriptions: all of them, durably, or none.
+
+        One journal record each, which the next owner of the folder replays and folds.
+
+        Raises:
+            LedgerError: Nothing was acknowledged.
+        """
+        batch = self._database.new_batch()
+        for cursor, bitmaps in new.items():
+            known = self._acknowledged[cursor]
+            key = keys.cursor_state_key(self._ids[cursor], keys.CURSOR_JOURNAL, self._journal_sequences[cursor])
+            batch.put(Family.CURSORS, key, encode_journal(known.mark_delete, bitmaps))
+        self._database.write(batch, sync=True)
+        for cursor, bitmaps in new.items():
+            self._journal_sequences[cursor] += 1
+            self._acknowledged[cursor] = self._acknowledged[cursor].united(bitmaps)
 
     def close(self) -> None:
         """Let go of the folder."""

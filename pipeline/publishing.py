@@ -101,6 +101,32 @@ async def publish(
     return published
 
 
+async def withdraw(
+    buckets: Iterable[tuple[CursorName, str]], storage: BucketSnapshotStorage, cursors: CursorLog
+) -> list[int]:
+    """Take buckets, given by subscription and bucket key, out of the index: all in one synced write, or none.
+
+    Returns:
+        The snapshots that were deleted after it.
+
+    Raises:
+        LedgerError: The properties were not written, or there is no such cursor; the index is as before.
+    """
+    old: dict[CursorName, dict[str, str]] = {}
+    new: dict[CursorName, dict[str, str]] = {}
+    for cursor, bucket_key in buckets:
+        if cursor not in old:
+            old[cursor] = dict(cursors.properties(cursor))
+            new[cursor] = dict(old[cursor])
+        del new[cursor][bucket_key]
+    if not new:
+        return []
+    await asyncio.to_thread(cursors.put_properties, new)
+    gone = sorted(_ids(old.values()) - _ids(new.values()))
+    await _delete(storage, gone)
+    return gone
+
+
 async def each_of(staged: Iterable[StagedSnapshot]) -> AsyncIterator[StagedSnapshot]:
     """Give what is staged already."""
     for snapshot in staged:

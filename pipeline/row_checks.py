@@ -54,6 +54,24 @@ class Acknowledged:
         """Whether nothing of a ledger can be left."""
         return ledger_id < self.mark_delete.ledger_id
 
+    def entries_of(self, ledger_id: int, entries: int) -> BitMap:
+        """The acknowledged entry ids of a ledger that has so many entries."""
+        bitmap = BitMap()
+        if self.covers_ledger(ledger_id):
+            bitmap.add_range(0, entries)
+        elif ledger_id == self.mark_delete.ledger_id:
+            bitmap.add_range(0, self.mark_delete.entry_id + 1)
+        data = self.bitmaps.get(ledger_id)
+        return bitmap if data is None else bitmap | BitMap.deserialize(data)
+
+    def united(self, new: Mapping[int, BitMap]) -> "Acknowledged":
+        """This, and more entry ids by ledger."""
+        bitmaps = dict(self.bitmaps)
+        for ledger_id, bitmap in new.items():
+            known = bitmaps.get(ledger_id)
+            bitmaps[ledger_id] = (bitmap if known is None else bitmap | BitMap.deserialize(known)).serialize()
+        return Acknowledged(self.mark_delete, bitmaps)
+
     def mask(self, rows: DelayedIndexes, ledger_id: int) -> NDArray[np.bool_] | None:
         """Which rows of one ledger are acknowledged; None for none."""
         masks = []

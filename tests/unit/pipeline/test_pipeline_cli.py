@@ -16,7 +16,9 @@ from pipeline.row_checks import REASONS, BadRow
 from tests.bulk_data import some_times, write_log
 
 
-@pytest.mark.parametrize("command", [("ledger", "export"), ("pipeline", "rebuild"), ("pipeline", "forecast")])
+@pytest.mark.parametrize(
+    "command", [("ledger", "export"), ("pipeline", "rebuild"), ("pipeline", "forecast"), ("pipeline", "cancel")]
+)
 def test_every_command_is_found_and_shows_examples(command: tuple[str, str]) -> None:
     """Below `postdate`, though the service does not know of them."""
     overview = CliRunner().invoke(main, ["--help"])
@@ -67,12 +69,22 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
     for arguments in (
         ["ledger", "export", str(tmp_path), str(tmp_path / "out")],
         ["pipeline", "rebuild", str(tmp_path)],
+        ["pipeline", "cancel", str(tmp_path), "--cursor", "sub", "--key", "k"],
     ):
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 2
         assert result.output.startswith("postdate: There is no log")
         assert len(result.output.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cancellation_must_say_of_what(tmp_path: Path) -> None:
+    """All messages of a subscription are not cancelled for want of an option."""
+    write_log(tmp_path, {"a": some_times(1, 10)})
+    for more in ([], ["--positions", "p.csv", "--key", "k"]):
+        result = CliRunner().invoke(main, ["pipeline", "cancel", str(tmp_path), "--cursor", "sub", *more])
+        assert result.exit_code == 2
+        assert result.output.startswith("postdate: say what to cancel")
 
 
 def test_rejected_rows_become_a_file(tmp_path: Path) -> None:

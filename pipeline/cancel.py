@@ -1,0 +1,323 @@
+"""Cancel scheduled messages in bulk: positions become acknowledgements, and their rows leave the index.
+
+    positions ──► a bitmap a ledger ──► minus what is acknowledged ──► one durable write for all subscriptions
+                                                             └──► buckets without those rows ──► publish
+
+Positions are any DataFrame with topic, ledger_id and entry_id; `delayed_positions` makes one by time and key.
+The service must be stopped. What counts is the acknowledgement: a tracker leaves out acknowledged rows when it recovers
+a bucket, so a crash before the index is changed costs space and nothing else. A second run cancels nothing; it ends
+what the first one left.
+
+An index that the subscriptions of a topic share is left as it is: others may wait for the same rows.
+
+Not here: predicates on properties. Those are in payloads, which no job reads.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+from pyroaring import BitMap
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
+
+from managed_ledger.errors import CursorNotFoundError
+from pipeline.cancel_rows import (
+    GATHERED_DDL,
+    POSITION_COLUMNS,
+    RemainingBucket,
+    count,
+    existing,
+    gather,
+    holds_any,
+    unacknowledged,
+    without,
+)
+from pipeline.cursor_log import CursorLog, CursorName, selected
+from pipeline.index_place import cursor_folder, index_folder, open_index, with_index
+from pipeline.log_rebuild import OnStage, OnStep
+from pipeline.publishing import each_of, publish, withdraw
+from pipeline.spark_tasks import SparkTasks, attempt_name
+from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from snapshot_storage.codec import decode_metadata
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.recovery import read_properties
+
+Positions = dict[int, BitMap]
+"""Entry ids by ledger id."""
+
+INTERNAL_PREFIX = "#"
+"""Cursors of the service's own begin with it; it is quoted in the names of subscriptions."""
+
+
+class BadPosition(NamedTuple):
+    """A row that is no position; None where its column is null."""
+
+    topic: str | None
+    ledger_id: int | None
+    entry_id: int | None
+
+
+class BucketToShrink(NamedTuple):
+    """A bucket that may have rows to lose, and the positions in its ledgers, as portable Roaring."""
+
+    cursor: CursorName
+    bucket_key: str
+    bucket_id: int
+    gone: dict[int, bytes]
+
+
+class ShrunkBucket(NamedTuple):
+    """What a task made of a bucket."""
+
+    cursor: CursorName
+    bucket_key: str
+    removed_count: int = 0
+    staged: StagedSnapshot | None = None
+    """None where no row is left, or nothing was to do."""
+    error: str = ""
+    """Why it cannot be read; it was left as it is."""
+
+
+@dataclass(slots=True)
+class CancelReport:
+    """What was asked for, and what was done; of a dry run, what would be done."""
+
+    asked: int = 0
+    """Different positions."""
+    unknown: int = 0
+    """Of these, positions that the log does not have."""
+    bad_rows: list[BadPosition] = field(default_factory=list)
+    cancelled: dict[CursorName, int] = field(default_factory=dict)
+    """How many positions were acknowledged that were not before, by subscription."""
+    index_rows: int = 0
+    buckets_shrunk: int = 0
+    buckets_removed: int = 0
+    buckets_unreadable: list[ShrunkBucket] = field(default_factory=list)
+    """They were left as they are; `audit` knows more."""
+
+
+def delayed_positions(
+    spark: SparkSession,
+    location: str,
+    *,
+    topics: Sequence[str] | None = None,
+    deliver_at_ms: tuple[int | None, int | None] = (None, None),
+    publish_time_ms: tuple[int | None, int | None] = (None, None),
+    sticky_hashes: Sequence[int] | None = None,
+) -> DataFrame:
+    """Return the positions of the messages of a log that have a delay and for which all of this holds.
+
+    Args:
+        spark: The session, prepared by `session.register`.
+        location: A data directory, a log's folder, or an export.
+        topics: Only these.
+        deliver_at_ms: From here, to before here; None for no limit.
+        publish_time_ms: The same of the time of publishing.
+        sticky_hashes: Only keys of these hashes (`dispatcher.slots.sticky_hash`, 31 bits: two keys may share one).
+    """
+    headers = spark.read.format("postdate_ledger")
+    # As options, ledgers that cannot have such a message are not read.
+    for column, (first, _) in (("deliver_at_ms", deliver_at_ms), ("publish_time_ms", publish_time_ms)):
+        if first is not None:
+            headers = headers.option(f"{column}_min", str(first))
+    if topics is not None and len(topics) == 1:
+        headers = headers.option("topic", topics[0])
+    found = headers.load(location).where(F.col("deliver_at_ms") >= 0)
+    for column, (_, end) in (("deliver_at_ms", deliver_at_ms), ("publish_time_ms", publish_time_ms)):
+        if end is not None:
+            found = found.where(F.col(column) < end)
+    if topics is not None:
+        found = found.where(F.col("topic").isin(list(topics)))
+    if sticky_hashes is not None:
+        found = found.where(F.col("sticky_hash").isin(list(sticky_hashes)))
+    return found.select(*POSITION_COLUMNS)
+
+
+def read_positions(spark: SparkSession, path: str) -> DataFrame:
+    """Return the positions in Parquet files, or in CSV files with a header if the name ends so.
+
+    Raises:
+        ValueError: They cannot be read.
+    """
+    try:
+        if path.endswith(".csv"):
+            return spark.read.csv(path, header=True, inferSchema=True)
+        return spark.read.parquet(path)
+    except AnalysisException as error:
+        raise ValueError(f"The positions in {path} cannot be read: {error}") from error
+
+
+def cancel(
+    positions: DataFrame,
+    data: str,
+    *,
+    cursors: Sequence[str],
+    cursor_log: str | None = None,
+    is_dry_run: bool = False,
+    has_index: bool = True,
+    on_stage: OnStage = lambda _name, _steps: None,
+    on_step: OnStep = lambda _steps: None,
+) -> CancelReport:
+    """Acknowledge positions for subscriptions, and take their rows out of the index.
+
+    Args:
+        positions: With the columns topic, ledger_id and entry_id; a position may come twice.
+        data: Where the index is (`index_place`): the data directory of a service that is stopped.
+        cursors: Names of subscriptions; a topic that has none of them is left alone.
+        cursor_log: The folder of the log; by default the one beside the index.
+        is_dry_run: Only count.
+        has_index: Whether to change the index too. Without, rows stay in it until their bucket is trimmed or merged.
+        on_stage: Told of each stage.
+        on_step: Told how many steps of the stage are done since it was told last.
+
+    Raises:
+        ValueError: A column is missing or has another type, or there is no index at `data`.
+        LedgerError: The log cannot be read or written, or a service has it open; nothing was cancelled.
+        CursorNotFoundError: No topic has a subscription of one of these names; nothing was cancelled.
+        SnapshotStorageError: The index was not changed; the messages may be cancelled all the same: run it again.
+    """
+    _check_columns(positions)
+    report = CancelReport()
+    with CursorLog(cursor_folder(data, cursor_log)) as owners:
+        names = _named(owners, cursors)
+        on_stage("find", 1)
+        asked = _gathered(positions, report)
+        on_step(1)
+        found = _existing(asked, owners)
+        report.asked = sum(map(count, asked.values()))
+        report.unknown = report.asked - sum(map(count, found.values()))
+        new = {
+            name: unacknowledged(found[name.topic], owners.acknowledged(name)) for name in names if name.topic in found
+        }
+        report.cancelled = {name: count(bitmaps) for name, bitmaps in new.items()}
+        if is_dry_run:
+            return report
+        buckets = _buckets(owners, [name for name in names if name.topic in found], found) if has_index else []
+        if buckets and not index_folder(data).is_dir():
+            raise ValueError(f"There is no index in {index_folder(data)}, but the log names snapshots: where is it?")
+        on_stage("index", len(buckets))
+        with ExitStack() as stack:
+            shrunk = _shrunk(positions.sparkSession, data, buckets, stack, on_step)
+            if any(new.values()):
+                owners.acknowledge({name: bitmaps for name, bitmaps in new.items() if bitmaps})
+            asyncio.run(_publish(shrunk, data, owners, report))
+    return report
+
+
+def _check_columns(positions: DataFrame) -> None:
+    types = dict(positions.dtypes)
+    for name in POSITION_COLUMNS:
+        allowed = ("string",) if name == "topic" else ("tinyint", "smallint", "int", "bigint")
+        if types.get(name) not in allowed:
+            found = f"is {types[name]}" if name in types else "is missing"
+            raise ValueError(f"positions need the columns {', '.join(POSITION_COLUMNS)}, but {name} {found}")
+
+
+def _named(owners: CursorLog, cursors: Sequence[str]) -> list[CursorName]:
+    subscriptions = [name for name in owners.names() if not name.cursor.startswith(INTERNAL_PREFIX)]
+    there = {name.cursor for name in subscriptions}
+    missing = sorted(set(cursors) - there)
+    if missing:
+        raise CursorNotFoundError(f"No topic has a subscription {', '.join(missing)}")
+    return selected(subscriptions, None, cursors)
+
+
+def _gathered(positions: DataFrame, report: CancelReport) -> dict[str, Positions]:
+    columns = [F.col(name) if name == "topic" else F.col(name).cast("bigint") for name in POSITION_COLUMNS]
+    asked: defaultdict[str, Positions] = defaultdict(dict)
+    for topic, ledger_id, entry_id, data in positions.select(*columns).mapInArrow(gather, GATHERED_DDL).collect():
+        if data is None:
+            report.bad_rows.append(BadPosition(topic, ledger_id, entry_id))
+        else:
+            bitmap = BitMap.deserialize(bytes(data))
+            known = asked[topic].get(ledger_id)
+            asked[topic][ledger_id] = bitmap if known is None else known | bitmap
+    return asked
+
+
+def _existing(asked: Mapping[str, Positions], owners: CursorLog) -> dict[str, Positions]:
+    entries: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    for ledger in owners.ledgers():
+        entries[ledger.topic][ledger.ledger_id] = ledger.entries
+    found = {topic: existing(positions, entries[topic]) for topic, positions in asked.items()}
+    return {topic: positions for topic, positions in found.items() if positions}
+
+
+def _buckets(owners: CursorLog, names: Iterable[CursorName], found: Mapping[str, Positions]) -> list[BucketToShrink]:
+    """The buckets whose ledgers have positions that go, by what the properties say of them."""
+    buckets = []
+    for name in names:
+        for bucket in read_properties(owners.properties(name)).buckets:
+            first, last = bucket.ledgers
+            gone = {
+                ledger_id: bitmap.serialize()
+                for ledger_id, bitmap in found[name.topic].items()
+                if first <= ledger_id <= last
+            }
+            if gone:
+                buckets.append(BucketToShrink(name, bucket.key, bucket.bucket_id, gone))
+    return buckets
+
+
+def _shrunk(
+    spark: SparkSession, data: str, buckets: Sequence[BucketToShrink], stack: ExitStack, on_step: OnStep
+) -> list[ShrunkBucket]:
+    if not buckets:
+        return []
+    job = uuid4().hex
+    staging = stack.enter_context(StagingFolder(staging_root(index_folder(data)), job))
+    work = partial(_shrink, location=data, job=job, staging=staging.path)
+    return SparkTasks(spark).run("cancel", buckets, work, lambda _shrunk: on_step(1))
+
+
+def _shrink(bucket: BucketToShrink, *, location: str, job: str, staging: Path) -> ShrunkBucket:
+    gone = {ledger_id: BitMap.deserialize(data) for ledger_id, data in bucket.gone.items()}
+
+    async def read(storage: BucketSnapshotStorage) -> RemainingBucket | None:
+        metadata = await storage.get_bucket_snapshot_metadata(bucket.bucket_id)
+        if not holds_any(metadata, gone):
+            return None
+        segment_count = len(decode_metadata(metadata))
+        return without(await storage.get_bucket_snapshot_segment(bucket.bucket_id, 1, segment_count), gone)
+
+    try:
+        left = with_index(location, job, read)
+    except SnapshotStorageError as error:
+        if error.retriable:
+            raise
+        return ShrunkBucket(bucket.cursor, bucket.bucket_key, error=str(error))
+    if left is None or not left.row_count:
+        return ShrunkBucket(bucket.cursor, bucket.bucket_key, 0 if left is None else left.removed_count)
+    with StagingWriter(staging, attempt_name()) as writer:
+        topic, cursor = bucket.cursor
+        staged = writer.put(
+            left.metadata,
+            left.segments,
+            topic=topic,
+            cursor=cursor,
+            bucket_key=bucket.bucket_key,
+            row_count=left.row_count,
+        )
+    return ShrunkBucket(bucket.cursor, bucket.bucket_key, left.removed_count, staged)
+
+
+async def _publish(shrunk: Sequence[ShrunkBucket], data: str, owners: CursorLog, report: CancelReport) -> None:
+    report.buckets_unreadable = [bucket for bucket in shrunk if bucket.error]
+    report.index_rows = sum(bucket.removed_count for bucket in shrunk)
+    if not report.index_rows:
+        return
+    staged = [bucket.staged for bucket in shrunk if bucket.staged is not None]
+    empty = [(bucket.cursor, bucket.bucket_key) for bucket in shrunk if bucket.removed_count and not bucket.staged]
+    async with open_index(data) as storage:
+        await publish(each_of(staged), storage, owners)
+        await withdraw(empty, storage, owners)
+    report.buckets_shrunk, report.buckets_removed = len(staged), len(empty)
