@@ -17,6 +17,7 @@ What it does, without Spark:
 And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `cancel` for messages that must not be delivered,
 `spark_tasks` and `session` under them.
 
+What is wrong: `audit`, and `audit_rows` for what its tasks compare.
 What is ahead: `forecast`, and `forecast_charts` for pictures of it.
 
 A job holds no second definition of the index. It calls the functions that the live tracker calls, so that its bytes

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeline.audit_command import audit
 from pipeline.cancel_command import cancel
 from pipeline.commands import Steps, examples, refusing
 from pipeline.commands import new_session as _session
@@ -224,6 +225,7 @@ def _tell(report: "RebuildReport", rejects: str | None) -> None:
         click.echo(f"all of them are in {rejects}", err=True)
 
 
+pipeline.add_command(audit)
 pipeline.add_command(cancel)
 
 if __name__ == "__main__":

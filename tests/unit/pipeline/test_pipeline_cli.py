@@ -17,7 +17,14 @@ from tests.bulk_data import some_times, write_log
 
 
 @pytest.mark.parametrize(
-    "command", [("ledger", "export"), ("pipeline", "rebuild"), ("pipeline", "forecast"), ("pipeline", "cancel")]
+    "command",
+    [
+        ("ledger", "export"),
+        ("pipeline", "rebuild"),
+        ("pipeline", "forecast"),
+        ("pipeline", "cancel"),
+        ("pipeline", "audit"),
+    ],
 )
 def test_every_command_is_found_and_shows_examples(command: tuple[str, str]) -> None:
     """Below `postdate`, though the service does not know of them."""

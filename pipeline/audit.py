@@ -1,0 +1,284 @@
+"""Audit an index: against the log, against its cursors' properties, and each snapshot against its checksums.
+
+    ledgers, cursors, snapshots ──► stretches of about as many positions (driver) ──► `audit_rows` (tasks) ──► report
+
+Nothing is locked, so a service may run meanwhile; what it seals or merges just then may show up as a finding that is
+gone the next time. `repair` needs the service stopped. It rebuilds the index of every subscription that has a finding,
+and deletes snapshots that no property names.
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from managed_ledger.cursor_records import encode_base
+from managed_ledger.position import Position
+from pipeline.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, Finding, audit_task
+from pipeline.cursor_log import CursorLog, CursorName, selected
+from pipeline.header_log import HeaderLog, LedgerExtent, split_ranges
+from pipeline.index_place import cursor_folder, open_index, with_index
+from pipeline.log_folder import LogFolder
+from pipeline.log_rebuild import OnStage, OnStep, rebuild_log
+from pipeline.open_logs import with_log
+from pipeline.parquet_log import file_system
+from pipeline.row_checks import Acknowledged
+from pipeline.rules import RebuildRules
+from pipeline.spark_tasks import SparkTasks
+from snapshot_storage.bucket_key import parse_bucket_key
+from snapshot_storage.codec import decode_metadata
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.inspection import BucketProperty, Problem, is_bucket_property, orphans, ownership_problems
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+
+TASK_ENTRIES_MAX = 500_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cursor:
+    """A subscription as it was when the audit began."""
+
+    name: CursorName
+    acknowledged: Acknowledged
+    properties: list[BucketProperty]
+
+
+@dataclass(slots=True, eq=False)
+class AuditReport:
+    """What was looked at, and what was found."""
+
+    now_ms: int
+    counts: dict[CursorName, Counter[Finding]] = field(default_factory=dict)
+    """By subscription; also what is harmless."""
+    positions: list[Audited] = field(default_factory=list)
+    corrupt: dict[int, tuple[CursorName, str]] = field(default_factory=dict)
+    """Snapshots that cannot be read, whose they are, and why; what they held counts as missing."""
+    ownership: list[Problem] = field(default_factory=list)
+    """Snapshots without a property, and properties without a snapshot or with a wrong one."""
+    log_rows: int = 0
+    index_rows: int = 0
+
+    def total(self, finding: Finding) -> int:
+        """How many positions have a finding."""
+        return sum(counts[finding] for counts in self.counts.values())
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is wrong; what is harmless does not count."""
+        return not (self.positions or self.corrupt or self.ownership)
+
+    def affected(self) -> set[CursorName]:
+        """The subscriptions whose index is to be rebuilt."""
+        owners = {CursorName(problem.topic_name, problem.cursor_name) for problem in self.ownership}
+        of_rows = {CursorName(audited.topic, audited.cursor) for audited in self.positions}
+        return owners | of_rows | {cursor for cursor, _ in self.corrupt.values()}
+
+
+def audit(
+    spark: SparkSession,
+    data: str,
+    *,
+    now_ms: int,
+    topics: Sequence[str] | None = None,
+    cursors: Sequence[str] | None = None,
+    on_stage: OnStage = lambda _name, _steps: None,
+    on_step: OnStep = lambda _steps: None,
+) -> AuditReport:
+    """Compare the index of a data directory with its log and its cursors.
+
+    Args:
+        spark: The session; it needs no preparation.
+        data: A service's data directory.
+        now_ms: What is due at this time need not be in the index.
+        topics: Only these; None for all.
+        cursors: Only subscriptions of these names; None for all.
+        on_stage: Told of the one stage.
+        on_step: Told how many steps of it are done since it was told last.
+
+    Raises:
+        LedgerError: The log cannot be read.
+        SnapshotStorageError: The index cannot be opened, or the header of a snapshot is damaged, so that nobody can say
+            whose it is.
+    """
+    job = uuid4().hex
+    folder = str(cursor_folder(data, None))
+    every, ledgers = _read_log(folder)
+    names = set(selected([cursor.name for cursor in every], topics, cursors))
+    # After the cursors: what was stored since then has no property among those that were read.
+    infos, sealed = asyncio.run(_read_index(data, [cursor for cursor in every if cursor.name in names]))
+    report = AuditReport(now_ms, {name: Counter() for name in sorted(names)})
+    properties = [one for cursor in every for one in cursor.properties]
+    report.ownership = [
+        problem for problem in ownership_problems(infos, properties) if _is_wanted(problem, topics, cursors)
+    ]
+    tasks = []
+    for cursor in every:
+        if cursor.name in names:
+            of_cursor = _named(infos, cursor)
+            extents = [ledger for ledger in ledgers if ledger.topic == cursor.name.topic]
+            tasks += list(_plan(cursor, extents, of_cursor, sealed[cursor.name]))
+    on_stage("compare", len(tasks))
+    work = partial(_compare, log=folder, index=data, job=job, now_ms=now_ms)
+    for audited in SparkTasks(spark).run("audit", tasks, work, lambda _audited: on_step(1)):
+        _add(report, audited)
+    return report
+
+
+def _is_wanted(problem: Problem, topics: Sequence[str] | None, cursors: Sequence[str] | None) -> bool:
+    return bool(selected([CursorName(problem.topic_name, problem.cursor_name)], topics, cursors))
+
+
+def _read_log(folder: str) -> tuple[list[_Cursor], list[LedgerExtent]]:
+    log = LogFolder(cursor_folder(folder, folder))
+    try:
+        found = []
+        for topic in log.topics():
+            for name, (_, stored) in log.cursors(topic).items():
+                bitmaps = {ledger_id: encode_base(bitmap) for ledger_id, bitmap in stored.bitmaps.items()}
+                properties = [
+                    BucketProperty(topic, name, *one) for one in stored.properties.items() if is_bucket_property(one[0])
+                ]
+                acknowledged = Acknowledged(Position(*stored.mark_delete), bitmaps)
+                found.append(_Cursor(CursorName(topic, name), acknowledged, properties))
+        return found, log.ledgers()
+    finally:
+        log.close()
+
+
+async def _read_index(
+    data: str, cursors: Sequence[_Cursor]
+) -> tuple[list[BucketSnapshotInfo], dict[CursorName, Position]]:
+    """Return all snapshots, and up to where each subscription is in buckets."""
+    async with open_index(data, is_read_only=True) as storage:
+        infos = await storage.list_bucket_snapshots()
+        return infos, {cursor.name: await _sealed_through(storage, _named(infos, cursor)) for cursor in cursors}
+
+
+def _named(infos: Sequence[BucketSnapshotInfo], cursor: _Cursor) -> list[BucketSnapshotInfo]:
+    ids = {one.bucket_id for one in cursor.properties}
+    return [info for info in infos if info.bucket_id in ids]
+
+
+async def _sealed_through(storage: BucketSnapshotStorage, infos: Sequence[BucketSnapshotInfo]) -> Position:
+    """Return the last position that a bucket has; the end of its range where it cannot be read."""
+    by_end: defaultdict[int, list[BucketSnapshotInfo]] = defaultdict(list)
+    for info in infos:
+        ledgers = parse_bucket_key(info.bucket_key)
+        if ledgers is not None:
+            by_end[ledgers.last_ledger_id].append(info)
+    last = Position(-1, -1)
+    for info in by_end[max(by_end)] if by_end else ():
+        try:
+            segments = decode_metadata(await storage.get_bucket_snapshot_metadata(info.bucket_id))
+            for segment in segments:
+                for ledger_id in segment.bitmaps:
+                    # As live: what entry 0 says beyond the key does not count.
+                    if last.ledger_id <= ledger_id <= max(by_end) and segment.bitmap(ledger_id):
+                        last = max(last, Position(ledger_id, segment.bitmap(ledger_id).max()))
+        except (SnapshotCorruptedError, BucketNotFoundError):
+            last = max(last, Position(max(by_end), LAST_POSITION.entry_id))
+    return last
+
+
+def _plan(
+    cursor: _Cursor, ledgers: Sequence[LedgerExtent], infos: Sequence[BucketSnapshotInfo], sealed_through: Position
+) -> Iterator[AuditTask]:
+    """Cut all positions into stretches without a gap, so that ledgers which are gone are looked at too."""
+    wanted = [ledger for ledger in ledgers if not cursor.acknowledged.covers_ledger(ledger.ledger_id)]
+    parts = list(split_ranges(wanted, entries_max=TASK_ENTRIES_MAX)) or [()]
+    begins = [FIRST_POSITION, *(Position(ranges[0].ledger_id, ranges[0].first) for ranges in parts[1:])]
+    for ranges, begin, end in zip(parts, begins, [*begins[1:], LAST_POSITION], strict=True):
+        buckets = tuple(info for info in infos if _may_have(info, begin, end))
+        acknowledged = cursor.acknowledged
+        yield AuditTask(*cursor.name, ranges, begin, end, buckets, acknowledged, sealed_through)
+
+
+def _may_have(info: BucketSnapshotInfo, begin: Position, end: Position) -> bool:
+    ledgers = parse_bucket_key(info.bucket_key)
+    return ledgers is None or (begin.ledger_id <= ledgers.last_ledger_id and ledgers.first_ledger_id <= end.ledger_id)
+
+
+def _compare(task: AuditTask, *, log: str, index: str, job: str, now_ms: int) -> Audited:
+    def with_both(headers: HeaderLog) -> Audited:
+        return with_index(index, job, lambda storage: audit_task(headers, storage, task, now_ms=now_ms))
+
+    return with_log(log, job, with_both)
+
+
+def _add(report: AuditReport, audited: Audited) -> None:
+    name = CursorName(audited.topic, audited.cursor)
+    report.counts[name].update(audited.counts)
+    report.corrupt.update((bucket_id, (name, why)) for bucket_id, why in audited.corrupt.items())
+    report.log_rows += audited.log_rows
+    report.index_rows += audited.index_rows
+    if audited.positions:
+        report.positions.append(audited)
+
+
+def repair(
+    spark: SparkSession,
+    data: str,
+    report: AuditReport,
+    *,
+    rules: RebuildRules,
+    on_stage: OnStage = lambda _name, _steps: None,
+    on_step: OnStep = lambda _steps: None,
+) -> int:
+    """Rebuild the index of every subscription that has a finding, delete orphans, and return how many those were.
+
+    Raises:
+        LedgerError: A service has the log open, or it cannot be written.
+        SnapshotStorageError: The same of the index.
+    """
+    affected = report.affected()
+    if affected:
+        topics, cursors = ({name[part] for name in affected} for part in (0, 1))
+        rebuild_log(
+            spark, data, rules=rules, topics=sorted(topics), cursors=sorted(cursors), on_stage=on_stage, on_step=on_step
+        )
+    return asyncio.run(_delete_orphans(data, {problem.bucket_id for problem in report.ownership}))
+
+
+async def _delete_orphans(data: str, suspects: Iterable[int | None]) -> int:
+    """Delete those of some snapshots that no property names, while nobody else can write any."""
+    folder = cursor_folder(data, None)
+    with CursorLog(folder) as owners:
+        properties = [
+            BucketProperty(*name, *one)
+            for name in owners.names()
+            for one in owners.properties(name).items()
+            if is_bucket_property(one[0])
+        ]
+        async with open_index(data) as storage:
+            gone = [
+                info
+                for info in orphans(await storage.list_bucket_snapshots(), properties)
+                if info.bucket_id in set(suspects)
+            ]
+            for info in gone:
+                await storage.delete_bucket_snapshot(info.bucket_id)
+    return len(gone)
+
+
+def write_positions(report: AuditReport, location: str) -> int:
+    """Write what is wrong with positions to a Parquet file or a URI, and return how many there are."""
+    schema = pa.schema(
+        [("finding", pa.string()), ("topic", pa.string()), ("cursor", pa.string())]
+        + [(name, pa.int64()) for name in ("ledger_id", "entry_id", "deliver_at_ms")]
+    )
+    system, path = file_system(location)
+    written = 0
+    with system.open_output_stream(path) as stream, pq.ParquetWriter(stream, schema) as writer:
+        for audited in report.positions:
+            for finding, rows in audited.positions.items():
+                names = [pa.repeat(name, len(rows)) for name in (finding.value, audited.topic, audited.cursor)]
+                columns = [pa.array(column) for column in (rows.ledger_ids, rows.entry_ids, rows.deliver_at_ms)]
+                writer.write_batch(pa.record_batch([*names, *columns], schema=schema))
+                written += len(rows)
+    return written

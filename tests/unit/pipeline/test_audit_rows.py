@@ -1,0 +1,69 @@
+"""A stretch of a log against its index: every kind of finding, and what is no finding."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from managed_ledger.position import Position
+from pipeline.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, Finding, audit_task, compare
+from pipeline.bucket_rows import build_bucket
+from pipeline.header_log import HeaderRange
+from pipeline.log_folder import LogFolder
+from pipeline.row_checks import Acknowledged
+from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.roaring import bitmap_of
+from tests.bulk_data import write_log
+
+NOW_MS = 1_000
+
+
+def test_every_position_is_judged_once() -> None:
+    """Missing, stray, duplicate, acknowledged, unsealed; due and indexed are in order."""
+    in_log = DelayedIndexes.of([2_000] * 6 + [500, 2_000], [5, 5, 5, 5, 6, 7, 5, 6], [0, 1, 2, 3, 0, 0, 9, 1])
+    index = DelayedIndexes.of([2_000] * 7, [5, 5, 5, 4, 6, 3, 5], [0, 1, 1, 7, 0, 3, 8])
+    gone = Acknowledged(Position(3, 10), {6: bitmap_of(np.array([0], np.uint32)).serialize()})
+
+    found = compare(index, in_log, gone, sealed_through=Position(6, 1), now_ms=NOW_MS)
+
+    assert {finding: [row[1:] for row in rows.to_rows()] for finding, rows in found.items()} == {
+        Finding.MISSING: [(5, 2), (5, 3), (6, 1)],
+        Finding.STRAY: [(4, 7), (5, 8)],
+        Finding.DUPLICATE: [(5, 1)],
+        Finding.ACKNOWLEDGED: [(3, 3), (6, 0)],
+        Finding.UNSEALED: [(7, 0)],
+    }
+
+
+def test_nothing_and_nothing_agree() -> None:
+    """An empty input is fine."""
+    empty = DelayedIndexes.empty()
+
+    found = compare(empty, empty, Acknowledged(), sealed_through=Position(-1, -1), now_ms=NOW_MS)
+
+    assert not any(map(len, found.values()))
+
+
+def test_a_snapshot_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
+    """The audit goes on: what only it held is missing, and others are compared."""
+    times = [2_000] * 4
+    write_log(tmp_path, {"a": times})
+    good = build_bucket(DelayedIndexes.of(times[:2], [1, 1], [0, 1]), step_ms=1, rows_max=-1)
+
+    async def main() -> Audited:
+        async with MemoryBucketSnapshotStorage() as storage:
+            names = {"bucket_key": "#pulsar.internal.delayed.bucket_1_1", "topic_name": "a", "cursor_name": "sub"}
+            await storage.create_bucket_snapshot(good.metadata, good.segments, **names)
+            await storage.create_bucket_snapshot(b"", [b"\xff"], **names)
+            buckets = tuple(await storage.list_bucket_snapshots())
+            ranges = (HeaderRange("a", 1, 0, 4),)
+            last = Position(1, 3)
+            task = AuditTask("a", "sub", ranges, FIRST_POSITION, LAST_POSITION, buckets, Acknowledged(), last)
+            return await audit_task(LogFolder(tmp_path / "ledgers"), storage, task, now_ms=NOW_MS)
+
+    audited = asyncio.run(main())
+
+    assert len(audited.corrupt) == 1
+    assert [row[1:] for row in audited.positions[Finding.MISSING].to_rows()] == [(1, 2), (1, 3)]
+    assert (audited.log_rows, audited.index_rows) == (4, 2)
