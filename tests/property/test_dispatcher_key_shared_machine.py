@@ -66,6 +66,7 @@ class _Machine(RuleBasedStateMachine):
         self.popped: list[_Entry] | None = None
         self.first_given: dict[int, list[Item]] = {}
         self.given: set[Key] = set()
+        self.ready: set[Key] = set()
         self.unordered_slots: set[int] = set()
         self.indices = 0
         self.draining: dict[int, int] = {}
@@ -341,7 +342,7 @@ class _Machine(RuleBasedStateMachine):
         for entry in self.popped or ():
             places[entry.position].append("popped")
         for held in self.core.held_due._runs:
-            for position in zip(held.ledger_ids.tolist(), held.entry_ids.tolist(), strict=True):
+            for position in _positions(held):
                 places[position].append("held")
         for item in self.core.waiting.items():
             places[key_of(item)].append("waiting")
@@ -364,6 +365,26 @@ class _Machine(RuleBasedStateMachine):
                 continue
             immediate = [key_of(item) for item in items if self._entry(key_of(item)).deliver_at_ms == NOT_DELAYED]
             assert immediate == sorted(immediate)
+
+    @invariant()
+    def delayed_entries_of_a_slot_become_ready_in_order_of_time(self) -> None:
+        """I2 for what is delayed: nothing becomes ready while an earlier one of its slot is due and on its way."""
+        if not isinstance(getattr(self, "core", None), KeySharedCore):
+            return
+        pending = [position for client in self.clients for position in client.state.pending.items]
+        ready = {key_of(item) for item in self.core.waiting.items()} | set(pending)
+        came = [self._entry(position) for position in ready - self.ready]
+        self.ready |= ready
+        held = [at for run in self.core.held_due._runs for at in _positions(run)]
+        due = [position for position, at in self.tracked.items() if at <= self.now_ms]
+        on_their_way = [self._entry(at) for at in held + due] + (self.popped or [])
+        for entry in came:
+            slot = CONSISTENT_HASHING_RANGE.slot(entry.key_hash)
+            if entry.deliver_at_ms == NOT_DELAYED or slot in self.unordered_slots:
+                continue
+            for other in on_their_way:
+                is_earlier = (other.deliver_at_ms, other.position) < (entry.deliver_at_ms, entry.position)
+                assert other.key_hash != entry.key_hash or not is_earlier, f"{entry} is ready before {other}"
 
     @invariant()
     def permits_are_exact(self) -> None:
@@ -572,6 +593,10 @@ class SharedMachine(_Machine):
     def start(self, recovering: set[int], published: int) -> None:
         self.core = SharedCore(_CONFIG, has_delays=True)
         self._start(recovering, published)
+
+
+def _positions(headers: EntryHeaders) -> list[Key]:
+    return list(zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True))
 
 
 def _headers(entries: list[_Entry]) -> EntryHeaders:
