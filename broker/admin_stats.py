@@ -5,6 +5,7 @@ over a minute, and everything about replication, transactions, offloading and fi
 plain values out. `stats_routes.py` answers with them over HTTP.
 """
 
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -114,6 +115,8 @@ def _consumer(stats: ConsumerStats, handle: Consumer, dispatcher: Dispatcher) ->
             for one in stats.draining_hashes
         ],
         "address": f"/{handle.link.peer}",
+        "connectedSince": _time_text(handle.connected_ms),
+        "clientVersion": handle.link.client_version,
         "lastAckedTimestamp": stats.last_acked_timestamp,
         "lastConsumedTimestamp": stats.last_consumed_timestamp,
         "lastConsumedFlowTimestamp": stats.last_consumed_flow_timestamp,
@@ -154,6 +157,7 @@ def topic_internal_stats(topic: Topic) -> Json:
         "totalSize": sum(one.bytes for one in ledgers),
         "currentLedgerEntries": entries,
         "currentLedgerSize": size,
+        "lastLedgerCreatedTimestamp": _time_text(ledgers[-1].created_ms) if ledgers else "",
         "lastConfirmedEntry": _text(topic.ledger.last_confirmed_position),
         "state": "LedgerOpened",
         "ledgers": [
@@ -226,6 +230,10 @@ def key_status(key: bytes, status: KeyStatus) -> Json:
             for held in status.held_by[:HELD_SHOWN_MAX]
         ],
     }
+
+
+def _time_text(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _text(position: Position) -> str:

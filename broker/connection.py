@@ -66,6 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         self.consumers: dict[int, tuple[Consumer, Topic]] = {}
         self.is_writable = True
         self.peer = "?"
+        self.client_version = ""
         self._transport: asyncio.Transport | None = None
         self._splitter = FrameSplitter(service.config.message_size_max)
         self._publisher = Publisher(self, pending_bytes_max=PUBLISH_PENDING_BYTES_MAX)
@@ -230,6 +231,7 @@ class Connection(asyncio.BufferedProtocol):
         if not isinstance(frame, BaseCommand) or frame.type != BaseCommand.CONNECT:
             raise ProtocolError("a command before CONNECT")
         self._is_connected = True
+        self.client_version = frame.connect.client_version
         self.write(
             commands.connected(
                 server_version=self.service.server_version,

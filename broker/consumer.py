@@ -23,6 +23,7 @@ class Consumer:
         subscription_name: What it consumes.
         priority_level: 0 is served first, in Shared and Failover.
         key_shared_policy: Its wishes in a Key_Shared subscription.
+        connected_ms: When it subscribed.
         epoch: The client's count of redelivery requests, echoed with each message so that the client can tell
             what was sent before such a request.
     """
@@ -34,6 +35,7 @@ class Consumer:
     priority_level: int = 0
     key_shared_policy: KeySharedPolicy = field(default_factory=KeySharedPolicy)
     epoch: int | None = None
+    connected_ms: int = 0
 
     @property
     def is_writable(self) -> bool:

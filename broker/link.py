@@ -15,6 +15,10 @@ class ClientLink(Protocol):
         """The client's address and port."""
 
     @property
+    def client_version(self) -> str:
+        """What the client says it is."""
+
+    @property
     def is_writable(self) -> bool:
         """Whether the client takes bytes as fast as they are written."""
 

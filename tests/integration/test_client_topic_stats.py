@@ -1,6 +1,7 @@
 """What an operator is shown while hashes drain, by Postdate and by a real Pulsar: the same names, and it adds up."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
@@ -65,6 +66,8 @@ def test_draining_hashes_are_shown_by_pulsars_names(clients: Clients, service: S
     assert set(consumers) == {"holder", "joiner"}
     for consumer in consumers.values():
         assert set(consumer) <= set(known["consumers"][0])
+        assert consumer["clientVersion"].startswith("Pulsar-CPP")
+        assert abs(datetime.fromisoformat(consumer["connectedSince"]) - datetime.now(UTC)) < timedelta(minutes=5)
         assert consumer["drainingHashesCount"] == len(consumer["drainingHashes"])
         assert consumer["drainingHashesUnackedMessages"] == sum(one["unackMsgs"] for one in consumer["drainingHashes"])
     draining = consumers["holder"]["drainingHashes"]
