@@ -13,9 +13,10 @@ What it does, without Spark:
 - `staging`, `publishing`: from staged snapshots to the index, in one step that a crash cannot tear.
 
 - `cancel_rows`: positions as bitmaps, and a bucket without some of its rows.
+- `batch_mark`: which batch of a stream an index has already.
 
 And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `cancel` for messages that must not be delivered,
-`spark_tasks` and `session` under them.
+`ingest` for a stream; `spark_tasks` and `session` under them.
 
 What is wrong: `audit`, and `audit_rows` for what its tasks compare.
 What is ahead: `forecast`, and `forecast_charts` for pictures of it.

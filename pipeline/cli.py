@@ -16,6 +16,7 @@ from pipeline.audit_command import audit
 from pipeline.cancel_command import cancel
 from pipeline.commands import Steps, examples, refusing
 from pipeline.commands import new_session as _session
+from pipeline.ingest_command import ingest
 
 if TYPE_CHECKING:
     from pipeline.forecast import Ahead
@@ -227,6 +228,7 @@ def _tell(report: "RebuildReport", rejects: str | None) -> None:
 
 pipeline.add_command(audit)
 pipeline.add_command(cancel)
+pipeline.add_command(ingest)
 
 if __name__ == "__main__":
     pipeline()

@@ -14,6 +14,7 @@
     <column>, <column>_min, <column>_max    read: only these rows, for any column
     push_filters     read: true takes the filters of the query too; read `pushed_filters` before you set it
     log              write: the log whose cursors own the index (default: the one beside it)
+    query_id, batch_id   write: of a stream's batch; one that a cursor's index has already is not written again
     step_ms, rows_max    write: how segments are cut, as in `RebuildRules`
 
 One bucket is one partition to read. All snapshots are read, with what is due or acknowledged since, and with what a

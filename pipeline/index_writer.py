@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from pipeline.batch_mark import BatchMark
 from pipeline.bucket_rows import build_bucket
 from pipeline.cursor_log import CursorLog, CursorName
 from pipeline.index_place import cursor_folder, index_folder, open_index
@@ -81,6 +82,7 @@ class IndexWriter(DataSourceArrowWriter):
         self._rules = RebuildRules(
             now_ms=0, step_ms=int(options.get("step_ms", 300_000)), rows_max=int(options.get("rows_max", 5_000))
         )
+        self._mark = BatchMark.of_options(options)
         self._staging = new_staging(staging_root(index_folder(location)), uuid4().hex)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedParts:
@@ -111,12 +113,16 @@ class IndexWriter(DataSourceArrowWriter):
             # The file must be closed before it is read again.
             with StagingWriter(self._staging, "merged") as staging:
                 whole = list(_whole_buckets(parts, self._rules, staging))
+            if self._mark is not None:
+                whole = [part for part in whole if not self._mark.is_in(cursors.properties(CursorName(*part.name[:2])))]
             names = {CursorName(*part.name[:2]) for part in whole}
             old = {name: read_properties(cursors.properties(name)).buckets for name in names}
             keys = {name: set() if self._overwrite else {bucket.key for bucket in old[name]} for name in names}
             async with open_index(self._location) as storage:
                 replaced = names if self._overwrite else ()
-                return await publish(each_of(_named_anew(whole, keys)), storage, cursors, replaced=replaced)
+                marks = {} if self._mark is None else self._mark.properties
+                named = each_of(_named_anew(whole, keys))
+                return await publish(named, storage, cursors, replaced=replaced, marks=marks)
 
 
 def _named_anew(parts: Iterable[StagedPart], taken: Mapping[CursorName, set[str]]) -> Iterator[StagedSnapshot]:

@@ -55,6 +55,7 @@ async def publish(
     cursors: CursorLog,
     *,
     replaced: Iterable[CursorName] = (),
+    marks: Mapping[str, str] | None = None,
     on_stored: Callable[[StagedSnapshot], None] = lambda _staged: None,
 ) -> Published:
     """Store staged snapshots as they come, and then make them the buckets of their cursors.
@@ -65,6 +66,7 @@ async def publish(
         cursors: Whose properties to write.
         replaced: Cursors whose other buckets go: their index becomes what was staged. Other cursors keep theirs,
             but for those of the same bucket key.
+        marks: Other properties that every cursor with a new bucket gets, in the same write.
         on_stored: Told of each snapshot when it is stored.
 
     Raises:
@@ -87,6 +89,8 @@ async def publish(
         published.buckets = sorted(task.result() for task in tasks)
         # 2.
         new = _new_properties(published.buckets, old, frozenset(replaced))
+        for bucket in published.buckets:
+            new[CursorName(bucket.topic, bucket.cursor)].update(marks or {})
         changed = {cursor: properties for cursor, properties in new.items() if properties != old[cursor]}
         if changed:
             await asyncio.to_thread(cursors.put_properties, changed)
