@@ -1,5 +1,6 @@
 """The command `postdate pipeline ingest`; what it does is `ingest`'s."""
 
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -65,11 +66,23 @@ def ingest(
     try:
         query.awaitTermination()
     except StreamingQueryException as error:
-        cause = (str(error).strip().splitlines() or ["for no known reason"])[-1]
+        cause = cause_of(str(error))
         raise RuntimeError(f"the stream stopped, and goes on where it was when started again: {cause}") from error
     except KeyboardInterrupt:
         query.stop()
     spark.stop()
+
+
+def cause_of(text: str) -> str:
+    r"""Return what one of our own errors says in the text of a query that failed, or else its first line.
+
+    >>> cause_of("[STREAM_FAILED] Failed\nmanaged_ledger.errors.StoreLockedError: it is in use\n\tat x")
+    'it is in use'
+    >>> cause_of("[STREAM_FAILED] Query failed\nat x")
+    '[STREAM_FAILED] Query failed'
+    """
+    ours = re.search(r"(?:managed_ledger|snapshot_storage)\.errors\.\w+: (.+)", text)
+    return ours.group(1) if ours else text.partition("\n")[0]
 
 
 def _tell_batch(batch: "IngestedBatch") -> None:
