@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from pyroaring import BitMap
@@ -20,6 +21,7 @@ from dispatcher.core.read_plan import ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
+from managed_ledger.position import Position
 from snapshot_storage.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
@@ -27,6 +29,14 @@ _LOG = logging.getLogger(__name__)
 
 _ENTRIES_PER_LOOKUP = 10_000
 """How many entries of a lost snapshot are read again at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LogPart:
+    """A part of one ledger, both ends included."""
+
+    first: Position
+    through: Position
 
 
 class Reader:
@@ -68,6 +78,7 @@ class Reader:
         self._is_tracker_dry = False
         self._popped: DelayedIndexes | None = None
         self._untracked: deque[tuple[int, BitMap]] = deque()
+        self._untracked_parts: deque[_LogPart] = deque()
 
     def open(self) -> None:
         """Start to read."""
@@ -102,6 +113,7 @@ class Reader:
         self._popped = None
         self._is_tracker_dry = False
         self._untracked.clear()
+        self._untracked_parts.clear()
 
     def resume(self) -> None:
         """Read again, from the cursor's position."""
@@ -153,7 +165,7 @@ class Reader:
         self._core.advance(self._now_ms())
         if self._core.plan is None:
             self._start_plan()
-        has_worked = await self._read_untracked()
+        has_worked = await self._read_untracked() or await self._read_untracked_part()
         has_worked |= await self._take_due()
         if self._pauses or self._core.plan is None:
             return True
@@ -163,6 +175,8 @@ class Reader:
         request = self._core.next_read(self._log.last_confirmed_position)
         if request is None:
             return has_worked
+        if self._core.plan.put_aside(request, self._is_recovering):
+            return True
         return await self._read(request) or has_worked
 
     def _start_plan(self) -> None:
@@ -228,6 +242,12 @@ class Reader:
         if self._core.plan is not None:
             self._core.plan.note_recovered(self.tracker.is_recovering)
         self._untracked.extend(self.tracker.take_untracked().items())
+        for first_ledger_id, last_ledger_id in self.tracker.take_untracked_ranges():
+            self._untracked_parts.extend(
+                _LogPart(Position(ledger.ledger_id, 0), Position(ledger.ledger_id, ledger.entries - 1))
+                for ledger in self._log.ledgers()
+                if first_ledger_id <= ledger.ledger_id <= last_ledger_id
+            )
         self.wake()
 
     def _look_at_tracker(self) -> bool:
@@ -287,6 +307,29 @@ class Reader:
                 self._untracked.appendleft((ledger_id, lost[_ENTRIES_PER_LOOKUP:]))
             self._core.advance(self._now_ms())
             self._run_actions([TrackDelayed(headers)])
+        return True
+
+    async def _read_untracked_part(self) -> bool:
+        """Read again where the tracker lost something and does not know what."""
+        # What was popped and not taken in yet is in nobody's hands.
+        if not self._untracked_parts or self._popped is not None:
+            return False
+        assert self._intake is not None
+
+        part = self._untracked_parts[0]
+        if self._is_recovering(part.first.ledger_id):
+            # Another snapshot may have it; `on_available` follows.
+            return False
+        read = await self._log.read_headers(
+            part.first, entries_max=_ENTRIES_PER_LOOKUP, skip=self._skipped_in, through=part.through
+        )
+        # A reset meanwhile has forgotten it.
+        if self._untracked_parts and self._untracked_parts[0] is part and self._core.plan is not None:
+            self._untracked_parts.popleft()
+            if part.first < read.next_position <= part.through:
+                self._untracked_parts.appendleft(_LogPart(read.next_position, part.through))
+            self._core.advance(self._now_ms())
+            self._run_actions(self._intake.on_untracked(read.headers))
         return True
 
     async def _unacknowledged_headers(self, ledger_ids: Int64s, entry_ids: Int64s) -> EntryHeaders:

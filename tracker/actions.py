@@ -13,30 +13,53 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.codec import SegmentMetadata
 from snapshot_storage.columns import DelayedIndexes
 
+Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentTable:
-    """The segments of a snapshot, in order: three columns of one length."""
+    """The segments of a snapshot, in order, small neighbours taken together as one *span*: columns of one length.
+
+    A span is what is loaded at once. It keeps the table small, whatever the times: the segments of a bucket whose times
+    are spread over a week have 24 rows each.
+    """
 
     first_times: Int64Array
-    """The time of each segment's first row."""
+    """The time of each span's first row."""
     last_times: Int64Array
-    """The time of each segment's last row."""
-    row_ends: Int64Array
-    """How many rows the snapshot has up to the end of each segment."""
+    """The time of each span's last row."""
+    row_ends: Int32Array
+    """How many rows the snapshot has up to the end of each span."""
+    segment_ends: Int32Array
+    """How many segments the snapshot has up to the end of each span."""
 
     def __len__(self) -> int:
         return len(self.first_times)
 
+    def rows_before(self, span: int) -> int:
+        """Return how many rows the snapshot has before a span, counted from 0."""
+        return int(self.row_ends[span - 1]) if span else 0
+
+    def segments_before(self, span: int) -> int:
+        """Return how many segments the snapshot has before a span, counted from 0."""
+        return int(self.segment_ends[span - 1]) if span else 0
+
+    def spans_of(self, segment_count: int) -> int:
+        """Return how many spans the first so many segments are; the last one may be a part of its span."""
+        return int(self.segment_ends.searchsorted(segment_count)) + 1 if segment_count else 0
+
+    @property
+    def segment_count(self) -> int:
+        """How many segments the snapshot has."""
+        return self.segments_before(len(self))
+
     @property
     def row_count(self) -> int:
         """How many rows the snapshot has."""
-        return int(self.row_ends[-1]) if len(self.row_ends) else 0
+        return self.rows_before(len(self))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +69,8 @@ class PersistBucket:
     serial: int
     bucket_key: str
     parts: Sequence[DelayedIndexes]
+    tracked: Mapping[int, BitMap] | None = None
+    """The positions of which the first row is stored, and no other; None where that is every row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,28 +78,26 @@ class MergeSource:
     """One snapshot that goes into a merge."""
 
     bucket_id: int
-    row_ends: Int64Array
-    """How many rows there are up to the end of each segment, as entry 0 says."""
-
-    @property
-    def segment_count(self) -> int:
-        """How many segments it has."""
-        return len(self.row_ends)
-
-    def row_count(self, first_segment: int, last_segment: int) -> int:
-        """Return how many rows a range of segments holds; the first one is number 1, both ends are included."""
-        rows_before = int(self.row_ends[first_segment - 2]) if first_segment > 1 else 0
-        return int(self.row_ends[last_segment - 1]) - rows_before
+    table: SegmentTable
+    loaded_spans: int
+    """How many of its first spans are loaded: rows of these count only if they are still in memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergeBuckets:
-    """Store one snapshot of all rows of the sources whose positions are in `tracked`."""
+    """Store one snapshot of the sources' rows that are still to be handed out, the first one of each position."""
 
     serial: int
     bucket_key: str
     sources: Sequence[MergeSource]
-    tracked: Mapping[int, BitMap]
+    loaded: Mapping[int, BitMap]
+    """Positions of loaded rows that are still tracked; other rows of loaded segments are left out."""
+    settled: Mapping[int, BitMap]
+    """Positions whose rows are left out even if they are not loaded: handed out from elsewhere, or refused."""
+    first_ledger_id: int
+    """Rows of ledgers below this one are left out."""
+    may_repeat: bool
+    """Whether two sources may have the same position."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +111,7 @@ class PutProperty:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadMetadata:
-    """Read a snapshot's metadata entry; its bitmaps are not decoded yet."""
+    """Read from a snapshot's metadata entry which segments it has; no bitmap is decoded."""
 
     serial: int
     bucket_id: int
@@ -99,11 +122,12 @@ class ReadMetadata:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UniteBitmaps:
-    """Decode the bitmaps of these segments into one bitmap per ledger."""
+class ReadPositions:
+    """Read from a snapshot's metadata entry which positions its segments hold, from number `first_segment` on."""
 
     serial: int
-    segments: Sequence[SegmentMetadata]
+    bucket_id: int
+    first_segment: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +172,7 @@ Action = (
     | MergeBuckets
     | PutProperty
     | ReadMetadata
-    | UniteBitmaps
+    | ReadPositions
     | LoadSegments
     | DeleteSnapshot
     | RemoveProperty
@@ -175,16 +199,17 @@ class PropertyPut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetadataRead:
-    """A snapshot's metadata; the bitmaps in `segments` are still encoded."""
+    """What a snapshot's metadata says of its segments."""
 
     serial: int
     size_bytes: int
     table: SegmentTable
-    segments: Sequence[SegmentMetadata]
     ledgers: LedgerRange | None
     """From the first to the last ledger that has a row; None where there is no row."""
     first_segments: Sequence[bytes] = ()
     """Segments 1 to k, which came with the same read and are wanted soon."""
+    positions: "PositionsRead | None" = None
+    """All positions, where so few bitmaps cost less to decode than another read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,11 +221,14 @@ class SnapshotIsAlien:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BitmapsUnited:
+class PositionsRead:
     """One bitmap per ledger, over the segments asked for."""
 
     serial: int
+    first_segment: int
     bitmaps: Mapping[int, BitMap]
+    has_repeats: bool
+    """Whether a position is in more than one of the segments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,7 +280,7 @@ Event = (
     | PropertyPut
     | MetadataRead
     | SnapshotIsAlien
-    | BitmapsUnited
+    | PositionsRead
     | SegmentsLoaded
     | SnapshotDeleted
     | PropertyRemoved

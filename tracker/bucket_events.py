@@ -6,18 +6,21 @@ still in the state that wanted the answer.
 
 from typing import assert_never
 
+from pyroaring import BitMap
+
 from tracker.actions import (
     ActionFailed,
-    BitmapsUnited,
     Event,
     ListSnapshots,
     LoadSegments,
     MergeBuckets,
     MetadataRead,
     PersistBucket,
+    PositionsRead,
     PropertyPut,
     PropertyRemoved,
     PutProperty,
+    ReadPositions,
     RemoveProperty,
     SegmentsLoaded,
     SnapshotCreated,
@@ -26,9 +29,10 @@ from tracker.actions import (
     SnapshotsListed,
 )
 from tracker.bucket_set import BucketSet
-from tracker.buckets import FROM_SEGMENTS, Bucket, BucketState, is_in_order
+from tracker.buckets import Bucket, BucketState, is_in_order
 from tracker.due_queue import NEVER, RowKey, first_key_at, last_key_at
 from tracker.lanes import backoff_ms
+from tracker.membership import Membership
 
 
 def handle(buckets: BucketSet, event: Event, now_ms: int) -> None:
@@ -54,8 +58,8 @@ def handle(buckets: BucketSet, event: Event, now_ms: int) -> None:
             _on_metadata(buckets, bucket, event)
         case SnapshotIsAlien():
             _on_alien(buckets, bucket, event)
-        case BitmapsUnited():
-            _on_bitmaps(buckets, bucket, event)
+        case PositionsRead():
+            _on_positions(buckets, bucket, event)
         case SegmentsLoaded():
             _on_loaded(buckets, bucket, event)
         case SnapshotDeleted():
@@ -87,18 +91,29 @@ def _on_property_put(buckets: BucketSet, bucket: Bucket, now_ms: int) -> None:
     if bucket.is_doomed:
         buckets.move(bucket, BucketState.DELETING)
         return
-    assert bucket.table is not None
     if bucket.sources:
         _take_over(buckets, bucket)
     else:
-        assert bucket.resident is not None
-        horizon_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
-        bucket.loaded_segments = bucket.segments_through(horizon_ms)
-        kept = bucket.next_segment_ms
-        buckets.index.release(bucket.resident, last_key_at(NEVER) if kept == NEVER else first_key_at(kept))
-        bucket.resident = None
-    buckets.move(bucket, BucketState.SEALED)
+        _leave_memory(buckets, bucket, now_ms)
     buckets.progressed(bucket)
+
+
+def _leave_memory(buckets: BucketSet, bucket: Bucket, now_ms: int) -> None:
+    """Keep the rows that are due soon, and whole spans of them."""
+    resident = bucket.resident
+    assert resident is not None
+    horizon_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
+    if resident.is_popped:
+        # What was handed out before the clock was put back must not come again.
+        horizon_ms = max(horizon_ms, resident.queue.next_ms)
+    bucket.loaded_spans = bucket.spans_through(horizon_ms)
+    kept = bucket.next_segment_ms
+    left = buckets.index.release(resident, last_key_at(NEVER) if kept == NEVER else first_key_at(kept))
+    bucket.resident = None
+    buckets.move(bucket, BucketState.SEALED)
+    bucket.unread.count = left.count
+    bucket.unread.was_known = True
+    buckets.questions.open(bucket, left)
 
 
 def _take_over(buckets: BucketSet, target: Bucket) -> None:
@@ -110,13 +125,26 @@ def _take_over(buckets: BucketSet, target: Bucket) -> None:
     sources = [buckets.buckets[serial] for serial in target.sources]
     assert all(source.state is BucketState.SEALED for source in sources)
     buckets.unpin(target)
-    target.loaded_segments = target.segments_before(min(source.next_segment_ms for source in sources))
+    target.loaded_spans = target.spans_before(min(source.next_segment_ms for source in sources))
     target.needed_since_ms = min(
         (source.needed_since_ms for source in sources if source.needed_since_ms is not None), default=None
     )
     buckets.merge_failures = 0
+    count = sum(source.unread.count for source in sources)
+    target.unread.was_known = any(source.unread.was_known for source in sources)
+    doubt_ms = max(max(source.last_loaded_ms, source.doubt_ms) for source in sources)
+    buckets.questions.pass_on(sources, target)
+    # What a source has loaded is left out: its rows stay, and those of the target are dropped when they come.
+    known = [source.unread.known for source in sources if source.has_unloaded]
     for source in sources:
         buckets.remove(source)
+    buckets.move(target, BucketState.SEALED)
+    if target.has_unloaded and all(members is not None for members in known):
+        target.unread.warm(Membership.union(members for members in known if members is not None))
+        buckets.questions.note_warm(target)
+    target.unread.count = min(count, target.rows_left)
+    buckets.doubts.lower(target, doubt_ms)
+    buckets.serve(target)
 
 
 def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> None:
@@ -131,13 +159,25 @@ def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> Non
     bucket.needed_since_ms = None
     bucket.size_bytes = event.size_bytes
     bucket.table = event.table
-    bucket.undecoded = event.segments
-    bucket.first_segments = event.first_segments
+    bucket.unread.count = event.table.row_count
+    buckets.hold_first_segments(bucket, event.first_segments)
+    buckets.ranges.discard(bucket.serial, bucket.ledgers)
     bucket.narrow(event.ledgers)
+    buckets.ranges.add(bucket.serial, bucket.ledgers)
+    buckets.doubts.note_moved()
     if bucket.ledgers.last_ledger_id < buckets.index.first_ledger_id:
         buckets.remove(bucket)
         return
+    buckets.move(bucket, BucketState.SEALED)
     buckets.progressed(bucket)
+    if event.positions is not None and bucket.has_unloaded:
+        if event.positions.has_repeats:
+            buckets.doubts.mark(bucket)
+        known = Membership.of(buckets.index.unacknowledged(event.positions.bitmaps, bucket.ledgers))
+        bucket.unread.count = known.count
+        buckets.questions.open(bucket, known)
+    elif buckets.questions.keeps_all:
+        buckets.questions.ask(bucket)
 
 
 def _on_alien(buckets: BucketSet, bucket: Bucket, event: SnapshotIsAlien) -> None:
@@ -148,15 +188,17 @@ def _on_alien(buckets: BucketSet, bucket: Bucket, event: SnapshotIsAlien) -> Non
     give_up(buckets, bucket, f"it belongs to {event.owner}")
 
 
-def _on_bitmaps(buckets: BucketSet, bucket: Bucket, event: BitmapsUnited) -> None:
-    """What the bucket tracks is known: its range may be read."""
-    if bucket.state is not BucketState.RECOVERING:
+def _on_positions(buckets: BucketSet, bucket: Bucket, event: PositionsRead) -> None:
+    """What the bucket tracks is known: its part of the log may be read."""
+    question = bucket.unread.question
+    if question is None or question.first_segment != event.first_segment:
         return
-    first, last = bucket.ledgers
-    # A ledger outside the range was read by others already, perhaps; such rows are dropped when they come.
-    buckets.index.track_recovered({k: bitmap for k, bitmap in event.bitmaps.items() if first <= k <= last})
-    bucket.undecoded = ()
-    buckets.move(bucket, BucketState.SEALED)
+    if event.has_repeats:
+        # The first row of a position counts, and forgets the others.
+        buckets.doubts.mark(bucket)
+    unread = buckets.index.unacknowledged(event.bitmaps, bucket.ledgers)
+    bucket.unread.answer(unread, buckets.index.shared.members)
+    buckets.questions.note_warm(bucket)
 
 
 def _on_loaded(buckets: BucketSet, bucket: Bucket, event: SegmentsLoaded) -> None:
@@ -164,27 +206,28 @@ def _on_loaded(buckets: BucketSet, bucket: Bucket, event: SegmentsLoaded) -> Non
     load = bucket.load
     if load is None or (load.first_segment, load.last_segment) != (event.first_segment, event.last_segment):
         return
-    assert bucket.state in FROM_SEGMENTS
     assert bucket.table is not None
-    rows = event.rows
-    rows_before = int(bucket.table.row_ends[load.first_segment - 2]) if load.first_segment > 1 else 0
-    row_count = int(bucket.table.row_ends[load.last_segment - 1]) - rows_before
+    bucket.load = None
+    rows, table = event.rows, bucket.table
+    spans = table.spans_of(load.last_segment)
+    row_count = table.rows_before(spans) - table.rows_before(bucket.loaded_spans)
     if len(rows) < row_count or (len(rows) and not rows.is_sorted()):
         give_up(buckets, bucket, f"segments {load.first_segment} to {load.last_segment} are not what entry 0 says")
         return
-    bucket.load = None
+    if len(rows) > row_count and bucket.unread.known is None:
+        # Rows without a bit are stale (Pulsar's merges leave some): which ones they are has to be known first.
+        bucket.unread.needs_known = True
+        return
     bucket.load_attempts = 0
     bucket.needed_since_ms = None
-    bucket.loaded_segments = load.last_segment
+    bucket.loaded_spans = spans
     if len(rows):
         bucket.loaded_key = RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
+    new_count = buckets.index.take_loaded(rows, bucket.ledgers, bucket.unread.known)
+    bucket.unread.note_loaded(rows, new_count, bucket.rows_left)
+    if bucket.is_fully_loaded:
+        bucket.unread.forget()
     buckets.progressed(bucket)
-    if bucket.state is BucketState.RECOVERING:
-        first, last = bucket.ledgers
-        is_own = (rows.ledger_ids >= first) & (rows.ledger_ids <= last)
-        rows = rows if is_own.all() else rows.take(is_own)
-        buckets.index.track_rows(rows)
-    buckets.index.push_shared(rows)
 
 
 def _on_deleted(buckets: BucketSet, bucket: Bucket) -> None:
@@ -230,6 +273,8 @@ def _on_failed(buckets: BucketSet, event: ActionFailed, now_ms: int) -> None:
         return
     if isinstance(action, LoadSegments):
         _on_load_failed(buckets, bucket, event, now_ms)
+    elif isinstance(action, ReadPositions):
+        _on_question_failed(buckets, bucket, event, now_ms)
     elif bucket.work is action:
         _on_work_failed(buckets, bucket, event, now_ms)
 
@@ -243,6 +288,18 @@ def _on_load_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now
     bucket.load = None
     bucket.load_attempts += 1
     bucket.load_retry_at_ms = now_ms + backoff_ms(buckets.config, bucket.load_attempts, buckets.rng)
+
+
+def _on_question_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+    unread = bucket.unread
+    if unread.question is not event.action:
+        return
+    if event.is_lost:
+        give_up(buckets, bucket, event.reason)
+        return
+    unread.drop_question()
+    unread.attempts += 1
+    unread.retry_at_ms = now_ms + backoff_ms(buckets.config, unread.attempts, buckets.rng)
 
 
 def _on_work_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
@@ -277,13 +334,16 @@ def _on_merge_failed(buckets: BucketSet, target: Bucket, event: ActionFailed, no
 def give_up(buckets: BucketSet, bucket: Bucket, reason: str) -> None:
     """Remove a bucket whose snapshot is gone or unreadable; its messages are read from the log again.
 
-    While it was being recovered, nothing of its range was skipped: being readable is enough. Later, what is
-    tracked in its range is let go and reported. That may be more than was its own; the rest is added again
-    when it is read, and handed out once all the same.
+    Where nobody could know its positions, nobody passed over them in the log: being readable is enough. Otherwise
+    they are reported, or its range where they are not known now. What is loaded of it stays.
     """
     buckets.losses.append((bucket.key, reason))
-    if bucket.state is BucketState.SEALED:
-        for ledger_id, entry_ids in buckets.index.drop_ledgers(*bucket.ledgers).items():
-            untracked = buckets.untracked.get(ledger_id)
-            buckets.untracked[ledger_id] = entry_ids if untracked is None else untracked | entry_ids
+    known = bucket.unread.known
+    if known is not None:
+        for ledger_id in known.bitmaps:
+            lost = bucket.unread.bitmap_of(ledger_id, buckets.index.settled)
+            if lost:
+                buckets.untracked[ledger_id] = lost | buckets.untracked.get(ledger_id, BitMap())
+    elif bucket.unread.was_known:
+        buckets.untracked_ranges.append(bucket.ledgers)
     buckets.remove(bucket)

@@ -6,8 +6,7 @@ that no property names. Nothing is remembered between two looks but what is in f
 
 from collections.abc import Iterator
 from contextlib import closing
-
-from pyroaring import BitMap
+from itertools import pairwise
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.actions import (
@@ -21,10 +20,9 @@ from tracker.actions import (
     PutProperty,
     ReadMetadata,
     RemoveProperty,
-    UniteBitmaps,
 )
 from tracker.bucket_set import BucketSet
-from tracker.buckets import FROM_SEGMENTS, Bucket, BucketState, free_key
+from tracker.buckets import Bucket, BucketState, free_key
 from tracker.due_queue import NEVER
 from tracker.merging import window_to_merge
 
@@ -44,6 +42,8 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
     if not buckets.is_dirty and now_ms < buckets.quiet_until_ms:
         return []
     _remove_exhausted(buckets)
+    buckets.doubts.refresh()
+    buckets.questions.cool(now_ms)
     _begin_merge(buckets, now_ms)
     # Loads first: someone waits for them.
     actions: list[Action] = list(_plan_loads(buckets, now_ms))
@@ -55,6 +55,7 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
                 bucket.work = _action_of(buckets, bucket, now_ms)
                 lane.started()
                 actions.append(bucket.work)
+    actions += buckets.questions.plan(buckets.storage_lane, now_ms)
     if _may_sweep(buckets, now_ms):
         buckets.sweep = ListSnapshots(SWEEP_SERIAL)
         # What goes wrong from now on wants another one.
@@ -69,13 +70,9 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
 def _action_of(buckets: BucketSet, bucket: Bucket, now_ms: int) -> Action:
     """Return the one action that a bucket's state stands for."""
     if bucket.state is BucketState.SEALING:
-        return PersistBucket(bucket.serial, bucket.key, bucket.parts)
+        return PersistBucket(bucket.serial, bucket.key, bucket.parts, bucket.tracked_parts)
     if bucket.state is BucketState.MERGING:
-        sources = [buckets.buckets[serial] for serial in bucket.sources]
-        tracked: dict[int, BitMap] = {}
-        for source in sources:
-            tracked |= buckets.index.copy_tracked(*source.ledgers)
-        return MergeBuckets(bucket.serial, bucket.key, [_merge_source(source) for source in sources], tracked)
+        return _merge_of(buckets, bucket)
     if bucket.state is BucketState.UNREGISTERING:
         return RemoveProperty(bucket.serial, bucket.key)
     assert bucket.bucket_id is not None
@@ -88,18 +85,16 @@ def _action_of(buckets: BucketSet, bucket: Bucket, now_ms: int) -> Action:
             bucket.serial, bucket.bucket_id, is_own=bucket.table is not None or not bucket.has_property
         )
     assert bucket.state is BucketState.RECOVERING
-    if bucket.table is None:
-        room = buckets.config.loaded_row_count_max - len(buckets.index.shared) - buckets.held_row_count
-        through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
-        return ReadMetadata(bucket.serial, bucket.bucket_id, through_ms, min(room, LOAD_ROW_COUNT_MAX))
-    return UniteBitmaps(bucket.serial, bucket.undecoded)
+    room = buckets.config.loaded_row_count_max - len(buckets.index.shared.queue) - buckets.held_row_count
+    through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
+    return ReadMetadata(bucket.serial, bucket.bucket_id, through_ms, min(room, LOAD_ROW_COUNT_MAX))
 
 
 def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
     """Yield loads of segments that begin soon, the one that holds up hand-out first."""
     through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
     buckets.next_load_ms = NEVER
-    loaded_row_count = len(buckets.index.shared)
+    loaded_row_count = len(buckets.index.shared.queue)
     row_count_max = min(LOAD_ROW_COUNT_MAX, buckets.config.loaded_row_count_max)
     with closing(buckets.frontier.in_order()) as waiting:
         for place, bucket in enumerate(waiting):
@@ -117,19 +112,22 @@ def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
             if bucket.needed_since_ms is None:
                 bucket.needed_since_ms = now_ms
                 buckets.barrier_changed()
+            if bucket.unread.needs_known and bucket.unread.known is None:
+                buckets.questions.ask(bucket)
+                continue
             if bucket.load_retry_at_ms > now_ms or not buckets.storage_lane.has_room(now_ms):
                 buckets.next_load_ms = min(buckets.next_load_ms, max(bucket.load_retry_at_ms, now_ms))
                 continue
-            bucket.load = _load_of(bucket, through_ms, row_count_max)
+            bucket.load = _load_of(buckets, bucket, through_ms, row_count_max)
             buckets.storage_lane.started()
             loaded_row_count += row_count_max
             yield bucket.load
 
 
-def _load_of(bucket: Bucket, through_ms: int, row_count_max: int) -> LoadSegments:
+def _load_of(buckets: BucketSet, bucket: Bucket, through_ms: int, row_count_max: int) -> LoadSegments:
     assert bucket.bucket_id is not None
     first, last = bucket.segments_to_load(through_ms, row_count_max)
-    data, bucket.first_segments = bucket.first_segments, ()
+    data = buckets.drop_first_segments(bucket)
     if first > 1 or not data:
         return LoadSegments(bucket.serial, bucket.bucket_id, first, last)
     return LoadSegments(bucket.serial, bucket.bucket_id, first, len(data), data)
@@ -139,18 +137,17 @@ def _remove_exhausted(buckets: BucketSet) -> None:
     """Remove the buckets of which every row was handed out."""
     buckets.next_exhaustion_ms = NEVER
     for serial, bucket in list(buckets.ending.items()):
-        if bucket.resident is None and not (bucket.state in FROM_SEGMENTS and bucket.is_fully_loaded):
+        if bucket.resident is None and not (bucket.state is BucketState.SEALED and bucket.is_fully_loaded):
             del buckets.ending[serial]
         elif bucket.is_doomed or bucket.merging_into is not None:
             continue
         elif bucket.resident is not None:
-            if bucket.resident.next_ms == NEVER:
+            if bucket.resident.queue.next_ms == NEVER:
                 buckets.remove(bucket)
-        elif bucket.state is BucketState.SEALED:
-            if buckets.index.shared.next_ms > bucket.last_ms:
-                buckets.remove(bucket)
-            else:
-                buckets.next_exhaustion_ms = min(buckets.next_exhaustion_ms, bucket.last_ms)
+        elif buckets.index.shared.queue.next_ms > bucket.last_ms:
+            buckets.remove(bucket)
+        else:
+            buckets.next_exhaustion_ms = min(buckets.next_exhaustion_ms, bucket.last_ms)
 
 
 def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
@@ -176,6 +173,8 @@ def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
     target.sources = tuple(source.serial for source in sources)
     for source in sources:
         source.merging_into = target.serial
+    # Rows of the sources are handed out while it is made of them.
+    buckets.doubts.mark(target)
 
 
 def _may_sweep(buckets: BucketSet, now_ms: int) -> bool:
@@ -189,7 +188,23 @@ def _may_sweep(buckets: BucketSet, now_ms: int) -> bool:
     )
 
 
+def _merge_of(buckets: BucketSet, target: Bucket) -> MergeBuckets:
+    sources = [buckets.buckets[serial] for serial in target.sources]
+    index = buckets.index
+    # They are in order of their ranges.
+    may_repeat = any(a.ledgers.last_ledger_id >= b.ledgers.first_ledger_id for a, b in pairwise(sources))
+    return MergeBuckets(
+        target.serial,
+        target.key,
+        [_merge_source(source) for source in sources],
+        index.copy_loaded(target.ledgers),
+        index.copy_settled(target.ledgers),
+        index.first_ledger_id,
+        may_repeat,
+    )
+
+
 def _merge_source(bucket: Bucket) -> MergeSource:
     assert bucket.bucket_id is not None
     assert bucket.table is not None
-    return MergeSource(bucket.bucket_id, bucket.table.row_ends)
+    return MergeSource(bucket.bucket_id, bucket.table, bucket.loaded_spans)

@@ -5,22 +5,23 @@ Everything that may be started follows from the buckets' states: `bucket_plan` l
 callbacks has to survive a failure.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from random import Random
 
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.actions import (
-    ListSnapshots,
-)
+from tracker.actions import ListSnapshots
 from tracker.buckets import NOT_SERVED, Bucket, BucketState, free_key
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at
+from tracker.doubts import Doubts
+from tracker.due_queue import NEVER, RowKey, last_key_at
 from tracker.frontier import Frontier
-from tracker.index import Index
+from tracker.index import Holding, Index
 from tracker.lanes import Lane
+from tracker.ledger_ranges import LedgerRanges
+from tracker.questions import Questions
 from tracker.recovery import BucketProperty
 
 _STATE_USES_PROPERTIES = frozenset({BucketState.REGISTERING, BucketState.UNREGISTERING})
@@ -30,7 +31,7 @@ _STATE_IS_IDLE = frozenset({BucketState.SEALED, BucketState.GONE})
 class BucketSet:
     """Decides for all buckets; `lead_ms` is how early rows count as due."""
 
-    def __init__(self, config: TrackerConfig, index: Index, rng: Random) -> None:
+    def __init__(self, config: TrackerConfig, index: Index, rng: Random, *, keeps_positions: bool) -> None:
         self.config = config
         self.index = index
         self.rng = rng
@@ -38,6 +39,10 @@ class BucketSet:
         self.property_lane = Lane(config, rng)
         self.buckets: dict[int, Bucket] = {}
         """Every bucket that is not gone, by serial."""
+        self.ranges = LedgerRanges()
+        """The ranges of the buckets that count, by serial."""
+        self.doubts = Doubts(index)
+        self.questions = Questions(keeps_all=keeps_positions)
         self.frontier = Frontier(self.buckets)
         self.ending: dict[int, Bucket] = {}
         """Buckets whose rows are all in memory, by serial: they end when these are handed out."""
@@ -46,6 +51,8 @@ class BucketSet:
         """Whether `plan` may have something to do."""
         self.untracked: dict[int, BitMap] = {}
         """What a lost bucket tracked, until someone takes it over for reading it again."""
+        self.untracked_ranges: list[LedgerRange] = []
+        """The ranges of lost buckets of which that is not known, likewise."""
         self.losses: list[tuple[str, str]] = []
         """Key and reason of buckets that were given up, until someone reports them."""
         self.merge_retry_at_ms = -1
@@ -62,7 +69,9 @@ class BucketSet:
         self.next_exhaustion_ms = NEVER
         self._barrier: RowKey | None = None
         self._barrier_until_ms = NEVER
-        self._unread: dict[int, Bucket] = {}
+        self._recovering: dict[int, Bucket] = {}
+        self._unread_count: int | None = None
+        self._held_rows: dict[int, int] = {}
 
     # What the rest of the core asks.
 
@@ -79,41 +88,81 @@ class BucketSet:
             if bucket.state not in NOT_SERVED and not bucket.sources and not bucket.is_doomed
         )
 
+    def covering(self, ledger_id: int) -> list[Bucket]:
+        """Return the buckets that count and whose range holds a ledger."""
+        return [self.buckets[serial] for serial in self.ranges.covering(ledger_id)]
+
     def is_recovering(self, ledger_id: int) -> bool:
-        """Whether it is not known yet which positions of a ledger are tracked."""
-        return any(
-            bucket.state is BucketState.RECOVERING and bucket.covers(ledger_id)
-            for bucket in self.storage_lane.work.values()
-        )
+        """Whether it is not known which positions of a ledger are tracked; asking makes it known before long."""
+        # All of them are asked, whatever the first one says.
+        are_known = [self._ask(bucket) for bucket in self.covering(ledger_id)]
+        return not all(are_known)
+
+    def bitmaps_of(self, ledger_id: int) -> list[BitMap]:
+        """Return the positions of a ledger in segments that are not loaded, as far as they are known, and ask."""
+        buckets = self.covering(ledger_id)
+        for bucket in buckets:
+            self._ask(bucket)
+        bitmaps = (bucket.unread.bitmap_of(ledger_id, self.index.settled) for bucket in buckets)
+        return [bitmap for bitmap in bitmaps if bitmap]
+
+    def known_ledger_ids(self) -> set[int]:
+        """Return the ledgers of which segments that are not loaded are known to hold a position."""
+        known = (bucket.unread.known for bucket in self.questions.warm.values())
+        return {ledger_id for members in known if members is not None for ledger_id in members.bitmaps}
+
+    def _ask(self, bucket: Bucket) -> bool:
+        is_known = self.questions.ask(bucket)
+        self.is_dirty = self.is_dirty or not is_known
+        return is_known
 
     @property
-    def has_recovering(self) -> bool:
-        """Whether any bucket is being recovered."""
-        return any(bucket.state is BucketState.RECOVERING for bucket in self.storage_lane.work.values())
+    def unread_count(self) -> int:
+        """How many messages are in segments that are not loaded."""
+        if self._unread_count is None:
+            self._unread_count = sum(bucket.unread.count for bucket in self.buckets.values())
+        return self._unread_count
 
     @property
     def unsealed_row_count(self) -> int:
         """How many rows are in memory because their snapshot is not durable."""
-        return sum(len(bucket.resident) for bucket in self.buckets.values() if bucket.resident is not None)
+        return sum(len(bucket.resident.queue) for bucket in self.buckets.values() if bucket.resident is not None)
 
     @property
     def held_row_count(self) -> int:
         """How many rows came with a bucket's metadata and are not loaded yet."""
-        return sum(
-            int(bucket.table.row_ends[len(bucket.first_segments) - 1])
-            for bucket in self.storage_lane.work.values()
-            if bucket.first_segments and bucket.table is not None
-        )
+        return sum(self._held_rows.values())
+
+    def hold_first_segments(self, bucket: Bucket, segments: Sequence[bytes]) -> None:
+        """Keep segments that came with the metadata, until they are loaded."""
+        assert bucket.table is not None
+        if segments:
+            bucket.first_segments = segments
+            self._held_rows[bucket.serial] = bucket.table.rows_before(bucket.table.spans_of(len(segments)))
+
+    def drop_first_segments(self, bucket: Bucket) -> Sequence[bytes]:
+        """Return what was kept, and keep it no longer."""
+        segments, bucket.first_segments = bucket.first_segments, ()
+        self._held_rows.pop(bucket.serial, None)
+        return segments
 
     # Entry points: buckets come, buckets go.
 
-    def seal(self, ledgers: LedgerRange, queue: DueQueue) -> None:
-        """Make a bucket of the mutable bucket's rows; they are served from the queue until it is durable."""
+    def seal(self, ledgers: LedgerRange, rows: Holding) -> None:
+        """Make a bucket of the mutable bucket's rows; they are served from memory until it is durable."""
         bucket = self.new_bucket(ledgers, free_key(ledgers, self.keys()), BucketState.SEALING)
-        bucket.parts = queue.rows_of()
-        bucket.resident = queue
+        if len(rows.queue) != rows.members.count:
+            # A position was added twice, or refused: not every row is one to be stored.
+            bucket.tracked_parts = rows.members.copy()
+        bucket.parts = rows.queue.rows_of()
+        bucket.resident = rows
+        rows.is_popped = False
+        if self.index.settled:
+            self.index.unsettle(rows.members)
+        if rows.members.common_count(self.index.shared.members):
+            self.doubts.mark(bucket)
         self.ending[bucket.serial] = bucket
-        self.index.residents.append(queue)
+        self.index.residents.append(rows)
 
     def recover(self, properties: Iterable[BucketProperty], foreign_ids: Iterable[int], now_ms: int) -> None:
         """Begin to recover the buckets that the cursor's properties name."""
@@ -128,11 +177,10 @@ class BucketSet:
             bucket.bucket_id = named.bucket_id
             bucket.has_property = True
             bucket.needed_since_ms = now_ms
-            if bucket.is_unread:
-                self._unread[bucket.serial] = bucket
+            if state is BucketState.RECOVERING:
+                self._recovering[bucket.serial] = bucket
             if bucket.ledgers.last_ledger_id < self.index.first_ledger_id:
                 self.remove(bucket)
-        self.index.watch_settled(self.has_recovering)
         self.is_sweep_wanted = True
         self.is_dirty = True
 
@@ -141,28 +189,32 @@ class BucketSet:
         for bucket in list(self.buckets.values()):
             if bucket.ledgers.last_ledger_id < self.index.first_ledger_id:
                 self.remove(bucket)
+            elif bucket.ledgers.first_ledger_id < self.index.first_ledger_id:
+                bucket.unread.trim(self.index.first_ledger_id)
+                self._unread_count = None
 
     def clear(self) -> None:
         """Remove every bucket."""
         for bucket in list(self.buckets.values()):
             self.remove(bucket)
         self.untracked.clear()
+        self.untracked_ranges.clear()
 
     def remove(self, bucket: Bucket) -> None:
         """Stop serving a bucket and delete what is stored of it, now or when its action in flight is over."""
-        self.is_dirty = True
-        self._barrier = None
+        self.changed()
         if bucket.state in NOT_SERVED:
             return
         if bucket.merging_into is not None:
             self.remove(self.buckets[bucket.merging_into])
         self.unpin(bucket)
         if bucket.resident is not None and bucket.resident in self.index.residents:
-            self.index.release(bucket.resident, None)
+            self.index.residents.remove(bucket.resident)
         bucket.resident = None
         bucket.load = None
-        bucket.undecoded = ()
-        bucket.first_segments = ()
+        self.drop_first_segments(bucket)
+        bucket.unread.forget()
+        self.ranges.discard(bucket.serial, bucket.ledgers)
         if bucket.state in (BucketState.SEALING, BucketState.MERGING, BucketState.REGISTERING) and bucket.work:
             bucket.is_doomed = True
             return
@@ -191,7 +243,17 @@ class BucketSet:
         self.buckets[bucket.serial] = bucket
         self._join_lane(bucket)
         self.changed()
+        if state in (BucketState.SEALING, BucketState.RECOVERING):
+            self.serve(bucket)
         return bucket
+
+    def serve(self, bucket: Bucket) -> None:
+        """Let a bucket count; where its range overlaps another's, one position may be in both."""
+        others = [self.buckets[serial] for serial in self.ranges.overlapping(bucket.ledgers)]
+        if others:
+            for doubtful in (bucket, *others):
+                self.doubts.mark(doubtful)
+        self.ranges.add(bucket.serial, bucket.ledgers)
 
     def keys(self) -> set[str]:
         """Return the property keys that no new bucket may have."""
@@ -205,6 +267,7 @@ class BucketSet:
         """Note that `plan` and the barrier have to look again."""
         self.is_dirty = True
         self._barrier = None
+        self._unread_count = None
 
     def note_time(self, now_ms: int) -> None:
         """Note what time it is; when the clock was put back, what waits for a time it has left waits no longer."""
@@ -212,6 +275,7 @@ class BucketSet:
             self.merge_retry_at_ms = self.sweep_retry_at_ms = -1
             self.storage_lane.forget_wait()
             self.property_lane.forget_wait()
+            self.questions.forget_wait()
             for bucket in self.buckets.values():
                 bucket.forget_waits(now_ms)
             self.barrier_changed()
@@ -226,14 +290,11 @@ class BucketSet:
         """Move a bucket to a state and to the lane of its action."""
         self.storage_lane.work.pop(bucket.serial, None)
         self.property_lane.work.pop(bucket.serial, None)
-        was_recovering = bucket.state is BucketState.RECOVERING
         bucket.move_to(state)
-        bucket.parts = ()
+        bucket.parts, bucket.tracked_parts = (), None
         if state is BucketState.GONE:
             del self.buckets[bucket.serial]
         self._join_lane(bucket)
-        if was_recovering:
-            self.index.watch_settled(self.has_recovering)
         self.changed()
 
     def _join_lane(self, bucket: Bucket) -> None:
@@ -253,8 +314,8 @@ class BucketSet:
 
     def note_popped(self) -> None:
         """Look at the buckets again if what was handed out may have exhausted one, or made room for a load."""
-        is_room = self.index.shared.next_ms > self.next_exhaustion_ms
-        if is_room or any(queue.next_ms == NEVER for queue in self.index.residents):
+        is_room = self.index.shared.queue.next_ms > self.next_exhaustion_ms
+        if is_room or any(resident.queue.next_ms == NEVER for resident in self.index.residents):
             self.is_dirty = True
 
     # How far hand-out may go, and when to look again.
@@ -278,11 +339,11 @@ class BucketSet:
 
     def _holding_up(self) -> Generator[Bucket]:
         """Yield the buckets in order of their barriers."""
-        for bucket in list(self._unread.values()):
-            if bucket.is_unread:
+        for bucket in list(self._recovering.values()):
+            if bucket.state is BucketState.RECOVERING:
                 yield bucket
             else:
-                del self._unread[bucket.serial]
+                del self._recovering[bucket.serial]
         yield from self.frontier.in_order()
 
     def progressed(self, bucket: Bucket) -> None:
@@ -308,9 +369,10 @@ class BucketSet:
                     wakeup_ms = min(wakeup_ms, max(earliest_ms, bucket.work_retry_at_ms))
         storage_ms = self.storage_lane.earliest_start_ms()
         if storage_ms != NEVER:
-            wakeup_ms = min(wakeup_ms, max(storage_ms, self.next_load_ms))
+            wakeup_ms = min(wakeup_ms, max(storage_ms, min(self.next_load_ms, self.questions.next_read_ms)))
             if self.is_sweep_wanted and self.sweep is None and not self.is_creating:
                 wakeup_ms = min(wakeup_ms, max(storage_ms, self.sweep_retry_at_ms))
+        wakeup_ms = min(wakeup_ms, self.questions.next_cooling_ms)
         if self.config.bucket_count_max > 0 and now_ms < self.merge_retry_at_ms:
             wakeup_ms = min(wakeup_ms, self.merge_retry_at_ms)
         barrier = self.barrier(now_ms)
@@ -340,9 +402,16 @@ class BucketSet:
             assert in_lane == (bucket.state not in _STATE_IS_IDLE)
             assert (bucket.merging_into is not None) <= (bucket.merging_into in self.buckets)
             assert all(self.buckets[source].merging_into == serial for source in bucket.sources)
-            assert not bucket.is_unread or serial in self._unread
+            assert bucket.state is not BucketState.RECOVERING or serial in self._recovering
+            assert bucket.unread.known is None or serial in self.questions.warm
             is_ending = bucket.resident is not None or (bucket.state is BucketState.SEALED and bucket.is_fully_loaded)
             assert not is_ending or serial in self.ending
+        for bucket in self.served():
+            assert bucket.serial in self.ranges.covering(bucket.ledgers.first_ledger_id)
+        assert len(self.ranges) == sum(1 for _ in self.served())
+        self.ranges.check()
+        self.doubts.check()
+        assert self.unread_count == sum(bucket.unread.count for bucket in self.buckets.values())
         self.frontier.check()
         for lane in (self.storage_lane, self.property_lane):
             assert lane.work.keys() <= self.buckets.keys()

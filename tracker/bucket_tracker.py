@@ -7,7 +7,7 @@ calls are awaited; no add and no poll ever waits for either.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 
 import numpy as np
@@ -15,18 +15,20 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.actions import (
     Action,
     ActionFailed,
-    BitmapsUnited,
     Event,
     LoadSegments,
     MergeBuckets,
+    MetadataRead,
+    PositionsRead,
     ReadMetadata,
+    ReadPositions,
     SegmentsLoaded,
-    UniteBitmaps,
 )
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
@@ -74,7 +76,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._now_ms = now_ms
         # Jitter only: nothing here needs to be unpredictable, and a seed makes a run repeatable.
         self._core = TrackerCore(
-            config, acknowledged_in=context.cursor.acknowledged_in, rng=rng if rng is not None else Random()
+            config,
+            acknowledged_in=context.cursor.acknowledged_in,
+            rng=rng if rng is not None else Random(),
+            keeps_positions=context.keeps_positions,
         )
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
@@ -122,11 +127,15 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         """See base."""
-        return self._core.contains_message(ledger_id, entry_id)
+        is_tracked = self._core.contains_message(ledger_id, entry_id)
+        self._turn_if_asked()
+        return is_tracked
 
     def tracked_in(self, ledger_id: int) -> BitMap | None:
         """See base."""
-        return self._core.tracked_in(ledger_id)
+        tracked = self._core.tracked_in(ledger_id)
+        self._turn_if_asked()
+        return tracked
 
     def tracked_ledger_ids(self) -> list[int]:
         """Return the ledgers in which something is tracked, in no order."""
@@ -134,11 +143,17 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def is_recovering(self, ledger_id: int) -> bool:
         """See base."""
-        return self._core.is_recovering(ledger_id)
+        is_recovering = self._core.is_recovering(ledger_id)
+        self._turn_if_asked()
+        return is_recovering
 
     def take_untracked(self) -> Mapping[int, BitMap]:
         """See base."""
         return self._core.take_untracked()
+
+    def take_untracked_ranges(self) -> Sequence[LedgerRange]:
+        """See base."""
+        return self._core.take_untracked_ranges()
 
     def has_message_available(self) -> bool:
         """See base."""
@@ -244,6 +259,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._turn_handle is None and not self._is_closed:
             self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
+    def _turn_if_asked(self) -> None:
+        """Read what a question was about and is not known."""
+        if self._core.is_dirty:
+            self._turn_soon()
+
     def _turn(self) -> None:
         """Bring everything up to date, once per turn of the loop, whatever happened in it."""
         self._turn_handle = None
@@ -321,7 +341,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             counters.note_success(max(0, now_ms - started_at_ms))
         self._core.handle(event, now_ms=now_ms)
         # Ranges that became readable are news, as is anything due.
-        is_readable = isinstance(event, SegmentsLoaded | BitmapsUnited)
+        is_readable = isinstance(event, SegmentsLoaded | PositionsRead | MetadataRead)
         self._is_news = self._is_news or is_readable
         self._turn_soon()
 
@@ -340,7 +360,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             logger.log(level, "%s: %s failed: %s", self._name, what, error or type(error).__name__)
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
-        is_read = isinstance(action, ReadMetadata | UniteBitmaps | LoadSegments | MergeBuckets)
+        is_read = isinstance(action, ReadMetadata | ReadPositions | LoadSegments | MergeBuckets)
         return ActionFailed(action, is_read and is_lost(error), str(error))
 
     async def _wait_for(self, is_met: Callable[[], bool], timeout_ms: int) -> bool:

@@ -10,19 +10,21 @@ snapshot is deleted before (4) its property is removed. A crash after 1 leaves a
 which recovery finds by listing; a crash after 3 leaves a property that names nothing, which recovery removes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 import numpy as np
+from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
-from snapshot_storage.codec import SegmentMetadata
 from snapshot_storage.columns import DelayedIndexes
 from tracker.actions import Action, LoadSegments, SegmentTable
-from tracker.due_queue import NEVER, DueQueue, RowKey
+from tracker.due_queue import NEVER, RowKey
+from tracker.index import Holding
 from tracker.membership import LEDGER_ID_MAX
+from tracker.unread import UnreadPositions
 
 
 class BucketState(Enum):
@@ -35,7 +37,7 @@ class BucketState(Enum):
     REGISTERING = "registering"
     """The snapshot is durable; the property is being written. Rows are served as before."""
     RECOVERING = "recovering"
-    """A property named it; which positions it tracks is not known yet."""
+    """A property named it; which segments it has is not known yet."""
     SEALED = "sealed"
     """Snapshot and property are durable; segments are loaded when their time comes."""
     DELETING = "deleting"
@@ -60,9 +62,6 @@ TRANSITIONS: Final[dict[BucketState, frozenset[BucketState]]] = {
 NOT_SERVED: Final = frozenset({BucketState.DELETING, BucketState.UNREGISTERING, BucketState.GONE})
 """States in which a bucket counts no more."""
 
-FROM_SEGMENTS: Final = frozenset({BucketState.RECOVERING, BucketState.SEALED})
-"""States in which rows are served from loaded segments."""
-
 
 @dataclass(slots=True, eq=False)
 class Bucket:
@@ -77,26 +76,30 @@ class Bucket:
     bucket_id: int | None = None
     size_bytes: int = 0
     table: SegmentTable | None = None
-    """The snapshot's segments; None while recovery has not read the metadata."""
+    """The snapshot's segments, in spans; None while recovery has not read the metadata."""
 
     parts: Sequence[DelayedIndexes] = ()
     """The rows to be stored, until they are."""
-    resident: DueQueue | None = None
+    tracked_parts: Mapping[int, BitMap] | None = None
+    """Which of the rows to store; None is all."""
+    resident: Holding | None = None
     """The rows from which it is served, until snapshot and property are durable."""
     sources: tuple[int, ...] = ()
     """Serials of the buckets that are merged into this one, until it has taken over."""
     merging_into: int | None = None
     """Serial of the bucket that this one is being merged into; until it has taken over, this one stays."""
-    undecoded: Sequence[SegmentMetadata] = ()
-    """Segments whose bitmaps recovery has not united yet."""
 
     first_segments: Sequence[bytes] = ()
     """Segments 1 to k as they came with the metadata, until they are loaded."""
-    loaded_segments: int = 0
+    loaded_spans: int = 0
     loaded_key: RowKey | None = None
     """The last row that was loaded, if any was."""
     needed_since_ms: int | None = None
-    """When the next segment, or the metadata, was first wanted; None when nothing is."""
+    """When the next span, or the metadata, was first wanted; None when nothing is."""
+    unread: UnreadPositions = field(default_factory=UnreadPositions)
+    """What is known of the positions that are not loaded."""
+    doubt_ms: int = -1
+    """Rows up to this time may be handed out from elsewhere before they are loaded (`Doubts`)."""
 
     work: Action | None = None
     """The state's own action, while it is in flight."""
@@ -115,7 +118,7 @@ class Bucket:
 
     def forget_waits(self, now_ms: int) -> None:
         """Let what waits for another try begin at once: the clock was put back to `now_ms`."""
-        self.work_retry_at_ms = self.load_retry_at_ms = -1
+        self.work_retry_at_ms = self.load_retry_at_ms = self.unread.retry_at_ms = -1
         if self.merge_retry_at_ms != NEVER:
             self.merge_retry_at_ms = -1
         if self.needed_since_ms is not None:
@@ -144,19 +147,32 @@ class Bucket:
         return self.ledgers.first_ledger_id <= ledger_id <= self.ledgers.last_ledger_id
 
     @property
-    def is_unread(self) -> bool:
-        """Whether recovery has not read its metadata."""
-        return self.state is BucketState.RECOVERING and self.table is None
-
-    @property
     def is_fully_loaded(self) -> bool:
         """Whether every row of its snapshot is in memory or was handed out."""
-        return self.table is not None and self.loaded_segments == len(self.table)
+        return self.table is not None and self.loaded_spans == len(self.table)
 
     @property
     def has_unloaded(self) -> bool:
         """Whether it is served from segments, and some are still to be loaded."""
-        return self.state in FROM_SEGMENTS and self.table is not None and not self.is_fully_loaded
+        return self.state is BucketState.SEALED and not self.is_fully_loaded
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether it is known which positions it tracks, beside those in memory."""
+        if self.state is BucketState.SEALED:
+            return self.unread.known is not None or self.is_fully_loaded
+        return self.state is not BucketState.RECOVERING
+
+    def may_hold(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether a position may be in a segment that is still to be loaded, as far as that is known."""
+        if self.unread.known is not None:
+            return self.unread.known.contains(ledger_id, entry_id)
+        return not (self.state is BucketState.SEALED and self.is_fully_loaded)
+
+    @property
+    def rows_left(self) -> int:
+        """How many rows its snapshot has beyond those that are loaded."""
+        return 0 if self.table is None else self.table.row_count - self.table.rows_before(self.loaded_spans)
 
     @property
     def next_segment_ms(self) -> int:
@@ -165,7 +181,13 @@ class Bucket:
             return -1
         if self.is_fully_loaded:
             return NEVER
-        return int(self.table.first_times[self.loaded_segments])
+        return int(self.table.first_times[self.loaded_spans])
+
+    @property
+    def last_loaded_ms(self) -> int:
+        """The time of the last row that is loaded, -1 if none is."""
+        assert self.table is not None
+        return int(self.table.last_times[self.loaded_spans - 1]) if self.loaded_spans else -1
 
     @property
     def last_ms(self) -> int:
@@ -175,11 +197,11 @@ class Bucket:
 
     @property
     def barrier(self) -> RowKey:
-        """The last row that may be handed out before the next segment is loaded.
+        """The last row that may be handed out before the next span is loaded.
 
-        Rows of one time may be in two segments; then it is the last row loaded of that time. Otherwise it is just
-        before the bucket's first ledger at the next segment's time: of many buckets that are due at one instant, the
-        first can be handed out while the others are not loaded.
+        Rows of one time may be in two spans; then it is the last row loaded of that time. Otherwise it is just before
+        the bucket's first ledger at the next span's time: of many buckets that are due at one instant, the first can
+        be handed out while the others are not loaded.
         """
         next_ms = self.next_segment_ms
         if self.loaded_key is not None and self.loaded_key.deliver_at_ms == next_ms:
@@ -189,26 +211,26 @@ class Bucket:
     def segments_to_load(self, through_ms: int, row_count_max: int) -> tuple[int, int]:
         """Return the numbers of the first and last segment of the next load, counted from 1.
 
-        At least one; further ones as long as they begin by `through_ms` and the rows stay within the limit. With
+        At least one span; further ones as long as they begin by `through_ms` and the rows stay within the limit. With
         widely spread times a segment has few rows, and one call each would be most of the cost.
         """
         assert self.table is not None
-        first = self.loaded_segments
-        rows_before = int(self.table.row_ends[first - 1]) if first else 0
+        first = self.loaded_spans
         by_time = int(self.table.first_times.searchsorted(through_ms, "right"))
-        by_rows = int(self.table.row_ends.searchsorted(rows_before + row_count_max, "right"))
-        return first + 1, max(first + 1, min(by_time, by_rows))
+        by_rows = int(self.table.row_ends.searchsorted(self.table.rows_before(first) + row_count_max, "right"))
+        end = max(first + 1, min(by_time, by_rows))
+        return self.table.segments_before(first) + 1, self.table.segments_before(end)
 
-    def segments_before(self, time_ms: int) -> int:
-        """Return how many leading segments end before a time, with no row of theirs at the next one's start."""
+    def spans_before(self, time_ms: int) -> int:
+        """Return how many leading spans end before a time, with no row of theirs at the next one's start."""
         assert self.table is not None
         count = int(self.table.last_times.searchsorted(time_ms, "left"))
         while 0 < count < len(self.table) and self.table.last_times[count - 1] == self.table.first_times[count]:
             count -= 1
         return count
 
-    def segments_through(self, time_ms: int) -> int:
-        """Return how many leading segments hold all rows up to a time, and whole times only."""
+    def spans_through(self, time_ms: int) -> int:
+        """Return how many leading spans hold all rows up to a time, and whole times only."""
         assert self.table is not None
         count = int(self.table.first_times.searchsorted(time_ms, "right"))
         while 0 < count < len(self.table) and self.table.last_times[count - 1] == self.table.first_times[count]:
@@ -227,21 +249,28 @@ class Bucket:
         if self.state is BucketState.SEALED:
             assert self.has_property
             assert self.table is not None
-            assert not self.undecoded
             assert not self.is_doomed
-        if self.state not in FROM_SEGMENTS:
+        else:
             assert self.load is None
+        if not self.has_unloaded:
+            assert self.unread.known is None
+        if self.unread.known is not None:
+            self.unread.known.check()
+            assert self.unread.count <= self.unread.known.count
+            assert all(self.covers(ledger_id) for ledger_id in self.unread.known.bitmaps)
         if self.table is not None:
             assert is_in_order(self.table)
-            assert 0 <= self.loaded_segments <= len(self.table)
+            assert 0 <= self.loaded_spans <= len(self.table)
+            assert 0 <= self.unread.count <= self.rows_left
 
 
 def is_in_order(table: SegmentTable) -> bool:
-    """Whether no segment begins before the one before it has ended; no snapshot may be otherwise."""
+    """Whether no span begins before the one before it has ended; no snapshot may be otherwise."""
     return bool(
         (table.first_times <= table.last_times).all()
         and (table.last_times[:-1] <= table.first_times[1:]).all()
         and (np.diff(table.row_ends) >= 0).all()
+        and (np.diff(table.segment_ends) > 0).all()
     )
 
 

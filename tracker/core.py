@@ -26,8 +26,8 @@ from tracker.actions import Action, Event
 from tracker.bucket_set import BucketSet, total_size_bytes
 from tracker.buckets import BucketState
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.due_queue import NEVER, DueQueue, last_key_at
-from tracker.index import Index
+from tracker.due_queue import NEVER, last_key_at
+from tracker.index import Holding, Index
 from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of
 from tracker.recovery import BucketProperties, read_properties
 
@@ -42,10 +42,17 @@ LEAD_MS_UNLIMITED: Final = 2**62
 class TrackerCore:
     """The bucket tracker without its I/O; belongs to one caller at a time."""
 
-    def __init__(self, config: TrackerConfig, *, acknowledged_in: Callable[[int], BitMap], rng: Random) -> None:
+    def __init__(
+        self,
+        config: TrackerConfig,
+        *,
+        acknowledged_in: Callable[[int], BitMap],
+        rng: Random,
+        keeps_positions: bool = False,
+    ) -> None:
         self._config = config
         self._index = Index(acknowledged_in)
-        self._buckets = BucketSet(config, self._index, rng)
+        self._buckets = BucketSet(config, self._index, rng, keeps_positions=keeps_positions)
         self._row_count_max = config.index_count_per_bucket_max
         if self._row_count_max == UNLIMITED:
             # What rows without a snapshot may take is a limit for a ledger that never ends, too.
@@ -68,15 +75,19 @@ class TrackerCore:
         """
         if not (0 <= entry_id <= ENTRY_ID_MAX and 0 <= ledger_id <= LEDGER_ID_MAX):
             raise _position_error(ledger_id, entry_id)
-        if deliver_at_ms <= now_ms + self._buckets.lead_ms or deliver_at_ms < 0:
+        if deliver_at_ms < 0:
+            # It never had a delay, so nothing of it is anywhere.
+            return False
+        if deliver_at_ms <= now_ms + self._buckets.lead_ms:
             self._refuse(ledger_id, entry_id)
             return False
         if ledger_id != self._ledger_id or self._adds_before_cap <= 0:
             self._make_room(ledger_id)
         self._adds_before_cap -= 1
-        self._index.members.add(ledger_id, entry_id)
+        mutable = self._index.mutable
+        mutable.members.add(ledger_id, entry_id)
         # The largest number stands for "never" in the queues.
-        self._index.mutable.push(deliver_at_ms if deliver_at_ms < NEVER else NEVER - 1, ledger_id, entry_id)
+        mutable.queue.push(deliver_at_ms if deliver_at_ms < NEVER else NEVER - 1, ledger_id, entry_id)
         return True
 
     def add_messages(
@@ -95,7 +106,7 @@ class TrackerCore:
         _check_positions(ledgers, entries)
         is_late = times > max(-1, now_ms + self._buckets.lead_ms)
         if not is_late.all():
-            for row in np.flatnonzero(~is_late).tolist():
+            for row in np.flatnonzero(~is_late & (times >= 0)).tolist():
                 self._refuse(int(ledgers[row]), int(entries[row]))
             ledgers, entries, times = ledgers[is_late], entries[is_late], times[is_late]
         # Ledger by ledger, since a seal comes between two ledgers.
@@ -114,15 +125,18 @@ class TrackerCore:
                 self._make_room(ledger_id)
             end = min(len(entries), start + self._adds_before_cap)
             self._adds_before_cap -= end - start
-            self._index.members.unite(ledger_id, bitmap_of(entries[start:end]))
+            mutable = self._index.mutable
+            mutable.members.unite(ledger_id, bitmap_of(entries[start:end]))
             times_ms = np.minimum(times[start:end], NEVER - 1)
-            self._index.mutable.push_rows(times_ms, ledgers[start:end], entries[start:end])
+            mutable.queue.push_rows(times_ms, ledgers[start:end], entries[start:end])
             start = end
 
     def _refuse(self, ledger_id: int, entry_id: int) -> None:
         """A message that is due is delivered by whoever offered it: forget it, here and in what is recovered."""
-        self._index.members.discard(ledger_id, entry_id)
-        self._index.settle_one(ledger_id, entry_id)
+        for bucket in self._buckets.covering(ledger_id):
+            if bucket.may_hold(ledger_id, entry_id):
+                self._buckets.doubts.mark(bucket)
+        self._index.refuse(ledger_id, entry_id)
 
     def _make_room(self, ledger_id: int) -> None:
         """Let the mutable bucket take a row of this ledger: seal what it holds before, if it is time.
@@ -131,9 +145,12 @@ class TrackerCore:
         """
         is_next = ledger_id != self._ledger_id and self._ledger_id != _NO_LEDGER
         if (self._adds_before_cap <= 0 and self._is_at_cap()) or (
-            is_next and len(self._index.mutable) >= self._config.index_count_per_bucket_min
+            is_next and len(self._index.mutable.queue) >= self._config.index_count_per_bucket_min
         ):
             self._seal()
+        for bucket in self._buckets.covering(ledger_id):
+            # It may have a position that is added again.
+            self._buckets.doubts.mark(bucket)
         self._ledger_id = ledger_id
         is_first = self._first_ledger_id == _NO_LEDGER
         self._first_ledger_id = ledger_id if is_first else min(self._first_ledger_id, ledger_id)
@@ -141,56 +158,65 @@ class TrackerCore:
 
     def _is_at_cap(self) -> bool:
         """Whether the mutable bucket is as large as it may get; adds that came due since do not count."""
-        room = self._row_count_max - len(self._index.mutable)
+        room = self._row_count_max - len(self._index.mutable.queue)
         self._adds_before_cap = max(0, room)
         return room <= 0
 
     def _seal(self) -> None:
         """Freeze the mutable bucket's columns; sorting, encoding and storing happen elsewhere."""
-        if len(self._index.mutable):
+        if self._index.mutable.members.count:
             self._buckets.seal(LedgerRange(self._first_ledger_id, self._last_ledger_id), self._index.mutable)
         self._reset_mutable()
 
     def _reset_mutable(self) -> None:
-        self._index.mutable = DueQueue()
+        self._index.mutable = Holding()
         self._first_ledger_id = self._last_ledger_id = self._ledger_id = _NO_LEDGER
         self._adds_before_cap = self._row_count_max
 
     # Asking.
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether a position is tracked."""
-        return self._index.members.contains(ledger_id, entry_id)
+        """Whether a position is tracked; False also where that is not known yet, see `is_recovering`."""
+        if self._index.contains(ledger_id, entry_id):
+            return True
+        return 0 <= entry_id <= ENTRY_ID_MAX and any(entry_id in ids for ids in self._buckets.bitmaps_of(ledger_id))
 
     def tracked_in(self, ledger_id: int) -> BitMap | None:
-        """Return the tracked entry ids of a ledger, for reading only, or None."""
-        return self._index.members.bitmaps.get(ledger_id)
+        """Return the tracked entry ids of a ledger as far as they are known, for reading only, or None."""
+        bitmaps = self._index.bitmaps_of(ledger_id) + self._buckets.bitmaps_of(ledger_id)
+        if len(bitmaps) > 1:
+            return BitMap.union(*bitmaps)
+        return bitmaps[0] if bitmaps else None
 
     def tracked_ledger_ids(self) -> list[int]:
-        """Return the ledgers in which something is tracked, in no order."""
-        return list(self._index.members.bitmaps)
+        """Return the ledgers in which something is tracked, in no order; as far as they are known."""
+        return list(self._index.ledger_ids() | self._buckets.known_ledger_ids())
 
     def is_recovering(self, ledger_id: int) -> bool:
-        """Whether it is not known yet what is tracked in a ledger."""
+        """Whether it is not known yet what is tracked in a ledger; to ask is to want to know."""
         return self._buckets.is_recovering(ledger_id)
 
     @property
     def message_count(self) -> int:
-        """How many positions are tracked, as far as they are known."""
-        return self._index.members.count
+        """How many messages are tracked.
+
+        Exact, but where one position is in two places (added again after a seal, or in two snapshots after a crash in
+        a merge) it counts twice until one of the two is loaded; and what was acknowledged or trimmed before a restart
+        counts until its segment is loaded or its ledger asked for.
+        """
+        return self._index.position_count + self._buckets.unread_count
 
     def has_due(self, *, now_ms: int) -> bool:
         """Whether `pop_due` may have something to give."""
         cutoff_ms = now_ms + self._buckets.lead_ms
-        if self._index.next_ms > cutoff_ms or not self._index.members.count:
+        if self._index.next_ms > cutoff_ms or not self._index.position_count:
             return False
         return self._index.has_row_through(min(last_key_at(cutoff_ms), self._buckets.barrier(now_ms)))
 
     def next_delivery_ms(self) -> int | None:
         """Return when the next message is due, None if nothing is tracked; never later than it is."""
-        if not self._index.members.count:
-            return None
-        next_ms = min(self._index.next_ms, self._buckets.earliest_unloaded_ms())
+        loaded_ms = self._index.next_ms if self._index.position_count else NEVER
+        next_ms = min(loaded_ms, self._buckets.earliest_unloaded_ms())
         return None if next_ms == NEVER else next_ms
 
     def first_withheld_ms(self, *, now_ms: int) -> int | None:
@@ -212,6 +238,12 @@ class TrackerCore:
         untracked = self._buckets.untracked
         self._buckets.untracked = {}
         return untracked
+
+    def take_untracked_ranges(self) -> list[LedgerRange]:
+        """Return ranges of ledgers that are to be read from the log again, once."""
+        ranges = self._buckets.untracked_ranges
+        self._buckets.untracked_ranges = []
+        return ranges
 
     def take_losses(self) -> list[tuple[str, str]]:
         """Return property key and reason of buckets that were given up, once."""
@@ -275,13 +307,13 @@ class TrackerCore:
         if first_ledger_id == self._index.first_ledger_id:
             return
         if first_ledger_id > self._index.first_ledger_id:
-            self._index.drop_ledgers(_NO_LEDGER, first_ledger_id - 1)
+            self._index.trim(first_ledger_id)
         self._index.first_ledger_id = first_ledger_id
         self._buckets.trim()
 
     def seal(self, *, index_count_min: int) -> None:
         """Seal the mutable bucket now, if it holds at least so many indexes; for closing."""
-        if len(self._index.mutable) >= max(1, index_count_min):
+        if len(self._index.mutable.queue) >= max(1, index_count_min):
             self._seal()
 
     def clear(self) -> int:
@@ -340,10 +372,7 @@ class TrackerCore:
         assert (self._first_ledger_id == _NO_LEDGER) == (self._last_ledger_id == _NO_LEDGER)
         assert self._first_ledger_id <= self._last_ledger_id
         if self._first_ledger_id == _NO_LEDGER:
-            assert not len(self._index.mutable)
-        # Whatever is tracked has a row in memory, or a bucket that will bring it.
-        if not self._buckets.buckets:
-            assert self._index.members.count <= self._index.row_count
+            assert not len(self._index.mutable.queue)
 
 
 def _column(values: ArrayLike) -> Int64Array:

@@ -6,7 +6,7 @@ I/O except `clear` and `close`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
+from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
 
 Int64Array = NDArray[np.int64]
@@ -64,6 +65,9 @@ class TrackerContext:
     due, a segment was loaded, a ledger range was recovered, or positions must be read again."""
     tick_time_ms: int | None = None
     """The topic's own tick; None means the configuration's."""
+    keeps_positions: bool = False
+    """Whether all that is tracked is to be known at any time; what is delayed is not bounded by memory only without it.
+    For a shared index, whose views have to agree on it."""
     is_active: bool = True
     """Whether the topic heeds delivery times now; see `set_active`."""
     has_taken: Callable[[Int64Array, Int64Array], NDArray[np.bool_]] = _has_taken_nothing
@@ -91,11 +95,14 @@ class DelayedDeliveryTracker(ABC):
 
     @abstractmethod
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether a position is tracked, so that a normal read must skip it."""
+        """Whether a position is tracked, so that a normal read must skip it; as far as that is known."""
 
     @abstractmethod
     def tracked_in(self, ledger_id: int) -> BitMap | None:
-        """Return the tracked entry ids of a ledger, for reading only; what a discontinuous read skips."""
+        """Return the tracked entry ids of a ledger, for reading only; what a discontinuous read skips.
+
+        As far as they are known, see `is_recovering`. A tracked message that is added again is handed out once.
+        """
 
     def tracked_meanwhile(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_] | None:
         """Return which positions that a read brought are tracked all the same, None if there are none.
@@ -106,7 +113,11 @@ class DelayedDeliveryTracker(ABC):
         return None
 
     def is_recovering(self, ledger_id: int) -> bool:
-        """Whether the ledger's range is still being recovered: do not read it yet."""
+        """Whether it is not known yet which entries of a ledger are tracked: do not read it from its start.
+
+        After a restart, and where the ledger's part of the index has not been asked about for a while. To ask is to
+        want to know: it is read, and `on_available` is called when it is there.
+        """
         del ledger_id
         return False
 
@@ -116,6 +127,14 @@ class DelayedDeliveryTracker(ABC):
         They were neither handed out nor delivered: read them from the log again, and add them.
         """
         return {}
+
+    def take_untracked_ranges(self) -> Sequence[LedgerRange]:
+        """Return ranges of ledgers of which something is tracked no longer, and it is not known what; once.
+
+        Read them from the log again, and add each delayed message that is neither tracked nor acknowledged, nor in
+        your hands already.
+        """
+        return ()
 
     @abstractmethod
     def has_message_available(self) -> bool:

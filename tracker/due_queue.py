@@ -11,7 +11,8 @@ Rows are never removed by position: who hands rows out drops those that are no l
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,13 @@ POP_ROWS_MIN: Final = 4_096
 
 _FRONT_ROWS_MIN: Final = 512
 """Fewer rows than this from one run are not worth a call when several runs could be merged."""
+
+
+class Rest(Protocol):
+    """Keeps rows that were taken with others."""
+
+    def push_front(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        """Take sorted rows."""
 
 
 class RowKey(NamedTuple):
@@ -246,6 +254,12 @@ class DueQueue:
         assert not self._chunks
         self.next_ms = min((run.head_ms for run in self._runs), default=NEVER)
 
+    def positions(self) -> set[tuple[int, int]]:
+        """Return the position of every row; for checks, O(n) and slow."""
+        parts = [run.columns(len(run.times)) for run in self._runs] + self._chunks
+        pairs = [zip(ledger_ids.tolist(), entry_ids.tolist(), strict=True) for _, ledger_ids, entry_ids in parts]
+        return set(chain(zip(self._ledger_ids, self._entry_ids, strict=True), *pairs))
+
     def check(self) -> None:
         """Assert every invariant of the queue."""
         next_ms = NEVER
@@ -274,7 +288,7 @@ def _sorted_run(parts: Sequence[tuple[Int64Array, Int64Array, Int64Array]]) -> _
 
 
 def pop_sorted(
-    queues: Sequence[DueQueue], through: RowKey, limit: int, *, rest: DueQueue
+    queues: Sequence[DueQueue], through: RowKey, limit: int, *, rest: Rest
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Take the first rows of all queues that are not behind `through`, at most `limit`, in order.
 

@@ -1,56 +1,98 @@
-"""The part of the index that is in memory: which positions are tracked, and the rows that are loaded.
+"""The part of the index that is in memory: rows, and the positions that have one.
 
-Rows are in several queues: the shared one (loaded segments), the mutable bucket's, and those of
-buckets whose snapshot is not durable yet. They are read as one. A row is handed out only if its position is still
-tracked, and doing so ends its being tracked; see `Membership`.
+Rows are in several *holdings*: the shared one (loaded segments, late messages), the mutable bucket's, and those of
+buckets whose snapshot is not durable yet. Each is a queue with the positions that have a row in it; a bucket that
+leaves memory takes both along. They are read as one: a row is handed out if any holding still has its position, and
+then none has it any more. What is in segments that are not loaded is not here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
 from tracker.due_queue import NEVER, DueQueue, RowKey, pop_sorted
 from tracker.membership import Membership, bitmap_of, ledger_groups
 
 Int64Array = NDArray[np.int64]
 
+_NONE = BitMap()
+
+
+class Holding:
+    """Rows, and the positions that have one among them."""
+
+    __slots__ = ("is_popped", "members", "queue")
+
+    def __init__(self) -> None:
+        self.members = Membership()
+        self.queue = DueQueue()
+        self.is_popped = False
+        """Whether rows may have been taken from the front."""
+
+    def check(self) -> None:
+        """Assert every invariant of the holding."""
+        self.members.check()
+        self.queue.check()
+        positions = self.queue.positions()
+        for ledger_id, entry_ids in self.members.bitmaps.items():
+            assert all((ledger_id, entry_id) in positions for entry_id in entry_ids), "a position has no row"
+
 
 class Index:
-    """Membership and queues of one tracker."""
+    """All holdings of one tracker."""
 
     def __init__(self, acknowledged_in: Callable[[int], BitMap]) -> None:
-        self.members = Membership()
-        self.shared = DueQueue()
-        self.mutable = DueQueue()
-        self.residents: list[DueQueue] = []
-        """The queues of buckets that are being sealed."""
+        self.shared = Holding()
+        self.mutable = Holding()
+        self.residents: list[Holding] = []
+        """Those of buckets that are being sealed."""
         self.first_ledger_id = -1
         """Ledgers below this one are of no interest any more: the cursor is past them."""
+        self.watched: Sequence[LedgerRange] = ()
+        """Ranges of which something may be handed out that a bucket has in a segment that is not loaded."""
+        self.settled: dict[int, BitMap] = {}
+        """What was handed out or refused of watched ranges, by ledger."""
         self._acknowledged_in = acknowledged_in
-        self._settled: dict[int, BitMap] | None = None
-        """While buckets are being recovered: what was handed out or refused meanwhile, so that a bucket whose
-        bitmaps come late does not bring it back."""
+        self._is_only_shared = True
 
     @property
-    def queues(self) -> list[DueQueue]:
-        """All queues."""
+    def holdings(self) -> list[Holding]:
+        """All holdings."""
         return [self.shared, self.mutable, *self.residents]
 
     @property
     def next_ms(self) -> int:
         """The earliest time of a row in memory, `NEVER` if there is none."""
-        next_ms = min(self.shared.next_ms, self.mutable.next_ms)
-        for queue in self.residents:
-            next_ms = min(next_ms, queue.next_ms)
+        next_ms = min(self.shared.queue.next_ms, self.mutable.queue.next_ms)
+        for resident in self.residents:
+            next_ms = min(next_ms, resident.queue.next_ms)
         return next_ms
 
     @property
     def row_count(self) -> int:
         """How many rows are in memory, including those of positions that are tracked no more."""
-        return sum(map(len, self.queues))
+        return sum(len(holding.queue) for holding in self.holdings)
+
+    @property
+    def position_count(self) -> int:
+        """How many positions have a row in memory; one that is in two holdings counts twice."""
+        return sum(holding.members.count for holding in self.holdings)
+
+    def contains(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether a position has a row in memory."""
+        return any(holding.members.contains(ledger_id, entry_id) for holding in self.holdings)
+
+    def ledger_ids(self) -> set[int]:
+        """Return the ledgers of which a position has a row in memory."""
+        return {ledger_id for holding in self.holdings for ledger_id in holding.members.bitmaps}
+
+    def bitmaps_of(self, ledger_id: int) -> list[BitMap]:
+        """Return the positions of a ledger that have a row in memory, for reading only."""
+        return [holding.members.bitmaps[ledger_id] for holding in self.holdings if ledger_id in holding.members.bitmaps]
 
     def has_row_through(self, through: RowKey) -> bool:
         """Whether a row is at or before this key."""
@@ -59,99 +101,174 @@ class Index:
             return next_ms < through.deliver_at_ms
         return any(
             run.end_through(through) > run.head
-            for queue in self.queues
-            for run in queue.runs_through(through.deliver_at_ms)
+            for holding in self.holdings
+            for run in holding.queue.runs_through(through.deliver_at_ms)
         )
+
+    # Handing out.
 
     def pop(self, through: RowKey, limit: int) -> DelayedIndexes:
         """Hand out rows at or before the key, in order, each position once."""
         parts: list[DelayedIndexes] = []
         wanted = limit
         while wanted > 0:
-            times, ledger_ids, entry_ids = pop_sorted(self.queues, through, wanted, rest=self.shared)
+            self._is_only_shared = True
+            for holding in (self.mutable, *self.residents):
+                if holding.queue.next_ms <= through.deliver_at_ms:
+                    self._is_only_shared = False
+                    holding.is_popped = True
+            queues = [holding.queue for holding in self.holdings]
+            times, ledger_ids, entry_ids = pop_sorted(queues, through, wanted, rest=self)
             if not len(times):
                 break
-            is_tracked = self.members.take(ledger_ids, entry_ids)
+            is_tracked = self._take(ledger_ids, entry_ids)
             if not is_tracked.all():
                 times, ledger_ids, entry_ids = times[is_tracked], ledger_ids[is_tracked], entry_ids[is_tracked]
             if len(times):
-                self.settle(ledger_ids, entry_ids)
+                if self.watched:
+                    self._settle(ledger_ids, entry_ids)
                 parts.append(DelayedIndexes(times, ledger_ids, entry_ids))
                 wanted -= len(times)
         return DelayedIndexes.concatenate(parts)
 
-    def watch_settled(self, is_watching: bool) -> None:
-        """Begin or stop to remember what is handed out."""
-        if not is_watching:
-            self._settled = None
-        elif self._settled is None:
-            self._settled = {}
+    def push_front(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        """Keep sorted rows that `pop_sorted` took with others: from wherever they are, the shared holding has them."""
+        if not self._is_only_shared:
+            is_tracked = self._take(ledger_ids, entry_ids)
+            times, ledger_ids, entry_ids = times[is_tracked], ledger_ids[is_tracked], entry_ids[is_tracked]
+            if not len(times):
+                return
+            for ledger_id, rows in ledger_groups(ledger_ids):
+                self.shared.members.unite(ledger_id, bitmap_of(entry_ids[rows]))
+        self.shared.queue.push_front(times, ledger_ids, entry_ids)
 
-    def settle(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Note that these positions are not to be tracked by a bucket that is recovered later."""
-        if self._settled is None:
-            return
+    def _take(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
+        """Forget these positions in every holding and return which rows were the first of a tracked one."""
+        memberships = [holding.members for holding in self.holdings if holding.members.bitmaps]
+        if len(memberships) == 1:
+            return memberships[0].take(ledger_ids, entry_ids)
+        is_tracked = np.zeros(len(ledger_ids), np.bool_)
         for ledger_id, rows in ledger_groups(ledger_ids):
-            settled = self._settled.setdefault(ledger_id, BitMap())
-            settled |= bitmap_of(entry_ids[rows])
+            for members in memberships:
+                if ledger_id in members.bitmaps:
+                    is_tracked[rows] |= members.take_in(ledger_id, entry_ids[rows])
+        return is_tracked
 
-    def settle_one(self, ledger_id: int, entry_id: int) -> None:
-        """Note the same of one position."""
-        if self._settled is not None:
-            self._settled.setdefault(ledger_id, BitMap()).add(entry_id)
+    # What must not come back.
 
-    def track_recovered(self, bitmaps: Mapping[int, BitMap]) -> None:
-        """Track what a snapshot says, without what was acknowledged or handed out since it was written."""
-        for ledger_id, entry_ids in bitmaps.items():
-            if ledger_id < self.first_ledger_id:
-                continue
-            entry_ids = entry_ids - self._acknowledged_in(ledger_id)
-            settled = self._settled.get(ledger_id) if self._settled is not None else None
-            self.members.unite(ledger_id, entry_ids if settled is None else entry_ids - settled)
-
-    def track_rows(self, rows: DelayedIndexes) -> None:
-        """Track the positions of rows whose bucket's bitmaps are not known yet."""
-        self.track_recovered(
-            {ledger_id: bitmap_of(rows.entry_ids[group]) for ledger_id, group in ledger_groups(rows.ledger_ids)}
-        )
-
-    def push_shared(self, rows: DelayedIndexes) -> None:
-        """Serve these rows."""
-        self.shared.push_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
-
-    def release(self, resident: DueQueue, through: RowKey | None) -> None:
-        """Stop serving from a sealed bucket's own rows, but for those up to a key."""
-        self.residents.remove(resident)
-        while through is not None:
-            columns = pop_sorted([resident], through, len(resident), rest=self.shared)
-            if not len(columns[0]):
-                break
-            # Copies, so that the columns these are cut from can be freed.
-            self.shared.push_rows(*(column.copy() for column in columns))
-
-    def copy_tracked(self, first_ledger_id: int, last_ledger_id: int) -> dict[int, BitMap]:
-        """Return copies of the bitmaps of a range of ledgers."""
-        return {
-            ledger: self.members.bitmaps[ledger].copy() for ledger in self._ledgers(first_ledger_id, last_ledger_id)
+    def watch(self, ranges: Sequence[LedgerRange]) -> None:
+        """Remember from now on what is handed out of these ranges, and forget the rest."""
+        self.watched = ranges
+        self.settled = {
+            ledger_id: entry_ids for ledger_id, entry_ids in self.settled.items() if self._is_watched(ledger_id)
         }
 
-    def drop_ledgers(self, first_ledger_id: int, last_ledger_id: int) -> dict[int, BitMap]:
-        """Forget a range of ledgers, both ends included, and return what was tracked of it."""
-        return {ledger: self.members.drop_ledger(ledger) for ledger in self._ledgers(first_ledger_id, last_ledger_id)}
+    def _is_watched(self, ledger_id: int) -> bool:
+        return any(first <= ledger_id <= last for first, last in self.watched)
 
-    def _ledgers(self, first_ledger_id: int, last_ledger_id: int) -> list[int]:
-        return [ledger for ledger in self.members.bitmaps if first_ledger_id <= ledger <= last_ledger_id]
+    def _settle(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        for ledger_id, rows in ledger_groups(ledger_ids):
+            if self._is_watched(ledger_id):
+                settled = self.settled.setdefault(ledger_id, BitMap())
+                settled |= bitmap_of(entry_ids[rows])
+
+    def refuse(self, ledger_id: int, entry_id: int) -> None:
+        """Forget a position; whoever offered it has it."""
+        for holding in self.holdings:
+            holding.members.discard(ledger_id, entry_id)
+        if self._is_watched(ledger_id):
+            self.settled.setdefault(ledger_id, BitMap()).add(entry_id)
+
+    def unsettle(self, members: Membership) -> None:
+        """Let these positions come from a snapshot again: they were added again, and go into one."""
+        for ledger_id in self.settled.keys() & members.bitmaps.keys():
+            self.settled[ledger_id] -= members.bitmaps[ledger_id]
+
+    # Rows come and go.
+
+    def take_loaded(self, rows: DelayedIndexes, ledgers: LedgerRange, known: Membership | None) -> int:
+        """Serve rows of a bucket's segments, but for those that are acknowledged, trimmed or settled.
+
+        Args:
+            rows: The rows.
+            ledgers: The bucket's range; rows outside it are not its own.
+            known: The bucket's unread positions, where they are known; the rows' are removed from them.
+
+        Returns:
+            How many positions had no row in the shared holding before.
+        """
+        first, last = max(ledgers.first_ledger_id, self.first_ledger_id), ledgers.last_ledger_id
+        is_own = (rows.ledger_ids >= first) & (rows.ledger_ids <= last)
+        if not is_own.all():
+            rows = rows.take(is_own)
+        members = self.shared.members
+        count_before = members.count
+        for ledger_id, group in ledger_groups(rows.ledger_ids):
+            entry_ids = bitmap_of(rows.entry_ids[group])
+            if known is None:
+                entry_ids -= self._acknowledged_in(ledger_id)
+            else:
+                entry_ids &= known.bitmaps.get(ledger_id, _NONE)
+                known.discard_all(ledger_id, entry_ids)
+            if ledger_id in self.settled:
+                entry_ids -= self.settled[ledger_id]
+            members.unite(ledger_id, entry_ids)
+        self.shared.queue.push_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+        return members.count - count_before
+
+    def unacknowledged(self, bitmaps: Mapping[int, BitMap], ledgers: LedgerRange) -> list[tuple[int, BitMap]]:
+        """Return what of a bucket's bitmaps is within its range, not trimmed and not acknowledged."""
+        first = max(ledgers.first_ledger_id, self.first_ledger_id)
+        return [
+            (ledger_id, entry_ids - self._acknowledged_in(ledger_id))
+            for ledger_id, entry_ids in bitmaps.items()
+            if first <= ledger_id <= ledgers.last_ledger_id
+        ]
+
+    def release(self, resident: Holding, through: RowKey) -> Membership:
+        """Keep a sealed bucket's own rows up to a key, and return the positions of those that leave memory."""
+        self.residents.remove(resident)
+        if through.deliver_at_ms == NEVER:
+            self.shared.members.absorb(resident.members)
+            for part in resident.queue.rows_of():
+                self.shared.queue.push_rows(part.deliver_at_ms, part.ledger_ids, part.entry_ids)
+            return Membership()
+        while True:
+            columns = pop_sorted([resident.queue], through, len(resident.queue), rest=resident.queue)
+            if not len(columns[0]):
+                return resident.members
+            is_tracked = resident.members.take(columns[1], columns[2])
+            # Copies, so that the columns these are cut from can be freed.
+            times, ledger_ids, entry_ids = (column[is_tracked] for column in columns)
+            for ledger_id, rows in ledger_groups(ledger_ids):
+                self.shared.members.unite(ledger_id, bitmap_of(entry_ids[rows]))
+            self.shared.queue.push_rows(times, ledger_ids, entry_ids)
+
+    def copy_loaded(self, ledgers: LedgerRange) -> dict[int, BitMap]:
+        """Return copies of the shared holding's bitmaps of a range of ledgers."""
+        first, last = ledgers
+        return {k: bitmap.copy() for k, bitmap in self.shared.members.bitmaps.items() if first <= k <= last}
+
+    def copy_settled(self, ledgers: LedgerRange) -> dict[int, BitMap]:
+        """Return copies of what was settled in a range of ledgers."""
+        first, last = ledgers
+        return {k: bitmap.copy() for k, bitmap in self.settled.items() if first <= k <= last}
+
+    def trim(self, first_ledger_id: int) -> None:
+        """Forget the ledgers below this one."""
+        for holding in self.holdings:
+            for ledger_id in [ledger for ledger in holding.members.bitmaps if ledger < first_ledger_id]:
+                holding.members.drop_ledger(ledger_id)
 
     def clear(self) -> None:
         """Forget everything."""
-        self.members.bitmaps.clear()
-        self.members.count = 0
-        self.shared, self.mutable, self.residents = DueQueue(), DueQueue(), []
+        self.shared, self.mutable, self.residents = Holding(), Holding(), []
+        self.settled = {}
 
     def check(self) -> None:
         """Assert every invariant of the index."""
-        self.members.check()
-        for queue in self.queues:
-            queue.check()
-        assert self.next_ms == min([queue.next_ms for queue in self.queues], default=NEVER)
-        assert len(set(map(id, self.queues))) == len(self.queues)
+        for holding in self.holdings:
+            holding.check()
+        assert self.next_ms == min(holding.queue.next_ms for holding in self.holdings)
+        assert len(set(map(id, self.holdings))) == len(self.holdings)
+        assert all(self._is_watched(ledger_id) for ledger_id in self.settled)

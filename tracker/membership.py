@@ -1,12 +1,12 @@
-"""Which positions are tracked: one Roaring bitmap of entry ids for each ledger.
+"""Which positions have a row in memory: one Roaring bitmap of entry ids for each ledger.
 
-This is the single truth of a tracker. A row in a queue or a snapshot says *when*; a bit here says *whether*: a
-position is contained, counted and handed out if and only if its bit is set. So a position that was added twice, or
-loaded again after a merge, is handed out once, and forgetting a position is clearing a bit.
+A row in a queue says *when*; a bit here says *whether*: a row without one is stale, and is dropped when its time comes.
+So a position that was added twice, or loaded again after a merge, is handed out once, and forgetting a position is
+clearing a bit. Rows in segments that are not loaded have no bit here; see `unread`.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -58,6 +58,17 @@ def ledger_groups(ledger_ids: Int64Array) -> Iterator[tuple[int, NDArray[np.int6
     for end in ends.tolist():
         yield int(grouped[start]), order[start:end]
         start = end
+
+
+def is_in(bitmaps: Mapping[int, BitMap], ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
+    """Return which rows have their position in these bitmaps."""
+    is_there = np.zeros(len(ledger_ids), np.bool_)
+    for ledger_id, rows in ledger_groups(ledger_ids) if bitmaps else ():
+        entries = entry_ids[rows]
+        found = bitmap_of(entries) & bitmaps[ledger_id] if ledger_id in bitmaps else BitMap()
+        if found:
+            is_there[rows] = np.isin(entries, np.frombuffer(found.to_array(), np.uint32))
+    return is_there
 
 
 class Membership:
@@ -116,6 +127,47 @@ class Membership:
         self.count -= len(bitmap)
         return bitmap
 
+    @classmethod
+    def of(cls, bitmaps: Iterable[tuple[int, BitMap]]) -> "Membership":
+        """Track these positions, ledger by ledger; the bitmaps given are not kept."""
+        members = cls()
+        for ledger_id, entry_ids in bitmaps:
+            members.unite(ledger_id, entry_ids)
+        return members
+
+    @classmethod
+    def union(cls, parts: Iterable["Membership"]) -> "Membership":
+        """Return what any of these tracks; they must not be used any more."""
+        union = cls()
+        for part in parts:
+            union.absorb(part)
+        return union
+
+    def absorb(self, other: "Membership") -> None:
+        """Track everything that another one tracks, which must not be used any more."""
+        if self.bitmaps.keys().isdisjoint(other.bitmaps):
+            self.bitmaps.update(other.bitmaps)
+            self.count += other.count
+            return
+        for ledger_id, entry_ids in other.bitmaps.items():
+            self.unite(ledger_id, entry_ids)
+
+    def common_count(self, other: "Membership") -> int:
+        """Return how many positions are tracked by both."""
+        return sum(
+            self.bitmaps[ledger_id].intersection_cardinality(other.bitmaps[ledger_id])
+            for ledger_id in self.bitmaps.keys() & other.bitmaps.keys()
+        )
+
+    def copy(self) -> dict[int, BitMap]:
+        """Return copies of all bitmaps."""
+        return {ledger_id: bitmap.copy() for ledger_id, bitmap in self.bitmaps.items()}
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory it takes, at most: two bytes a position, and what a bitmap costs by itself."""
+        return 2 * self.count + 200 * len(self.bitmaps)
+
     def take(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
         """Forget the positions of these rows and return which rows were tracked.
 
@@ -123,15 +175,26 @@ class Membership:
         """
         is_tracked = np.zeros(len(ledger_ids), np.bool_)
         for ledger_id, rows in ledger_groups(ledger_ids):
-            bitmap = self.bitmaps.get(ledger_id)
-            if bitmap is None:
-                continue
-            entries = entry_ids[rows]
-            if len(entries) <= _FEW_ROWS:
-                is_tracked[rows] = self._take_few(ledger_id, bitmap, entries.tolist())
-            else:
-                is_tracked[rows] = self._take_many(ledger_id, bitmap, entries)
+            if ledger_id in self.bitmaps:
+                is_tracked[rows] = self.take_in(ledger_id, entry_ids[rows])
         return is_tracked
+
+    def take_in(self, ledger_id: int, entry_ids: Int64Array) -> NDArray[np.bool_] | list[bool] | bool:
+        """Do the same in one ledger, of which something is tracked; a single True is for all rows."""
+        bitmap = self.bitmaps[ledger_id]
+        if len(entry_ids) <= _FEW_ROWS:
+            return self._take_few(ledger_id, bitmap, entry_ids.tolist())
+        return self._take_many(ledger_id, bitmap, entry_ids)
+
+    def note(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
+        """Track the positions of these rows and return which rows are the first of a position."""
+        new = Membership()
+        for ledger_id, rows in ledger_groups(ledger_ids):
+            entries = bitmap_of(entry_ids[rows])
+            known = self.bitmaps.get(ledger_id)
+            new.unite(ledger_id, entries if known is None else entries - known)
+            self.unite(ledger_id, entries)
+        return new.take(ledger_ids, entry_ids)
 
     def _take_few(self, ledger_id: int, bitmap: BitMap, entry_ids: list[int]) -> list[bool]:
         was_tracked = []

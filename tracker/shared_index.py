@@ -70,7 +70,12 @@ class SharedDelayedIndex:
         self._views: list[SharedIndexView] = []
         self.tracker: BucketDelayedDeliveryTracker = factory.new_tracker(
             TrackerContext(
-                topic_name=topic_name, cursor_name=cursor_name, cursor=cursor, on_available=self._on_available
+                topic_name=topic_name,
+                cursor_name=cursor_name,
+                cursor=cursor,
+                on_available=self._on_available,
+                # Where a view would not know that a position is indexed, the others could lose it.
+                keeps_positions=True,
             )
         )
 

@@ -5,11 +5,11 @@ arrays, and know no event loop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypedDict, TypeVar, assert_never
 
 import numpy as np
-from pyroaring import BitMap
+from numpy.typing import NDArray
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.codec import (
@@ -33,7 +33,6 @@ from snapshot_storage.storage import (
 )
 from tracker.actions import (
     Action,
-    BitmapsUnited,
     DeleteSnapshot,
     Event,
     Int64Array,
@@ -43,10 +42,12 @@ from tracker.actions import (
     MergeSource,
     MetadataRead,
     PersistBucket,
+    PositionsRead,
     PropertyPut,
     PropertyRemoved,
     PutProperty,
     ReadMetadata,
+    ReadPositions,
     RemoveProperty,
     SegmentsLoaded,
     SegmentTable,
@@ -54,15 +55,20 @@ from tracker.actions import (
     SnapshotDeleted,
     SnapshotIsAlien,
     SnapshotsListed,
-    UniteBitmaps,
 )
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.due_queue import RowKey, sorted_rows
-from tracker.membership import Membership
+from tracker.membership import Membership, is_in
 
 MERGE_ROWS_MAX = 65_536
 """A merge reads about this many rows of each source at a time."""
+
+SPANS_PER_BUCKET: Final = 200
+"""A bucket of the least size has about so many spans at most, whatever its times: a tenth of a byte a row."""
+
+BITMAPS_AT_ONCE_MAX: Final = 64
+"""Recovery decodes the bitmaps of a snapshot at once up to this number: about 0.1 ms."""
 
 _NO_ROWS: Final = np.empty(0, np.int64)
 
@@ -72,7 +78,7 @@ _SingleCall = (
     PersistBucket
     | PutProperty
     | ReadMetadata
-    | UniteBitmaps
+    | ReadPositions
     | LoadSegments
     | DeleteSnapshot
     | RemoveProperty
@@ -110,6 +116,7 @@ class SnapshotWork:
         building: asyncio.Lock,
     ) -> None:
         self._config = config
+        self._span_rows = max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET)
         # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
         # twice as long.
         self._building = building
@@ -136,9 +143,8 @@ class SnapshotWork:
                 return PropertyPut(action.serial)
             case ReadMetadata():
                 return await self._read_metadata(action)
-            case UniteBitmaps():
-                bitmaps = await self._run_blocking(lambda: merged_bitmaps(action.segments))
-                return BitmapsUnited(action.serial, bitmaps)
+            case ReadPositions():
+                return await self._read_positions(action)
             case LoadSegments():
                 return await self._load(action)
             case DeleteSnapshot():
@@ -159,7 +165,7 @@ class SnapshotWork:
         async with self._building:
             snapshot = await self._run_blocking(
                 lambda: build_snapshot(
-                    sorted_rows(action.parts),
+                    _rows_to_store(action),
                     step_ms=config.segment_step_ms_max,
                     rows_max=config.segment_row_count_max,
                 )
@@ -167,7 +173,7 @@ class SnapshotWork:
         bucket_id = await self._storage.create_bucket_snapshot(
             snapshot.metadata, snapshot.segments, **self._names(action.bucket_key)
         )
-        table = await self._run_blocking(lambda: table_of(snapshot.segment_metadata))
+        table = await self._run_blocking(lambda: table_of(snapshot.segment_metadata, self._span_rows))
         return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
 
     def _names(self, bucket_key: str) -> _Names:
@@ -178,7 +184,7 @@ class SnapshotWork:
         head = await self._storage.read_bucket_snapshot_head(action.bucket_id)
         if not self._is_of_this_cursor(head.info):
             return SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
-        return await self._run_blocking(lambda: _metadata_read(action, head))
+        return await self._run_blocking(lambda: _metadata_read(action, head, self._span_rows))
 
     async def _is_own(self, bucket_id: int) -> bool:
         """Whether nobody else can miss this snapshot: it is this cursor's, or there is none that could be read."""
@@ -190,6 +196,10 @@ class SnapshotWork:
 
     def _is_of_this_cursor(self, info: BucketSnapshotInfo) -> bool:
         return info.belongs_to(self._context.topic_name, self._context.cursor_name)
+
+    async def _read_positions(self, action: ReadPositions) -> PositionsRead:
+        data = await self._storage.get_bucket_snapshot_metadata(action.bucket_id)
+        return await self._run_blocking(lambda: _positions_read(action, data))
 
     async def _load(self, action: LoadSegments) -> Event:
         if action.data:
@@ -207,8 +217,10 @@ class SnapshotWork:
 
     async def _merge(self, action: MergeBuckets) -> Event:
         """Merge the sources piece by piece; in memory are some segments of each, and the target's metadata."""
-        readers = [_SourceReader(source, self._segments_in_time) for source in action.sources]
-        cutter = _Cutter(self._config, action.tracked)
+        readers = [
+            _SourceReader(action, source, self._segments_in_time, self._positions_in_time) for source in action.sources
+        ]
+        cutter = _Cutter(self._config, may_repeat=action.may_repeat)
         async with self._storage.new_bucket_snapshot(**self._names(action.bucket_key)) as writer:
             while True:
                 for reader in readers:
@@ -220,7 +232,7 @@ class SnapshotWork:
                     segments = await self._run_blocking(_bind(cutter.add, rows))
                 await self._write(writer, segments)
             await self._write(writer, await self._run_blocking(cutter.finish))
-            metadata, table = await self._run_blocking(lambda: (cutter.metadata(), cutter.table()))
+            metadata, table = await self._run_blocking(lambda: (cutter.metadata(), cutter.table(self._span_rows)))
             async with self._in_time():
                 bucket_id = await writer.commit(metadata)
         return SnapshotCreated(action.serial, bucket_id, cutter.segment_bytes + len(metadata), table)
@@ -228,6 +240,10 @@ class SnapshotWork:
     async def _segments_in_time(self, bucket_id: int, first_segment: int, last_segment: int) -> DelayedIndexes:
         async with self._in_time():
             return await self._segments(bucket_id, first_segment, last_segment)
+
+    async def _positions_in_time(self, action: ReadPositions) -> PositionsRead:
+        async with self._in_time():
+            return await self._read_positions(action)
 
     async def _write(self, writer: BucketSnapshotWriter, segments: list[bytes]) -> None:
         if segments:
@@ -239,55 +255,132 @@ def _bind(function: Callable[[DelayedIndexes], T], rows: DelayedIndexes) -> Call
     return lambda: function(rows)
 
 
-def table_of(segments: Sequence[SegmentMetadata]) -> SegmentTable:
-    """Return the columns of a snapshot's segments, as its metadata has them."""
-    return SegmentTable(
+def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
+    rows = sorted_rows(action.parts)
+    if action.tracked is None:
+        return rows
+    tracked = Membership.of(action.tracked.items())
+    return rows.take(tracked.take(rows.ledger_ids, rows.entry_ids))
+
+
+def table_of(segments: Sequence[SegmentMetadata], span_rows: int) -> SegmentTable:
+    """Return the columns of a snapshot's segments, as its metadata has them.
+
+    Args:
+        segments: The segments, in order.
+        span_rows: Segments that begin within the same so many rows are one span.
+    """
+    return spans_of(
         np.array([segment.deliver_at_ms_min for segment in segments], np.int64),
         np.array([segment.deliver_at_ms_max for segment in segments], np.int64),
-        np.cumsum(np.array([segment.row_count for segment in segments], np.int64), dtype=np.int64),
+        np.array([segment.row_count for segment in segments], np.int64),
+        span_rows,
     )
 
 
-def _metadata_read(action: ReadMetadata, head: BucketSnapshotHead) -> MetadataRead:
+def spans_of(first_times: Int64Array, last_times: Int64Array, row_counts: Int64Array, span_rows: int) -> SegmentTable:
+    """Return the table of segments of which these are the columns."""
+    row_ends = np.cumsum(row_counts, dtype=np.int64)
+    is_last = np.ones(len(row_ends), np.bool_)
+    is_last[:-1] = np.diff((row_ends - row_counts) // span_rows) > 0
+    lasts = np.flatnonzero(is_last)
+    firsts = np.concatenate((np.zeros(1, np.int64), lasts + 1))[:-1]
+    return SegmentTable(
+        first_times[firsts], last_times[lasts], row_ends[lasts].astype(np.int32), (lasts + 1).astype(np.int32)
+    )
+
+
+def _metadata_read(action: ReadMetadata, head: BucketSnapshotHead, span_rows: int) -> MetadataRead:
     segments = decode_metadata(head.metadata)
     ledger_ids = {ledger_id for segment in segments for ledger_id in segment.bitmaps}
     ledgers = LedgerRange(min(ledger_ids), max(ledger_ids)) if ledger_ids else None
-    table = table_of(segments)
+    # Spans are only as good as the segments that they are made of.
+    begins = [segment.deliver_at_ms_min for segment in segments]
+    ends = [segment.deliver_at_ms_max for segment in segments]
+    if any(begin < end for begin, end in zip(begins[1:], ends, strict=False)):
+        raise SnapshotCorruptedError("its segments overlap in time", bucket_id=action.bucket_id)
+    table = table_of(segments, span_rows)
     by_time = int(table.first_times.searchsorted(action.through_ms, "right"))
     by_rows = int(table.row_ends.searchsorted(action.row_count_max, "right"))
-    kept = head.first_segments[: min(by_time, by_rows)]
-    return MetadataRead(action.serial, head.info.length_bytes, table, segments, ledgers, kept)
+    by_segments = int(table.segment_ends.searchsorted(len(head.first_segments), "right"))
+    kept = head.first_segments[: table.segments_before(min(by_time, by_rows, by_segments))]
+    positions = None
+    if sum(len(segment.bitmaps) for segment in segments) <= BITMAPS_AT_ONCE_MAX:
+        positions = _positions_of(action.serial, 1, segments)
+    return MetadataRead(action.serial, head.info.length_bytes, table, ledgers, kept, positions)
+
+
+def _positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
+    return _positions_of(action.serial, action.first_segment, decode_metadata(data)[action.first_segment - 1 :])
+
+
+def _positions_of(serial: int, first_segment: int, segments: Sequence[SegmentMetadata]) -> PositionsRead:
+    bitmaps = merged_bitmaps(segments)
+    has_repeats = sum(segment.row_count for segment in segments) > sum(map(len, bitmaps.values()))
+    return PositionsRead(serial, first_segment, bitmaps, has_repeats)
 
 
 class _SourceReader:
-    """Reads one source of a merge, some segments at a time."""
+    """Reads one source of a merge, some spans at a time, and keeps the rows that are still to be handed out."""
 
-    def __init__(self, source: MergeSource, read: Callable[[int, int, int], Awaitable[DelayedIndexes]]) -> None:
+    def __init__(
+        self,
+        action: MergeBuckets,
+        source: MergeSource,
+        read: Callable[[int, int, int], Awaitable[DelayedIndexes]],
+        read_positions: Callable[[ReadPositions], Awaitable[PositionsRead]],
+    ) -> None:
+        self._action = action
         self._source = source
         self._read = read
-        self._segments_read = 0
-        self._segments_per_read = 1
+        self._read_positions = read_positions
+        self._spans_read = 0
         self.rows = DelayedIndexes.empty()
 
     @property
     def is_at_end(self) -> bool:
         """Whether no row comes after those in `rows`."""
-        return self._segments_read == self._source.segment_count
+        return self._spans_read == len(self._source.table)
 
     async def fill(self) -> None:
         """Make sure that there are rows, unless the source has ended."""
         while not len(self.rows) and not self.is_at_end:
-            first = self._segments_read + 1
-            last = min(self._source.segment_count, first + self._segments_per_read - 1)
-            self.rows = await self._read(self._source.bucket_id, first, last)
-            if len(self.rows) < self._source.row_count(first, last):
-                # Otherwise the rows that are missing would go with the sources.
-                reason = f"segments {first} to {last} are not what entry 0 says"
-                raise SnapshotCorruptedError(reason, bucket_id=self._source.bucket_id)
-            self._segments_read = last
-            # Small segments are read more at a time, large ones fewer.
-            rows_per_segment = max(1, len(self.rows) // (last - first + 1))
-            self._segments_per_read = max(1, MERGE_ROWS_MAX // rows_per_segment)
+            first = self._spans_read
+            end = self._end_of_read(first)
+            rows = await self._read_spans(first, end)
+            self._spans_read = end
+            is_loaded = end <= self._source.loaded_spans
+            self.rows = rows.take(self._is_loaded_and_tracked(rows) if is_loaded else self._is_unread(rows))
+
+    def _end_of_read(self, first: int) -> int:
+        table = self._source.table
+        # Loaded and unread rows are told apart by the span they are in.
+        limit = self._source.loaded_spans if first < self._source.loaded_spans else len(table)
+        rows_through = table.rows_before(first) + MERGE_ROWS_MAX
+        return min(limit, max(first + 1, int(table.row_ends.searchsorted(rows_through, "right"))))
+
+    async def _read_spans(self, first: int, end: int) -> DelayedIndexes:
+        table, bucket_id = self._source.table, self._source.bucket_id
+        first_segment, last_segment = table.segments_before(first) + 1, table.segments_before(end)
+        rows = await self._read(bucket_id, first_segment, last_segment)
+        row_count = table.rows_before(end) - table.rows_before(first)
+        if len(rows) < row_count:
+            # Otherwise the rows that are missing would go with the sources.
+            reason = f"segments {first_segment} to {last_segment} are not what entry 0 says"
+            raise SnapshotCorruptedError(reason, bucket_id=bucket_id)
+        if len(rows) > row_count:
+            # Some have no bit: they are stale.
+            positions = await self._read_positions(ReadPositions(self._action.serial, bucket_id, first_segment))
+            rows = rows.take(is_in(positions.bitmaps, rows.ledger_ids, rows.entry_ids))
+        return rows
+
+    def _is_loaded_and_tracked(self, rows: DelayedIndexes) -> NDArray[np.bool_]:
+        return is_in(self._action.loaded, rows.ledger_ids, rows.entry_ids)
+
+    def _is_unread(self, rows: DelayedIndexes) -> NDArray[np.bool_]:
+        is_settled = is_in(self._action.settled, rows.ledger_ids, rows.entry_ids)
+        is_unread: NDArray[np.bool_] = ~is_settled & (rows.ledger_ids >= self._action.first_ledger_id)
+        return is_unread
 
 
 def _take_safe(readers: Sequence[_SourceReader]) -> DelayedIndexes | None:
@@ -322,12 +415,10 @@ class _Cutter:
     Keeps what entry 0 will say, encoded, and 24 bytes a segment.
     """
 
-    def __init__(self, config: TrackerConfig, tracked: Mapping[int, BitMap]) -> None:
+    def __init__(self, config: TrackerConfig, *, may_repeat: bool) -> None:
         self._step_ms = config.segment_step_ms_max
         self._rows_max = config.segment_row_count_max
-        self._tracked = Membership()
-        for ledger_id, entry_ids in tracked.items():
-            self._tracked.unite(ledger_id, entry_ids)
+        self._stored = Membership() if may_repeat else None
         self._open = DelayedIndexes.empty()
         self._metadata: list[bytes] = []
         self._columns: list[tuple[Int64Array, Int64Array, Int64Array]] = [(_NO_ROWS, _NO_ROWS, _NO_ROWS)]
@@ -336,9 +427,11 @@ class _Cutter:
     def add(self, rows: DelayedIndexes) -> list[bytes]:
         """Take the next rows, and return the segments that are complete.
 
-        Rows of positions that are tracked no more, or came before, are left out.
+        Rows of positions that came before are left out.
         """
-        rows = DelayedIndexes.concatenate([self._open, rows.take(self._tracked.take(rows.ledger_ids, rows.entry_ids))])
+        if self._stored is not None:
+            rows = rows.take(self._stored.note(rows.ledger_ids, rows.entry_ids))
+        rows = DelayedIndexes.concatenate([self._open, rows])
         ends = segment_ends(rows.deliver_at_ms, step_ms=self._step_ms, rows_max=self._rows_max)
         # The last segment may go on with the next rows.
         self._open = rows.slice(ends[-2] if len(ends) > 1 else 0, len(rows))
@@ -352,10 +445,10 @@ class _Cutter:
         """Return entry 0: encoded lists that follow each other are one list."""
         return b"".join(self._metadata)
 
-    def table(self) -> SegmentTable:
-        """Return the columns of all segments."""
+    def table(self, span_rows: int) -> SegmentTable:
+        """Return the columns of all segments, in spans."""
         firsts, lasts, counts = (np.concatenate(column) for column in zip(*self._columns, strict=True))
-        return SegmentTable(firsts, lasts, np.cumsum(counts))
+        return spans_of(firsts, lasts, counts, span_rows)
 
     def _encode(self, rows: DelayedIndexes, ends: list[int]) -> list[bytes]:
         if not ends:

@@ -76,6 +76,14 @@ class DueQueue:
                 kept.append(run.take(np.flatnonzero(is_above)))
         self._runs = kept
 
+    def positions(self) -> set[Key]:
+        """Return the position of every row."""
+        return {
+            position
+            for run in self._runs
+            for position in zip(run.ledger_ids.tolist(), run.entry_ids.tolist(), strict=True)
+        }
+
     def clear(self) -> None:
         """Forget everything."""
         self._runs = []

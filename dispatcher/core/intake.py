@@ -18,6 +18,7 @@ from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.due_queue import DueQueue
+from dispatcher.core.items import Key
 from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.waiting import WaitingEntries
@@ -153,6 +154,21 @@ class Intake(SubscriptionCore):
         """Note that entries left the tracker; their headers follow."""
         if self.plan is not None:
             self.plan.note_taken(ledger_ids, entry_ids)
+
+    def on_untracked(self, headers: EntryHeaders) -> list[Action]:
+        """Take in entries of which the tracker has lost some: those that are delayed, scanned and in nobody's hands."""
+        assert self.plan is not None
+
+        is_lost = (headers.deliver_at_ms != NOT_DELAYED) & self.plan.has_taken(headers.ledger_ids, headers.entry_ids)
+        headers = headers.take(np.flatnonzero(is_lost))
+        lost = list(zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True))
+        in_hand = self._in_hand(set(lost)) | self.held_due.positions()
+        rows = [row for row, position in enumerate(lost) if position not in in_hand]
+        return [TrackDelayed(headers.take(np.array(rows)))] if rows else []
+
+    @abstractmethod
+    def _in_hand(self, positions: set[Key]) -> set[Key]:
+        """Return which of these entries wait or were given to a consumer."""
 
     def on_due(self, headers: EntryHeaders) -> list[Action]:
         """Take in entries that the tracker gave, in its order; what it still has comes after them."""

@@ -121,6 +121,10 @@ class MultipleConsumersCore(Intake):
                 return consumer
         return None
 
+    def _in_hand(self, positions: set[Key]) -> set[Key]:
+        in_hand = {position for position in positions if self._holder_of(position) is not None}
+        return in_hand.union(position for item in self.waiting.items() if (position := key_of(item)) in positions)
+
     def _acknowledge_part(self, owner: ConsumerState | None, position: Key, theirs: AckSet) -> bool:
         """Take an acknowledgement of some messages of a batch; return whether others are left."""
         item = owner.pending.items.get(position) if owner is not None else None

@@ -34,6 +34,8 @@ class ReadRange:
     order_floor_ms: int = 0
     """The latest order given to an immediate entry of this range: later ones never come before it."""
     is_recovering: bool = False
+    recovers_through: Position | None = None
+    """Up to here the tracker has to know which entries it has when the scan comes; None if it knew at the start."""
 
     def end(self, last_confirmed: Position) -> Position:
         """Return the last position that can be read now, inclusive."""
@@ -96,14 +98,14 @@ class ReadPlan:
             if extent.ledger_id < first.ledger_id or not is_recovering(extent.ledger_id):
                 continue
             ledger_first = max(first, Position(extent.ledger_id, 0))
+            ledger_last = Position(extent.ledger_id, extent.last_entry_id)
             if begin.ledger_id < extent.ledger_id:
                 # Entry -1 is the place before the first entry of a ledger.
                 ranges.append(ReadRange(begin, begin, Position(extent.ledger_id, -1)))
             if extent.is_open:
-                ranges.append(ReadRange(ledger_first, ledger_first, None, is_recovering=True))
+                ranges.append(_recovering(ledger_first, None, ledger_last))
                 return cls(has_delays, ranges)
-            ledger_last = Position(extent.ledger_id, extent.last_entry_id)
-            ranges.append(ReadRange(ledger_first, ledger_first, ledger_last, is_recovering=True))
+            ranges.append(_recovering(ledger_first, ledger_last, ledger_last))
             begin = Position(extent.ledger_id + 1, 0)
         ranges.append(ReadRange(begin, begin, None))
         return cls(has_delays, ranges)
@@ -118,6 +120,17 @@ class ReadPlan:
         for unread in self.ranges:
             if unread.is_recovering:
                 unread.is_recovering = is_recovering(unread.next_immediate.ledger_id)
+
+    def put_aside(self, request: ReadRequest, is_recovering: Callable[[int], bool]) -> bool:
+        """Put a range aside if the tracker knows no longer what it has where the scan would go on.
+
+        That was known, and not asked about for too long.
+        """
+        unread = request.range
+        if not request.is_scan or unread.recovers_through is None or request.first > unread.recovers_through:
+            return False
+        unread.is_recovering = is_recovering(request.first.ledger_id)
+        return unread.is_recovering
 
     @property
     def has_recovering(self) -> bool:
@@ -241,3 +254,7 @@ def _is_at_or_behind(
     ledger_id, entry_id = position
     is_behind: NDArray[np.bool_] = (ledger_ids > ledger_id) | ((ledger_ids == ledger_id) & (entry_ids >= entry_id))
     return is_behind
+
+
+def _recovering(first: Position, through: Position | None, recovers_through: Position) -> ReadRange:
+    return ReadRange(first, first, through, is_recovering=True, recovers_through=recovers_through)

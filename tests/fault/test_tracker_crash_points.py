@@ -91,6 +91,16 @@ class Life:
             raise CrashError
         self.core.handle(event, now_ms=self.now_ms)
 
+    def know_all(self) -> None:
+        """Wait until it is known what is tracked, as whoever reads the log does."""
+        for _ in range(LEDGERS):
+            # All of them are asked.
+            asked = [self.core.is_recovering(ledger_id) for ledger_id in range(LEDGERS)]
+            if not any(asked):
+                return
+            self.go_on()
+        raise AssertionError("never known")
+
     def offer(self, ledger_id: int) -> None:
         if not self.core.add_message(ledger_id, 0, FIRST_DUE_MS + 7 * ledger_id, now_ms=self.now_ms):
             self.handed_out.append((ledger_id, 0))
@@ -149,10 +159,15 @@ def check_after(crashed: Life, *, ends_with_clear: bool) -> None:
         life.core.clear()
         life.go_on()
         wanted = []
+    life.know_all()
     for position in wanted:
         if not life.core.contains_message(*position):
             life.offer(position[0])
-    assert life.core.message_count + len(life.handed_out) == len(wanted)
+    life.know_all()
+    tracked = sum(len(life.core.tracked_in(ledger_id) or ()) for ledger_id in range(LEDGERS))
+    assert tracked + len(life.handed_out) == len(wanted)
+    # A crash in a merge leaves snapshots of the same rows, which count twice until they are loaded.
+    assert life.core.message_count >= tracked
 
     life.poll(FIRST_DUE_MS * 2)
     life.go_on()

@@ -45,10 +45,13 @@ def test_cuts_match_the_row_by_row_rule(rows: list[_Row], step_ms: int, rows_max
 
 @given(_ROWS, _STEPS, _ROWS_MAX)
 def test_a_snapshot_says_what_is_in_it(rows: list[_Row], step_ms: int, rows_max: int) -> None:
-    """Times and bitmaps of each segment are those of its rows, and all rows come back in order."""
-    expected = _segments_one_row_at_a_time(sorted(rows), step_ms, rows_max)
-
+    """Times and bitmaps of each segment are those of its rows, and the first row of each position comes back."""
+    firsts: dict[tuple[int, int], _Row] = {}
+    for row in sorted(rows):
+        firsts.setdefault(row[1:], row)
     snapshot = build_snapshot(DelayedIndexes.from_rows(rows).sorted(), step_ms=step_ms, rows_max=rows_max)
+    rows = list(firsts.values())
+    expected = _segments_one_row_at_a_time(rows, step_ms, rows_max)
 
     assert decode_metadata(snapshot.metadata) == snapshot.segment_metadata
     assert decode_segments(snapshot.segments).to_rows() == sorted(rows)
@@ -58,7 +61,7 @@ def test_a_snapshot_says_what_is_in_it(rows: list[_Row], step_ms: int, rows_max:
             ledger: BitMap([entry for _, other, entry in part if other == ledger]).serialize()
             for ledger in {ledger for _, ledger, _ in part}
         }
-        assert segment.row_count == len({row[1:] for row in part})
+        assert segment.row_count == len(part)
 
 
 @given(_ROWS, _STEPS, _ROWS_MAX)

@@ -74,6 +74,8 @@ def test_with_a_cap_every_row_gets_into_a_snapshot(
         world.cursor.properties = dict(properties)
         again = world.new_core()
         world.settle(again)
+        while any(again.is_recovering(ledger_id) for ledger_id, _ in positions):
+            world.settle(again)
 
     assert again.message_count == len(positions)
     assert all(again.contains_message(*position) for position in positions)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from dispatcher_world import FakeConsumer
 
 from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
@@ -28,14 +29,19 @@ def _now_ms() -> int:
 class _Service:
     """A log in a folder, and a subscription on it."""
 
-    def __init__(self, path: Path, storage: MemoryBucketSnapshotStorage) -> None:
+    def __init__(self, path: Path, storage: MemoryBucketSnapshotStorage, *, prefetch_ms: int = 5_000) -> None:
         self._path = path
         config = TrackerConfig(
-            index_count_per_bucket_min=200, index_count_at_close_min=1, is_deliver_at_time_strict=True, tick_time_ms=10
+            index_count_per_bucket_min=200,
+            index_count_at_close_min=1,
+            is_deliver_at_time_strict=True,
+            tick_time_ms=10,
+            prefetch_ms=prefetch_ms,
         )
         self._factory = BucketDelayedDeliveryTrackerFactory(config, storage, now_ms=_now_ms)
         self.first: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         self.early = 0
+        self.deliveries = 0
 
     async def start(self) -> None:
         config = ManagedLedgerConfig(entries_per_ledger_max=500)
@@ -61,6 +67,7 @@ class _Service:
             position = (delivery.ledger_id, delivery.entry_id)
             key, due = map(int, delivery.payload.split())
             self.early += _now_ms() < due
+            self.deliveries += 1
             if position not in delivered:
                 delivered[position] = (key, due)
                 self.first[key].append((due, *position))
@@ -108,6 +115,53 @@ def test_delayed_messages_survive_a_restart_in_order(tmp_path: Path) -> None:
         assert 0 < before < len(delivered) == _MESSAGES
         assert service.early == 0
         assert all(a < b for rows in service.first.values() for a, b in pairwise(rows))
+        assert service.dispatcher.stats().msg_delayed == 0
+        await service.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_messages_whose_snapshot_is_lost_are_read_from_the_log_again(tmp_path: Path, is_restarted: bool) -> None:
+    """Each comes once: those of lost snapshots, those beside them, and none that a consumer holds."""
+
+    async def story() -> None:
+        storage = MemoryBucketSnapshotStorage()
+        delivered: dict[tuple[int, int], tuple[int, int]] = {}
+        service = _Service(tmp_path, storage, prefetch_ms=50)
+        await storage.start()
+        await service.start()
+        service.join("a", delivered)
+        start_ms = _now_ms()
+        for number in range(_MESSAGES):
+            # Some are due at once and are handed out before the loss.
+            due = start_ms + (100 if number % 10 == 0 else 1_500 + (number * 7919) % 500)
+            service.ledger.append_nowait(
+                b"%d %d" % (number % _KEYS, due),
+                publish_time_ms=start_ms,
+                deliver_at_ms=due,
+                sticky_hash=sticky_hash(b"key-%d" % (number % _KEYS)),
+            )
+        await service.ledger.committed()
+        async with asyncio.timeout(20):
+            while len(storage._snapshots) < 5 or len(delivered) < _MESSAGES // 10:  # noqa: ASYNC110 (real time)
+                await asyncio.sleep(0.05)
+        if is_restarted:
+            await service.stop()
+            await service.start()
+            service.join("a", delivered)
+            async with asyncio.timeout(20):
+                while service.dispatcher.stats().msg_delayed < _MESSAGES // 2:  # noqa: ASYNC110 (real time)
+                    await asyncio.sleep(0.01)
+        for bucket_id in list(storage._snapshots)[::2]:
+            await storage.delete_bucket_snapshot(bucket_id)
+        async with asyncio.timeout(20):
+            while service.cursor.backlog:  # noqa: ASYNC110 (real time)
+                await asyncio.sleep(0.05)
+
+        assert len(delivered) == _MESSAGES
+        assert sum(map(len, service.first.values())) == _MESSAGES
+        assert service.deliveries == _MESSAGES or is_restarted
         assert service.dispatcher.stats().msg_delayed == 0
         await service.stop()
 

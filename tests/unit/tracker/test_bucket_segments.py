@@ -2,19 +2,24 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.actions import SegmentTable
 from tracker.buckets import TRANSITIONS, Bucket, BucketState, is_in_order
 from tracker.due_queue import NEVER, RowKey
+from tracker.ledger_ranges import LedgerRanges
+from tracker.snapshot_work import spans_of
 
 
 def bucket_with(segments: list[tuple[int, int, int]], *, loaded: int = 0) -> Bucket:
     """Return a sealed bucket of (first time, last time, rows) segments."""
     first, last, rows = (np.array(column, np.int64) for column in zip(*segments, strict=True))
     bucket = Bucket(1, LedgerRange(1, 5), "bucket_1_5", BucketState.SEALED, bucket_id=1, has_property=True)
-    bucket.table = SegmentTable(first, last, np.cumsum(rows))
-    bucket.loaded_segments = loaded
+    row_ends = np.cumsum(rows).astype(np.int32)
+    bucket.table = SegmentTable(first, last, row_ends, np.arange(1, len(segments) + 1, dtype=np.int32))
+    bucket.loaded_spans = loaded
     return bucket
 
 
@@ -59,8 +64,8 @@ def test_whole_times_are_kept_together(time_ms: int, before: int, through: int) 
     """A cut never leaves rows of one time on both sides."""
     bucket = bucket_with(SEGMENTS)
 
-    assert bucket.segments_before(time_ms) == before
-    assert bucket.segments_through(time_ms) == through
+    assert bucket.spans_before(time_ms) == before
+    assert bucket.spans_through(time_ms) == through
 
 
 def test_overlapping_segments_are_noticed() -> None:
@@ -82,3 +87,47 @@ def test_a_transition_that_is_not_in_the_table_fails() -> None:
 
     with pytest.raises(AssertionError, match="bucket_1_5"):
         bucket.move_to(BucketState.SEALING)
+
+
+def test_small_segments_are_taken_together_as_spans() -> None:
+    """The table of a bucket is small, whatever its times; large segments stay alone."""
+    counts = np.array([3, 3, 3, 3, 20, 1, 1])
+    times = np.arange(7) * 10
+
+    table = spans_of(times, times + 9, counts, 6)
+
+    assert table.first_times.tolist() == [0, 20, 40, 50]
+    assert table.last_times.tolist() == [19, 39, 49, 69]
+    assert table.row_ends.tolist() == [6, 12, 32, 34]
+    assert table.segment_ends.tolist() == [2, 4, 5, 7]
+    assert table.segment_count == 7
+    assert table.row_count == 34
+
+
+def test_a_snapshot_of_nothing_has_no_span() -> None:
+    """A merge of which everything was handed out stores one."""
+    none = np.empty(0, np.int64)
+
+    assert spans_of(none, none, none, 6).row_count == 0
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=12)
+
+
+@given(added=RANGES, removed=st.sets(st.integers(0, 11)), ledger_id=st.integers(0, 18))
+def test_the_ranges_that_hold_a_ledger_are_found(
+    added: list[tuple[int, int]], removed: set[int], ledger_id: int
+) -> None:
+    """However they overlap, and whatever came and went."""
+    ranges = LedgerRanges()
+    expected = {}
+    for serial, (first, length) in enumerate(added):
+        ranges.add(serial, LedgerRange(first, first + length))
+        expected[serial] = LedgerRange(first, first + length)
+    for serial in removed & expected.keys():
+        ranges.discard(serial, expected.pop(serial))
+    ranges.check()
+
+    found = {serial for serial, (first, last) in expected.items() if first <= ledger_id <= last}
+    assert set(ranges.covering(ledger_id)) == found
+    assert len(ranges) == len(expected)

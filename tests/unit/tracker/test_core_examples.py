@@ -1,19 +1,34 @@
 """The core by example: what is sealed when, what is handed out when, and what is left after a failure."""
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from random import Random
 
 import numpy as np
 import pytest
+from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
+from snapshot_storage.codec import encode_metadata, encode_segment, segment_metadata
+from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tracker.actions import Action, ActionFailed, ListSnapshots, LoadSegments, PersistBucket, ReadMetadata, UniteBitmaps
+from tracker.actions import (
+    Action,
+    ActionFailed,
+    ListSnapshots,
+    LoadSegments,
+    MergeBuckets,
+    PersistBucket,
+    PutProperty,
+    ReadMetadata,
+    ReadPositions,
+)
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.questions import COOL_AFTER_MS, READS_IN_FLIGHT_MAX
 from tracker.snapshot_work import SnapshotWork, is_lost
 from tracker.testing import FakeCursor, run_inline
 
@@ -75,6 +90,14 @@ class Driver:
             self.answer(self.pending[0])
         self.core._check()
 
+    def is_tracked(self, ledger_id: int, entry_id: int) -> bool:
+        """Ask as whoever reads the log does: first whether it is known, and wait until it is."""
+        if self.core.is_recovering(ledger_id):
+            self.plan()
+            self.answer_all()
+        assert not self.core.is_recovering(ledger_id)
+        return self.core.contains_message(ledger_id, entry_id)
+
     def waiting(self, kind: type[Action]) -> list[Action]:  # type: ignore[valid-type]  # A union's members.
         return [action for action in self.pending if isinstance(action, kind)]
 
@@ -87,6 +110,12 @@ class Driver:
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
         yield runner
+
+
+@pytest.fixture(autouse=True)
+def _are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recovery leaves buckets cold, as it does where they have many bitmaps."""
+    monkeypatch.setattr("tracker.snapshot_work.BITMAPS_AT_ONCE_MAX", 0)
 
 
 @pytest.fixture
@@ -237,8 +266,8 @@ def test_a_late_message_within_a_sealed_range_gets_into_the_next_snapshot(driver
     driver.recover()
     driver.answer_all()
 
-    assert driver.core.contains_message(3, 99)
-    assert driver.core.contains_message(3, 3)
+    assert driver.is_tracked(3, 99)
+    assert driver.is_tracked(3, 3)
 
 
 def test_many_messages_of_old_ledgers_are_sealed_without_waiting_for_a_new_one(driver: Driver) -> None:
@@ -415,18 +444,213 @@ def test_segments_that_are_due_are_loaded_at_recovery_in_order(driver: Driver) -
 
 def test_the_first_messages_do_not_wait_for_bitmaps(driver: Driver) -> None:
     """A segment that is loaded says itself what it tracks; and nothing comes twice when the bitmaps arrive."""
-    driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
+    driver.add(*((60_000 + n, n, n) for n in range(1, 5)), (900_000, 5, 5), (60_006, 6, 6))
     driver.answer_all()
     driver.now_ms = 90_000
     driver.recover()
+    assert driver.core.is_recovering(3)
     driver.answer(driver.waiting(ReadMetadata)[0])
+    assert driver.core.is_recovering(3)
+    [question] = driver.waiting(ReadPositions)
     driver.answer(driver.waiting(LoadSegments)[0])
 
+    assert len(driver.pop()) == 4
     assert driver.core.is_recovering(3)
-    assert len(driver.pop()) == 5
-    driver.answer(driver.waiting(UniteBitmaps)[0])
-    assert driver.core.message_count == 0
+    driver.answer(question)
+    assert not driver.core.is_recovering(3)
+    assert driver.core.message_count == 1
     assert not driver.core.contains_message(3, 3)
+    assert driver.core.contains_message(5, 5)
+
+
+# Cold and warm.
+
+
+def test_a_bucket_of_few_bitmaps_is_warm_after_recovery(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read is enough to know it; without what was acknowledged."""
+    driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    driver.cursor.acknowledge(4, 4)
+    monkeypatch.setattr("tracker.snapshot_work.BITMAPS_AT_ONCE_MAX", 5)
+    driver.recover()
+    driver.answer(driver.waiting(ReadMetadata)[0])
+
+    assert not driver.core.is_recovering(3)
+    assert [n for n in range(1, 6) if driver.core.contains_message(n, n)] == [1, 2, 3, 5]
+    assert driver.core.message_count == 4
+
+
+def cold_driver(runner: asyncio.Runner, **settings: int) -> Driver:
+    """Return a driver with the ledgers 1 to 5 in a bucket that is cold."""
+    driver = Driver(runner, **settings)
+    driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    driver.recover()
+    driver.answer_all()
+    return driver
+
+
+def test_a_bucket_is_warm_after_its_seal_and_cools_when_nobody_asks(driver: Driver) -> None:
+    """Then it is not known what its ledgers hold, and a question makes it known again."""
+    driver.add(*((600_000 + n, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    for _ in range(30):
+        driver.now_ms += 1_000
+        driver.plan()
+        assert driver.is_tracked(3, 3)
+        assert not driver.waiting(ReadPositions)
+
+    driver.now_ms += COOL_AFTER_MS + 1_000
+    driver.plan()
+    driver.now_ms += COOL_AFTER_MS + 1_000
+    driver.plan()
+
+    assert not driver.core._buckets.questions.warm
+    assert driver.core.is_recovering(3)
+    assert not driver.core.contains_message(3, 3)
+    driver.plan()
+    assert len(driver.waiting(ReadPositions)) == 1
+    assert driver.is_tracked(3, 3)
+    assert driver.core.message_count == 6
+
+
+def test_nothing_of_a_cold_bucket_is_in_memory_but_its_table(runner: asyncio.Runner) -> None:
+    """Neither rows nor positions; they are counted all the same."""
+    driver = cold_driver(runner)
+
+    assert driver.core._index.position_count == 0
+    assert driver.core.loaded_row_count == 0
+    assert driver.core.message_count == 5
+
+
+@pytest.mark.parametrize(
+    ("deliver_at_ms", "expected"), [(59_000, (59_000, 3, 3)), (70_000, (60_003, 3, 3)), (60_003, (60_003, 3, 3))]
+)
+def test_a_position_of_a_cold_bucket_that_is_added_again_comes_once_at_the_earlier_time(
+    runner: asyncio.Runner, deliver_at_ms: int, expected: tuple[int, int, int]
+) -> None:
+    """Also when both rows are in snapshots in the end."""
+    driver = cold_driver(runner)
+    driver.add((deliver_at_ms, 3, 3))
+    driver.core.seal(index_count_min=1)
+    driver.plan()
+    driver.answer_all()
+    for now_ms in (59_000, 60_003, 70_000):
+        driver.now_ms = now_ms
+        driver.plan()
+        driver.answer_all()
+        rows = [row for row in driver.pop() if row[1] == 3]
+        assert rows == ([expected] if expected[0] == now_ms else [])
+
+
+def test_a_position_of_a_cold_bucket_that_is_refused_does_not_come(runner: asyncio.Runner) -> None:
+    """Whoever offered it has it; nobody is told of it when he asks, before and after."""
+    driver = cold_driver(runner)
+    assert driver.add((NOW_MS, 3, 3)) == [False]
+    assert not driver.is_tracked(3, 3)
+    assert driver.is_tracked(4, 4)
+    driver.now_ms = 70_000
+    driver.plan()
+    driver.answer_all()
+
+    assert [row[1] for row in driver.pop()] == [1, 2, 4, 5]
+
+
+def test_what_is_loaded_while_a_question_is_answered_is_not_known_as_unread(runner: asyncio.Runner) -> None:
+    """Or it would be tracked for ever."""
+    driver = cold_driver(runner, segment_row_count_max=2, loaded_row_count_max=2)
+    assert driver.core.is_recovering(5)
+    driver.plan()
+    [question] = driver.waiting(ReadPositions)
+    driver.now_ms = 60_002
+    driver.plan()
+    driver.answer(driver.waiting(LoadSegments)[0])
+    assert len(driver.pop()) == 2
+    driver.answer(question)
+
+    assert [ledger for ledger in range(1, 6) if driver.core.contains_message(ledger, ledger)] == [3, 4, 5]
+    assert driver.core.message_count == 3
+
+
+def test_only_so_many_buckets_are_read_and_kept_warm_at_once(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory stays bounded when the whole log is asked about; each gets its turn."""
+    monkeypatch.setattr("tracker.questions.WARM_BYTES_MAX", 2_000)
+    driver = Driver(runner)
+    driver.add(*((900_000, n, n) for n in range(1, 42)))
+    driver.answer_all()
+    driver.recover()
+    driver.answer_all()
+    ledgers = set(range(1, 41))
+    while ledgers:
+        ledgers = {ledger for ledger in ledgers if driver.core.is_recovering(ledger)}
+        driver.plan()
+        assert len(driver.waiting(ReadPositions)) <= READS_IN_FLIGHT_MAX
+        driver.answer_all()
+        assert len(driver.core._buckets.questions.warm) <= READS_IN_FLIGHT_MAX + 2
+        driver.now_ms += 500
+        driver.plan()
+    assert driver.core.message_count == 40
+
+
+def test_a_question_that_fails_is_asked_again(runner: asyncio.Runner) -> None:
+    """After a while, and again and again."""
+    driver = cold_driver(runner)
+    for _ in range(3):
+        assert driver.core.is_recovering(3)
+        driver.plan()
+        driver.fail(driver.waiting(ReadPositions)[0])
+        wakeup_ms = driver.core.next_wakeup_ms(now_ms=driver.now_ms)
+        assert wakeup_ms is not None
+        assert wakeup_ms > driver.now_ms
+        driver.now_ms = wakeup_ms
+        driver.plan()
+
+    assert driver.is_tracked(3, 3)
+
+
+def test_whoever_asked_about_a_bucket_that_is_merged_is_answered_by_the_target(runner: asyncio.Runner) -> None:
+    """The question does not go with the source."""
+    driver = Driver(runner)
+    driver.add(*((60_000 + n, n, n) for n in range(1, 12)))
+    driver.answer_all()
+    driver.config = dataclasses.replace(driver.config, bucket_count_max=1)
+    driver.recover()
+    while not (merges := driver.waiting(MergeBuckets)):
+        driver.answer(driver.pending[0])
+    assert driver.core.is_recovering(3)
+    driver.plan()
+    [question] = driver.waiting(ReadPositions)
+    driver.answer(merges[0])
+    driver.answer(driver.waiting(PutProperty)[0])
+    driver.answer(question)
+    driver.answer_all()
+
+    assert driver.bucket_names == ["1_10"]
+    assert not driver.core.is_recovering(3)
+
+
+def test_rows_that_have_no_bit_are_stale(runner: asyncio.Runner) -> None:
+    """Pulsar's merges leave some: they are dropped, which takes the bitmaps."""
+    driver = cold_driver(runner)
+    [(key, bucket_id)] = driver.cursor.properties.items()
+    rows = DelayedIndexes.of([60_001, 60_002], [1, 2], [1, 2])
+    metadata = encode_metadata([segment_metadata(rows)])
+    stale = DelayedIndexes.of([60_001, 60_001, 60_002], [1, 1, 2], [1, 7, 2])
+    driver.storage._snapshots.pop(int(bucket_id))
+    driver.cursor.properties[key] = str(
+        runner.run(
+            driver.storage.create_bucket_snapshot(
+                metadata, [encode_segment(stale)], bucket_key=key, topic_name="t", cursor_name="c"
+            )
+        )
+    )
+    driver.now_ms = 70_000
+    driver.recover()
+    driver.answer_all()
+
+    assert driver.pop() == rows.to_rows()
 
 
 def test_a_bucket_that_is_recovered_late_does_not_bring_back_what_was_delivered(runner: asyncio.Runner) -> None:
@@ -445,7 +669,6 @@ def test_a_bucket_that_is_recovered_late_does_not_bring_back_what_was_delivered(
     driver.recover()
     first, second = (action for action in driver.waiting(ReadMetadata))
     driver.answer(first)
-    driver.answer(driver.waiting(UniteBitmaps)[0])
     driver.answer(driver.waiting(LoadSegments)[0])
     assert len(driver.pop()) == 5
 
@@ -534,7 +757,7 @@ def test_a_missing_snapshot_costs_only_itself(driver: Driver) -> None:
 
     assert not driver.core.is_recovering(3)
     assert not driver.core.contains_message(3, 3)
-    assert driver.core.contains_message(6, 6)
+    assert driver.is_tracked(6, 6)
     assert driver.bucket_names == ["6_10"]
     assert [key for key, _ in driver.core.take_losses()] == [f"{BUCKET_KEY_PREFIX}_1_5"]
 
@@ -546,15 +769,50 @@ def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Dri
     [bucket_id] = map(int, driver.cursor.properties.values())
     driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
     driver.now_ms = 58_000
+    assert driver.core.contains_message(3, 3)
     driver.plan()
     driver.answer_all()
 
     untracked = driver.core.take_untracked()
 
-    assert {ledger: list(entries) for ledger, entries in untracked.items()} == {n: [n] for n in range(1, 6)}
+    assert untracked == {n: BitMap([n]) for n in range(1, 6)}
     assert driver.core.take_untracked() == {}
+    assert driver.core.take_untracked_ranges() == []
     assert driver.core.message_count == 1
     assert driver.cursor.properties == {}
+
+
+def test_a_snapshot_that_is_lost_before_anyone_knew_it_need_not_be_read_again(runner: asyncio.Runner) -> None:
+    """Nobody passed over its messages in the log."""
+    driver = cold_driver(runner)
+    [bucket_id] = map(int, driver.cursor.properties.values())
+    driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
+    assert driver.core.is_recovering(3)
+    driver.plan()
+    driver.answer_all()
+
+    assert not driver.core.is_recovering(3)
+    assert driver.core.take_untracked() == {}
+    assert driver.core.take_untracked_ranges() == []
+    assert len(driver.core.take_losses()) == 1
+
+
+def test_a_snapshot_that_is_lost_when_it_is_cold_again_is_reported_as_a_range(driver: Driver) -> None:
+    """Someone may have passed over its messages, and which ones they are nobody knows."""
+    driver.add(*((60_000, n, n) for n in range(1, 7)))
+    driver.answer_all()
+    for _ in range(2):
+        driver.now_ms += COOL_AFTER_MS + 1_000
+        driver.plan()
+    [bucket_id] = map(int, driver.cursor.properties.values())
+    driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
+    driver.now_ms = 58_000
+    driver.plan()
+    driver.answer_all()
+
+    assert driver.core.take_untracked() == {}
+    assert driver.core.take_untracked_ranges() == [LedgerRange(1, 5)]
+    assert driver.core.take_untracked_ranges() == []
 
 
 def test_a_bucket_below_the_mark_delete_position_is_deleted_unread(driver: Driver) -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from pyroaring import BitMap
 
+from snapshot_storage.codec import decode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.faults import Fault, FaultPlan, Operation
@@ -18,10 +20,11 @@ from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tracker.actions import MergeBuckets, MergeSource, SnapshotCreated
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.snapshot_work import SnapshotWork, table_of
+from tracker.snapshot_work import SPANS_PER_BUCKET, SnapshotWork, table_of
 from tracker.testing import FakeCursor, run_inline, run_virtually
 
 CONFIG = TrackerConfig()
+SPAN_ROWS = CONFIG.index_count_per_bucket_min // SPANS_PER_BUCKET
 NAMES = {"topic_name": "t", "cursor_name": "c"}
 
 
@@ -91,13 +94,13 @@ def rows_of(ledger_id: int, row_count: int) -> DelayedIndexes:
 async def source_of(storage: MemoryBucketSnapshotStorage, rows: DelayedIndexes) -> MergeSource:
     snapshot = build_snapshot(rows, step_ms=CONFIG.segment_step_ms_max, rows_max=CONFIG.segment_row_count_max)
     bucket_id = await storage.create_bucket_snapshot(snapshot.metadata, snapshot.segments, bucket_key="k", **NAMES)
-    return MergeSource(bucket_id, table_of(snapshot.segment_metadata).row_ends)
+    return MergeSource(bucket_id, table_of(snapshot.segment_metadata, SPAN_ROWS), loaded_spans=0)
 
 
 async def merge_of(storage: MemoryBucketSnapshotStorage, *parts: DelayedIndexes) -> MergeBuckets:
     await storage.start()
-    tracked = {int(rows.ledger_ids[0]): BitMap(range(len(rows))) for rows in parts}
-    return MergeBuckets(1, "merged", [await source_of(storage, rows) for rows in parts], tracked)
+    sources = [await source_of(storage, rows) for rows in parts]
+    return MergeBuckets(1, "merged", sources, loaded={}, settled={}, first_ledger_id=0, may_repeat=False)
 
 
 def work_on(storage: BucketSnapshotStorage) -> SnapshotWork:
@@ -126,9 +129,38 @@ def test_a_merge_stores_what_sealing_all_rows_at_once_would() -> None:
     assert stored.metadata == whole.metadata
     assert list(stored.segments) == whole.segments
     assert event.size_bytes == whole.length_bytes == stored.info.length_bytes
-    table = table_of(whole.segment_metadata)
-    for name in ("first_times", "last_times", "row_ends"):
+    table = table_of(whole.segment_metadata, SPAN_ROWS)
+    assert table.segment_count == len(whole.segments)
+    for name in ("first_times", "last_times", "row_ends", "segment_ends"):
         assert (getattr(event.table, name) == getattr(table, name)).all()
+
+
+def test_a_merge_leaves_out_what_was_handed_out_and_what_comes_twice() -> None:
+    """Loaded rows count if they are still in memory; of two rows of one position the first counts."""
+    storage = MemoryBucketSnapshotStorage()
+    first = DelayedIndexes.of([10, 20, 30, 40], [1] * 4, range(4))
+    second = DelayedIndexes.of([15, 25, 50], [1] * 3, [3, 4, 5])
+    config = replace(CONFIG, segment_row_count_max=1, index_count_per_bucket_min=1)
+
+    async def main() -> list[tuple[int, int, int]]:
+        await storage.start()
+        sources = []
+        for rows, loaded_spans in ((first, 2), (second, 0)):
+            snapshot = build_snapshot(rows, step_ms=1_000, rows_max=1)
+            bucket_id = await storage.create_bucket_snapshot(
+                snapshot.metadata, snapshot.segments, bucket_key="k", **NAMES
+            )
+            sources.append(MergeSource(bucket_id, table_of(snapshot.segment_metadata, 1), loaded_spans))
+        merge = MergeBuckets(
+            1, "merged", sources, loaded={1: BitMap([1])}, settled={1: BitMap([4])}, first_ledger_id=0, may_repeat=True
+        )
+        context = TrackerContext(cursor=FakeCursor(), on_available=lambda: None, **NAMES)
+        event = await SnapshotWork(config, context, storage, run_inline, asyncio.Lock()).run(merge)
+        assert isinstance(event, SnapshotCreated)
+        data = await storage.get_bucket_snapshot_segment(event.bucket_id, 1, event.table.segment_count)
+        return decode_segments(data).to_rows()
+
+    assert asyncio.run(main()) == [(15, 1, 3), (20, 1, 1), (30, 1, 2), (50, 1, 5)]
 
 
 def test_a_merge_of_nothing_stores_an_empty_snapshot() -> None:
@@ -137,7 +169,7 @@ def test_a_merge_of_nothing_stores_an_empty_snapshot() -> None:
 
     async def main() -> SnapshotCreated:
         merge = await merge_of(storage, rows_of(1, 10))
-        event = await work_on(storage).run(MergeBuckets(1, "merged", merge.sources, {}))
+        event = await work_on(storage).run(replace(merge, first_ledger_id=2))
         assert isinstance(event, SnapshotCreated)
         return event
 

@@ -1,0 +1,66 @@
+"""Which of many ledger ranges hold a ledger: the buckets' ranges, in order of their first ledger.
+
+Ranges are mostly disjoint and come and go at the ends, so plain sorted lists do: a look-up is a bisection, and a step
+for each range that is found.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+
+from snapshot_storage.bucket_key import LedgerRange
+
+
+class LedgerRanges:
+    """Ranges by a number of their own, which may overlap."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        self._serials: list[int] = []
+        self._lasts_max: list[int] = []
+        """The largest last ledger up to each range: where it is too low, no earlier range needs a look."""
+
+    def __len__(self) -> int:
+        return len(self._serials)
+
+    def add(self, serial: int, ledgers: LedgerRange) -> None:
+        """Add a range."""
+        place = bisect_right(self._firsts, ledgers.first_ledger_id)
+        self._firsts.insert(place, ledgers.first_ledger_id)
+        self._lasts.insert(place, ledgers.last_ledger_id)
+        self._serials.insert(place, serial)
+        self._note_lasts(place)
+
+    def discard(self, serial: int, ledgers: LedgerRange) -> None:
+        """Remove a range, if it is there."""
+        start = bisect_left(self._firsts, ledgers.first_ledger_id)
+        end = bisect_right(self._firsts, ledgers.first_ledger_id, start)
+        if serial not in self._serials[start:end]:
+            return
+        place = self._serials.index(serial, start, end)
+        for column in (self._firsts, self._lasts, self._serials):
+            del column[place]
+        self._note_lasts(place)
+
+    def covering(self, ledger_id: int) -> Iterator[int]:
+        """Yield the numbers of the ranges that hold a ledger."""
+        return self.overlapping(LedgerRange(ledger_id, ledger_id))
+
+    def overlapping(self, ledgers: LedgerRange) -> Iterator[int]:
+        """Yield the numbers of the ranges that have a ledger in common with this one; do not change them meanwhile."""
+        place = bisect_right(self._firsts, ledgers.last_ledger_id) - 1
+        while place >= 0 and self._lasts_max[place] >= ledgers.first_ledger_id:
+            if self._lasts[place] >= ledgers.first_ledger_id:
+                yield self._serials[place]
+            place -= 1
+
+    def _note_lasts(self, start: int) -> None:
+        known = self._lasts_max[max(0, start - 1) : start]
+        self._lasts_max[start:] = list(accumulate([*known, *self._lasts[start:]], max))[len(known) :]
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        assert self._firsts == sorted(self._firsts)
+        assert self._lasts_max == list(accumulate(self._lasts, max))
+        assert len(self._serials) == len(set(self._serials)) == len(self._firsts)

@@ -1,0 +1,132 @@
+"""Of which buckets the unread positions are wanted, and how long they stay known.
+
+A bucket is *cold*: nothing in memory says which positions its segments hold. Whoever reads its part of the log (after a
+start, or behind a backlog) has to know, and asks. Then the bitmaps of its unread segments are read, and kept until
+nobody has asked for a while; the bucket is *warm* meanwhile. Asking never waits, so the answer may be that it is not
+known yet.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from tracker.actions import ReadPositions
+from tracker.buckets import NOT_SERVED, Bucket, BucketState
+from tracker.due_queue import NEVER
+from tracker.lanes import Lane
+from tracker.membership import Membership
+
+COOL_AFTER_MS: Final = 10_000
+"""A bucket stays warm for so long after someone has asked."""
+
+COOL_AFTER_MS_WHEN_FULL: Final = 1_000
+"""The same, while others wait to become warm."""
+
+WARM_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bitmaps of warm buckets take so much memory together; beyond it, others wait."""
+
+READS_IN_FLIGHT_MAX: Final = 4
+"""Each holds the whole metadata of a snapshot for a moment."""
+
+_COOLING_STEP_MS: Final = 500
+
+
+class Questions:
+    """The buckets that are to become warm, and those that are.
+
+    Args:
+        keeps_all: Every bucket is to be warm, always; memory is not bounded then.
+    """
+
+    def __init__(self, *, keeps_all: bool) -> None:
+        self.keeps_all = keeps_all
+        self.warm: dict[int, Bucket] = {}
+        """By serial; with some that are not warm any more, until the next look."""
+        self.next_read_ms = NEVER
+        """When a read may start that has only to wait for this time."""
+        self.next_cooling_ms = NEVER
+        self._wanted: dict[int, Bucket] = {}
+        self._is_full = False
+
+    def ask(self, bucket: Bucket) -> bool:
+        """Return whether a bucket's positions are known, and want them if they are not."""
+        if bucket.is_warm:
+            bucket.unread.is_asked = True
+            return True
+        self._wanted.setdefault(bucket.serial, bucket)
+        return False
+
+    def pass_on(self, sources: Iterable[Bucket], target: Bucket) -> None:
+        """Let whoever asked for a merge's sources wait for its target."""
+        if self.keeps_all or any(source.serial in self._wanted for source in sources):
+            self._wanted[target.serial] = target
+
+    def open(self, bucket: Bucket, known: Membership) -> None:
+        """Let a bucket be warm without anyone having asked, if there is room."""
+        has_room = self.keeps_all or self._warm_bytes() + known.size_bytes <= WARM_BYTES_MAX
+        if bucket.has_unloaded and has_room:
+            bucket.unread.warm(known)
+            self.note_warm(bucket)
+
+    def note_warm(self, bucket: Bucket) -> None:
+        """Take care of a bucket that has become warm."""
+        self._wanted.pop(bucket.serial, None)
+        self.warm[bucket.serial] = bucket
+        self.next_cooling_ms = -1
+
+    def forget_wait(self) -> None:
+        """Look again at once: the clock was put back."""
+        self.next_cooling_ms = -1 if self.warm else NEVER
+
+    def _warm_bytes(self) -> int:
+        return sum(bucket.unread.known.size_bytes for bucket in self.warm.values() if bucket.unread.known is not None)
+
+    def plan(self, lane: Lane, now_ms: int) -> Iterator[ReadPositions]:
+        """Yield the reads to start, in the order in which buckets were asked for."""
+        self.next_read_ms = NEVER
+        self._is_full = False
+        if not self._wanted:
+            return
+        self._wanted = {
+            serial: bucket
+            for serial, bucket in self._wanted.items()
+            if bucket.state not in NOT_SERVED and not bucket.is_warm
+        }
+        in_flight = sum(bucket.unread.question is not None for bucket in self._wanted.values())
+        self._is_full = not self.keeps_all and self._warm_bytes() >= WARM_BYTES_MAX
+        for bucket in self._wanted.values():
+            if in_flight >= READS_IN_FLIGHT_MAX or self._is_full:
+                return
+            if bucket.state is not BucketState.SEALED or bucket.unread.question is not None:
+                continue
+            if bucket.unread.retry_at_ms > now_ms or not lane.has_room(now_ms):
+                self.next_read_ms = min(self.next_read_ms, max(bucket.unread.retry_at_ms, now_ms))
+                continue
+            yield self._read_of(bucket)
+            lane.started()
+            in_flight += 1
+
+    @staticmethod
+    def _read_of(bucket: Bucket) -> ReadPositions:
+        assert bucket.bucket_id is not None
+        assert bucket.table is not None
+        first_segment = bucket.table.segments_before(bucket.loaded_spans) + 1
+        bucket.unread.question = ReadPositions(bucket.serial, bucket.bucket_id, first_segment)
+        return bucket.unread.question
+
+    def cool(self, now_ms: int) -> None:
+        """Let go of positions that nobody has asked about for a while."""
+        if now_ms < self.next_cooling_ms:
+            return
+        after_ms = COOL_AFTER_MS_WHEN_FULL if self._is_full else COOL_AFTER_MS
+        for serial, bucket in list(self.warm.items()):
+            unread = bucket.unread
+            if unread.is_asked:
+                unread.is_asked, unread.asked_ms = False, now_ms
+            # A clock that is put back must not make it longer.
+            unread.asked_ms = min(unread.asked_ms, now_ms)
+            is_idle = now_ms - unread.asked_ms >= after_ms and not self.keeps_all
+            if not bucket.has_unloaded or is_idle:
+                unread.known = None
+            if unread.known is None:
+                del self.warm[serial]
+        self.next_cooling_ms = now_ms + _COOLING_STEP_MS if self.warm else NEVER
