@@ -15,7 +15,7 @@ entry, where PIP-379 plans 80.
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -168,6 +168,19 @@ class DrainingHashesTracker(OrderFence):
     def note_no_longer_pending(self, consumer: ConsumerState, slot: int) -> bool:
         """See base."""
         return self.reduce_ref_count(consumer.index, slot)
+
+    def note_redelivered(self, consumer: ConsumerState, counts: Mapping[int, int]) -> list[int]:
+        """See base; in columns, since it can be everything that a consumer holds."""
+        slots = [slot for slot in counts if slot in self.slots]
+        if not slots:
+            return []
+        rows = np.searchsorted(np.asarray(self._columns["slots"]), slots)
+        assert (np.asarray(self._columns["owners"])[rows] == consumer.index).all(), "a slot drains at another consumer"
+
+        references = np.array(self._columns["references"])
+        references[rows] -= [counts[slot] for slot in slots]
+        self._columns["references"] = array(_COLUMN_TYPES["references"], references.tobytes())
+        return self._clear_rows(references == 0)
 
     def clear(self) -> None:
         """See base."""

@@ -58,6 +58,10 @@ class OrderFence(ABC):
         """Note that a consumer holds one entry of a slot less; return whether the slot may go on by that."""
         return False
 
+    def note_redelivered(self, consumer: ConsumerState, counts: Mapping[int, int]) -> list[int]:
+        """Note that a consumer holds so many entries of each slot less; return the slots that may go on by that."""
+        return []
+
     def note_taken_back(self, positions: Collection[Key]) -> None:
         """Note that entries which were given wait again."""
 

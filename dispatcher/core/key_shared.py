@@ -215,6 +215,11 @@ class KeySharedCore(MultipleConsumersCore):
         if self.fence.is_active and self.fence.note_no_longer_pending(consumer, slot):
             self._unblock(slot)
 
+    def _on_redelivered(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
+        if self.fence.is_active:
+            for slot in self.fence.note_redelivered(consumer, counts):
+                self._unblock(slot)
+
     def _take_back(self, items: Mapping[Key, Item]) -> None:
         self.fence.note_taken_back(items)
         super()._take_back(items)

@@ -5,6 +5,7 @@ taken, and a `Deliver` goes out. The payload is read afterwards. So no read in f
 """
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dispatcher.config import DispatcherConfig
@@ -30,6 +31,9 @@ class MultipleConsumersCore(Intake):
     @abstractmethod
     def _on_no_longer_pending(self, consumer: ConsumerState, slot: int) -> None:
         """Note that a consumer holds one entry of a slot less."""
+
+    def _on_redelivered(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
+        """Note that a consumer holds so many entries of each slot less."""
 
     @abstractmethod
     def _offer(self, slot: int) -> None:
@@ -173,11 +177,11 @@ class MultipleConsumersCore(Intake):
             item = consumer.pending.remove(position)
             if item is not None:
                 items[key_of(item)] = item
-                self._release(consumer, item[COUNT])
-                self._on_no_longer_pending(consumer, item[SLOT])
                 if position not in unsent:
                     self.redelivery_counts[position] = self.redelivery_counts.get(position, 0) + 1
                     consumer.messages_redelivered += item[COUNT]
+        self._release(consumer, sum([item[COUNT] for item in items.values()]))
+        self._on_redelivered(consumer, Counter([item[SLOT] for item in items.values()]))
         # Pulsar serves a consumer again that asks for redelivery, whatever it still holds.
         consumer.is_blocked = False
         self._take_back(items)

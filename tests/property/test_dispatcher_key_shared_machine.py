@@ -446,6 +446,8 @@ class _Machine(RuleBasedStateMachine):
                 self.begin_taking_due()
             if self.popped is not None:
                 self.complete_taking_due()
+            # Most delayed entries come out here: few steps of a random walk have several due ones of a slot.
+            self.delayed_entries_of_a_slot_become_ready_in_order_of_time()
         assert len(self.acknowledged) == len(self.log), "not everything came out"
         assert len(self.core.waiting) == 0
         self.every_entry_is_in_one_place()
