@@ -36,6 +36,9 @@ class OrderFence(ABC):
     watches_mark_delete: ClassVar[bool] = False
     """Whether `note_unacknowledged_from` is of interest."""
 
+    is_by_position: ClassVar[bool] = False
+    """Whether what waits in a slot goes by position alone, whatever its time."""
+
     @abstractmethod
     def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
         """Return whether the owner of its slot must not get an entry now; `is_fresh` if it never waited."""

@@ -49,6 +49,8 @@ class RecentlyJoinedFence(OrderFence):
     """
 
     watches_mark_delete = True
+    # A bound is a position. By time, an entry beyond it could stand before one that must be acknowledged to lift it.
+    is_by_position = True
 
     def __init__(self, view: SubscriptionView) -> None:
         self.bounds: dict[int, Position] = {}

@@ -368,7 +368,10 @@ class _Machine(RuleBasedStateMachine):
 
     @invariant()
     def delayed_entries_of_a_slot_become_ready_in_order_of_time(self) -> None:
-        """I2 for what is delayed: nothing becomes ready while an earlier one of its slot is due and on its way."""
+        """I2 for what is delayed: nothing becomes ready while an earlier one of its slot is due and on its way.
+
+        But for what was popped: here reads complete meanwhile, while the shell takes in what it popped before it reads.
+        """
         if not isinstance(getattr(self, "core", None), KeySharedCore):
             return
         pending = [position for client in self.clients for position in client.state.pending.items]
@@ -377,7 +380,7 @@ class _Machine(RuleBasedStateMachine):
         self.ready |= ready
         held = [at for run in self.core.held_due._runs for at in _positions(run)]
         due = [position for position, at in self.tracked.items() if at <= self.now_ms]
-        on_their_way = [self._entry(at) for at in held + due] + (self.popped or [])
+        on_their_way = [self._entry(at) for at in held + due]
         for entry in came:
             slot = CONSISTENT_HASHING_RANGE.slot(entry.key_hash)
             if entry.deliver_at_ms == NOT_DELAYED or slot in self.unordered_slots:
