@@ -205,7 +205,8 @@ class S3Client:
             page = self._answer("list uploads in", self._client.list_multipart_uploads, **request)
             now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
             for found in page.get("Uploads", ()):
-                yield Upload(found["Key"], found["UploadId"]), (now - found["Initiated"]).total_seconds()
+                # A server that tells when to the millisecond still tells the time to the second.
+                yield Upload(found["Key"], found["UploadId"]), max(0.0, (now - found["Initiated"]).total_seconds())
             if not page.get("IsTruncated", False):
                 return
             request |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
