@@ -85,7 +85,7 @@ def _action_of(buckets: BucketSet, bucket: Bucket, now_ms: int) -> Action:
             bucket.serial, bucket.bucket_id, is_own=bucket.table is not None or not bucket.has_property
         )
     assert bucket.state is BucketState.RECOVERING
-    room = buckets.config.loaded_row_count_max - len(buckets.index.shared.queue) - buckets.held_row_count
+    room = buckets.config.loaded_row_count_max - len(buckets.index.shared_queue) - buckets.held_row_count
     through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
     return ReadMetadata(bucket.serial, bucket.bucket_id, through_ms, min(room, LOAD_ROW_COUNT_MAX))
 
@@ -94,7 +94,7 @@ def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
     """Yield loads of segments that begin soon, the one that holds up hand-out first."""
     through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
     buckets.next_load_ms = NEVER
-    loaded_row_count = len(buckets.index.shared.queue)
+    loaded_row_count = len(buckets.index.shared_queue)
     row_count_max = min(LOAD_ROW_COUNT_MAX, buckets.config.loaded_row_count_max)
     with closing(buckets.frontier.in_order()) as waiting:
         for place, bucket in enumerate(waiting):
@@ -144,7 +144,7 @@ def _remove_exhausted(buckets: BucketSet) -> None:
         elif bucket.resident is not None:
             if bucket.resident.queue.next_ms == NEVER:
                 buckets.remove(bucket)
-        elif buckets.index.shared.queue.next_ms > bucket.last_ms:
+        elif buckets.index.shared_queue.next_ms > bucket.last_ms:
             buckets.remove(bucket)
         else:
             buckets.next_exhaustion_ms = min(buckets.next_exhaustion_ms, bucket.last_ms)

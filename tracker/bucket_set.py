@@ -314,7 +314,7 @@ class BucketSet:
 
     def note_popped(self) -> None:
         """Look at the buckets again if what was handed out may have exhausted one, or made room for a load."""
-        is_room = self.index.shared.queue.next_ms > self.next_exhaustion_ms
+        is_room = self.index.shared_queue.next_ms > self.next_exhaustion_ms
         if is_room or any(resident.queue.next_ms == NEVER for resident in self.index.residents):
             self.is_dirty = True
 

@@ -7,8 +7,9 @@ calls are awaited; no add and no poll ever waits for either.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +30,7 @@ from tracker.actions import (
     ReadMetadata,
     ReadPositions,
     SegmentsLoaded,
+    SnapshotCreated,
 )
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
@@ -40,6 +42,7 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
+from tracker.heap import Heap, trim_of_c_library
 from tracker.recovery import read_properties
 from tracker.snapshot_work import RunBlocking, SnapshotWork, T, is_lost
 from tracker.stats import TrackerStats, operation_of
@@ -70,6 +73,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         run_blocking: RunBlocking = in_thread,
         rng: Random | None = None,
         building: asyncio.Lock | None = None,
+        heap: Heap | None = None,
     ) -> None:
         self._context = context
         self._config = config
@@ -84,6 +88,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
         self._core.set_active(context.is_active)
+        self._run_blocking = run_blocking
+        self._heap = heap if heap is not None else Heap(trim_of_c_library())
         self._work = SnapshotWork(config, context, storage, run_blocking, building or asyncio.Lock())
         self._stats = TrackerStats()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -273,9 +279,9 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._is_news = True
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
         for action in self._core.plan(now_ms=now_ms):
-            task = asyncio.get_running_loop().create_task(self._run(action))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(self._run(action))
+        if not self._tasks and (trim := self._heap.take_trim(now_ms)) is not None:
+            self._start(self._trim(trim))
         self._set_timer(now_ms)
         self._tell_when_full()
         # A message may come due between the dispatcher's last look and this turn, and then no timer is set for it.
@@ -291,6 +297,15 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._is_news:
             self._is_news = False
             self._context.on_available()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _trim(self, trim: Callable[[], None]) -> None:
+        await self._run_blocking(trim)
+        self._turn_soon()
 
     def _tell_when_full(self) -> None:
         is_full = self._core.is_full
@@ -334,6 +349,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             event = self._failed(action, error)
         else:
             self._note_works(action)
+            if isinstance(event, SnapshotCreated | MetadataRead):
+                self._heap.note_freed(event.table.row_count)
+            elif isinstance(event, SegmentsLoaded):
+                self._heap.note_freed(len(event.rows))
         now_ms = self._now_ms()
         if counters is not None and isinstance(event, ActionFailed):
             counters.failed += 1
@@ -399,6 +418,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         self._run_blocking = run_blocking
         self._rng = rng if rng is not None else Random()
         self._building = asyncio.Lock()
+        self._heap = Heap(trim_of_c_library())
 
     async def start(self) -> None:
         """See base; opens the storage."""
@@ -418,6 +438,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
             run_blocking=self._run_blocking,
             rng=Random(self._rng.random()),
             building=self._building,
+            heap=self._heap,
         )
         tracker.start()
         return tracker

@@ -7,6 +7,7 @@ then none has it any more. What is in segments that are not loaded is not here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from tracker.membership import Membership, bitmap_of, ledger_groups
 Int64Array = NDArray[np.int64]
 
 _NONE = BitMap()
+
+_TAKEN_ROWS_MAX: Final = 16_384
+"""Rows that were handed out and whose positions are still to be forgotten: 256 KiB."""
 
 
 class Holding:
@@ -46,7 +50,9 @@ class Index:
     """All holdings of one tracker."""
 
     def __init__(self, acknowledged_in: Callable[[int], BitMap]) -> None:
-        self.shared = Holding()
+        self._shared = Holding()
+        self._taken: list[tuple[Int64Array, Int64Array]] = []
+        self._taken_count = 0
         self.mutable = Holding()
         self.residents: list[Holding] = []
         """Those of buckets that are being sealed."""
@@ -60,14 +66,31 @@ class Index:
         self._is_only_shared = True
 
     @property
+    def shared(self) -> Holding:
+        """What was loaded, or kept when a bucket left memory."""
+        if self._taken_count:
+            self._forget_taken()
+        return self._shared
+
+    @property
+    def shared_queue(self) -> DueQueue:
+        """The rows of it."""
+        return self._shared.queue
+
+    @property
     def holdings(self) -> list[Holding]:
         """All holdings."""
         return [self.shared, self.mutable, *self.residents]
 
     @property
+    def queues(self) -> list[DueQueue]:
+        """The rows of all holdings."""
+        return [self._shared.queue, self.mutable.queue, *(resident.queue for resident in self.residents)]
+
+    @property
     def next_ms(self) -> int:
         """The earliest time of a row in memory, `NEVER` if there is none."""
-        next_ms = min(self.shared.queue.next_ms, self.mutable.queue.next_ms)
+        next_ms = min(self._shared.queue.next_ms, self.mutable.queue.next_ms)
         for resident in self.residents:
             next_ms = min(next_ms, resident.queue.next_ms)
         return next_ms
@@ -75,12 +98,13 @@ class Index:
     @property
     def row_count(self) -> int:
         """How many rows are in memory, including those of positions that are tracked no more."""
-        return sum(len(holding.queue) for holding in self.holdings)
+        return sum(map(len, self.queues))
 
     @property
     def position_count(self) -> int:
         """How many positions have a row in memory; one that is in two holdings counts twice."""
-        return sum(holding.members.count for holding in self.holdings)
+        others = self.mutable.members.count + sum(resident.members.count for resident in self.residents)
+        return self._shared_count + others
 
     def contains(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position has a row in memory."""
@@ -101,8 +125,8 @@ class Index:
             return next_ms < through.deliver_at_ms
         return any(
             run.end_through(through) > run.head
-            for holding in self.holdings
-            for run in holding.queue.runs_through(through.deliver_at_ms)
+            for queue in self.queues
+            for run in queue.runs_through(through.deliver_at_ms)
         )
 
     # Handing out.
@@ -112,17 +136,19 @@ class Index:
         parts: list[DelayedIndexes] = []
         wanted = limit
         while wanted > 0:
+            is_exact = len(self._shared.queue) == self._shared_count
             self._is_only_shared = True
             for holding in (self.mutable, *self.residents):
                 if holding.queue.next_ms <= through.deliver_at_ms:
                     self._is_only_shared = False
                     holding.is_popped = True
-            queues = [holding.queue for holding in self.holdings]
-            times, ledger_ids, entry_ids = pop_sorted(queues, through, wanted, rest=self)
+            times, ledger_ids, entry_ids = pop_sorted(self.queues, through, wanted, rest=self)
             if not len(times):
                 break
-            is_tracked = self._take(ledger_ids, entry_ids)
-            if not is_tracked.all():
+            if is_exact and self._is_only_shared and self._are_nowhere_else(ledger_ids):
+                self._note_taken(ledger_ids, entry_ids)
+            else:
+                is_tracked = self._take(ledger_ids, entry_ids)
                 times, ledger_ids, entry_ids = times[is_tracked], ledger_ids[is_tracked], entry_ids[is_tracked]
             if len(times):
                 if self.watched:
@@ -140,11 +166,36 @@ class Index:
                 return
             for ledger_id, rows in ledger_groups(ledger_ids):
                 self.shared.members.unite(ledger_id, bitmap_of(entry_ids[rows]))
-        self.shared.queue.push_front(times, ledger_ids, entry_ids)
+        self._shared.queue.push_front(times, ledger_ids, entry_ids)
+
+    @property
+    def _shared_count(self) -> int:
+        return self._shared.members.count - self._taken_count
+
+    def _are_nowhere_else(self, ledger_ids: Int64Array) -> bool:
+        """Whether only the shared holding has anything of these ledgers."""
+        others = [holding.members.bitmaps for holding in (self.mutable, *self.residents) if holding.members.count]
+        return not others or all(bitmaps.keys().isdisjoint(np.unique(ledger_ids).tolist()) for bitmaps in others)
+
+    def _note_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        """Forget the positions of rows of the shared holding, when each row in it is a position's only one.
+
+        PERFORMANCE: many at a time, later: a poll takes a few rows of each of many ledgers.
+        """
+        self._taken.append((ledger_ids, entry_ids))
+        self._taken_count += len(ledger_ids)
+        if self._taken_count >= _TAKEN_ROWS_MAX:
+            self._forget_taken()
+
+    def _forget_taken(self) -> None:
+        ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*self._taken, strict=True))
+        self._taken, self._taken_count = [], 0
+        for ledger_id, rows in ledger_groups(ledger_ids):
+            self._shared.members.discard_all(ledger_id, bitmap_of(entry_ids[rows]))
 
     def _take(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
         """Forget these positions in every holding and return which rows were the first of a tracked one."""
-        memberships = [holding.members for holding in self.holdings if holding.members.bitmaps]
+        memberships = [holding.members for holding in self.holdings if holding.members.count]
         if len(memberships) == 1:
             return memberships[0].take(ledger_ids, entry_ids)
         is_tracked = np.zeros(len(ledger_ids), np.bool_)
@@ -262,7 +313,8 @@ class Index:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.shared, self.mutable, self.residents = Holding(), Holding(), []
+        self._shared, self.mutable, self.residents = Holding(), Holding(), []
+        self._taken, self._taken_count = [], 0
         self.settled = {}
 
     def check(self) -> None:
