@@ -142,6 +142,7 @@ def _take_over(buckets: BucketSet, target: Bucket) -> None:
     if target.has_unloaded and all(members is not None for members in known):
         target.unread.warm(Membership.union(members for members in known if members is not None))
         buckets.questions.note_warm(target)
+        count = min(count, target.unread.count)
     target.unread.count = min(count, target.rows_left)
     buckets.doubts.lower(target, doubt_ms)
     buckets.serve(target)

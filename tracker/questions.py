@@ -62,7 +62,7 @@ class Questions:
 
     def open(self, bucket: Bucket, known: Membership) -> None:
         """Let a bucket be warm without anyone having asked, if there is room."""
-        has_room = self.keeps_all or self._warm_bytes() + known.size_bytes <= WARM_BYTES_MAX
+        has_room = self.keeps_all or self._warm_bytes() + known.size_bytes() <= WARM_BYTES_MAX
         if bucket.has_unloaded and has_room:
             bucket.unread.warm(known)
             self.note_warm(bucket)
@@ -78,7 +78,7 @@ class Questions:
         self.next_cooling_ms = -1 if self.warm else NEVER
 
     def _warm_bytes(self) -> int:
-        return sum(bucket.unread.known.size_bytes for bucket in self.warm.values() if bucket.unread.known is not None)
+        return sum(bucket.unread.known_bytes for bucket in self.warm.values() if bucket.unread.known is not None)
 
     def plan(self, lane: Lane, now_ms: int) -> Iterator[ReadPositions]:
         """Yield the reads to start, in the order in which buckets were asked for."""

@@ -22,6 +22,8 @@ class UnreadPositions:
     """How many rows of it are to come, as far as that is known without its bitmaps."""
     known: Membership | None = None
     """The positions themselves, while the bucket is warm."""
+    known_bytes: int = 0
+    """About how much memory they took at most."""
     was_known: bool = False
     """Whether anyone may have passed over its positions in the log, trusting that they come from here."""
     needs_known: bool = False
@@ -55,6 +57,7 @@ class UnreadPositions:
     def warm(self, known: Membership) -> None:
         """Know the positions from now on."""
         self.known = known
+        self.known_bytes = known.size_bytes()
         self.count = known.count
         self.was_known = True
         self.is_asked = True
@@ -74,7 +77,8 @@ class UnreadPositions:
         """Note that rows have left the unread part, of which so many were not tracked in memory before."""
         if self.question is not None:
             self.loaded_meanwhile.append(rows)
-        self.count = min(rows_left, max(0, self.count - new_count))
+        known_max = rows_left if self.known is None else self.known.count
+        self.count = min(rows_left, known_max, max(0, self.count - new_count))
 
     def trim(self, first_ledger_id: int) -> None:
         """Forget the ledgers below this one, as far as they are known."""

@@ -930,6 +930,27 @@ def test_a_clock_that_steps_back_delays_and_does_not_repeat(driver: Driver) -> N
     assert driver.pop() == [(2_100, 1, 2)]
 
 
+def test_what_was_handed_out_before_a_clock_stepped_back_does_not_come_from_the_snapshot(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in a segment that is due later now, and nobody knows which of its positions are tracked."""
+    monkeypatch.setattr("tracker.questions.WARM_BYTES_MAX", 0)
+    driver = Driver(runner, prefetch_ms=0, segment_step_ms_max=1)
+    driver.add(*((2_000 + n, n, n) for n in range(1, 7)))
+    driver.now_ms = 2_003
+    assert len(driver.pop()) == 3
+    driver.now_ms = NOW_MS
+    driver.plan()
+    driver.answer_all()
+    assert driver.bucket_names == ["1_5"]
+
+    driver.now_ms = 2_010
+    driver.plan()
+    driver.answer_all()
+
+    assert [row[1] for row in driver.pop()] == [4, 5, 6]
+
+
 def test_a_clock_that_steps_back_does_not_hold_up_a_retry(driver: Driver) -> None:
     """A wait for another try ends when the clock leaves it, or an hour's step would cost an hour."""
     driver.now_ms = 3_600_000
