@@ -32,6 +32,9 @@ _UNREACHED = (
     exceptions.IncompleteReadError,
     exceptions.ResponseStreamingError,
 )
+# The second is for two writers at one moment: neither this one's object nor an upload of it is there.
+_KEY_IS_TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
+
 _PASSING_CODES = frozenset(
     {
         "BandwidthLimitExceeded",
@@ -130,7 +133,7 @@ class S3Client:
         answer = self._ask(
             f"write {key} to",
             self._client.put_object,
-            expected=("PreconditionFailed",),
+            expected=_KEY_IS_TAKEN,
             Key=key,
             Body=body,
             IfNoneMatch="*",
@@ -180,7 +183,7 @@ class S3Client:
         answer = self._ask(
             f"write {upload.key} to",
             self._client.complete_multipart_upload,
-            expected=("PreconditionFailed",),
+            expected=_KEY_IS_TAKEN,
             Key=upload.key,
             UploadId=upload.upload_id,
             MultipartUpload={"Parts": [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]},

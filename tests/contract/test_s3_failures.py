@@ -104,6 +104,25 @@ def test_an_answer_that_is_cut_is_unavailable() -> None:
         asyncio.run(scenario(server.config()))
 
 
+def test_a_conflict_with_another_writer_never_deletes_what_that_one_wrote() -> None:
+    """The key is the other's: a new one is chosen, and nothing is removed."""
+    refusals = iter([refusal(409, "ConditionalRequestConflict"), refusal(412, "PreconditionFailed")])
+
+    def answer(request: str) -> Answer:
+        return next(refusals, Answer(200, b"")) if request.startswith("PUT") else _EMPTY_LIST
+
+    async def scenario(config: S3Config) -> None:
+        async with S3BucketSnapshotStorage(config) as storage:
+            await storage.create_bucket_snapshot(b"m", [b"s"], bucket_key="k", topic_name="t", cursor_name="c")
+
+    with canned_s3(answer) as server:
+        asyncio.run(scenario(server.config()))
+
+    puts = [request for request in server.requests if request.startswith("PUT")]
+    assert len(puts) == len(set(puts)) == 3
+    assert not any(request.startswith("DELETE") for request in server.requests)
+
+
 def test_uploads_that_may_not_be_listed_do_not_stop_the_start() -> None:
     """They cost space, and not everyone has the right."""
 
