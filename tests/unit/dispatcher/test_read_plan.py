@@ -1,0 +1,58 @@
+"""What the plan does with ledgers of which it is not known what is tracked."""
+
+import numpy as np
+
+from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
+from managed_ledger.position import Position
+
+EXTENTS = [LedgerExtent(1, 9, False), LedgerExtent(2, 9, False), LedgerExtent(3, 4, True)]
+LAST = Position(3, 20)
+
+
+def next_request(plan: ReadPlan) -> ReadRequest:
+    request = plan.next_request(LAST, immediates_max=100, scan_entries_max=100)
+    assert request is not None
+    return request
+
+
+def test_a_range_is_put_aside_when_its_index_is_known_no_longer() -> None:
+    """It was, and nobody asked for too long; it is read when it is known again."""
+    recovering = {1, 2}
+    plan = ReadPlan.start(Position(1, 0), EXTENTS, recovering.__contains__, has_delays=True)
+    recovering.clear()
+    plan.note_recovered(recovering.__contains__)
+    request = next_request(plan)
+    assert request.first == Position(1, 0)
+
+    recovering.add(1)
+    assert plan.put_aside(request, recovering.__contains__)
+    assert next_request(plan).first == Position(2, 0)
+    recovering.clear()
+    plan.note_recovered(recovering.__contains__)
+    assert next_request(plan).first == Position(1, 0)
+    assert not plan.put_aside(next_request(plan), recovering.__contains__)
+
+
+def test_what_was_published_since_the_start_needs_no_index() -> None:
+    """No snapshot had it when the plan was made: an open ledger is read on, whatever is known of its beginning."""
+    plan = ReadPlan.start(Position(3, 0), EXTENTS, {3}.__contains__, has_delays=True)
+    plan.note_recovered(set[int]().__contains__)
+    request = next_request(plan)
+    assert plan.put_aside(request, {3}.__contains__)
+
+    plan.note_recovered(set[int]().__contains__)
+    plan.complete(next_request(plan), next_position=Position(3, 5), first_not_taken=None)
+    assert next_request(plan).first == Position(3, 5)
+    assert not plan.put_aside(next_request(plan), {3}.__contains__)
+
+
+def test_immediate_entries_are_read_without_the_index() -> None:
+    """Delayed ones are left out of such a read by their headers."""
+    plan = ReadPlan.start(Position(1, 0), EXTENTS, {1}.__contains__, has_delays=True)
+    plan.note_recovered(set[int]().__contains__)
+    plan.complete(next_request(plan), next_position=Position(1, 8), first_not_taken=Position(1, 2))
+    requests = [next_request(plan) for _ in range(2)]
+    [immediate] = [request for request in requests if not request.is_scan]
+
+    assert not plan.put_aside(immediate, {1}.__contains__)
+    assert plan.has_taken(np.array([1, 1, 2]), np.array([7, 8, 0])).tolist() == [True, False, False]
