@@ -204,10 +204,17 @@ _INDEX_GAUGES: Final[tuple[_Figure[TrackerStats], ...]] = (
 )
 
 
-_LOST_BUCKETS: Final[_Figure[TrackerStats]] = _Figure(
-    "postdate_delayed_buckets_lost_total",
-    "Snapshots that were missing or unreadable; their messages were read from the log again.",
-    lambda stats: stats.buckets_lost,
+_INDEX_COUNTERS: Final[tuple[_Figure[TrackerStats], ...]] = (
+    _Figure(
+        "postdate_delayed_buckets_recovered_total",
+        "Snapshots that recovery found and used.",
+        lambda stats: stats.buckets_recovered,
+    ),
+    _Figure(
+        "postdate_delayed_buckets_lost_total",
+        "Snapshots that were missing or unreadable; their messages were read from the log again.",
+        lambda stats: stats.buckets_lost,
+    ),
 )
 
 
@@ -231,7 +238,7 @@ class _Snapshot(Collector):
         yield from (figure.metric(topics) for figure in _TOPIC_FIGURES)
         yield from (figure.metric(subscriptions) for figure in _SUBSCRIPTION_FIGURES)
         yield from (figure.metric(dispatchers) for figure in _DISPATCHER_FIGURES)
-        yield _LOST_BUCKETS.metric(trackers)
+        yield from (figure.metric(trackers) for figure in _INDEX_COUNTERS)
         yield from _index_metrics(trackers)
 
 

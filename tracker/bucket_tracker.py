@@ -359,6 +359,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         elif counters is not None:
             counters.note_success(max(0, now_ms - started_at_ms))
         self._core.handle(event, now_ms=now_ms)
+        if isinstance(event, MetadataRead):
+            self._stats.buckets_recovered += 1
         # Ranges that became readable are news, as is anything due.
         is_readable = isinstance(event, SegmentsLoaded | PositionsRead | MetadataRead)
         self._is_news = self._is_news or is_readable

@@ -73,6 +73,8 @@ class TrackerStats:
     """Bytes of all snapshots."""
     buckets_lost: int = 0
     """Snapshots that were missing or unreadable; their messages were read from the log again."""
+    buckets_recovered: int = 0
+    """Snapshots that recovery found and used."""
     operations: dict[BucketOperation, OperationStats] = field(
         default_factory=lambda: {operation: OperationStats() for operation in BucketOperation}
     )

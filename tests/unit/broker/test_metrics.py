@@ -63,7 +63,9 @@ def dispatcher(consumer_count: int = 3) -> SubscriptionStats:
 
 
 def tracker() -> TrackerStats:
-    stats = TrackerStats(bucket_total=2, index_loaded=15_000, snapshot_size_bytes=834_069, buckets_lost=1)
+    stats = TrackerStats(
+        bucket_total=2, index_loaded=15_000, snapshot_size_bytes=834_069, buckets_lost=1, buckets_recovered=3
+    )
     create = stats.operations[BucketOperation.CREATE]
     create.all += 2
     create.note_success(209)
@@ -181,6 +183,7 @@ def test_the_numbers_of_a_subscription() -> None:
         "postdate_subscription_draining_hashes_cleared": 5,
         "postdate_entries_read_total": 120_200,
         "postdate_delayed_reread_at_recovery_total": 77,
+        "postdate_delayed_buckets_recovered_total": 3,
         "postdate_delayed_buckets_lost_total": 1,
     }
 

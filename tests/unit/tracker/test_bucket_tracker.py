@@ -288,6 +288,7 @@ def test_a_missing_snapshot_is_counted_and_told(world: World) -> None:
         assert not tracker.is_recovering(3)
         assert world.told_at_ms
         assert tracker.stats().buckets_lost == 1
+        assert tracker.stats().buckets_recovered == 0
         assert set(world.cursor.properties) == {f"{BUCKET_KEY_PREFIX}_oops"}
         await tracker.close()
 
