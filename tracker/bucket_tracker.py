@@ -44,7 +44,8 @@ from tracker.delayed_delivery_tracker import (
 from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
 from tracker.heap import Heap, trim_of_c_library
 from tracker.recovery import read_properties
-from tracker.snapshot_work import RunBlocking, SnapshotWork, T, is_lost
+from tracker.snapshot_merge import RunBlocking
+from tracker.snapshot_work import SnapshotWork, T, is_lost
 from tracker.stats import TrackerStats, operation_of
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from tracker.actions import SegmentTable
 from tracker.buckets import TRANSITIONS, Bucket, BucketState, is_in_order
 from tracker.due_queue import NEVER, RowKey
 from tracker.ledger_ranges import LedgerRanges
-from tracker.snapshot_work import spans_of
+from tracker.segment_spans import spans_of
 
 
 def bucket_with(segments: list[tuple[int, int, int]], *, loaded: int = 0) -> Bucket:

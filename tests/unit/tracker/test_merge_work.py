@@ -20,7 +20,8 @@ from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tracker.actions import MergeBuckets, MergeSource, SnapshotCreated
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.snapshot_work import SPANS_PER_BUCKET, SnapshotWork, table_of
+from tracker.segment_spans import table_of
+from tracker.snapshot_work import SPANS_PER_BUCKET, SnapshotWork
 from tracker.testing import FakeCursor, run_inline, run_virtually
 
 CONFIG = TrackerConfig()
