@@ -90,8 +90,13 @@ class Dispatcher:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for outbox in self._outboxes.values():
-            await outbox.close()
+        # All at once: the reader and acknowledgements go on until it is over, and nobody may get what comes after
+        # an entry that is not sent any more.
+        outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
+            outbox.close()
+        for outbox in outboxes:
+            await outbox.closed()
         await self._reader.close()
 
     async def reset(self, position: Position) -> None:

@@ -53,12 +53,15 @@ class Outbox:
         self._drops = 0
         self._pump: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._items)
 
     def put(self, items: list[Item]) -> None:
-        """Send these after all others."""
+        """Send these after all others; none once it is closed, as those before them were dropped."""
+        if self._is_closed:
+            return
         self._items.extend(items)
         if self._pump is None:
             self._pump = asyncio.get_running_loop().create_task(self._run())
@@ -74,13 +77,17 @@ class Outbox:
         """Go on: the connection takes bytes again."""
         self._writable.set()
 
-    async def close(self) -> None:
-        """Send nothing any more."""
+    def close(self) -> None:
+        """Send nothing any more, from this call on; `closed` waits for the task."""
+        self._is_closed = True
         self.drop()
-        pump, self._pump = self._pump, None
-        if pump is not None:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+        if self._pump is not None:
+            self._pump.cancel()
+
+    async def closed(self) -> None:
+        """Wait until nothing runs any more."""
+        if self._pump is not None:
+            await asyncio.gather(self._pump, return_exceptions=True)
 
     async def _run(self) -> None:
         waits = Backoff(

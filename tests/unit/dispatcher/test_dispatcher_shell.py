@@ -432,6 +432,46 @@ def test_key_shared_refuses_another_policy_while_consumers_are_connected() -> No
     run(scenario())
 
 
+class _StuckLog(FakeLog):
+    """A log whose first read of payloads never ends."""
+
+    is_stuck = True
+
+    async def read_payloads(self, ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> list[bytes | None]:
+        if self.is_stuck:
+            self.is_stuck = False
+            await asyncio.Event().wait()
+        return await super().read_payloads(ledger_ids, entry_ids)
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_a_dispatcher_that_closes_sends_nothing_behind_what_it_dropped(kind: SubscriptionType) -> None:
+    """Otherwise a key's later entry would arrive before the restart, and the one before it after that."""
+
+    async def scenario() -> None:
+        world = _World(kind, log=_StuckLog())
+        consumers = [world.join("a", permits=1)]
+        if kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED):
+            consumers.append(world.join("b", permits=1))
+        world.publish(20)
+        await _settle()
+        sent = [list(consumer.payloads) for consumer in consumers]
+
+        closing = asyncio.create_task(world.dispatcher.close())
+        for _ in range(20):
+            # Permits and new entries go on coming while it closes, and after that.
+            for consumer in consumers:
+                world.dispatcher.consumer_flow(consumer, 1)
+            world.publish(1)
+            await asyncio.sleep(0)
+        await closing
+        await _settle()
+
+        assert [consumer.payloads for consumer in consumers] == sent
+
+    run(scenario())
+
+
 def test_a_closed_dispatcher_takes_nobody() -> None:
     async def scenario() -> None:
         world = _World()
