@@ -15,7 +15,7 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_type_hints
 
-from broker.config_text import ConfigError, check_unknown_key, parse_config_text
+from broker.config_text import ConfigError, check_unknown_key, may_hold_password, parse_config_text
 from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
 from snapshot_storage.s3_config import S3Config
@@ -270,12 +270,13 @@ def _from_overrides(overrides: Sequence[str], known: Mapping[str, Setting]) -> d
     given: dict[str, _Given] = {}
     for override in overrides:
         key, separator, value = (part.strip() for part in override.partition("="))
-        where = f"--set {override}"
         if not separator or not key:
-            raise ConfigError("must be key=value", where=where, key="")
+            raise ConfigError("must be key=value", where=f"--set {override}", key="")
         if key in known:
-            given[key] = _Given(value, where)
+            given[key] = _Given(value, f"--set {override}")
             continue
+        # Without the value: under a misspelled key it may be a secret.
+        where = f"--set {key}"
         check_unknown_key(key, known, where=where)
         # Nobody sets a key on the command line for nothing, so this is said louder than in a file of hundreds.
         log.warning("%s is ignored: it has no meaning here", where)
@@ -357,9 +358,10 @@ def _in_keys(complaint: str, blamed: Setting, by_field: Mapping[str, Setting]) -
 
 
 def _error(setting: Setting, given: _Given, reason: str) -> ConfigError:
+    is_hidden = setting.is_secret or may_hold_password(given.text)
     # What was given on the command line is part of the place.
-    where = "--set" if setting.is_secret and given.line is None else given.where
-    value = "(secret)" if setting.is_secret else given.text
+    where = "--set" if is_hidden and given.where.startswith("--set") else given.where
+    value = "(secret)" if is_hidden else given.text
     return ConfigError(reason, where=where, key=setting.key, value=value, line=given.line)
 
 

@@ -63,6 +63,15 @@ class ConfigError(ValueError):
         self.line = line
 
 
+def may_hold_password(value: str) -> bool:
+    """Whether a value looks like a URL or an address with a user, so that it is not to be shown.
+
+    >>> may_hold_password("https://user:pw@host"), may_hold_password("https://host:443")
+    (True, False)
+    """
+    return "@" in value and ":" in value
+
+
 def parse_config_text(text: str, *, name: str) -> dict[str, tuple[str, int]]:
     r"""Return the keys of a configuration file, with their values and line numbers.
 

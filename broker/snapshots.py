@@ -1,5 +1,7 @@
 """Which storage the configuration names for the snapshots of the delayed index."""
 
+from pathlib import Path
+
 from broker.config import BrokerConfig
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -30,4 +32,9 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
                 ) from error
             return S3BucketSnapshotStorage(config.s3)
         case _:
-            return RocksDBBucketSnapshotStorage(config.data_directory / "snapshots", is_read_only=is_read_only)
+            return RocksDBBucketSnapshotStorage(snapshots_folder(config), is_read_only=is_read_only)
+
+
+def snapshots_folder(config: BrokerConfig) -> Path:
+    """Return the folder of snapshots in RocksDB."""
+    return config.data_directory / "snapshots"

@@ -17,12 +17,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from broker.cli_common import EXIT_CODE_REFUSED, config_options, configure_logging, examples, refusing
 from broker.config import BrokerConfig, load_config
+from broker.snapshots import snapshots_folder
 from broker.snapshots_check import SECOND_LOOK_AFTER_S, Advance, collect_garbage, verify
-from broker.snapshots_copy import copy_snapshots
+from broker.snapshots_copy import copy_snapshots, make_checkpoint
 from broker.snapshots_export import export_snapshots
 from broker.snapshots_place import Filter, Place, Summary, open_place, readable_segments, target_config
 from broker.snapshots_report import (
@@ -34,6 +36,7 @@ from broker.snapshots_report import (
     print_segments,
     print_snapshot,
     print_verdict,
+    size,
     summary_json,
 )
 from snapshot_storage.codec import decode_metadata, decode_segment
@@ -50,9 +53,9 @@ _COLUMNS_WHEN_PIPED = 100
 
 @click.group()
 def snapshots() -> None:
-    """Look at the snapshots of the delayed index, check, clean up, copy and export them.
+    """Look at the snapshots of the delayed index, check, clean up, copy, back up and export them.
 
-    Everything but `gc` and `copy --update-cursors` only reads, and works beside a running service.
+    Everything but `gc`, `checkpoint` and `copy --update-cursors` only reads, and works beside a running service.
     """
 
 
@@ -256,10 +259,15 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool) -> None:
 def copy(config: BrokerConfig, *, which: Filter, target: str, update_cursors: bool, delete_source: bool) -> None:
     """Copy the snapshots that cursors name to another storage, and compare each after writing.
 
-    They get new ids there, which are printed. What an earlier run has copied is found and not copied again.
+    They get new ids there, which are printed. What an earlier run has copied is found, compared and not copied again.
     """
     if delete_source and not update_cursors:
         raise click.UsageError("--delete-source needs --update-cursors: the cursors would name what is gone")
+    if update_cursors and which != Filter():
+        raise click.UsageError(
+            "--update-cursors moves everything, without --topic and --cursor: a service has one snapshot storage, and "
+            "would find only a part in either"
+        )
     where = target_config(config, target)
     with _progress("copied") as advance:
         copied = _run(
@@ -268,6 +276,30 @@ def copy(config: BrokerConfig, *, which: Filter, target: str, update_cursors: bo
     print_copied(_console(), copied, target)
     if copied.failed:
         sys.exit(EXIT_CODE_PROBLEMS)
+
+
+@snapshots.command(
+    epilog=examples(
+        "postdate snapshots checkpoint /backup/snapshots-monday",
+        "postdate snapshots checkpoint /backup/monday --data /var/lib/postdate",
+        "mv data/snapshots old && cp -r /backup/monday data/snapshots && postdate snapshots verify",
+    )
+)
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@_on_config
+def checkpoint(config: BrokerConfig, *, path: Path) -> None:
+    """Make a backup of the snapshot folder as it is now: DIR, which must not exist, takes its place when it is lost.
+
+    At once, and at the cost of no space while both have the same tables, where DIR is on the same file system. For
+    RocksDB, on a stopped service; `copy` makes a backup beside a running one, and of snapshots on S3.
+    """
+    infos = _run(make_checkpoint(config, path))
+    length_bytes = sum(info.length_bytes for info in infos)
+    _console().print(
+        f"{escape(str(path))} has {counted(len(infos), 'snapshot')}, {size(length_bytes)}. To restore it, put it where "
+        f"{escape(str(snapshots_folder(config)))} is.",
+        soft_wrap=True,
+    )
 
 
 @snapshots.command(

@@ -1,9 +1,9 @@
 """`postdate snapshots copy`: bring the index of a service to another storage.
 
-Snapshots get new ids there. What was copied before is found again by its names and its entry 0, so a copy that was
-interrupted goes on where it stopped, and a second one copies nothing. The order of a move is what keeps it safe:
+Snapshots get new ids there. What was copied before is found again by its names and by all that is in it, so a copy that
+was interrupted goes on where it stopped, and a second one copies nothing. The order of a move is what keeps it safe:
 
-1. every snapshot is stored, and read again and compared;
+1. every snapshot is stored, and read again and compared, also one that an earlier run has stored;
 2. the properties of all cursors are changed to the new ids in one durable write;
 3. only then, where that was asked for, the old snapshots are deleted.
 """
@@ -11,14 +11,22 @@ interrupted goes on where it stopped, and a second one copies nothing. The order
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
 
 from broker.config import BrokerConfig
-from broker.snapshots import snapshot_storage_of
+from broker.snapshots import snapshot_storage_of, snapshots_folder
 from broker.snapshots_place import Filter, Place, open_place, segment_pieces
 from managed_ledger.cursor_properties import CursorName
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageAccessError,
+)
 from snapshot_storage.inspection import BucketProperty, matched, orphans
-from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotInfo, BucketSnapshotStorage
+from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotInfo, BucketSnapshotStorage
 
 Advance = Callable[[int, int], None]
 """Told how many bytes are done, of how many."""
@@ -95,7 +103,8 @@ async def _copy_all(
     for info in copied.infos:
         try:
             metadata = await place.storage.get_bucket_snapshot_metadata(info.bucket_id)
-            new_id = await _found(there, metadata, [one for one in candidates[info.bucket_id] if one not in taken])
+            free = [one for one in candidates[info.bucket_id] if one not in taken]
+            new_id = await _found(place.storage, there, info, metadata, free)
             if new_id is None:
                 new_id = await _copy(place.storage, there, info, metadata)
                 copied.written += 1
@@ -108,14 +117,23 @@ async def _copy_all(
         advance(done, total)
 
 
-async def _found(there: BucketSnapshotStorage, metadata: bytes, candidates: list[int]) -> int | None:
-    """Return the one whose entry 0 is this one: it tells all positions and the times of all segments."""
+async def _found(
+    here: BucketSnapshotStorage,
+    there: BucketSnapshotStorage,
+    info: BucketSnapshotInfo,
+    metadata: bytes,
+    candidates: list[int],
+) -> int | None:
+    """Return the one that an earlier run has stored, if every entry of it is what it is here."""
+    if not candidates:
+        return None
+    checksums = await _checksums(here, info)
     for bucket_id in candidates:
         try:
-            if await there.get_bucket_snapshot_metadata(bucket_id) == metadata:
-                return bucket_id
+            await _compare(there, bucket_id, metadata, checksums)
         except (SnapshotCorruptedError, BucketNotFoundError):
             continue
+        return bucket_id
     return None
 
 
@@ -131,9 +149,7 @@ async def _copy(
         async for _, segments in segment_pieces(here, info):
             await writer.write_segments(segments)
             checksums += map(zlib.crc32, segments)
-        if len(checksums) != info.segment_count:
-            reason = f"{len(checksums)} of {info.segment_count} segments are there"
-            raise SnapshotCorruptedError(reason, bucket_id=info.bucket_id)
+        _check_count(info, checksums)
         new_id = await writer.commit(metadata)
     try:
         await _compare(there, new_id, metadata, checksums)
@@ -143,14 +159,36 @@ async def _copy(
     return new_id
 
 
+async def _checksums(storage: BucketSnapshotStorage, info: BucketSnapshotInfo) -> list[int]:
+    """Read all segments, and return a checksum of each."""
+    checksums: list[int] = []
+    async for _, segments in segment_pieces(storage, info):
+        checksums += map(zlib.crc32, segments)
+    _check_count(info, checksums)
+    return checksums
+
+
+def _check_count(info: BucketSnapshotInfo, checksums: list[int]) -> None:
+    if len(checksums) != info.segment_count:
+        reason = f"{len(checksums)} of {info.segment_count} segments are there"
+        raise SnapshotCorruptedError(reason, bucket_id=info.bucket_id)
+
+
 async def _compare(there: BucketSnapshotStorage, new_id: int, metadata: bytes, checksums: list[int]) -> None:
+    """Read a snapshot from end to end.
+
+    Raises:
+        SnapshotCorruptedError: An entry is damaged, or is another.
+        BucketNotFoundError: It is gone.
+    """
     head = await there.read_bucket_snapshot_head(new_id)
     if head.metadata != metadata:
         raise SnapshotCorruptedError("it was read otherwise than written", bucket_id=new_id, entry=METADATA_ENTRY)
-    async for first, segments in segment_pieces(there, head.info):
-        for entry, segment in enumerate(segments, start=first):
-            if zlib.crc32(segment) != checksums[entry - 1]:
-                raise SnapshotCorruptedError("it was read otherwise than written", bucket_id=new_id, entry=entry)
+    found = await _checksums(there, head.info)
+    if found != checksums:
+        pairs = zip_longest(found, checksums)
+        entry = next(entry for entry, (one, other) in enumerate(pairs, FIRST_SEGMENT_ENTRY) if one != other)
+        raise SnapshotCorruptedError("it was read otherwise than written", bucket_id=new_id, entry=entry)
 
 
 async def _update_cursors(place: Place, properties: list[BucketProperty], new_ids: dict[int, int]) -> int:
@@ -165,3 +203,23 @@ async def _update_cursors(place: Place, properties: list[BucketProperty], new_id
     if changed:
         await place.put_properties(changed)
     return len(changed)
+
+
+async def make_checkpoint(config: BrokerConfig, path: Path) -> list[BucketSnapshotInfo]:
+    """Make a backup of the snapshots' folder, and return what is in it.
+
+    Raises:
+        StorageAccessError: The snapshots are in no folder, or the backup is there already.
+        StoreLockedError: A service is running.
+        LedgerError: The log cannot be opened.
+        SnapshotStorageError: The storage cannot be opened, or the disk refuses.
+    """
+    if config.bucket_snapshot_storage != "rocksdb":
+        raise StorageAccessError(
+            f"bucketSnapshotStorage={config.bucket_snapshot_storage}: only a RocksDB folder has checkpoints; "
+            "`postdate snapshots copy --to` makes a copy"
+        )
+    async with open_place(config), RocksDBBucketSnapshotStorage(snapshots_folder(config)) as storage:
+        await storage.checkpoint(path)
+    async with RocksDBBucketSnapshotStorage(path, is_read_only=True) as backup:
+        return await backup.list_bucket_snapshots()

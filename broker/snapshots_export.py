@@ -77,6 +77,8 @@ class _ParquetFile:
             raise StorageAccessError("export needs pyarrow: pip install 'postdate[spark]'") from error
         if path.exists():
             raise StorageAccessError(f"{path} is there already: name another file")
+        if not path.parent.is_dir():
+            raise StorageAccessError(f"cannot write {path}: there is no folder {path.parent}")
         self._arrow: Any = pyarrow
         self._path = path
         self._beside = path.with_name(path.name + ".part")

@@ -186,6 +186,11 @@ def target_config(config: BrokerConfig, target: str) -> BrokerConfig:
     Raises:
         StorageAccessError: It cannot be one, or it is where the snapshots are now.
     """
+    if "://" in target and set("@?#") & set(target):
+        raise StorageAccessError(
+            "--to must be a folder or s3://BUCKET/PREFIX, without user, password or anything behind a question mark: "
+            "endpoint and credentials are those of the configuration"
+        )
     try:
         changed = _with_storage(config, target)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What `postdate snapshots` shows on a screen of 100 columns: tables, a histogram, sizes and times."""
+"""What `postdate snapshots` shows on a screen of 80 columns or more: tables, a histogram, sizes and times."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -8,6 +8,7 @@ from typing import Any, Final
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from broker.snapshots_check import Verdict
@@ -19,7 +20,9 @@ from snapshot_storage.storage import BucketSnapshotInfo
 
 SEGMENTS_SHOWN_MAX: Final = 20
 PROBLEMS_SHOWN_MAX: Final = 50
-_BAR_COLUMNS: Final = 50
+_BAR_COLUMNS_MAX: Final = 50
+_BAR_LABEL_COLUMNS: Final = 2 + 19 + 2 + 2 + 11
+"""What stands beside a bar: when, and how many."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # The last moment of the year 9999, beyond which there is no ISO form of four digits.
 _ISO_MS_MAX: Final = 253_402_300_799_999
@@ -92,21 +95,36 @@ def print_list(console: Console, summaries: Sequence[Summary]) -> None:
         return
     for (topic, cursor), group in groupby(summaries, lambda one: (one.info.topic_name, one.info.cursor_name)):
         console.print(_heading(topic, cursor), soft_wrap=True)
-        table = _table(
-            ("id", "right"), ("ledgers", "left"), ("segments", "right"), ("rows", "right"), ("bytes", "right"),
-            ("first due (UTC)", "left"), ("last due", "left"),
-        )  # fmt: skip
-        for one in group:
-            info, times = one.info, one.times_ms
-            row_count = "[red]damaged[/]" if one.problem else f"{one.row_count:,}"
-            due = ("", "") if times is None else (_seconds(times[0]), _seconds(times[1]))
-            numbers = (f"{info.segment_count:,}", row_count, size(info.length_bytes))
-            table.add_row(str(info.bucket_id), ledgers_of(info), *numbers, *due)
+        listed = list(group)
+        table = _list_table(listed, is_wide=True)
+        if Measurement.get(console, console.options.update(max_width=1_000), table).maximum > console.width:
+            table = _list_table(listed, is_wide=False)
         console.print(table)
     rows, segments = sum(one.row_count for one in summaries), sum(one.info.segment_count for one in summaries)
     length_bytes = sum(one.info.length_bytes for one in summaries)
     total = (counted(len(summaries), "snapshot"), counted(segments, "segment"), counted(rows, "row"))
     console.print(f"{', '.join(total)}, {size(length_bytes)}")
+
+
+def _list_table(summaries: Sequence[Summary], *, is_wide: bool) -> Table:
+    """Make a table of snapshots; a narrow one takes two lines for each."""
+    columns = [("id", "right"), ("ledgers", "left"), ("segments", "right"), ("rows", "right"), ("bytes", "right"),
+               ("first due (UTC)", "left"), ("last due", "left")]  # fmt: skip
+    if not is_wide:
+        columns = [("id", "right"), ("ledgers", "right"), ("rows,\nsegments", "right"), ("bytes", "right"),
+                   ("due from (UTC),\nto", "left")]  # fmt: skip
+    table = _table(*columns)
+    for one in summaries:
+        info, times = one.info, one.times_ms
+        bucket_id, ledgers, length = str(info.bucket_id), ledgers_of(info), size(info.length_bytes)
+        rows, segments = "[red]damaged[/]" if one.problem else f"{one.row_count:,}", f"{info.segment_count:,}"
+        first, last = ("", "") if times is None else (_seconds(times[0]), _seconds(times[1]))
+        if is_wide:
+            table.add_row(bucket_id, ledgers, segments, rows, length, first, last)
+        else:
+            above_each_other = (ledgers.replace(" to ", " to\n"), f"{rows}\n{segments}", length, f"{first}\n{last}")
+            table.add_row(bucket_id, *above_each_other)
+    return table
 
 
 def _seconds(time_ms: int) -> str:
@@ -138,14 +156,14 @@ def print_segments(console: Console, summary: Summary, sizes_bytes: Mapping[int,
     """Print a table of the segments, the first and the last ones where there are many."""
     table = _table(
         ("segment", "right"), ("rows", "right"), ("bytes", "right"), ("ledgers", "right"), ("first due", "left"),
-        ("ms", "right"), ("lasts ms", "right"),
+        ("lasts ms", "right"),
     )  # fmt: skip
     numbers = list(range(1, len(summary.segments) + 1))
     left_out = 0 if is_all else max(0, len(numbers) - SEGMENTS_SHOWN_MAX)
     shown = numbers[: SEGMENTS_SHOWN_MAX // 2] + numbers[SEGMENTS_SHOWN_MAX // 2 + left_out :] if left_out else numbers
     for place, number in enumerate(shown):
         if left_out and place == SEGMENTS_SHOWN_MAX // 2:
-            table.add_row("...", "", "", "", f"{left_out:,} more: --all", "", "")
+            table.add_row("...", "", "", "", f"{left_out:,} more: --all", "")
         segment = summary.segments[number - 1]
         begins_at, ends_at = segment.deliver_at_ms_min, segment.deliver_at_ms_max
         table.add_row(
@@ -154,7 +172,6 @@ def print_segments(console: Console, summary: Summary, sizes_bytes: Mapping[int,
             size(sizes_bytes[number]) if number in sizes_bytes else "[red]damaged[/]",
             f"{len(segment.bitmaps):,}",
             iso(begins_at),
-            str(begins_at),
             f"{ends_at - begins_at:,}",
         )
     console.print(table)
@@ -163,12 +180,13 @@ def print_segments(console: Console, summary: Summary, sizes_bytes: Mapping[int,
 def print_histogram(console: Console, histogram: TimeHistogram) -> None:
     """Print when messages are due, as bars."""
     most = max(1, int(histogram.counts.max()))
+    columns = max(10, min(_BAR_COLUMNS_MAX, console.width - _BAR_LABEL_COLUMNS))
     console.print(f"[bold]Due[/], from (UTC), in spans of {timedelta(milliseconds=histogram.span_ms)}")
     for number, count in enumerate(histogram.counts.tolist()):
         begins_at = histogram.first_ms + number * histogram.span_ms
         # Whatever is there is to be seen.
-        bar = "█" * -(-count * _BAR_COLUMNS // most)
-        console.print(f"  {_seconds(begins_at)}  {bar:<{_BAR_COLUMNS}}  {count:>11,}")
+        bar = "█" * -(-count * columns // most)
+        console.print(f"  {_seconds(begins_at)}  {bar:<{columns}}  {count:>11,}")
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
@@ -213,13 +231,11 @@ def print_garbage(console: Console, garbage: Sequence[BucketSnapshotInfo], *, is
     if not garbage:
         console.print("Every snapshot is named by a cursor: nothing to delete.")
         return
-    table = _table(("id", "right"), ("ledgers", "left"), ("bytes", "right"))
-    table.add_column("cursor", overflow="fold", max_width=20)
-    table.add_column("topic", overflow="fold")
-    for info in garbage:
-        names = (escape(info.cursor_name), escape(info.topic_name))
-        table.add_row(str(info.bucket_id), ledgers_of(info), size(info.length_bytes), *names)
-    console.print(table)
+    for group in _by_cursor(console, garbage):
+        table = _table(("id", "right"), ("ledgers", "left"), ("bytes", "right"))
+        for info in group:
+            table.add_row(str(info.bucket_id), ledgers_of(info), size(info.length_bytes))
+        console.print(table)
     freed = size(sum(info.length_bytes for info in garbage))
     done = "Would delete" if is_dry_run else "Deleted"
     console.print(f"{done} {counted(len(garbage), 'snapshot')} that no cursor names, {freed}.")
@@ -227,14 +243,10 @@ def print_garbage(console: Console, garbage: Sequence[BucketSnapshotInfo], *, is
 
 def print_copied(console: Console, copied: Copied, target: str) -> None:
     """Print the ids, and what was done."""
-    if copied.new_ids:
+    for group in _by_cursor(console, [info for info in copied.infos if info.bucket_id in copied.new_ids]):
         table = _table(("old id", "right"), ("new id", "right"), ("ledgers", "left"))
-        table.add_column("cursor", overflow="fold", max_width=20)
-        table.add_column("topic", overflow="fold")
-        for info in copied.infos:
-            if info.bucket_id in copied.new_ids:
-                ids = (str(info.bucket_id), str(copied.new_ids[info.bucket_id]))
-                table.add_row(*ids, ledgers_of(info), escape(info.cursor_name), escape(info.topic_name))
+        for info in group:
+            table.add_row(str(info.bucket_id), str(copied.new_ids[info.bucket_id]), ledgers_of(info))
         console.print(table)
     for line in _copied_lines(copied, target):
         console.print(line, soft_wrap=True)
@@ -251,12 +263,20 @@ def _copied_lines(copied: Copied, target: str) -> Iterator[str]:
     for bucket_id, reason in copied.failed.items():
         yield f"[red]Not copied:[/] {bucket_id}: {escape(reason)}"
     if copied.cursors_updated:
+        name = "names" if copied.cursors_updated == 1 else "name"
         yield (
-            f"{counted(copied.cursors_updated, 'cursor')} now name the new ids. Before the service starts again, let "
+            f"{counted(copied.cursors_updated, 'cursor')} now {name} the new ids. Before the service starts again, let "
             "its configuration name the new storage."
         )
     if copied.deleted:
         yield f"Deleted the {counted(copied.deleted, 'old snapshot')}."
+
+
+def _by_cursor(console: Console, infos: Sequence[BucketSnapshotInfo]) -> Iterator[Iterator[BucketSnapshotInfo]]:
+    """Give the snapshots of each cursor, after printing whose they are."""
+    for (topic, cursor), group in groupby(infos, lambda info: (info.topic_name, info.cursor_name)):
+        console.print(_heading(topic, cursor), soft_wrap=True)
+        yield group
 
 
 def _heading(topic: str, cursor: str) -> str:
@@ -264,7 +284,7 @@ def _heading(topic: str, cursor: str) -> str:
 
 
 def _table(*columns: tuple[str, Any]) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for name, justify in columns:
         table.add_column(name, justify=justify, no_wrap=True)
     return table

@@ -11,6 +11,7 @@ What a failure means:
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
@@ -53,6 +54,7 @@ _PASSING_CODES = frozenset(
     }
 )
 _SERVER_ERROR = 500
+_BEFORE_HOST = re.compile(r"//[^/\s\"]*@")
 _ADVICE = {
     "NoSuchBucket": "create the bucket, or correct bucketSnapshotS3Bucket",
     "AccessDenied": "allow reading, writing, deleting and listing under the prefix",
@@ -245,15 +247,20 @@ class S3Client:
             advice = _ADVICE.get(code, "correct credentials, rights, region and endpoint")
             raise StorageAccessError(f"{what}: {code}: {reason}; {advice}") from error
         except _UNREACHED as error:
-            raise StorageUnavailableError(f"{what}: {error}") from error
+            raise StorageUnavailableError(f"{what}: {_shown(error)}") from error
         except (BotoCoreError, ValueError) as error:
             # No credentials, half of them, an unknown profile, a malformed endpoint.
-            raise StorageAccessError(f"{what}: {error}; correct credentials, region and endpoint") from error
+            raise StorageAccessError(f"{what}: {_shown(error)}; correct credentials, region and endpoint") from error
 
 
 def _code(error: ClientError) -> str:
     code: str = error.response.get("Error", {}).get("Code", "")
     return code
+
+
+def _shown(error: Exception) -> str:
+    """Return what an error says, without what stands before the host in a URL of the AWS chain's own settings."""
+    return _BEFORE_HOST.sub("//(secret)@", str(error))
 
 
 def _client_config(config: S3Config) -> Config:

@@ -73,6 +73,12 @@ class S3Config:
     """
 
     def __post_init__(self) -> None:
+        for name in ("bucket", "endpoint"):
+            # What is refused here is never repeated: most programs take a password in a URL, and print it.
+            if "@" in (getattr(self, name) or ""):
+                raise ValueError(
+                    f"{name} must be without a user or password: they are access_key_id and secret_access_key"
+                )
         if self.bucket and not _BUCKET.fullmatch(self.bucket):
             raise ValueError(f"bucket must be the name of a bucket, but is {self.bucket}")
         if not _PREFIX.fullmatch(self.prefix) or len(self.prefix) > _PREFIX_LENGTH_MAX:

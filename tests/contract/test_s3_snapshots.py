@@ -18,6 +18,7 @@ from snapshot_storage.errors import (
 from snapshot_storage.object_format import SnapshotNames
 from snapshot_storage.s3 import S3BucketSnapshotStorage
 from snapshot_storage.s3_client import S3Client
+from snapshot_storage.s3_config import S3Config
 from snapshot_storage.s3_layout import Serials, bucket_id_for
 from snapshot_storage.s3_writing import S3Writing
 from snapshot_storage.storage import BucketSnapshotStorage
@@ -362,3 +363,14 @@ def test_what_is_configured_wrongly_is_said_at_start(
 
     assert "wrong-secret" not in str(caught.value)
     assert not caught.value.retriable
+
+
+def test_a_password_in_the_chains_own_endpoint_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boto3 takes it from the environment, and names it when nobody answers."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:hush@127.0.0.1:1")
+    config = S3Config(bucket=BUCKET, region="us-east-1", access_key_id="a", secret_access_key="b")
+
+    with pytest.raises(StorageUnavailableError, match=r"127\.0\.0\.1:1") as raised:
+        asyncio.run(S3BucketSnapshotStorage(config).start())
+
+    assert "hush" not in str(raised.value)

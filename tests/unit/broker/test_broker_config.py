@@ -318,7 +318,7 @@ def test_a_whole_configuration_of_pulsar_loads() -> None:
 def test_an_override_of_another_key_of_pulsar_is_said_to_be_useless(caplog: pytest.LogCaptureFixture) -> None:
     assert load(overrides=["numIOThreads=4"]) == BrokerConfig()
 
-    assert caplog.messages == ["--set numIOThreads=4 is ignored: it has no meaning here"]
+    assert caplog.messages == ["--set numIOThreads is ignored: it has no meaning here"]
 
 
 @pytest.mark.parametrize("override", ["brokerServicePort", "=5", ""])

@@ -112,7 +112,9 @@ def add_orphan(data: Data) -> int:
     return asyncio.run(add())
 
 
-@pytest.mark.parametrize("command", [(), ("list",), ("show",), ("verify",), ("gc",), ("copy",), ("export",)])
+@pytest.mark.parametrize(
+    "command", [(), ("list",), ("show",), ("verify",), ("gc",), ("copy",), ("checkpoint",), ("export",)]
+)
 def test_every_help_text_has_examples(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, ["snapshots", *command, "--help"])
 
@@ -312,6 +314,106 @@ def test_an_interrupted_copy_goes_on(data: Data, tmp_path: Path) -> None:
     assert _contents(target) == _contents(data.path)
 
 
+def test_what_an_earlier_run_left_wrong_is_not_taken_for_a_copy(data: Data, tmp_path: Path) -> None:
+    """Names, sizes and entry 0 are right, and a segment is another's: it is copied anew before its source goes."""
+    target = tmp_path / "new"
+
+    async def leave() -> int:
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots", is_read_only=True) as storage:
+            metadata = await storage.get_bucket_snapshot_metadata(data.ids[0])
+            segments = await storage.get_bucket_snapshot_segment(data.ids[0], 1, 10)
+        last = bytes(byte ^ 1 for byte in segments[-1])
+        async with RocksDBBucketSnapshotStorage(target / "snapshots") as storage:
+            return await storage.create_bucket_snapshot(
+                metadata, [*segments[:-1], last], bucket_key=_key(1), topic_name=ORDERS, cursor_name="billing"
+            )
+
+    wrong = asyncio.run(leave())
+    before = _contents(data.path)
+
+    result = data.run("copy", "--to", str(target), "--update-cursors", "--delete-source")
+
+    assert "Copied 3 snapshots" in result.stdout
+    assert data.properties[CursorName(ORDERS, "billing")][_key(1)] != str(wrong)
+    assert [one for one in _contents(target) if one in before] == before
+
+
+def test_one_cursor_names_and_two_name(data: Data, tmp_path: Path) -> None:
+    data.put(REMINDERS, "me", {})
+
+    result = data.run("copy", "--to", str(tmp_path / "new"), "--update-cursors")
+
+    assert "1 cursor now names the new ids." in result.stdout
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_nothing_is_cut_off_on_a_narrow_screen(
+    data: Data, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every id, time and count is there whole; also ids of S3, which have 19 digits."""
+    monkeypatch.setattr("broker.snapshots_cli._COLUMNS_WHEN_PIPED", columns)
+    with_long_ids(data)
+    ids = data.listed()
+    orphan = add_orphan(data)
+
+    said = {
+        words[0]: data.run(*words).stdout
+        for words in (
+            ("list",), ("show", str(ids[0])), ("gc", "--dry-run"), ("copy", "--to", str(tmp_path / "new")),
+            ("verify", "--second-look", "0"),
+        )
+    }  # fmt: skip
+
+    # A heading is a topic's name, however long it is; a sentence may be longer than the screen.
+    tables = [line for text in said.values() for line in text.splitlines() if "…" in line or line.startswith("  ")]
+    assert max(map(len, tables)) <= columns
+    assert not [line for line in tables if "…" in line]
+    for bucket_id in (*ids, orphan):
+        assert str(bucket_id) in said["list"]
+    for time in ("2027-01-15 08:00:00", "2027-01-15 08:09:59"):
+        assert time in said["list"]
+    assert "2027-01-15T08:09:00.000Z" in said["show"]
+    assert str(orphan) in said["gc"]
+    assert str(orphan) in said["verify"]
+    assert all(str(bucket_id) in said["copy"] for bucket_id in ids)
+
+
+def with_long_ids(data: Data) -> None:
+    """Let snapshots from now on, and one that is named, have ids as on S3."""
+    database = Rdict(str(data.path / "snapshots"), Options(raw_mode=True))
+    database[b"next"] = (2**63 - 10).to_bytes(8)
+    database.close()
+
+    async def add() -> int:
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots") as storage:
+            return await _create(storage, REMINDERS, "me", 123_456)
+
+    bucket_id = asyncio.run(add())
+    data.put(REMINDERS, "me", {_key(5): str(data.ids[2]), _key(123_456): str(bucket_id)})
+
+
+def test_a_checkpoint_takes_the_place_of_the_folder(data: Data, tmp_path: Path) -> None:
+    result = data.run("checkpoint", str(tmp_path / "backups" / "monday"))
+
+    assert result.exit_code == 0
+    assert f"{tmp_path / 'backups' / 'monday'} has 3 snapshots, " in result.stdout
+    (data.path / "snapshots").rename(tmp_path / "lost")
+    (tmp_path / "backups" / "monday").rename(data.path / "snapshots")
+    assert data.run("verify").exit_code == 0
+
+
+def test_a_checkpoint_of_a_folder_in_use_is_refused(data: Data, tmp_path: Path) -> None:
+    async def beside() -> Result:
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots"):
+            return await asyncio.to_thread(data.run, "checkpoint", str(tmp_path / "backup"))
+
+    result = asyncio.run(beside())
+
+    assert result.exit_code == 2
+    assert "in use by another process" in result.stderr
+    assert not (tmp_path / "backup").exists()
+
+
 def test_a_move_lets_the_cursors_name_the_copies_and_deletes_the_old(data: Data, tmp_path: Path) -> None:
     target = Data(tmp_path / "new", [])
     before = _contents(data.path)
@@ -356,6 +458,14 @@ def test_a_damaged_snapshot_is_not_copied_and_no_cursor_changes(data: Data, tmp_
         (("copy", "--to", "ftp://x"), "must be a folder or s3://BUCKET/PREFIX"),
         (("copy", "--to", "s3://bucket/ä"), "prefix must be words of letters"),
         (("copy", "--to", "x", "--delete-source"), "--delete-source needs --update-cursors"),
+        (("copy", "--to", "x", "--update-cursors", "--topic", "orders"), "--update-cursors moves everything"),
+        (("copy", "--to", "x", "--update-cursors", "--cursor", "me"), "--update-cursors moves everything"),
+        (("export", "{data}/no/where.parquet"), "there is no folder"),
+        (("checkpoint", "{data}"), "it exists already"),
+        (
+            ("checkpoint", "x", "--set", "bucketSnapshotStorage=s3", "--set", "bucketSnapshotS3Bucket=bbb"),
+            "only a RocksDB folder has checkpoints",
+        ),
         (("list", "--set", "bucketSnapshotStorage=memory"), "in the service's memory alone"),
         (("show", "one"), "not a valid integer"),
     ],
@@ -365,6 +475,29 @@ def test_what_cannot_be_done_says_why(data: Data, words: tuple[str, ...], expect
 
     assert result.exit_code == 2
     assert expected in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list", "--set", "bucketSnapshotS3Endpoint=https://user:hush@host"),
+        ("list", "--set", "bucketSnapshotS3Endpoint=https://user:h/hush@host"),
+        ("list", "--set", "bucketSnapshotS3Endpoint=user:hush@host"),
+        ("list", "--set", "bucketSnapshotS3Bucket=s3://user:hush@bucket"),
+        ("list", "--set", "bucketSnapshotS3EndPoint=https://user:hush@host"),
+        ("list", "--set", "bucketSnapshotS3SecretAccesKey=hush"),
+        ("copy", "--to", "s3://user:hush@bucket/prefix"),
+        ("copy", "--to", "https://user:hush@bucket/prefix"),
+        ("copy", "--to", "s3://bucket/prefix?secret=hush"),
+    ],
+)
+def test_a_password_in_a_url_is_refused_and_not_repeated(data: Data, words: tuple[str, ...]) -> None:
+    result = data.run(*words)
+
+    assert result.exit_code == 2
+    assert "hush" not in result.output
+    assert len(result.stderr.splitlines()) == 1
+    assert "without" in result.stderr or "did you mean" in result.stderr
 
 
 def test_a_missing_folder_is_one_line_and_stays_missing(tmp_path: Path) -> None:
