@@ -35,7 +35,7 @@ class Subscription:
         ledger: The topic's log.
         cursor: Where this subscription stands in it.
         new_dispatcher: Makes the dispatcher of a type; passed in, so that tests need no service.
-        clean_residual_snapshots: Deletes the delayed index of a cursor that has no dispatcher.
+        clean_residual_snapshots: Deletes the delayed index of a topic's cursor that has no dispatcher.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Subscription:
         cursor: Cursor,
         *,
         new_dispatcher: NewDispatcher,
-        clean_residual_snapshots: Callable[[Cursor], Awaitable[None]],
+        clean_residual_snapshots: Callable[[str, str, Cursor], Awaitable[None]],
     ) -> None:
         self.name = name
         self.cursor = cursor
@@ -128,7 +128,7 @@ class Subscription:
             if self.dispatcher is not None:
                 await self.dispatcher.reset(position)
                 return
-            await self._clean_residual_snapshots(self.cursor)
+            await self._clean_residual()
             await self.cursor.seek(position)
 
     async def prepare_unsubscribe(self, consumer: Consumer) -> None:
@@ -161,7 +161,10 @@ class Subscription:
 
     async def _delete_index(self) -> None:
         await self._close_dispatcher()
-        await self._clean_residual_snapshots(self.cursor)
+        await self._clean_residual()
+
+    async def _clean_residual(self) -> None:
+        await self._clean_residual_snapshots(self._ledger.name, self.cursor.name, self.cursor)
 
     async def _close_dispatcher(self) -> None:
         if self.dispatcher is not None:

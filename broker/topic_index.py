@@ -70,9 +70,9 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
             self._index = SharedDelayedIndex(context.topic_name, INDEX_CURSOR_NAME, cursor, self._factory)
         return self._index.new_view(context)
 
-    async def clean_residual_snapshots(self, cursor: TrackedCursor) -> None:
+    async def clean_residual_snapshots(self, topic_name: str, cursor_name: str, cursor: TrackedCursor) -> None:
         """See base; a subscription's cursor names none, unless its index was its own before."""
-        await self._factory.clean_residual_snapshots(cursor)
+        await self._factory.clean_residual_snapshots(topic_name, cursor_name, cursor)
 
     def follow(self) -> None:
         """Let the index go where the slowest subscription is, so that ledgers can be deleted."""
@@ -126,14 +126,14 @@ async def settle_index(ledger: ManagedLedger, factory: DelayedDeliveryTrackerFac
     if is_shared:
         for cursor in cursors.values():
             try:
-                await factory.clean_residual_snapshots(cursor)
+                await factory.clean_residual_snapshots(ledger.name, cursor.name, cursor)
             except (TrackerError, LedgerError) as error:
                 log.warning("%s / %s: its own delayed index is still there: %s", ledger.name, cursor.name, error)
 
 
 async def _delete(ledger: ManagedLedger, factory: DelayedDeliveryTrackerFactory) -> None:
     try:
-        await factory.clean_residual_snapshots(ledger.cursors[INDEX_CURSOR_NAME])
+        await factory.clean_residual_snapshots(ledger.name, INDEX_CURSOR_NAME, ledger.cursors[INDEX_CURSOR_NAME])
         await ledger.delete_cursor(INDEX_CURSOR_NAME)
     except (TrackerError, LedgerError) as error:
         log.warning("%s: the shared delayed index is still there: %s", ledger.name, error)

@@ -45,7 +45,7 @@ from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClo
 from tracker.heap import Heap, trim_of_c_library
 from tracker.recovery import read_properties
 from tracker.snapshot_merge import RunBlocking
-from tracker.snapshot_work import SnapshotWork, T, is_lost
+from tracker.snapshot_work import SnapshotWork, T, is_deletable, is_lost
 from tracker.stats import TrackerStats, operation_of
 
 logger = logging.getLogger(__name__)
@@ -446,8 +446,8 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         tracker.start()
         return tracker
 
-    async def clean_residual_snapshots(self, cursor: TrackedCursor) -> None:
-        """See base.
+    async def clean_residual_snapshots(self, topic_name: str, cursor_name: str, cursor: TrackedCursor) -> None:
+        """See base; also what no property names: nobody looks for it when the cursor is gone.
 
         Raises:
             ResidualSnapshotsError: Some could not be deleted; their properties are still there.
@@ -456,10 +456,17 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         cause: Exception | None = None
         for bucket in read_properties(cursor.properties).buckets:
             try:
-                await self._storage.delete_bucket_snapshot(bucket.bucket_id)
+                if await is_deletable(self._storage, bucket.bucket_id, topic_name, cursor_name):
+                    await self._storage.delete_bucket_snapshot(bucket.bucket_id)
                 await cursor.update_properties(remove=[bucket.key])
             except SnapshotStorageError as error:
                 failed.append(bucket.key)
                 cause = error
         if failed:
             raise ResidualSnapshotsError(failed) from cause
+        try:
+            for info in await self._storage.list_bucket_snapshots(topic_name, cursor_name):
+                await self._storage.delete_bucket_snapshot(info.bucket_id)
+        except SnapshotStorageError as error:
+            # A cursor that names none must be able to go although the storage is down.
+            logger.warning("%s / %s: snapshots without a property may be left: %s", topic_name, cursor_name, error)

@@ -189,8 +189,11 @@ class DelayedDeliveryTrackerFactory(ABC):
         """Return a tracker for a cursor; recovery goes on in the background."""
 
     @abstractmethod
-    async def clean_residual_snapshots(self, cursor: TrackedCursor) -> None:
-        """Delete every snapshot that a cursor's properties name, for a cursor that has no tracker."""
+    async def clean_residual_snapshots(self, topic_name: str, cursor_name: str, cursor: TrackedCursor) -> None:
+        """Delete every snapshot of a cursor that has no tracker, and the properties that name snapshots.
+
+        A snapshot of another topic or cursor is left alone, whatever the properties say.
+        """
 
     async def start(self) -> None:
         """Open what the trackers share. Does nothing unless overridden."""

@@ -332,6 +332,6 @@ class InMemoryDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         """See base."""
         return InMemoryDelayedDeliveryTracker(context, self._config, now_ms=self._now_ms)
 
-    async def clean_residual_snapshots(self, cursor: TrackedCursor) -> None:
+    async def clean_residual_snapshots(self, topic_name: str, cursor_name: str, cursor: TrackedCursor) -> None:
         """See base; this tracker leaves none."""
-        del cursor
+        del topic_name, cursor_name, cursor

@@ -84,6 +84,15 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, BucketNotFoundError | SnapshotCorruptedError)
 
 
+async def is_deletable(storage: BucketSnapshotStorage, bucket_id: int, topic_name: str, cursor_name: str) -> bool:
+    """Whether nobody else can miss this snapshot: it is this cursor's, or there is none that could be read."""
+    try:
+        head = await storage.read_bucket_snapshot_head(bucket_id)
+    except (BucketNotFoundError, SnapshotCorruptedError):
+        return True
+    return head.info.belongs_to(topic_name, cursor_name)
+
+
 class SnapshotWork:
     """Runs one action and gives its answer; raises what the storage and the cursor raise."""
 
@@ -128,7 +137,7 @@ class SnapshotWork:
             case LoadSegments():
                 return await self._load(action)
             case DeleteSnapshot():
-                if action.is_own or await self._is_own(action.bucket_id):
+                if action.is_own or await self._is_deletable(action.bucket_id):
                     await self._storage.delete_bucket_snapshot(action.bucket_id)
                 return SnapshotDeleted(action.serial)
             case RemoveProperty():
@@ -166,13 +175,9 @@ class SnapshotWork:
             return SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
         return await self._run_blocking(lambda: _metadata_read(action, head, self._span_rows))
 
-    async def _is_own(self, bucket_id: int) -> bool:
-        """Whether nobody else can miss this snapshot: it is this cursor's, or there is none that could be read."""
-        try:
-            head = await self._storage.read_bucket_snapshot_head(bucket_id)
-        except (BucketNotFoundError, SnapshotCorruptedError):
-            return True
-        return self._is_of_this_cursor(head.info)
+    async def _is_deletable(self, bucket_id: int) -> bool:
+        context = self._context
+        return await is_deletable(self._storage, bucket_id, context.topic_name, context.cursor_name)
 
     def _is_of_this_cursor(self, info: BucketSnapshotInfo) -> bool:
         return info.belongs_to(self._context.topic_name, self._context.cursor_name)

@@ -69,6 +69,10 @@ class World:
         """Let everything happen that needs no time, or the time of some attempts."""
         await asyncio.sleep(0.001 if self.plan is NO_FAULTS else 0.5)
 
+    async def clean(self) -> None:
+        """Delete what a cursor without a tracker leaves behind."""
+        await self.factory.clean_residual_snapshots("t", "c", self.cursor)
+
     async def snapshot_ids(self) -> set[int]:
         return {info.bucket_id for info in await self.stored.list_bucket_snapshots()}
 
@@ -599,19 +603,56 @@ def test_residual_snapshots_are_deleted_without_a_tracker(sound_world: World) ->
 
     async def main() -> None:
         await sound_world.storage.start()
-        await sound_world.factory.clean_residual_snapshots(sound_world.cursor)
+        await sound_world.clean()
         tracker = await sound_world.tracker()
         add(tracker, 60_000, *range(1, 12))
         await sound_world.rest()
         await tracker.close()
         sound_world.storage.is_down = True
         with pytest.raises(ResidualSnapshotsError, match="2 properties"):
-            await sound_world.factory.clean_residual_snapshots(sound_world.cursor)
+            await sound_world.clean()
         assert len(sound_world.cursor.properties) == 2
         sound_world.storage.is_down = False
-        await sound_world.factory.clean_residual_snapshots(sound_world.cursor)
+        await sound_world.clean()
         assert sound_world.cursor.properties == {}
         assert await sound_world.snapshot_ids() == set()
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("owner", [("t", "other"), ("other", "c")])
+def test_cleaning_up_deletes_what_is_the_cursors_own_and_nothing_else(
+    sound_world: World, owner: tuple[str, str]
+) -> None:
+    """Another one's snapshot stays although a property names it; one that no property names goes."""
+
+    async def main() -> None:
+        await sound_world.stored.start()
+        key = f"{BUCKET_KEY_PREFIX}_1_5"
+
+        async def stored(topic_name: str, cursor_name: str) -> int:
+            return await sound_world.stored.create_bucket_snapshot(
+                b"", [], bucket_key=key, topic_name=topic_name, cursor_name=cursor_name
+            )
+
+        alien_ids = {await stored(*owner), await stored(*owner)}
+        await stored("t", "c")
+        gone_id = await stored("t", "c")
+        await sound_world.stored.delete_bucket_snapshot(gone_id)
+        named = {key: min(alien_ids), f"{BUCKET_KEY_PREFIX}_6_9": gone_id}
+        sound_world.cursor.properties = {name: str(bucket_id) for name, bucket_id in named.items()} | {"mine": "1"}
+        await sound_world.clean()
+        assert sound_world.cursor.properties == {"mine": "1"}
+        assert await sound_world.snapshot_ids() == alien_ids
+
+    run_virtually(main())
+
+
+def test_a_cursor_that_names_no_snapshot_may_go_while_the_storage_is_down(sound_world: World) -> None:
+    async def main() -> None:
+        await sound_world.storage.start()
+        sound_world.storage.is_down = True
+        await sound_world.clean()
 
     run_virtually(main())
 
