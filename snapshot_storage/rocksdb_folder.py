@@ -164,10 +164,10 @@ class RocksDBFolder:
     def _write(self, batch: WriteBatch, *, is_synced: bool) -> None:
         with self._write_lock, mapped("write", self._path):
             batch.put(NEXT_ID_KEY, self._next_bucket_id.to_bytes(8))
+            # In two calls: while rocksdict writes no other Python thread runs, while it flushes they do.
+            self._database.write(batch)
             if is_synced:
-                self._database.write(batch, self._synced)
-            else:
-                self._database.write(batch)
+                self._database.flush_wal(sync=True)
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return header and metadata; a snapshot that fits one block comes whole, as it is read whole."""

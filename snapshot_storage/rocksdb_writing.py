@@ -19,8 +19,9 @@ from rocksdict import WriteBatch
 from snapshot_storage.rocksdb_layout import encode_header, entry_key, header_key, unfinished_key, with_checksum
 from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotInfo
 
-# More than any usual snapshot has: 50,000 rows are about 1 MiB. The database takes a batch into memory whole.
-BATCH_BYTES_MAX = 8 * 2**20
+# More than any usual snapshot has: 50,000 rows are about 1 MiB. No other thread runs while the database takes a
+# batch, for about 1 ms a MiB.
+BATCH_BYTES_MAX = 2 * 2**20
 
 
 class WriteBatches(Protocol):
