@@ -3,7 +3,7 @@
 What a job reads and writes:
 
 - `header_log`, `log_folder`, `parquet_log`, `open_logs`: headers of messages, from a service's folder or an export.
-- `index_place`, `cursor_log`: where snapshots are, and the cursors whose properties name them.
+- `index_place`, `s3_location`, `cursor_log`: where snapshots are, and the cursors whose properties name them.
 - `ledger_source`, `index_source`, `index_writer`: the same as Spark's data sources.
 
 What it does, without Spark:
@@ -12,11 +12,12 @@ What it does, without Spark:
 - `row_checks`, `bucket_rows`, `log_tasks`: from headers to the snapshot of a bucket: what a task does.
 - `staging`, `publishing`: from staged snapshots to the index, in one step that a crash cannot tear.
 
+- `merge_rows`: one bucket made of several.
 - `cancel_rows`: positions as bitmaps, and a bucket without some of its rows.
 - `batch_mark`: which batch of a stream an index has already.
 
-And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `cancel` for messages that must not be delivered,
-`ingest` for a stream; `spark_tasks` and `session` under them.
+And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `merge` for too many buckets, `cancel` for
+messages that must not be delivered, `ingest` for a stream; `spark_tasks` and `session` under them.
 
 What is wrong: `audit`, and `audit_rows` for what its tasks compare.
 What is ahead: `forecast`, and `forecast_charts` for pictures of it.

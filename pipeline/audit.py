@@ -25,12 +25,12 @@ from pipeline.cursor_log import CursorLog, CursorName, selected
 from pipeline.header_log import HeaderLog, LedgerExtent, split_ranges
 from pipeline.index_place import cursor_folder, open_index, with_index
 from pipeline.log_folder import LogFolder
-from pipeline.log_rebuild import OnStage, OnStep, rebuild_log
+from pipeline.log_rebuild import rebuild_log
 from pipeline.open_logs import with_log
 from pipeline.parquet_log import file_system
 from pipeline.row_checks import Acknowledged
 from pipeline.rules import RebuildRules
-from pipeline.spark_tasks import SparkTasks
+from pipeline.spark_tasks import OnStage, OnStep, SparkTasks
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.codec import decode_metadata
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError

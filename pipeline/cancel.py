@@ -41,11 +41,10 @@ from pipeline.cancel_rows import (
     without,
 )
 from pipeline.cursor_log import CursorLog, CursorName, selected
-from pipeline.index_place import cursor_folder, index_folder, open_index, with_index
-from pipeline.log_rebuild import OnStage, OnStep
-from pipeline.publishing import each_of, publish, withdraw
-from pipeline.spark_tasks import SparkTasks, attempt_name
-from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from pipeline.index_place import cursor_folder, may_have_index, open_index, staging_place, with_index
+from pipeline.publishing import each_of, publish
+from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, attempt_name
+from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter
 from snapshot_storage.codec import decode_metadata
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
@@ -187,7 +186,8 @@ def cancel(
     """
     _check_columns(positions)
     report = CancelReport()
-    with CursorLog(cursor_folder(data, cursor_log)) as owners:
+    folder = cursor_folder(data, cursor_log)
+    with CursorLog(folder) as owners:
         names = _named(owners, cursors)
         on_stage("find", 1)
         asked = _gathered(positions, report)
@@ -202,11 +202,11 @@ def cancel(
         if is_dry_run:
             return report
         buckets = _buckets(owners, [name for name in names if name.topic in found], found) if has_index else []
-        if buckets and not index_folder(data).is_dir():
-            raise ValueError(f"There is no index in {index_folder(data)}, but the log names snapshots: where is it?")
+        if buckets and not may_have_index(data):
+            raise ValueError(f"There is no index in {data}, but the log names snapshots: where is it?")
         on_stage("index", len(buckets))
         with ExitStack() as stack:
-            shrunk = _shrunk(positions.sparkSession, data, buckets, stack, on_step)
+            shrunk = _shrunk(positions.sparkSession, data, folder, buckets, stack, on_step)
             if any(new.values()):
                 owners.acknowledge({name: bitmaps for name, bitmaps in new.items() if bitmaps})
             asyncio.run(_publish(shrunk, data, owners, report))
@@ -269,12 +269,17 @@ def _buckets(owners: CursorLog, names: Iterable[CursorName], found: Mapping[str,
 
 
 def _shrunk(
-    spark: SparkSession, data: str, buckets: Sequence[BucketToShrink], stack: ExitStack, on_step: OnStep
+    spark: SparkSession,
+    data: str,
+    folder: Path,
+    buckets: Sequence[BucketToShrink],
+    stack: ExitStack,
+    on_step: OnStep,
 ) -> list[ShrunkBucket]:
     if not buckets:
         return []
     job = uuid4().hex
-    staging = stack.enter_context(StagingFolder(staging_root(index_folder(data)), job))
+    staging = stack.enter_context(StagingFolder(staging_place(data, folder), job))
     work = partial(_shrink, location=data, job=job, staging=staging.path)
     return SparkTasks(spark).run("cancel", buckets, work, lambda _shrunk: on_step(1))
 
@@ -318,6 +323,5 @@ async def _publish(shrunk: Sequence[ShrunkBucket], data: str, owners: CursorLog,
     staged = [bucket.staged for bucket in shrunk if bucket.staged is not None]
     empty = [(bucket.cursor, bucket.bucket_key) for bucket in shrunk if bucket.removed_count and not bucket.staged]
     async with open_index(data) as storage:
-        await publish(each_of(staged), storage, owners)
-        await withdraw(empty, storage, owners)
+        await publish(each_of(staged), storage, owners, gone=empty)
     report.buckets_shrunk, report.buckets_removed = len(staged), len(empty)

@@ -17,6 +17,7 @@ from pipeline.cancel_command import cancel
 from pipeline.commands import Steps, examples, refusing
 from pipeline.commands import new_session as _session
 from pipeline.ingest_command import ingest
+from pipeline.merge_command import merge
 
 if TYPE_CHECKING:
     from pipeline.forecast import Ahead
@@ -229,6 +230,7 @@ def _tell(report: "RebuildReport", rejects: str | None) -> None:
 pipeline.add_command(audit)
 pipeline.add_command(cancel)
 pipeline.add_command(ingest)
+pipeline.add_command(merge)
 
 if __name__ == "__main__":
     pipeline()

@@ -20,9 +20,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
-from pipeline.log_rebuild import OnStage, OnStep
 from pipeline.parquet_log import file_system
-from pipeline.spark_tasks import count_tasks
+from pipeline.spark_tasks import OnStage, OnStep, count_tasks
 from snapshot_storage.columns import Int64Array
 
 MINUTE_MS = 60_000

@@ -1,6 +1,7 @@
 """Where an index is: which storage is at a location, and one open storage for all tasks of a worker process.
 
-A location is a data directory of a service (its index is in `snapshots`) or a RocksDB folder of snapshots.
+A location is a data directory of a service (its index is in `snapshots`), a RocksDB folder of snapshots, or S3
+(`s3_location`).
 """
 
 import asyncio
@@ -11,6 +12,8 @@ from typing import TypeVar
 
 from managed_ledger.errors import StoreUnavailableError
 from pipeline.open_logs import log_folder_of
+from pipeline.s3_location import is_s3, s3_location
+from pipeline.staging import staging_root
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.rocksdb_database import RocksDBMemory
@@ -33,13 +36,22 @@ def index_folder(location: str) -> Path:
         ValueError: No storage is known for such a location.
     """
     if "://" in location:
-        raise ValueError(f"{location} is no place for an index: name a folder")
+        raise ValueError(f"{location} is no folder for an index: name a folder, or s3://BUCKET/PREFIX")
     folder = Path(location).absolute()
     return folder / "snapshots" if log_folder_of(location) == folder / "ledgers" else folder
 
 
 def open_index(location: str, *, is_read_only: bool = False) -> BucketSnapshotStorage:
-    """Return the storage at a location, not started."""
+    """Return the storage at a location, not started.
+
+    Raises:
+        ValueError: No storage is known for such a location.
+    """
+    if is_s3(location):
+        # Boto3 is an extra, and slow to import.
+        from snapshot_storage.s3 import S3BucketSnapshotStorage
+
+        return S3BucketSnapshotStorage(s3_location(location).config)
     memory = None if is_read_only else RocksDBMemory(write_buffer_bytes=WRITE_BUFFER_BYTES)
     return RocksDBBucketSnapshotStorage(index_folder(location), is_read_only=is_read_only, memory=memory)
 
@@ -50,11 +62,28 @@ def cursor_folder(index: str, log: str | None) -> Path:
     Raises:
         StoreUnavailableError: There is none.
     """
+    if log is None and is_s3(index):
+        raise StoreUnavailableError("An index on S3 has no log beside it: name the one whose cursors it belongs to")
     folder = log_folder_of(str(index_folder(index).parent) if log is None else log)
     if folder is None:
         where = f"beside {index}" if log is None else f"in {log}"
         raise StoreUnavailableError(f"There is no log {where}: name the one whose cursors the index belongs to")
     return folder
+
+
+def may_have_index(location: str) -> bool:
+    """Whether there can be an index: a folder that is missing has none."""
+    return is_s3(location) or index_folder(location).is_dir()
+
+
+def staging_place(index: str, log: Path) -> Path:
+    """Return where jobs stage snapshots: beside the index, or beside the log if the index is on S3.
+
+    Args:
+        index: A location.
+        log: What `cursor_folder` says.
+    """
+    return staging_root(log.with_name("snapshots") if is_s3(index) else index_folder(index))
 
 
 def with_index(location: str, job: str, work: Callable[[BucketSnapshotStorage], Awaitable[Result]]) -> Result:

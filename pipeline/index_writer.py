@@ -27,11 +27,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pipeline.batch_mark import BatchMark
 from pipeline.bucket_rows import build_bucket
 from pipeline.cursor_log import CursorLog, CursorName
-from pipeline.index_place import cursor_folder, index_folder, open_index
+from pipeline.index_place import cursor_folder, open_index, staging_place
 from pipeline.publishing import Published, each_of, publish
 from pipeline.rules import RebuildRules
 from pipeline.spark_tasks import attempt_name
-from pipeline.staging import StagedSnapshot, StagingWriter, new_staging, remove_staging, staging_root
+from pipeline.staging import StagedSnapshot, StagingWriter, new_staging, remove_staging
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.codec import decode_segments
 from snapshot_storage.columns import DelayedIndexes
@@ -83,7 +83,7 @@ class IndexWriter(DataSourceArrowWriter):
             now_ms=0, step_ms=int(options.get("step_ms", 300_000)), rows_max=int(options.get("rows_max", 5_000))
         )
         self._mark = BatchMark.of_options(options)
-        self._staging = new_staging(staging_root(index_folder(location)), uuid4().hex)
+        self._staging = new_staging(staging_place(location, self._cursor_folder), uuid4().hex)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedParts:
         """See base: build and stage the buckets of a task's rows."""

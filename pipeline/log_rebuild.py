@@ -11,33 +11,25 @@ a killed task or a killed driver leave the index as it was.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
 from pipeline.cursor_log import CursorLog, CursorName, selected
-from pipeline.index_place import cursor_folder, index_folder, open_index
+from pipeline.index_place import cursor_folder, open_index, staging_place
 from pipeline.log_plan import plan_counts, plan_tasks
 from pipeline.log_tasks import BucketTask, Counted, CountTask, build_task, count_rows
 from pipeline.open_logs import open_log, with_log
 from pipeline.publishing import Published, publish
 from pipeline.row_checks import Acknowledged, BadRow
 from pipeline.rules import RebuildRules
-from pipeline.spark_tasks import SparkTasks, attempt_name
-from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
-
-Task = TypeVar("Task")
-
-OnStage = Callable[[str, int], None]
-"""Told when a stage begins: its name, and how many steps it has."""
-OnStep = Callable[[int], None]
-"""Told how many steps are done since it was told last; from any thread."""
+from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, as_they_come, attempt_name
+from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter
 
 
 @dataclass(slots=True)
@@ -89,12 +81,13 @@ def rebuild_log(
     job = uuid4().hex
     report = RebuildReport()
     with ExitStack() as stack:
-        owners = stack.enter_context(CursorLog(cursor_folder(index, cursor_log)))
+        folder = cursor_folder(index, cursor_log)
+        owners = stack.enter_context(CursorLog(folder))
         runner = stack.enter_context(asyncio.Runner())
         storage = open_index(index)
         runner.run(storage.start())
         stack.callback(lambda: runner.run(storage.close()))
-        staging = stack.enter_context(StagingFolder(staging_root(index_folder(index)), job))
+        staging = stack.enter_context(StagingFolder(staging_place(index, folder), job))
         names = selected(owners.names(), topics, cursors)
         acknowledged = {name: owners.acknowledged(name) for name in names}
 
@@ -117,32 +110,6 @@ def rebuild_log(
         )
         report.rows = sum(bucket.row_count for bucket in report.published.buckets)
     return report
-
-
-async def as_they_come(
-    jobs: SparkTasks, tasks: Sequence[Task], work: Callable[[Task], list[StagedSnapshot]]
-) -> AsyncIterator[StagedSnapshot]:
-    """Run tasks that stage snapshots, and give each snapshot when its task has ended, so that two things go on at once.
-
-    Raises:
-        Exception: What made Spark give up.
-    """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Queue[list[StagedSnapshot] | None] = asyncio.Queue()
-
-    def on_result(staged: list[StagedSnapshot]) -> None:
-        loop.call_soon_threadsafe(ended.put_nowait, staged)
-
-    running = asyncio.create_task(asyncio.to_thread(jobs.run, "build", tasks, work, on_result))
-    running.add_done_callback(lambda _running: ended.put_nowait(None))
-    try:
-        while (staged := await ended.get()) is not None:
-            for snapshot in staged:
-                yield snapshot
-        await running
-    finally:
-        if not running.done():
-            jobs.cancel()
 
 
 def _plan_counts(

@@ -20,6 +20,7 @@ from pyarrow import fs
 
 from managed_ledger.errors import StoreCorruptedError, StoreUnavailableError
 from pipeline.header_log import HEADER_SCHEMA, MISSING, HeaderLog, HeaderRange, LedgerExtent
+from pipeline.s3_location import is_s3, s3_location
 from snapshot_storage.columns import DelayedIndexes
 
 LEDGERS_FILE = "_ledgers.parquet"
@@ -40,6 +41,8 @@ ROW_GROUP_ROWS = 2**18
 
 def file_system(location: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a location, and the location's path in it."""
+    if is_s3(location):
+        return s3_location(location).file_system()
     if "://" in location:
         system, path = fs.FileSystem.from_uri(location)
         return system, path.rstrip("/")

@@ -55,6 +55,7 @@ async def publish(
     cursors: CursorLog,
     *,
     replaced: Iterable[CursorName] = (),
+    gone: Iterable[tuple[CursorName, str]] = (),
     marks: Mapping[str, str] | None = None,
     on_stored: Callable[[StagedSnapshot], None] = lambda _staged: None,
 ) -> Published:
@@ -66,6 +67,7 @@ async def publish(
         cursors: Whose properties to write.
         replaced: Cursors whose other buckets go: their index becomes what was staged. Other cursors keep theirs,
             but for those of the same bucket key.
+        gone: Buckets that go, by subscription and bucket key.
         marks: Other properties that every cursor with a new bucket gets, in the same write.
         on_stored: Told of each snapshot when it is stored.
 
@@ -73,7 +75,12 @@ async def publish(
         SnapshotStorageError: The storage failed. Nothing was published, and what had been stored is deleted again.
         LedgerError: The properties were not written, or there is no such cursor; the same.
     """
-    old = {cursor: dict(cursors.properties(cursor)) for cursor in replaced}
+    gone_keys: defaultdict[CursorName, set[str]] = defaultdict(set)
+    for cursor, key in gone:
+        gone_keys[cursor].add(key)
+    old = {cursor: dict(cursors.properties(cursor)) for cursor in (*replaced, *gone_keys)}
+    for cursor in replaced:
+        gone_keys[cursor].update(bucket.key for bucket in read_properties(old[cursor]).buckets)
     infos = {info.bucket_id: info for info in await storage.list_bucket_snapshots()}
     published = Published()
     store = _Store(storage, infos, on_stored)
@@ -88,7 +95,7 @@ async def publish(
                 tasks.append(group.create_task(store.put(snapshot, old[cursor])))
         published.buckets = sorted(task.result() for task in tasks)
         # 2.
-        new = _new_properties(published.buckets, old, frozenset(replaced))
+        new = _new_properties(published.buckets, old, gone_keys)
         for bucket in published.buckets:
             new[CursorName(bucket.topic, bucket.cursor)].update(marks or {})
         changed = {cursor: properties for cursor, properties in new.items() if properties != old[cursor]}
@@ -103,32 +110,6 @@ async def publish(
     published.removed_ids = sorted(_ids(old.values()) - _ids(new.values()))
     await _delete(storage, published.removed_ids)
     return published
-
-
-async def withdraw(
-    buckets: Iterable[tuple[CursorName, str]], storage: BucketSnapshotStorage, cursors: CursorLog
-) -> list[int]:
-    """Take buckets, given by subscription and bucket key, out of the index: all in one synced write, or none.
-
-    Returns:
-        The snapshots that were deleted after it.
-
-    Raises:
-        LedgerError: The properties were not written, or there is no such cursor; the index is as before.
-    """
-    old: dict[CursorName, dict[str, str]] = {}
-    new: dict[CursorName, dict[str, str]] = {}
-    for cursor, bucket_key in buckets:
-        if cursor not in old:
-            old[cursor] = dict(cursors.properties(cursor))
-            new[cursor] = dict(old[cursor])
-        del new[cursor][bucket_key]
-    if not new:
-        return []
-    await asyncio.to_thread(cursors.put_properties, new)
-    gone = sorted(_ids(old.values()) - _ids(new.values()))
-    await _delete(storage, gone)
-    return gone
 
 
 async def each_of(staged: Iterable[StagedSnapshot]) -> AsyncIterator[StagedSnapshot]:
@@ -182,7 +163,7 @@ class _Store:
 
 
 def _new_properties(
-    buckets: Sequence[PublishedBucket], old: Mapping[CursorName, dict[str, str]], replaced: frozenset[CursorName]
+    buckets: Sequence[PublishedBucket], old: Mapping[CursorName, dict[str, str]], gone: Mapping[CursorName, set[str]]
 ) -> dict[CursorName, dict[str, str]]:
     """What the properties of each cursor are to be; those that name no bucket stay."""
     named: defaultdict[CursorName, dict[str, str]] = defaultdict(dict)
@@ -192,8 +173,7 @@ def _new_properties(
         properties[bucket.bucket_key] = str(bucket.bucket_id)
     new = {}
     for cursor, properties in old.items():
-        gone = {bucket.key for bucket in read_properties(properties).buckets} if cursor in replaced else set()
-        kept = {key: value for key, value in properties.items() if key not in gone}
+        kept = {key: value for key, value in properties.items() if key not in gone.get(cursor, ())}
         new[cursor] = kept | named[cursor]
     return new
 

@@ -53,13 +53,18 @@ def any_session(master: str) -> SparkSession:
     return _own_session(master, "postdate")
 
 
-def local_session(*, cores: int, name: str = "postdate") -> SparkSession:
+def local_session(*, cores: int, name: str = "postdate", attempts_max: int = 1) -> SparkSession:
     """Return a session of threads in one Java process on this machine.
+
+    Args:
+        cores: How many tasks run at a time.
+        name: What Spark calls it.
+        attempts_max: How often a task is tried.
 
     Raises:
         JavaNotFoundError: There is no Java.
     """
-    return _own_session(f"local[{cores}]", name)
+    return _own_session(f"local[{cores},{attempts_max}]", name)
 
 
 def _own_session(master: str, name: str) -> SparkSession:

@@ -4,7 +4,8 @@ Each task travels with its own partition, not with the closure, so a plan of a h
 nothing. Spark retries what fails and may run a task twice; what comes back is of one attempt.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from threading import Event, Thread
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -15,6 +16,11 @@ from pyspark.sql import SparkSession
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+OnStage = Callable[[str, int], None]
+"""Told when a stage begins: its name, and how many steps it has."""
+OnStep = Callable[[int], None]
+"""Told how many steps are done since it was told last; from any thread."""
 
 _POLL_SECONDS = 0.1
 
@@ -80,6 +86,32 @@ class SparkTasks:
     def cancel(self) -> None:
         """End what runs."""
         self._context.cancelAllJobs()
+
+
+async def as_they_come(
+    jobs: SparkTasks, tasks: Sequence[Task], work: Callable[[Task], list[Result]]
+) -> AsyncIterator[Result]:
+    """Run tasks that give several things, and give each when its task has ended, so that two things go on at once.
+
+    Raises:
+        Exception: What made Spark give up.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Queue[list[Result] | None] = asyncio.Queue()
+
+    def on_result(staged: list[Result]) -> None:
+        loop.call_soon_threadsafe(ended.put_nowait, staged)
+
+    running = asyncio.create_task(asyncio.to_thread(jobs.run, "build", tasks, work, on_result))
+    running.add_done_callback(lambda _running: ended.put_nowait(None))
+    try:
+        while (staged := await ended.get()) is not None:
+            for snapshot in staged:
+                yield snapshot
+        await running
+    finally:
+        if not running.done():
+            jobs.cancel()
 
 
 def count_tasks(

@@ -16,12 +16,12 @@ from pipeline.session import find_java, local_session
 
 @contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    """Give a session of two cores, and stop it."""
+    """Give a session of two cores that tries a task twice, and stop it."""
     if find_java() is None:
         if os.environ.get("CI"):
             pytest.fail("Spark needs Java, which CI must have")
         pytest.skip("Spark needs Java")
-    session = local_session(cores=2, name="postdate-tests")
+    session = local_session(cores=2, name="postdate-tests", attempts_max=2)
     session.conf.set("spark.sql.shuffle.partitions", "4")
     try:
         yield session

@@ -17,6 +17,9 @@ about log2(N) / 2 must cost more, by counting.
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
 WINDOW_MAX = 4
 """The most buckets in one merge; each is read at the same time."""
 
@@ -50,16 +53,48 @@ def window_to_merge(row_counts: Sequence[int], may_merge: Sequence[bool]) -> ran
     return pair if larger <= _SIMILAR * smaller else _cheapest(row_counts, may_merge, WINDOW_MAX)
 
 
+def groups_down_to(row_counts: Sequence[int], may_merge: Sequence[bool], bucket_count_max: int) -> list[range]:
+    """Return what becomes one bucket when adjacent ones are merged until no more than a limit are left.
+
+    The choices are those of `window_to_merge` one after the other; a row is rewritten once, though, as only the
+    groups in the end are made. More than the limit are left where too many may not be merged.
+
+    >>> groups_down_to([5, 3, 2, 4, 3], [True] * 5, 2)
+    [range(0, 3), range(3, 5)]
+
+    Runtime complexity: O(n^2) in arrays; 2,000 buckets take a second.
+
+    Args:
+        row_counts: Rows of each bucket, in order of ledgers.
+        may_merge: Whether each bucket may be merged.
+        bucket_count_max: The limit, 1 or more.
+    """
+    assert bucket_count_max > 0
+    counts, are_free = list(row_counts), list(may_merge)
+    groups = [range(index, index + 1) for index in range(len(counts))]
+    while len(groups) > bucket_count_max:
+        window = window_to_merge(counts, are_free)
+        if window is None:
+            break
+        merged = slice(window.start, window.stop)
+        groups[merged] = [range(groups[window.start].start, groups[window.stop - 1].stop)]
+        counts[merged] = [sum(counts[merged])]
+        are_free[merged] = [True]
+    return groups
+
+
 def _cheapest(row_counts: Sequence[int], may_merge: Sequence[bool], size_max: int) -> range | None:
     best: tuple[tuple[float, int], range] | None = None
-    for size in range(2, size_max + 1):
-        for first in range(len(row_counts) - size + 1):
-            window = range(first, first + size)
-            if not all(may_merge[index] for index in window):
-                continue
-            counts = [max(1, row_counts[index]) for index in window]
-            largest = max(counts)
-            cost = (largest * largest / (sum(counts) - largest), -first)
-            if best is None or cost < best[0]:
-                best = (cost, window)
+    counts = np.maximum(1.0, np.array(row_counts, np.float64))
+    is_free = np.array(may_merge, np.bool_)
+    for size in range(2, min(size_max, len(counts)) + 1):
+        windows = sliding_window_view(counts, size)
+        largest = windows.max(axis=1)
+        costs = largest * largest / (windows.sum(axis=1) - largest)
+        costs[~sliding_window_view(is_free, size).all(axis=1)] = np.inf
+        # The last one of the cheapest.
+        first = len(costs) - 1 - int(costs[::-1].argmin())
+        cost = (float(costs[first]), -first)
+        if costs[first] < np.inf and (best is None or cost < best[0]):
+            best = (cost, range(first, first + size))
     return None if best is None else best[1]

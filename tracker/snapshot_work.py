@@ -184,7 +184,7 @@ class SnapshotWork:
 
     async def _read_positions(self, action: ReadPositions) -> PositionsRead:
         data = await self._storage.get_bucket_snapshot_metadata(action.bucket_id)
-        return await self._run_blocking(lambda: _positions_read(action, data))
+        return await self._run_blocking(lambda: positions_read(action, data))
 
     async def _load(self, action: LoadSegments) -> Event:
         if action.data:
@@ -258,7 +258,8 @@ def _metadata_read(action: ReadMetadata, head: BucketSnapshotHead, span_rows: in
     return MetadataRead(action.serial, head.info.length_bytes, table, ledgers, kept, positions)
 
 
-def _positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
+def positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
+    """Return what entry 0 says of positions."""
     return _positions_of(action.serial, action.first_segment, decode_metadata(data)[action.first_segment - 1 :])
 
 
