@@ -11,8 +11,9 @@ The cheapest pair is merged if its buckets are of similar size. If none is, smal
 ones; then the cheapest window of up to four buckets is merged, which is Pulsar's window too.
 
 With a limit of 10 that writes a row 8 times at 2,000 one-message ledgers and 10 times at 10,000, and it stays below
-2 log2(N) for every mix of sizes tried; `tests/property/test_tracker_merging.py` holds it to that. A limit below
-about log2(N) / 2 must cost more, by counting.
+2 log2(N) for every mix of sizes tried; `tests/property/test_tracker_merging.py` holds it to that. A limit of 1 to 3
+must cost more, whatever is chosen; `benchmarks/results/merge-curve.txt` has the least that is possible beside what this
+choice costs.
 """
 
 from collections.abc import Sequence

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.merge_curve import least_written_per_row
 from tracker.merging import WINDOW_MAX, window_to_merge
 
 SIZES = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=12)
@@ -82,3 +83,34 @@ def test_realistic_buckets_are_rewritten_a_logarithmic_number_of_times(law: str,
     row_counts = [draw() for _ in range(2_000)]
 
     assert rows_written_per_row(row_counts, limit) < 2 * math.log2(len(row_counts))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_a_small_limit_costs_little_more_than_it_must(limit: int) -> None:
+    """Below a limit of about 4 no choice stays within 2 log2(N); with one bucket there is only one choice."""
+    ledger_count = 1_000
+    least = least_written_per_row(ledger_count, limit)[-1]
+
+    written = rows_written_per_row([1] * ledger_count, limit)
+
+    assert written == least if limit == 1 else least <= written <= 1.5 * least
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_the_least_that_can_be_written_is_the_best_of_all_choices(limit: int) -> None:
+    """Against trying every merge of any window after every ledger."""
+
+    def least_from(buckets: tuple[int, ...], ledgers_left: int) -> int:
+        if len(buckets) <= limit and not ledgers_left:
+            return 0
+        ways = []
+        if len(buckets) <= limit:
+            ways.append(1 + least_from((*buckets, 1), ledgers_left - 1))
+        for first, end in itertools.combinations(range(len(buckets) + 1), 2):
+            if end - first > 1 and len(buckets) > limit:
+                merged = sum(buckets[first:end])
+                ways.append(merged + least_from((*buckets[:first], merged, *buckets[end:]), ledgers_left))
+        return min(ways)
+
+    for ledger_count, least in enumerate(least_written_per_row(7, limit), start=1):
+        assert least == pytest.approx(least_from((), ledger_count) / ledger_count)
