@@ -8,25 +8,19 @@ was interrupted goes on where it stopped, and a second one copies nothing. The o
 3. only then, where that was asked for, the old snapshots are deleted.
 """
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 
 from broker.config import BrokerConfig
 from broker.snapshots import snapshot_storage_of, snapshots_folder
-from broker.snapshots_place import Filter, Place, open_place, segment_pieces
+from broker.snapshots_place import Filter, Place, open_place
 from managed_ledger.cursor_properties import CursorName
-from snapshot_storage.errors import (
-    BucketNotFoundError,
-    SnapshotCorruptedError,
-    SnapshotStorageError,
-    StorageAccessError,
-)
+from snapshot_storage.copying import copy_snapshot, found_copy
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
 from snapshot_storage.inspection import BucketProperty, matched, orphans
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotInfo, BucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
 Advance = Callable[[int, int], None]
 """Told how many bytes are done, of how many."""
@@ -104,9 +98,9 @@ async def _copy_all(
         try:
             metadata = await place.storage.get_bucket_snapshot_metadata(info.bucket_id)
             free = [one for one in candidates[info.bucket_id] if one not in taken]
-            new_id = await _found(place.storage, there, info, metadata, free)
+            new_id = await found_copy(place.storage, there, info, metadata, free)
             if new_id is None:
-                new_id = await _copy(place.storage, there, info, metadata)
+                new_id = await copy_snapshot(place.storage, there, info, metadata)
                 copied.written += 1
                 copied.written_bytes += info.length_bytes
             taken.add(new_id)
@@ -115,80 +109,6 @@ async def _copy_all(
             copied.failed[info.bucket_id] = str(error)
         done += info.length_bytes
         advance(done, total)
-
-
-async def _found(
-    here: BucketSnapshotStorage,
-    there: BucketSnapshotStorage,
-    info: BucketSnapshotInfo,
-    metadata: bytes,
-    candidates: list[int],
-) -> int | None:
-    """Return the one that an earlier run has stored, if every entry of it is what it is here."""
-    if not candidates:
-        return None
-    checksums = await _checksums(here, info)
-    for bucket_id in candidates:
-        try:
-            await _compare(there, bucket_id, metadata, checksums)
-        except (SnapshotCorruptedError, BucketNotFoundError):
-            continue
-        return bucket_id
-    return None
-
-
-async def _copy(
-    here: BucketSnapshotStorage, there: BucketSnapshotStorage, info: BucketSnapshotInfo, metadata: bytes
-) -> int:
-    """Store a snapshot there, read it again, and return its id; what is not as it was is deleted."""
-    checksums: list[int] = []
-    writer = there.new_bucket_snapshot(
-        bucket_key=info.bucket_key, topic_name=info.topic_name, cursor_name=info.cursor_name
-    )
-    async with writer:
-        async for _, segments in segment_pieces(here, info):
-            await writer.write_segments(segments)
-            checksums += map(zlib.crc32, segments)
-        _check_count(info, checksums)
-        new_id = await writer.commit(metadata)
-    try:
-        await _compare(there, new_id, metadata, checksums)
-    except SnapshotStorageError:
-        await there.delete_bucket_snapshot(new_id)
-        raise
-    return new_id
-
-
-async def _checksums(storage: BucketSnapshotStorage, info: BucketSnapshotInfo) -> list[int]:
-    """Read all segments, and return a checksum of each."""
-    checksums: list[int] = []
-    async for _, segments in segment_pieces(storage, info):
-        checksums += map(zlib.crc32, segments)
-    _check_count(info, checksums)
-    return checksums
-
-
-def _check_count(info: BucketSnapshotInfo, checksums: list[int]) -> None:
-    if len(checksums) != info.segment_count:
-        reason = f"{len(checksums)} of {info.segment_count} segments are there"
-        raise SnapshotCorruptedError(reason, bucket_id=info.bucket_id)
-
-
-async def _compare(there: BucketSnapshotStorage, new_id: int, metadata: bytes, checksums: list[int]) -> None:
-    """Read a snapshot from end to end.
-
-    Raises:
-        SnapshotCorruptedError: An entry is damaged, or is another.
-        BucketNotFoundError: It is gone.
-    """
-    head = await there.read_bucket_snapshot_head(new_id)
-    if head.metadata != metadata:
-        raise SnapshotCorruptedError("it was read otherwise than written", bucket_id=new_id, entry=METADATA_ENTRY)
-    found = await _checksums(there, head.info)
-    if found != checksums:
-        pairs = zip_longest(found, checksums)
-        entry = next(entry for entry, (one, other) in enumerate(pairs, FIRST_SEGMENT_ENTRY) if one != other)
-        raise SnapshotCorruptedError("it was read otherwise than written", bucket_id=new_id, entry=entry)
 
 
 async def _update_cursors(place: Place, properties: list[BucketProperty], new_ids: dict[int, int]) -> int:

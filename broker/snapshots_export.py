@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from broker.config import BrokerConfig
-from broker.snapshots_place import Filter, open_place, segment_pieces
+from broker.snapshots_place import Filter, open_place
 from snapshot_storage.codec import decode_segment
 from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.copying import segment_pieces
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
 from snapshot_storage.storage import BucketSnapshotInfo
 

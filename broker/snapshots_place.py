@@ -5,7 +5,7 @@ locked, so that no service can start meanwhile.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +15,10 @@ from broker.config import BrokerConfig
 from broker.snapshots import snapshot_storage_of
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
 from snapshot_storage.codec import SegmentMetadata, decode_metadata
+from snapshot_storage.copying import pieces_of
 from snapshot_storage.errors import SnapshotCorruptedError, StorageAccessError
-from snapshot_storage.inspection import BucketProperty, is_bucket_property, segments_per_read
+from snapshot_storage.inspection import BucketProperty, is_bucket_property
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-
-READ_BYTES_MAX = 4 * 2**20
-"""About how much of a snapshot is in memory at a time."""
 
 _HEADS_AT_A_TIME = 8
 
@@ -115,19 +113,11 @@ class Place:
             return Summary(info, [], str(error))
 
 
-async def segment_pieces(
-    storage: BucketSnapshotStorage, info: BucketSnapshotInfo
-) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """Read the segments of a snapshot piece by piece: the number of the first one, and their bytes."""
-    for first, last in _pieces(info):
-        yield first, await storage.get_bucket_snapshot_segment(info.bucket_id, first, last)
-
-
 async def readable_segments(
     storage: BucketSnapshotStorage, info: BucketSnapshotInfo
 ) -> AsyncIterator[tuple[int, bytes | SnapshotCorruptedError]]:
     """Give the number of each segment with its bytes, or why it cannot be read: a damaged one must not hide others."""
-    for first, last in _pieces(info):
+    for first, last in pieces_of(info):
         async for number, data in _readable(storage, info, first, last):
             yield number, data
 
@@ -147,13 +137,6 @@ async def _readable(
         return
     for number, data in enumerate(segments, start=first):
         yield number, data
-
-
-def _pieces(info: BucketSnapshotInfo) -> Iterator[tuple[int, int]]:
-    """Give the first and the last segment of each piece in which a snapshot is read, so that memory is bounded."""
-    step = segments_per_read(info, bytes_max=READ_BYTES_MAX)
-    for first in range(1, info.segment_count + 1, step):
-        yield first, min(info.segment_count, first + step - 1)
 
 
 @asynccontextmanager

@@ -1,0 +1,187 @@
+"""Move an index to another storage, RocksDB to S3 or back: `postdate pipeline migrate`.
+
+    cursors' properties ──► snapshots to move ──► tasks: copy, read again, compare ──► properties ──► delete the old
+
+Any number of tasks write to S3 by themselves. A RocksDB folder has one writer, so tasks stage, and the driver stores
+what they staged and reads it again. Either way the same functions copy as in `postdate snapshots copy`.
+
+The service must be stopped. Until the properties of all cursors are written, in one step, the old snapshots are the
+index. What an interrupted run has copied is found again by its names and every byte, so the next run goes on there; a
+run after the move finds nothing to do.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+from pyspark.sql import SparkSession
+
+from pipeline.cursor_log import CursorLog, CursorName, selected
+from pipeline.index_place import cursor_folder, open_index, staging_place, with_index
+from pipeline.s3_location import is_s3
+from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, as_they_come, attempt_name
+from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter
+from snapshot_storage.codec import decode_metadata
+from snapshot_storage.copying import check_copy, copy_snapshot, found_copy, segment_pieces
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.inspection import matched
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+from tracker.recovery import read_properties
+
+TASKS_PER_CORE = 6
+
+
+class SnapshotToMove(NamedTuple):
+    """A snapshot, and what may be copies of it already."""
+
+    info: BucketSnapshotInfo
+    candidates: tuple[int, ...]
+
+
+class MovedSnapshot(NamedTuple):
+    """What a task made of a snapshot."""
+
+    old_id: int
+    new_id: int | None = None
+    is_new: bool = False
+    staged: StagedSnapshot | None = None
+    """What the driver has to store, where a task cannot."""
+    error: str = ""
+    """Why it cannot be copied."""
+
+
+@dataclass(slots=True)
+class MigrateReport:
+    """What was found, and what was done."""
+
+    snapshots: int = 0
+    """How many had to be moved."""
+    length_bytes: int = 0
+    there_already: int = 0
+    """How many the properties name that are in the new place."""
+    written: int = 0
+    """How many were not copied by an earlier run."""
+    cursors_updated: int = 0
+    deleted: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+    """Snapshots that are damaged or missing, and why; then no cursor was changed."""
+
+
+def migrate(
+    spark: SparkSession,
+    data: str,
+    source: str,
+    target: str,
+    *,
+    topics: Sequence[str] | None = None,
+    cursors: Sequence[str] | None = None,
+    deletes_source: bool = False,
+    on_stage: OnStage = lambda _name, _steps: None,
+    on_step: OnStep = lambda _steps: None,
+) -> MigrateReport:
+    """Copy the snapshots that cursors name, and let the cursors name the copies.
+
+    Args:
+        spark: The session; it needs no preparation.
+        data: The data directory of a service that is stopped: whose cursors.
+        source: Where the index is (`index_place`).
+        target: Where it is to be.
+        topics: Only these; None for all.
+        cursors: Only subscriptions of these names; None for all.
+        deletes_source: Whether to delete the old snapshots in the end.
+        on_stage: Told of each stage.
+        on_step: Told how many steps of the stage are done since it was told last.
+
+    Raises:
+        LedgerError: The cursors cannot be read or written, or a service has them open; the index is as before.
+        SnapshotStorageError: One of the storages cannot be opened, or does not answer; the same.
+    """
+    folder, job, jobs = cursor_folder(data, None), uuid4().hex, SparkTasks(spark)
+    with ExitStack() as stack:
+        owners = stack.enter_context(CursorLog(folder))
+        runner = stack.enter_context(asyncio.Runner())
+        there = open_index(target)
+        runner.run(there.start())
+        stack.callback(lambda: runner.run(there.close()))
+        names = selected(owners.names(), topics, cursors)
+        named = {bucket.bucket_id: name for name in names for bucket in read_properties(owners.properties(name)).buckets}
+        report, wanted = runner.run(_find(source, there, named))
+        tasks = list(packed(wanted, jobs.cores * TASKS_PER_CORE))
+        staging = stack.enter_context(StagingFolder(staging_place(target, folder), job))
+        on_stage("copy", len(wanted))
+        work = partial(_move, source=source, target=target, job=job, staging=staging.path)
+        new_ids: dict[int, int] = runner.run(_stored(jobs, tasks, work, there, report, on_step))
+        if report.failed:
+            return report
+        report.cursors_updated = _name(owners, names, new_ids)
+        runner.run(_clear(source, there, wanted, new_ids, report, deletes_source=deletes_source))
+    return report
+
+
+async def _find(
+    source: str, there: BucketSnapshotStorage, named: Mapping[int, CursorName]
+) -> tuple[MigrateReport, list[SnapshotToMove]]:
+    """Tell what is to be moved from what was moved before, and what is missing."""
+    report = MigrateReport()
+    in_target = await there.list_bucket_snapshots()
+    # One that a property names is no copy of another.
+    free = [info for info in in_target if named.get(info.bucket_id) != (info.topic_name, info.cursor_name)]
+    left = set(named) - {info.bucket_id for info in in_target} | {info.bucket_id for info in free}.intersection(named)
+    report.there_already = len(named) - len(left)
+    if not left:
+        return report, []
+    async with open_index(source, is_read_only=True) as here:
+        infos = [
+            info
+            for info in await here.list_bucket_snapshots()
+            if info.bucket_id in left and named[info.bucket_id] == (info.topic_name, info.cursor_name)
+        ]
+    for bucket_id in left - {info.bucket_id for info in infos}:
+        report.failed[bucket_id] = f"it is not in {source}: audit --repair makes it anew"
+    report.snapshots, report.length_bytes = len(infos), sum(info.length_bytes for info in infos)
+    candidates = matched(infos, free)
+    return report, [SnapshotToMove(info, tuple(candidates[info.bucket_id])) for info in infos]
+
+
+def packed(snapshots: Sequence[SnapshotToMove], count: int) -> Iterator[list[SnapshotToMove]]:
+    """Put snapshots into about so many tasks of about one size; a large one is alone.
+
+    Snapshots that may have the same copy stay together, so that no two take it.
+    """
+    ordered = sorted(snapshots, key=lambda snapshot: (snapshot.candidates, snapshot.info.bucket_id))
+    bytes_max = sum(snapshot.info.length_bytes for snapshot in snapshots) / max(1, count)
+    task: list[SnapshotToMove] = []
+    for snapshot in ordered:
+        shares = bool(task and snapshot.candidates and task[-1].candidates == snapshot.candidates)
+        if task and not shares and sum(one.info.length_bytes for one in (*task, snapshot)) > bytes_max:
+            yield task
+            task = []
+        task.append(snapshot)
+    if task:
+        yield task
+
+
+def _move(
+    snapshots: list[SnapshotToMove], *, source: str, target: str, job: str, staging: Path
+) -> list[MovedSnapshot]:
+    taken: set[int] = set()
+    moved = []
+    with StagingWriter(staging, attempt_name()) as writer:
+        for snapshot in snapshots:
+
+            async def from_here(here: BucketSnapshotStorage, snapshot: SnapshotToMove = snapshot) -> MovedSnapshot:
+                async def to_there(there: BucketSnapshotStorage) -> MovedSnapshot:
+                    free = [one for one in snapshot.candidates if one not in taken]
+                    return await _move_one(here, there, snapshot.info, free, None if is_s3(target) else writer)
+
+                return await to_there(there)
+
+            moved.append(with_index(source, job, from_here))
+            taken.update(one.new_id for one in moved[-1:] if one.new_id is not None)
+    return moved
