@@ -14,7 +14,7 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
 
     Args:
         config: The configuration.
-        is_read_only: For a program that reads beside a service. S3 needs no such thing, and memory has nothing to read.
+        is_read_only: For a program that reads beside a service, and must change nothing.
 
     Raises:
         StorageAccessError: It needs what is not installed.
@@ -30,7 +30,8 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
                 raise StorageAccessError(
                     f"bucketSnapshotStorage=s3 needs `pip install 'postdate[s3]'`: {error}"
                 ) from error
-            return S3BucketSnapshotStorage(config.s3)
+            owner_file = config.data_directory / "snapshot-owner.json"
+            return S3BucketSnapshotStorage(config.s3, is_read_only=is_read_only, owner_file=owner_file)
         case _:
             return RocksDBBucketSnapshotStorage(snapshots_folder(config), is_read_only=is_read_only)
 

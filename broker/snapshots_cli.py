@@ -228,8 +228,8 @@ def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float) 
 def gc(config: BrokerConfig, *, which: Filter, dry_run: bool) -> None:
     """Delete the snapshots that no cursor names. Refuses beside a running service, which cleans up by itself.
 
-    Beside a running service, --dry-run may name a snapshot that is just being made. Where several services share an S3
-    prefix, those of the others are orphans here: name the topic, or let each have a prefix.
+    Beside a running service, --dry-run may name a snapshot that is just being made. An S3 prefix belongs to one
+    service: on that of another one, this and every other command is refused.
     """
     print_garbage(_console(), _run(collect_garbage(config, which, is_dry_run=dry_run)), is_dry_run=dry_run)
 

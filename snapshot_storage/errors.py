@@ -48,6 +48,10 @@ class StorageUnavailableError(SnapshotStorageError):
     retriable = True
 
 
+class StorageBusyError(StorageUnavailableError):
+    """The storage refused for now, before it did anything: the call has taken no effect."""
+
+
 class StorageAccessError(SnapshotStorageError):
     """The storage cannot be used as it is configured: credentials, rights, a name or a clock are wrong."""
 

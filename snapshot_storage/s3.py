@@ -6,6 +6,7 @@ uploads in parts; AWS, MinIO and versitygw do.
 """
 
 import asyncio
+from pathlib import Path
 
 from snapshot_storage.errors import BucketNotFoundError
 from snapshot_storage.s3_config import S3Config
@@ -21,8 +22,14 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
     with `StorageAccessError` goes on failing until someone corrects credentials, rights, names or a clock.
     """
 
-    def __init__(self, config: S3Config) -> None:
+    def __init__(self, config: S3Config, *, is_read_only: bool = False, owner_file: Path | None = None) -> None:
         """Remember where; `start` asks whether the bucket can be used, and does not create it.
+
+        Args:
+            config: Where.
+            is_read_only: Change nothing: what would write raises `StorageReadOnlyError`.
+            owner_file: A file of the service that the prefix must belong to, and that no other one may use then: see
+                `s3_owner`. None asks for no proof, for programs that know what they share.
 
         Raises:
             ValueError: No bucket is named.
@@ -31,9 +38,11 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
             raise ValueError("bucket must be named")
         super().__init__(threads_max=config.calls_in_flight_max)
         self._config = config
+        self._is_read_only = is_read_only
+        self._owner_file = owner_file
 
     def _open_snapshots(self) -> S3Snapshots:
-        return S3Snapshots(self._config)
+        return S3Snapshots(self._config, is_read_only=self._is_read_only, owner_file=self._owner_file)
 
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None

@@ -5,7 +5,8 @@ business, and a conditional write that is repeated blindly would take its own su
 
 What a failure means:
 
-    no connection, a timeout, 5xx, 429, 503 SlowDown, 409      StorageUnavailableError, retriable
+    503 SlowDown, 429, 409                                     StorageBusyError: refused, retriable, had no effect
+    no connection, a timeout, any other 5xx                    StorageUnavailableError, retriable, may have had one
     wrong credentials, rights, bucket, region or clock         StorageAccessError, which says what to do
     no such key, a condition that fails, no such range         a value: what it means is the caller's to say
 """
@@ -14,6 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ from botocore import exceptions
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from snapshot_storage.errors import StorageAccessError, StorageUnavailableError
+from snapshot_storage.errors import StorageAccessError, StorageBusyError, StorageUnavailableError
 from snapshot_storage.s3_config import S3Config
 
 log = logging.getLogger(__name__)
@@ -36,11 +38,11 @@ _UNREACHED = (
 # The second is for two writers at one moment: neither this one's object nor an upload of it is there.
 _KEY_IS_TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
 
-_PASSING_CODES = frozenset(
+# Refusals that pass.
+_BUSY_CODES = frozenset(
     {
         "BandwidthLimitExceeded",
         "ConditionalRequestConflict",
-        "InternalError",
         # Someone took it for left behind: another writer writes the snapshot again.
         "NoSuchUpload",
         "OperationAborted",
@@ -53,6 +55,8 @@ _PASSING_CODES = frozenset(
         "TooManyRequests",
     }
 )
+_NONCE = "postdate-nonce"
+_TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 _BEFORE_HOST = re.compile(r"//[^/\s\"]*@")
 _ADVICE = {
@@ -73,6 +77,14 @@ class Piece(NamedTuple):
     data: bytes
     object_bytes: int
     """How long all of it is."""
+
+
+class Content(NamedTuple):
+    """A whole small object."""
+
+    data: bytes
+    tag: str
+    """Another one whenever the object was written."""
 
 
 class Upload(NamedTuple):
@@ -130,18 +142,46 @@ class S3Client:
         # Without it the server has sent the whole object, as it may.
         return Piece(data[start:end], len(data)) if span is None else Piece(data, int(span.rpartition("/")[2]))
 
-    def create(self, key: str, body: bytes) -> bool:
-        """Write an object; False where there is one of this key already."""
+    def read_all(self, key: str) -> Content | None:
+        """Return a small object; None where there is none."""
+        operation = f"read {key} from"
+        answer = self._ask(operation, self._client.get_object, expected=("NoSuchKey",), Key=key)
+        if isinstance(answer, str):
+            return None
+        with self._mapped(operation):
+            return Content(answer["Body"].read(), answer["ETag"])
+
+    def create(self, key: str, body: bytes, *, nonce: str = "") -> bool:
+        """Write an object; False where there is one of this key already.
+
+        Args:
+            key: Its key.
+            body: All of it.
+            nonce: Proves later whose object it is: see `has_nonce`.
+        """
+        return self._put(key, body, IfNoneMatch="*", Metadata={_NONCE: nonce} if nonce else {})
+
+    def replace(self, key: str, body: bytes, *, tag: str) -> bool:
+        """Write an object in the place of the one that has this tag; False where that one is there no more."""
+        # Without quotes, which Ceph takes for a part of it.
+        return self._put(key, body, IfMatch=tag.strip('"'))
+
+    def _put(self, key: str, body: bytes, **conditions: Any) -> bool:
+        options = self._write_options | conditions
         answer = self._ask(
             f"write {key} to",
             self._client.put_object,
-            expected=_KEY_IS_TAKEN,
+            expected=(*_KEY_IS_TAKEN, "NoSuchKey"),
             Key=key,
             Body=body,
-            IfNoneMatch="*",
-            **self._write_options,
+            **options,
         )
         return not isinstance(answer, str)
+
+    def has_nonce(self, key: str, nonce: str) -> bool:
+        """Whether there is an object of this key that was written with this nonce."""
+        answer = self._ask(f"look at {key} in", self._client.head_object, expected=("404", "NoSuchKey"), Key=key)
+        return not isinstance(answer, str) and answer.get("Metadata", {}).get(_NONCE) == nonce
 
     def delete(self, key: str) -> None:
         """Delete an object if there is one."""
@@ -149,18 +189,28 @@ class S3Client:
 
     def list(self, prefix: str, *, count_max: int = 1_000) -> Iterator[str]:
         """Give all keys with a prefix, in order; a page of at most `count_max` at a time."""
+        return (key for key, _ in self.list_with_ages(prefix, count_max=count_max))
+
+    def list_with_ages(self, prefix: str, *, count_max: int = 1_000) -> Iterator[tuple[str, float]]:
+        """Give the same, and how long ago each was written, in seconds by the server's clock."""
         request: dict[str, Any] = {"Prefix": prefix, "MaxKeys": count_max}
         while True:
             page = self._answer("list", self._client.list_objects_v2, **request)
-            yield from (found["Key"] for found in page.get("Contents", ()))
+            for found in page.get("Contents", ()):
+                yield found["Key"], _age_s(page, found["LastModified"])
             if not page.get("IsTruncated", False):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
 
-    def begin_upload(self, key: str) -> Upload:
+    def begin_upload(self, key: str, *, nonce: str) -> Upload:
         """Begin an object in parts; nothing is visible of it before `complete_upload`."""
-        operation = f"write {key} to"
-        answer = self._answer(operation, self._client.create_multipart_upload, Key=key, **self._write_options)
+        answer = self._answer(
+            f"write {key} to",
+            self._client.create_multipart_upload,
+            Key=key,
+            Metadata={_NONCE: nonce},
+            **self._write_options,
+        )
         return Upload(key, answer["UploadId"])
 
     def upload_part(self, upload: Upload, number: int, body: bytes) -> str:
@@ -203,15 +253,16 @@ class S3Client:
             UploadId=upload.upload_id,
         )
 
-    def uploads(self, prefix: str) -> Iterator[tuple[Upload, float]]:
-        """Give all uploads under a prefix and how long ago each began, in seconds by the server's clock."""
-        request: dict[str, Any] = {"Prefix": prefix}
+    def uploads(self, key: str) -> Iterator[tuple[Upload, float]]:
+        """Give all uploads of a key and how long ago each began, in seconds by the server's clock.
+
+        By the whole key, as MinIO lists them in no other way.
+        """
+        request: dict[str, Any] = {"Prefix": key}
         while True:
             page = self._answer("list uploads in", self._client.list_multipart_uploads, **request)
-            now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
             for found in page.get("Uploads", ()):
-                # A server that tells when to the millisecond still tells the time to the second.
-                yield Upload(found["Key"], found["UploadId"]), max(0.0, (now - found["Initiated"]).total_seconds())
+                yield Upload(found["Key"], found["UploadId"]), _age_s(page, found["Initiated"])
             if not page.get("IsTruncated", False):
                 return
             request |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
@@ -242,7 +293,9 @@ class S3Client:
         except ClientError as error:
             code, status = _code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             reason = error.response.get("Error", {}).get("Message") or "no reason given"
-            if code in _PASSING_CODES or status >= _SERVER_ERROR:
+            if code in _BUSY_CODES or status == _TOO_MANY_REQUESTS:
+                raise StorageBusyError(f"{what}: {code}: {reason}") from error
+            if status >= _SERVER_ERROR:
                 raise StorageUnavailableError(f"{what}: {code}: {reason}") from error
             advice = _ADVICE.get(code, "correct credentials, rights, region and endpoint")
             raise StorageAccessError(f"{what}: {code}: {reason}; {advice}") from error
@@ -251,6 +304,12 @@ class S3Client:
         except (BotoCoreError, ValueError) as error:
             # No credentials, half of them, an unknown profile, a malformed endpoint.
             raise StorageAccessError(f"{what}: {_shown(error)}; correct credentials, region and endpoint") from error
+
+
+def _age_s(answer: dict[str, Any], began: datetime) -> float:
+    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    # A server that tells when to the millisecond still tells the time to the second.
+    return max(0.0, (now - began).total_seconds())
 
 
 def _code(error: ClientError) -> str:

@@ -17,7 +17,7 @@ class S3Config:
     """The bucket, which must exist. Default none."""
 
     prefix: str = field(default="postdate/snapshots", metadata={"key": "bucketSnapshotS3Prefix"})
-    """What all keys begin with. Several services may share one. Default postdate/snapshots."""
+    """What all keys begin with. Each service needs one of its own: see `s3_owner`. Default postdate/snapshots."""
 
     endpoint: str | None = field(default=None, metadata={"key": "bucketSnapshotS3Endpoint"})
     """The URL of a server other than AWS. Default none: AWS's, by region."""

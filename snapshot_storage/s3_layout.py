@@ -3,6 +3,9 @@
     bucket id   0 | topic 15 bits | cursor 4 bits | serial 44 bits        (63 bits: a signed long)
     object key  <prefix>/<topic, 4 hex digits>/<cursor, 1 digit>/<serial, 11 digits>
 
+    upload      <prefix>/uploads/<bucket id, 16 hex digits>-<nonce>     empty, while a snapshot comes in parts
+    owner       <prefix>/owner                                          see `s3_owner`
+
 A tracker knows a snapshot by its id alone, after a restart too, and must read it in one call: so the key comes from
 the id. Snapshots are listed by topic and cursor, of which there may be thousands under one prefix: so the id
 begins with short hashes of both, and a list asks for one "folder". Strangers with the same hashes are few and are
@@ -28,6 +31,8 @@ _TOPIC_HASHES: Final = 2**15
 _CURSOR_HASHES: Final = 2**_CURSOR_BITS
 _SERIALS: Final = 2**_SERIAL_BITS
 _EPOCH_MS: Final = 1_577_836_800_000
+_MARKS: Final = "/uploads/"
+_MARK_END: Final = re.compile(r"/uploads/([0-7][0-9a-f]{15})-[0-9a-f]+")
 _KEY_END: Final = re.compile(r"/([0-7][0-9a-f]{3})/([0-9a-f])/([0-9a-f]{11})")
 
 
@@ -50,6 +55,35 @@ def bucket_id_of(prefix: str, key: str) -> int | None:
     """
     match = _KEY_END.fullmatch(key.removeprefix(prefix))
     return None if match is None else int("".join(match.groups()), 16)
+
+
+def upload_mark(prefix: str, bucket_id: int, nonce: str) -> str:
+    """Return the key that says that a snapshot is coming in parts.
+
+    >>> upload_mark("p", 0x1234_5_00000000abc, "77")
+    'p/uploads/1234500000000abc-77'
+    """
+    return f"{prefix}{_MARKS}{bucket_id:016x}-{nonce}"
+
+
+def marked_id(prefix: str, key: str) -> int | None:
+    """Return the id that such a key is about, None where it is another key.
+
+    >>> hex(marked_id("p", "p/uploads/1234500000000abc-77"))
+    '0x1234500000000abc'
+    """
+    match = _MARK_END.fullmatch(key.removeprefix(prefix))
+    return None if match is None else int(match[1], 16)
+
+
+def marks_prefix(prefix: str) -> str:
+    """Return what the keys of all such marks begin with."""
+    return f"{prefix}{_MARKS}"
+
+
+def owner_key(prefix: str) -> str:
+    """Return the key of the object that says whose the prefix is."""
+    return f"{prefix}/owner"
 
 
 def list_prefix(prefix: str, topic_name: str | None, cursor_name: str | None) -> str:

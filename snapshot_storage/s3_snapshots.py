@@ -9,9 +9,15 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Generic, TypeVar
 
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageReadOnlyError,
+)
 from snapshot_storage.object_format import (
     FRONT_BYTES,
     ObjectHead,
@@ -23,7 +29,8 @@ from snapshot_storage.object_format import (
 )
 from snapshot_storage.s3_client import Piece, S3Client
 from snapshot_storage.s3_config import S3Config
-from snapshot_storage.s3_layout import Serials, bucket_id_of, list_prefix, object_key
+from snapshot_storage.s3_layout import Serials, bucket_id_of, list_prefix, marked_id, marks_prefix, object_key
+from snapshot_storage.s3_owner import PrefixOwner
 from snapshot_storage.s3_writing import S3Writing, write_or_abort
 from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
 
@@ -40,14 +47,20 @@ _BUCKET_IDS = range(2**63)
 class S3Snapshots:
     """An open bucket and prefix."""
 
-    def __init__(self, config: S3Config) -> None:
-        """Open it, and remove uploads that nobody will complete.
+    def __init__(self, config: S3Config, *, is_read_only: bool, owner_file: Path | None) -> None:
+        """Open it; to write, make sure whose prefix it is and remove uploads that nobody will complete.
+
+        Args:
+            config: Where.
+            is_read_only: Ask and read only.
+            owner_file: With what this service proves that the prefix is its own; None asks for no proof.
 
         Raises:
-            StorageAccessError: Credentials, rights, names or clocks are wrong.
+            StorageAccessError: Credentials, rights, names or clocks are wrong, or the prefix is another service's.
             StorageUnavailableError: The server does not answer.
         """
         self._prefix = config.prefix
+        self._is_read_only = is_read_only
         self._head_bytes = config.head_bytes
         self._serials = Serials()
         self._heads = _RecentlyUsed[ObjectHead](config.table_cache_bytes, _head_bytes)
@@ -56,21 +69,34 @@ class S3Snapshots:
         try:
             # Whether the bucket can be used at all is asked now, not when the first snapshot is due.
             next(self._client.list(f"{self._prefix}/", count_max=1), None)
-            self._abort_abandoned_uploads(config.abandoned_upload_age_s_min)
+            if owner_file is not None:
+                PrefixOwner(self._client, config.bucket, config.prefix, owner_file).check(is_read_only=is_read_only)
+            if not is_read_only:
+                self._abort_abandoned_uploads(config.abandoned_upload_age_s_min)
         except BaseException:
             self.close()
             raise
 
     def _abort_abandoned_uploads(self, age_s_min: int) -> None:
-        # MinIO lists uploads by their whole key only, so none are found there; it removes them after a day itself.
         try:
-            for upload, age_s in self._client.uploads(f"{self._prefix}/"):
-                if age_s >= age_s_min:
-                    log.info("removing an upload of %s that was left behind", upload.key)
-                    self._client.abort_upload(upload)
+            for mark, age_s in self._client.list_with_ages(marks_prefix(self._prefix)):
+                bucket_id = marked_id(self._prefix, mark)
+                if bucket_id is not None and age_s >= age_s_min:
+                    self._abort_uploads(object_key(self._prefix, bucket_id), age_s_min)
+                    self._client.delete(mark)
         except SnapshotStorageError as error:
             # They cost space, not correctness; a rule of the bucket can remove them too.
             log.warning("uploads that were left behind cannot be removed: %s", error)
+
+    def _abort_uploads(self, key: str, age_s_min: int) -> None:
+        for upload, age_s in self._client.uploads(key):
+            if age_s >= age_s_min:
+                log.info("removing an upload of %s that was left behind", upload.key)
+                self._client.abort_upload(upload)
+
+    def _check_writable(self, operation: str) -> None:
+        if self._is_read_only:
+            raise StorageReadOnlyError(operation)
 
     def close(self) -> None:
         """Let go of the connections; no other call may be running or follow."""
@@ -78,6 +104,7 @@ class S3Snapshots:
 
     def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> S3Writing:
         """Begin a snapshot that comes piece by piece."""
+        self._check_writable("create a snapshot")
         names = SnapshotNames(bucket_key, topic_name, cursor_name)
         return S3Writing(self._client, self._prefix, self._serials, names, self._remember)
 
@@ -140,6 +167,7 @@ class S3Snapshots:
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot if it is there."""
+        self._check_writable("delete a snapshot")
         if bucket_id not in _BUCKET_IDS:
             return
         self._client.delete(object_key(self._prefix, bucket_id))

@@ -8,20 +8,31 @@ last must have 5 MiB. So
 2. at commit the rest is sent, then part 1: header, metadata and the segments that were held back;
 3. the upload is completed on the condition that there is no such object yet, which makes it visible, whole.
 
-An upload that a crash leaves behind is never visible; `S3Snapshots` removes it at a later start.
+An upload that a crash leaves behind is never visible. A small object beside the snapshots names its key while it runs,
+and `S3Snapshots` removes both at a later start.
+
+A write whose answer was lost may have taken effect. Each writer has a nonce, which its objects carry: what is removed
+then is its own object, never one that another writer made under the same key.
 """
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
+from snapshot_storage.errors import (
+    SnapshotStorageError,
+    StorageAccessError,
+    StorageBusyError,
+    StorageUnavailableError,
+)
 from snapshot_storage.object_format import ObjectHead, SnapshotNames, encode_object_head, table_of
 from snapshot_storage.s3_client import S3Client, Upload
-from snapshot_storage.s3_layout import Serials, bucket_id_for, object_key
+from snapshot_storage.s3_layout import Serials, bucket_id_for, object_key, upload_mark
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +68,7 @@ class S3Writing:
         self._upload: Upload | None = None
         self._bucket_id = -1
         self._tags: list[str] = []
+        self._nonce = secrets.token_hex(8)
         # A key under which there may be an object of ours that nobody knows of.
         self._unknown_key: str | None = None
         # An abort waits here for the call that its caller stopped waiting for.
@@ -91,10 +103,15 @@ class S3Writing:
     def _send_part(self) -> None:
         if self._upload is None:
             self._bucket_id = self._new_id()
-            self._upload = self._client.begin_upload(object_key(self._prefix, self._bucket_id))
+            self._client.create(self._mark, b"")
+            self._upload = self._client.begin_upload(object_key(self._prefix, self._bucket_id), nonce=self._nonce)
         # 1. Numbers begin at 2.
         part, self._part, self._part_bytes = b"".join(self._part), [], 0
         self._tags.append(self._client.upload_part(self._upload, len(self._tags) + 2, part))
+
+    @property
+    def _mark(self) -> str:
+        return upload_mark(self._prefix, self._bucket_id, self._nonce)
 
     def _complete(self, upload: Upload, first_part: bytes) -> int:
         if self._part_bytes:
@@ -102,20 +119,35 @@ class S3Writing:
         # 2. What was held back.
         first_tag = self._client.upload_part(upload, 1, first_part)
         # 3. It becomes visible.
-        self._unknown_key = upload.key
-        if not self._client.complete_upload(upload, [first_tag, *self._tags]):
-            self._unknown_key = None
+        tags = [first_tag, *self._tags]
+        if not self._is_made(upload.key, lambda: self._client.complete_upload(upload, tags)):
             raise StorageUnavailableError(f"another writer made {upload.key} first: write the snapshot again")
+        try:
+            self._client.delete(self._mark)
+        except SnapshotStorageError as error:
+            # The snapshot is there. A later start finds nothing to abort, and removes the mark.
+            log.warning("the mark of a complete upload is left: %s", error)
         return self._bucket_id
 
     def _write_whole(self, body: bytes) -> int:
         for _ in range(_ID_TRIES_MAX):
             bucket_id = self._new_id()
-            self._unknown_key = object_key(self._prefix, bucket_id)
-            if self._client.create(self._unknown_key, body):
+            key = object_key(self._prefix, bucket_id)
+            if self._is_made(key, partial(self._client.create, key, body, nonce=self._nonce)):
                 return bucket_id
-            self._unknown_key = None
         raise StorageUnavailableError("every new id was taken by another writer: write the snapshot again")
+
+    def _is_made(self, key: str, make: Callable[[], bool]) -> bool:
+        """Make an object visible, and remember its key unless there certainly is none of ours."""
+        self._unknown_key = key
+        try:
+            is_made = make()
+        except (StorageBusyError, StorageAccessError):
+            self._unknown_key = None
+            raise
+        if not is_made:
+            self._unknown_key = None
+        return is_made
 
     def _new_id(self) -> int:
         return bucket_id_for(self._names.topic_name, self._names.cursor_name, serial=self._serials.next())
@@ -125,7 +157,9 @@ class S3Writing:
         with self._turn:
             if self._upload is not None:
                 self._client.abort_upload(self._upload)
-            if self._unknown_key is not None:
+            if self._bucket_id >= 0:
+                self._client.delete(self._mark)
+            if self._unknown_key is not None and self._client.has_nonce(self._unknown_key, self._nonce):
                 self._client.delete(self._unknown_key)
 
 
@@ -139,5 +173,5 @@ def write_or_abort(writing: S3Writing, metadata: bytes, segments: Sequence[bytes
             writing.abort()
         except SnapshotStorageError as error:
             # What was wrong first is what the caller has to know.
-            log.warning("what was written of a snapshot is removed at a later start: %s", error)
+            log.warning("what was written of a snapshot may be left, without an owner: %s", error)
         raise

@@ -5,6 +5,7 @@ and keep their data in a folder of the test run. On a laptop without them their 
 there the tests fail, so that a suite which never runs is noticed.
 """
 
+import base64
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ from snapshot_storage.s3_config import S3Config
 BUCKET = "snapshots-of-tests"
 ACCESS_KEY_ID = "postdate-test"
 SECRET_ACCESS_KEY = "postdate-test-secret"
+KMS_KEY_ID = "postdate-test-key"
 BINARIES = Path(__file__).parents[2] / "build" / "s3-servers"
 
 _START_S_MAX = 60.0
@@ -158,7 +160,13 @@ class MinioServer(RealServer):
     binary = "minio"
 
     def _environment(self) -> dict[str, str]:
-        return {"MINIO_ROOT_USER": ACCESS_KEY_ID, "MINIO_ROOT_PASSWORD": SECRET_ACCESS_KEY, "MINIO_BROWSER": "off"}
+        return {
+            "MINIO_ROOT_USER": ACCESS_KEY_ID,
+            "MINIO_ROOT_PASSWORD": SECRET_ACCESS_KEY,
+            "MINIO_BROWSER": "off",
+            # With which it encrypts what is to be encrypted.
+            "MINIO_KMS_SECRET_KEY": f"{KMS_KEY_ID}:{base64.b64encode(bytes(32)).decode()}",
+        }
 
     def _arguments(self) -> list[str]:
         return ["server", "--quiet", "--address", f"127.0.0.1:{self.port}", str(self._folder / "data")]

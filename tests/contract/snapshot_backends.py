@@ -116,11 +116,23 @@ class S3Backend(Backend):
 
     def keys(self) -> dict[int, str]:
         """Return the keys of all objects by bucket id."""
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{self.prefix}/")
-        keys = [found["Key"] for page in pages for found in page.get("Contents", [])]
+        keys = [
+            key for key in self._keys("/") if not key.startswith((f"{self.prefix}/uploads/", f"{self.prefix}/owner"))
+        ]
         return {int(key.removeprefix(self.prefix).replace("/", ""), 16): key for key in keys}
 
+    def _keys(self, begin: str) -> list[str]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{self.prefix}{begin}")
+        return [found["Key"] for page in pages for found in page.get("Contents", [])]
+
     def uploads(self) -> list[str]:
-        """Return the keys of unfinished uploads."""
+        """Return the keys of unfinished uploads, and of marks of uploads."""
         page = self._client.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{self.prefix}/")
-        return [found["Key"] for found in page.get("Uploads", [])]
+        return [found["Key"] for found in page.get("Uploads", [])] + self._keys("/uploads/")
+
+    def uploads_of(self, bucket_id: int) -> list[str]:
+        """Return the ids of unfinished uploads of one snapshot, which MinIO lists by the whole key only."""
+        digits = f"{bucket_id:016x}"
+        key = f"{self.prefix}/{digits[:4]}/{digits[4]}/{digits[5:]}"
+        page = self._client.list_multipart_uploads(Bucket=BUCKET, Prefix=key)
+        return [found["UploadId"] for found in page.get("Uploads", [])]

@@ -1,29 +1,45 @@
 """What only object storage can suffer: races of writers, servers that die, damage in objects, other people's keys."""
 
 import asyncio
+import io
 import logging
+import shutil
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from botocore.awsrequest import AWSResponse
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
     SnapshotStorageError,
     StorageAccessError,
+    StorageBusyError,
+    StorageReadOnlyError,
     StorageUnavailableError,
 )
 from snapshot_storage.object_format import SnapshotNames
 from snapshot_storage.s3 import S3BucketSnapshotStorage
-from snapshot_storage.s3_client import S3Client
+from snapshot_storage.s3_client import S3Client, Upload
 from snapshot_storage.s3_config import S3Config
 from snapshot_storage.s3_layout import Serials, bucket_id_for
+from snapshot_storage.s3_owner import PrefixOwner
 from snapshot_storage.s3_writing import S3Writing
 from snapshot_storage.storage import BucketSnapshotStorage
 from tests.contract.conftest import REAL_SERVERS
-from tests.contract.s3_servers import BUCKET, SECRET_ACCESS_KEY, MotoServer, RealServer, S3Server
+from tests.contract.s3_servers import (
+    BUCKET,
+    KMS_KEY_ID,
+    SECRET_ACCESS_KEY,
+    MinioServer,
+    MotoServer,
+    RealServer,
+    S3Server,
+)
 from tests.contract.snapshot_backends import S3Backend
 
 _NAMES = SnapshotNames("k", "t", "c")
@@ -45,8 +61,8 @@ class _CountingSerials(Serials):
         return self._count
 
 
-def _writing(server: S3Server, prefix: str) -> S3Writing:
-    return S3Writing(S3Client(server.config(prefix)), prefix, _CountingSerials(), _NAMES, lambda _id, _head: None)
+def _writing(server: S3Server, prefix: str, *, kind: type[S3Client] = S3Client) -> S3Writing:
+    return S3Writing(kind(server.config(prefix)), prefix, _CountingSerials(), _NAMES, lambda _id, _head: None)
 
 
 def test_two_writers_never_share_an_id(s3_server: S3Server) -> None:
@@ -98,23 +114,250 @@ def test_a_commit_whose_answer_was_lost_leaves_nothing_after_abort(s3_server: S3
         assert backend.ids() == set()
 
 
+def test_the_answer_of_a_commit_that_was_lost_costs_no_other_writer(s3_server: S3Server) -> None:
+    """Of two that chose the same id: the one whose answer was lost removes what is its own, and only that."""
+    for is_lost_before, segments in ((True, [b"small"]), (False, [b"small"]), (True, _LARGE), (False, _LARGE)):
+        backend = S3Backend(s3_server)
+        unlucky = _writing(s3_server, backend.prefix, kind=_LosingAnswers)
+        unlucky._client.is_lost_before = is_lost_before  # type: ignore[attr-defined]
+        other = _writing(s3_server, backend.prefix)
+        unlucky.add(segments)
+        if is_lost_before:
+            other.add([b"other"])
+            kept = other.commit(b"")
+        with pytest.raises(StorageUnavailableError, match="no answer came"):
+            unlucky.commit(b"")
+
+        unlucky.abort()
+
+        if is_lost_before:
+            assert backend.entries(kept) == [b"", b"other"]
+            assert backend.ids() == {kept}
+        else:
+            assert backend.ids() == set()
+
+
+class _LosingAnswers(S3Client):
+    """Gets no answer when an object becomes visible, before it does or after."""
+
+    is_lost_before = False
+
+    def create(self, key: str, body: bytes, *, nonce: str = "") -> bool:
+        return self._lose(
+            lambda: super(_LosingAnswers, self).create(key, body, nonce=nonce), is_of_mark="/uploads/" in key
+        )
+
+    def complete_upload(self, upload: Upload, tags: Sequence[str]) -> bool:
+        return self._lose(lambda: super(_LosingAnswers, self).complete_upload(upload, tags), is_of_mark=False)
+
+    def _lose(self, make: Callable[[], bool], *, is_of_mark: bool) -> bool:
+        if is_of_mark:
+            return make()
+        if not self.is_lost_before:
+            make()
+        raise StorageUnavailableError("no answer came")
+
+
+def test_a_write_that_was_refused_for_now_leaves_nothing_to_remove(moto: S3Server) -> None:
+    """503 SlowDown is an answer: the write had no effect, so an abort asks nothing and deletes nothing."""
+    backend = S3Backend(moto)
+    writing = _writing(moto, backend.prefix)
+    events = writing._client._client.meta.events
+    sent: list[str] = []
+
+    def refuse(request: Any, **_: object) -> AWSResponse:
+        sent.append(request.method)
+        body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+        return AWSResponse(request.url, 503, {}, _Raw(body))
+
+    events.register("before-send.s3.*", refuse)
+    writing.add([b"one"])
+    with pytest.raises(StorageBusyError, match="SlowDown: Please reduce"):
+        writing.commit(b"")
+    writing.abort()
+
+    assert sent == ["PUT"]
+
+
+class _Raw(io.BytesIO):
+    """A body as botocore reads one."""
+
+    def stream(self, **_: object) -> Iterator[bytes]:
+        yield self.read()
+
+
 @pytest.mark.parametrize("kind", REAL_SERVERS)
 def test_abandoned_uploads_are_removed_at_start_when_they_are_old(kind: type[RealServer], s3_servers: object) -> None:
-    """Not those that another service may still be writing. MinIO lists none, and removes them by itself."""
+    """Not those that another one may still be writing, and not by one that only reads."""
     server: S3Server = s3_servers(kind)  # type: ignore[operator]
     backend = S3Backend(server)
     writing = _writing(server, backend.prefix)
     writing.add(_LARGE)
-    listed = backend.uploads()
+    bucket_id = bucket_id_for("t", "c", serial=1)
 
-    async def start(age_s_min: int) -> None:
-        async with backend.storage(abandoned_upload_age_s_min=age_s_min) as storage:
+    async def start(age_s_min: int, *, is_read_only: bool = False) -> int:
+        config = server.config(backend.prefix, abandoned_upload_age_s_min=age_s_min)
+        async with S3BucketSnapshotStorage(config, is_read_only=is_read_only) as storage:
             assert await storage.list_bucket_snapshots() == []
+        return len(backend.uploads_of(bucket_id))
 
-    asyncio.run(start(3600))
-    assert backend.uploads() == listed
-    asyncio.run(start(0))
+    assert asyncio.run(start(3600)) == 1
+    assert asyncio.run(start(0, is_read_only=True)) == 1
+    assert asyncio.run(start(0)) == 0
     assert backend.uploads() == []
+
+
+def test_a_read_only_storage_writes_nothing(moto: S3Server) -> None:
+    backend = S3Backend(moto)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            bucket_id = await _create(storage)
+        async with S3BucketSnapshotStorage(moto.config(backend.prefix), is_read_only=True) as storage:
+            assert await storage.get_bucket_snapshot_segment(bucket_id, 1, 9) == [b"one", b"two"]
+            with pytest.raises(StorageReadOnlyError):
+                await _create(storage)
+            with pytest.raises(StorageReadOnlyError):
+                await storage.delete_bucket_snapshot(bucket_id)
+            with pytest.raises(StorageReadOnlyError):
+                storage.new_bucket_snapshot(**_NAMES._asdict())
+        assert backend.ids() == {bucket_id}
+
+    asyncio.run(scenario())
+
+
+def test_a_prefix_belongs_to_the_folder_that_took_it(moto: S3Server, tmp_path: Path) -> None:
+    """Not to another one; not to a copy of it once the original went on; and to a new one when someone decided so."""
+    backend = S3Backend(moto)
+    config = moto.config(backend.prefix)
+
+    def start(folder: str, *, is_read_only: bool = False) -> None:
+        async def once() -> None:
+            owner_file = tmp_path / folder / "owner.json"
+            async with S3BucketSnapshotStorage(config, is_read_only=is_read_only, owner_file=owner_file):
+                pass
+
+        (tmp_path / folder).mkdir(exist_ok=True)
+        asyncio.run(once())
+
+    start("mine", is_read_only=True)
+    start("yours", is_read_only=True)
+    start("mine")
+    for is_read_only in (True, False):
+        with pytest.raises(StorageAccessError, match=r"belongs to another service, of the folder .*mine on .*Prefix"):
+            start("yours", is_read_only=is_read_only)
+    shutil.copytree(tmp_path / "mine", tmp_path / "copy")
+    start("mine", is_read_only=True)
+    start("mine")
+    with pytest.raises(StorageAccessError, match="delete the object"):
+        start("copy")
+    start("mine")
+    moto.client.delete_object(Bucket=BUCKET, Key=f"{backend.prefix}/owner")
+    start("copy")
+    with pytest.raises(StorageAccessError, match=r"of the folder .*copy"):
+        start("mine")
+
+
+def test_a_crash_while_a_prefix_is_taken_costs_nothing(moto: S3Server, tmp_path: Path) -> None:
+    """Whether the object had got the new token or not."""
+    backend = S3Backend(moto)
+    config = moto.config(backend.prefix)
+    file = tmp_path / "owner.json"
+
+    class KilledError(Exception):
+        pass
+
+    class Client(S3Client):
+        is_killed_before = True
+
+        def create(self, key: str, body: bytes, *, nonce: str = "") -> bool:
+            return self._killed(lambda: super(Client, self).create(key, body, nonce=nonce))
+
+        def replace(self, key: str, body: bytes, *, tag: str) -> bool:
+            return self._killed(lambda: super(Client, self).replace(key, body, tag=tag))
+
+        def _killed(self, write: Callable[[], bool]) -> bool:
+            if not self.is_killed_before:
+                write()
+            raise KilledError
+
+    client = Client(config)
+    for is_killed_before in (True, False, True, True, False, False):
+        client.is_killed_before = is_killed_before
+        with pytest.raises(KilledError):
+            PrefixOwner(client, config.bucket, config.prefix, file).check(is_read_only=False)
+    PrefixOwner(S3Client(config), config.bucket, config.prefix, file).check(is_read_only=False)
+
+
+def test_of_two_folders_that_take_a_prefix_at_once_one_gets_it(s3_server: S3Server, tmp_path: Path) -> None:
+    """One that belongs to nobody, and one that both may take."""
+    backend = S3Backend(s3_server)
+    config = s3_server.config(backend.prefix)
+    together = threading.Barrier(6)
+
+    def take(number: int) -> bool:
+        owner = PrefixOwner(S3Client(config), config.bucket, config.prefix, tmp_path / f"{number}.json")
+        together.wait()
+        try:
+            owner.check(is_read_only=False)
+        except StorageAccessError:
+            return False
+        return True
+
+    for number in range(6):
+        (tmp_path / f"{number}.json").write_text("{}")
+    with ThreadPoolExecutor(6) as threads:
+        assert sum(threads.map(take, range(6))) == 1
+        key = f"{backend.prefix}/owner"
+        clients = [S3Client(config) for _ in range(6)]
+        found = clients[0].read_all(key)
+        assert found is not None
+        replaced = threads.map(lambda client: client.replace(key, b"{}", tag=found.tag), clients)
+        assert sum(replaced) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        pytest.param(MotoServer, {"server_side_encryption": "AES256"}, id="moto-AES256"),
+        pytest.param(MotoServer, {"server_side_encryption": "aws:kms", "kms_key_id": KMS_KEY_ID}, id="moto-kms"),
+        pytest.param(MinioServer, {"server_side_encryption": "AES256"}, id="MinIO-AES256", marks=pytest.mark.s3_server),
+        pytest.param(
+            MinioServer,
+            {"server_side_encryption": "aws:kms", "kms_key_id": KMS_KEY_ID},
+            id="MinIO-kms",
+            marks=pytest.mark.s3_server,
+        ),
+    ],
+)
+def test_what_is_to_be_encrypted_reaches_the_server_so(
+    kind: type[S3Server], settings: dict[str, str], s3_servers: object
+) -> None:
+    """In the headers of every request that makes an object, at once or in parts, and as the server keeps it."""
+    server: S3Server = s3_servers(kind)  # type: ignore[operator]
+    backend = S3Backend(server)
+    asked: list[tuple[str | None, str | None]] = []
+
+    async def scenario() -> list[int]:
+        async with backend.storage(**settings) as storage:
+
+            def note(request: Any, **_: object) -> None:
+                names = ("x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id")
+                found = [request.headers.get(name) for name in names]
+                asked.append(tuple(one.decode() if isinstance(one, bytes) else one for one in found))
+
+            for operation in ("PutObject", "CreateMultipartUpload"):
+                storage._open.snapshots._client._client.meta.events.register(f"before-send.s3.{operation}", note)  # type: ignore[union-attr]
+            ids = [await _create(storage), await _create(storage, _LARGE)]
+            assert await storage.get_bucket_snapshot_segment(ids[1], 1, 9) == _LARGE
+            return ids
+
+    ids = asyncio.run(scenario())
+    # One object at once; the mark of an upload, and the upload.
+    assert asked == [(settings["server_side_encryption"], settings.get("kms_key_id"))] * 3
+    for bucket_id in ids:
+        head = server.client.head_object(Bucket=BUCKET, Key=backend.keys()[bucket_id])
+        assert head["ServerSideEncryption"] == settings["server_side_encryption"]
 
 
 @pytest.mark.parametrize("kind", REAL_SERVERS)
