@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from pipeline.cursor_log import CursorName
 from pipeline.rules import RebuildRules
 from pipeline.staging import StagedSnapshot, StagingWriter
-from snapshot_storage.codec import decode_metadata, decode_segments
+from snapshot_storage.codec import decode_metadata, decode_metadata_columns, decode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
@@ -100,8 +100,8 @@ async def merge_task(
 async def _action(storage: BucketSnapshotStorage, task: MergeTask) -> MergeBuckets:
     sources = []
     for source in task.sources:
-        segments = decode_metadata(await storage.get_bucket_snapshot_metadata(source.bucket_id))
-        sources.append(MergeSource(source.bucket_id, table_of(segments, _SPAN_ROWS), loaded_spans=0))
+        columns = decode_metadata_columns(await storage.get_bucket_snapshot_metadata(source.bucket_id))
+        sources.append(MergeSource(source.bucket_id, table_of(columns, _SPAN_ROWS), loaded_spans=0))
     # Of an index at rest nothing is loaded and nothing handed out.
     return MergeBuckets(
         _SERIAL,

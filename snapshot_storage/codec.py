@@ -22,6 +22,7 @@ from pyroaring import BitMap
 
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotCorruptedError
+from snapshot_storage.metadata_columns import MetadataColumns, columns_of, read_columns
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata, SnapshotSegment
 from snapshot_storage.roaring import bitmap_of, decode_bitmap, value_count
 from snapshot_storage.segment_rows import ENTRY_ID_MAX, decode_rows, encode_rows
@@ -283,3 +284,22 @@ def decode_metadata(data: bytes) -> list[SegmentMetadata]:
         segments.append(SegmentMetadata(begins_at, ends_at, bitmaps))
         begins_at = ends_at
     return segments
+
+
+def decode_metadata_columns(data: bytes) -> MetadataColumns:
+    """Return what entry 0 says, by the column: what `decode_metadata` does, several times faster.
+
+    Raises:
+        SnapshotCorruptedError: As `decode_metadata`, or a bitmap has no proper head.
+    """
+    try:
+        columns = read_columns(data)
+        if columns is None:
+            columns = columns_of(decode_metadata(data))
+    except ValueError as error:
+        raise SnapshotCorruptedError(str(error), entry=METADATA_ENTRY) from error
+    is_backwards = np.flatnonzero(columns.first_times > columns.last_times)
+    if len(is_backwards):
+        first, last = columns.first_times[is_backwards[0]], columns.last_times[is_backwards[0]]
+        raise SnapshotCorruptedError(f"segment {is_backwards[0] + 1} is from {first} to {last}", entry=METADATA_ENTRY)
+    return columns

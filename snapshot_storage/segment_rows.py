@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapshot_storage.columns import DelayedIndexes, Int64Array
+from snapshot_storage.varints import PADDING, close_gaps, words_of
 
 ENTRY_ID_MAX = 2**32 - 1
 """The bitmaps of a snapshot hold 32-bit entry ids."""
@@ -36,13 +37,6 @@ _VARINTS_PER_ROW = 8
 
 # The lowest n bytes of a word, for n from 0 to 8.
 _LOW_BYTES = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)
-
-# Per pass: by how much the upper halves move down, and which bits are lower and upper halves.
-_GAPS = [
-    (np.uint64(1), np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00)),
-    (np.uint64(2), np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000)),
-    (np.uint64(4), np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000)),
-]
 
 
 class EncodedRows(NamedTuple):
@@ -133,8 +127,7 @@ def decode_rows(data: bytes) -> tuple[DelayedIndexes, Int64Array] | None:
         return DelayedIndexes.empty(), np.empty(0, np.int64)
     if data[-1] >= 0x80:
         return None
-    # Eight more bytes, so that a word can be read at the last row.
-    padded = np.frombuffer(data + bytes(8), np.uint8)
+    padded = np.frombuffer(data + PADDING, np.uint8)
     varint_ends = np.flatnonzero(padded[: len(data)] < 0x80)
     if len(varint_ends) % _VARINTS_PER_ROW:
         return None
@@ -174,10 +167,4 @@ def _decode_chunk(padded: NDArray[np.uint8], row_starts: Int64Array, ends: NDArr
 
 def _varints_at(padded: NDArray[np.uint8], starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> NDArray[np.uint64]:
     """Return the numbers whose varints start here and are at most 8 bytes long."""
-    # Every offset of the buffer seen as a little-endian word: one gather takes a whole varint.
-    words = np.ndarray((len(padded) - 7,), "<u8", buffer=padded.data, strides=(1,))
-    bits: NDArray[np.uint64] = words[starts] & _LOW_BYTES[lengths]
-    # Close the gaps that the top bits leave: between bytes, then between pairs, then between fours.
-    for width, low, high in _GAPS:
-        bits = (bits & low) | ((bits & high) >> width)
-    return bits
+    return close_gaps(words_of(padded)[starts] & _LOW_BYTES[lengths])

@@ -1,26 +1,19 @@
 """The table of a snapshot's segments, as its metadata has them, with small neighbours taken together. Pure."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from snapshot_storage.codec import SegmentMetadata
+from snapshot_storage.metadata_columns import MetadataColumns
 from tracker.actions import Int64Array, SegmentTable
 
 
-def table_of(segments: Sequence[SegmentMetadata], span_rows: int) -> SegmentTable:
-    """Return the columns of a snapshot's segments, as its metadata has them.
+def table_of(columns: MetadataColumns, span_rows: int) -> SegmentTable:
+    """Return the table of a snapshot's segments, as its metadata has them.
 
     Args:
-        segments: The segments, in order.
+        columns: The segments, in order.
         span_rows: Segments that begin within the same so many rows are one span.
     """
-    return spans_of(
-        np.array([segment.deliver_at_ms_min for segment in segments], np.int64),
-        np.array([segment.deliver_at_ms_max for segment in segments], np.int64),
-        np.array([segment.row_count for segment in segments], np.int64),
-        span_rows,
-    )
+    return spans_of(columns.first_times, columns.last_times, columns.row_counts, span_rows)
 
 
 def spans_of(first_times: Int64Array, last_times: Int64Array, row_counts: Int64Array, span_rows: int) -> SegmentTable:

@@ -5,18 +5,14 @@ arrays, and know no event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, TypedDict, TypeVar, assert_never
 
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.codec import (
-    SegmentMetadata,
-    decode_metadata,
-    decode_segments,
-    merged_bitmaps,
-)
+from snapshot_storage.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.metadata_columns import MetadataColumns
 from snapshot_storage.snapshot import build_snapshot
 from snapshot_storage.storage import (
     BucketSnapshotHead,
@@ -162,7 +158,7 @@ class SnapshotWork:
         bucket_id = await self._storage.create_bucket_snapshot(
             snapshot.metadata, snapshot.segments, **self._names(action.bucket_key)
         )
-        table = await self._run_blocking(lambda: table_of(snapshot.segment_metadata, self._span_rows))
+        table = await self._run_blocking(lambda: table_of(decode_metadata_columns(snapshot.metadata), self._span_rows))
         return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
 
     def _names(self, bucket_key: str) -> _Names:
@@ -239,31 +235,29 @@ def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
 
 
 def _metadata_read(action: ReadMetadata, head: BucketSnapshotHead, span_rows: int) -> MetadataRead:
-    segments = decode_metadata(head.metadata)
-    ledger_ids = {ledger_id for segment in segments for ledger_id in segment.bitmaps}
-    ledgers = LedgerRange(min(ledger_ids), max(ledger_ids)) if ledger_ids else None
+    columns = decode_metadata_columns(head.metadata)
+    ledger_ids = columns.ledger_ids
+    ledgers = LedgerRange(int(ledger_ids.min()), int(ledger_ids.max())) if len(ledger_ids) else None
     # Spans are only as good as the segments that they are made of.
-    begins = [segment.deliver_at_ms_min for segment in segments]
-    ends = [segment.deliver_at_ms_max for segment in segments]
-    if any(begin < end for begin, end in zip(begins[1:], ends, strict=False)):
+    if (columns.first_times[1:] < columns.last_times[:-1]).any():
         raise SnapshotCorruptedError("its segments overlap in time", bucket_id=action.bucket_id)
-    table = table_of(segments, span_rows)
+    table = table_of(columns, span_rows)
     by_time = int(table.first_times.searchsorted(action.through_ms, "right"))
     by_rows = int(table.row_ends.searchsorted(action.row_count_max, "right"))
     by_segments = int(table.segment_ends.searchsorted(len(head.first_segments), "right"))
     kept = head.first_segments[: table.segments_before(min(by_time, by_rows, by_segments))]
     positions = None
-    if sum(len(segment.bitmaps) for segment in segments) <= BITMAPS_AT_ONCE_MAX:
-        positions = _positions_of(action.serial, 1, segments)
+    if len(ledger_ids) <= BITMAPS_AT_ONCE_MAX:
+        positions = _positions_of(action.serial, 1, columns)
     return MetadataRead(action.serial, head.info.length_bytes, table, ledgers, kept, positions)
 
 
 def positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
     """Return what entry 0 says of positions."""
-    return _positions_of(action.serial, action.first_segment, decode_metadata(data)[action.first_segment - 1 :])
+    return _positions_of(action.serial, action.first_segment, decode_metadata_columns(data))
 
 
-def _positions_of(serial: int, first_segment: int, segments: Sequence[SegmentMetadata]) -> PositionsRead:
-    bitmaps = merged_bitmaps(segments)
-    has_repeats = sum(segment.row_count for segment in segments) > sum(map(len, bitmaps.values()))
+def _positions_of(serial: int, first_segment: int, columns: MetadataColumns) -> PositionsRead:
+    bitmaps = columns.bitmaps_from(first_segment - 1)
+    has_repeats = columns.row_count_from(first_segment - 1) > sum(map(len, bitmaps.values()))
     return PositionsRead(serial, first_segment, bitmaps, has_repeats)
