@@ -16,8 +16,9 @@ What it does, without Spark:
 - `cancel_rows`: positions as bitmaps, and a bucket without some of its rows.
 - `batch_mark`: which batch of a stream an index has already.
 
-And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `merge` for too many buckets, `cancel` for
-messages that must not be delivered, `ingest` for a stream; `spark_tasks` and `session` under them.
+And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `merge` for too many buckets, `migrate` for
+another storage, `cancel` for messages that must not be delivered, `ingest` for a stream; `spark_tasks` and `session`
+under them.
 
 What is wrong: `audit`, and `audit_rows` for what its tasks compare.
 What is ahead: `forecast`, and `forecast_charts` for pictures of it.

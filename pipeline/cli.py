@@ -18,6 +18,7 @@ from pipeline.commands import Steps, examples, refusing
 from pipeline.commands import new_session as _session
 from pipeline.ingest_command import ingest
 from pipeline.merge_command import merge
+from pipeline.migrate_command import migrate
 
 if TYPE_CHECKING:
     from pipeline.forecast import Ahead
@@ -231,6 +232,7 @@ pipeline.add_command(audit)
 pipeline.add_command(cancel)
 pipeline.add_command(ingest)
 pipeline.add_command(merge)
+pipeline.add_command(migrate)
 
 if __name__ == "__main__":
     pipeline()

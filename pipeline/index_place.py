@@ -5,7 +5,7 @@ A location is a data directory of a service (its index is in `snapshots`), a Roc
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -92,28 +92,37 @@ def with_index(location: str, job: str, work: Callable[[BucketSnapshotStorage], 
     The folder may be in use. What its owner compacts away under a reader is there again for a new one, so a failure is
     tried once more with the index opened anew.
     """
+    return with_indexes((location,), job, work)
+
+
+def with_indexes(locations: Sequence[str], job: str, work: Callable[..., Awaitable[Result]]) -> Result:
+    """Do the same with several; one on S3 can be written to as well."""
+
+    async def main() -> Result:
+        return await work(*[await _kept_open(location, job) for location in locations])
+
     try:
-        return _kept_open(location, job).run(work)
+        return _runner().run(main())
     except SnapshotStorageError:
-        _kept_open.cache_clear()
-        return _kept_open(location, job).run(work)
+        _opened.clear()
+        return _runner().run(main())
 
 
-class _OpenIndex:
-    """A storage with an event loop of its own, for code that has none."""
-
-    def __init__(self, location: str) -> None:
-        self._runner = asyncio.Runner()
-        self._storage = open_index(location, is_read_only=True)
-        self._runner.run(self._storage.start())
-
-    def run(self, work: Callable[[BucketSnapshotStorage], Awaitable[Result]]) -> Result:
-        async def main() -> Result:
-            return await work(self._storage)
-
-        return self._runner.run(main())
+# What a worker process keeps from one task to the next: its one event loop, and what is open in it.
+_opened: dict[tuple[str, str], BucketSnapshotStorage] = {}
 
 
-@lru_cache(STORAGES_OPEN_MAX)
-def _kept_open(location: str, job: str) -> _OpenIndex:  # noqa: ARG001 - a later job sees what was written since
-    return _OpenIndex(location)
+@lru_cache(1)
+def _runner() -> asyncio.Runner:
+    return asyncio.Runner()
+
+
+async def _kept_open(location: str, job: str) -> BucketSnapshotStorage:
+    """Return the storage that this job has open already, if so: a later job sees what was written since."""
+    if (location, job) not in _opened:
+        storage = open_index(location, is_read_only=True)
+        await storage.start()
+        while len(_opened) >= STORAGES_OPEN_MAX:
+            _opened.pop(next(iter(_opened)))
+        _opened[location, job] = storage
+    return _opened[location, job]

@@ -12,7 +12,7 @@ run after the move finds nothing to do.
 
 import asyncio
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from pipeline.cursor_log import CursorLog, CursorName, selected
-from pipeline.index_place import cursor_folder, open_index, staging_place, with_index
+from pipeline.index_place import cursor_folder, open_index, staging_place, with_indexes
 from pipeline.s3_location import is_s3
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, as_they_come, attempt_name
 from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter
@@ -102,6 +102,8 @@ def migrate(
         LedgerError: The cursors cannot be read or written, or a service has them open; the index is as before.
         SnapshotStorageError: One of the storages cannot be opened, or does not answer; the same.
     """
+    if is_s3(source) == is_s3(target):
+        raise ValueError("one of the places must be on S3: `postdate snapshots copy` copies between two of a kind")
     folder, job, jobs = cursor_folder(data, None), uuid4().hex, SparkTasks(spark)
     with ExitStack() as stack:
         owners = stack.enter_context(CursorLog(folder))
@@ -110,17 +112,22 @@ def migrate(
         runner.run(there.start())
         stack.callback(lambda: runner.run(there.close()))
         names = selected(owners.names(), topics, cursors)
-        named = {bucket.bucket_id: name for name in names for bucket in read_properties(owners.properties(name)).buckets}
+        named = {
+            bucket.bucket_id: name for name in names for bucket in read_properties(owners.properties(name)).buckets
+        }
         report, wanted = runner.run(_find(source, there, named))
-        tasks = list(packed(wanted, jobs.cores * TASKS_PER_CORE))
+        if not wanted:
+            return report
         staging = stack.enter_context(StagingFolder(staging_place(target, folder), job))
         on_stage("copy", len(wanted))
+        tasks = list(packed(wanted, jobs.cores * TASKS_PER_CORE))
         work = partial(_move, source=source, target=target, job=job, staging=staging.path)
-        new_ids: dict[int, int] = runner.run(_stored(jobs, tasks, work, there, report, on_step))
+        new_ids = runner.run(_stored(as_they_come(jobs, tasks, work), there, report, on_step))
         if report.failed:
             return report
-        report.cursors_updated = _name(owners, names, new_ids)
-        runner.run(_clear(source, there, wanted, new_ids, report, deletes_source=deletes_source))
+        report.cursors_updated = _name_copies(owners, names, new_ids)
+        runner.run(_delete_leftovers(there, wanted, new_ids))
+        report.deleted = runner.run(_delete_source(source, new_ids)) if deletes_source else 0
     return report
 
 
@@ -130,23 +137,24 @@ async def _find(
     """Tell what is to be moved from what was moved before, and what is missing."""
     report = MigrateReport()
     in_target = await there.list_bucket_snapshots()
-    # One that a property names is no copy of another.
-    free = [info for info in in_target if named.get(info.bucket_id) != (info.topic_name, info.cursor_name)]
-    left = set(named) - {info.bucket_id for info in in_target} | {info.bucket_id for info in free}.intersection(named)
-    report.there_already = len(named) - len(left)
+    moved = {info.bucket_id for info in in_target if _is_named(info, named)}
+    left = set(named) - moved
+    report.there_already = len(moved)
     if not left:
         return report, []
     async with open_index(source, is_read_only=True) as here:
         infos = [
-            info
-            for info in await here.list_bucket_snapshots()
-            if info.bucket_id in left and named[info.bucket_id] == (info.topic_name, info.cursor_name)
+            info for info in await here.list_bucket_snapshots() if info.bucket_id in left and _is_named(info, named)
         ]
     for bucket_id in left - {info.bucket_id for info in infos}:
-        report.failed[bucket_id] = f"it is not in {source}: audit --repair makes it anew"
+        report.failed[bucket_id] = f"there is no such snapshot of {named[bucket_id]} in {source}"
     report.snapshots, report.length_bytes = len(infos), sum(info.length_bytes for info in infos)
-    candidates = matched(infos, free)
+    candidates = matched(infos, [info for info in in_target if info.bucket_id not in moved])
     return report, [SnapshotToMove(info, tuple(candidates[info.bucket_id])) for info in infos]
+
+
+def _is_named(info: BucketSnapshotInfo, named: Mapping[int, CursorName]) -> bool:
+    return named.get(info.bucket_id) == (info.topic_name, info.cursor_name)
 
 
 def packed(snapshots: Sequence[SnapshotToMove], count: int) -> Iterator[list[SnapshotToMove]]:
@@ -167,21 +175,114 @@ def packed(snapshots: Sequence[SnapshotToMove], count: int) -> Iterator[list[Sna
         yield task
 
 
-def _move(
-    snapshots: list[SnapshotToMove], *, source: str, target: str, job: str, staging: Path
-) -> list[MovedSnapshot]:
-    taken: set[int] = set()
-    moved = []
+def _move(snapshots: list[SnapshotToMove], *, source: str, target: str, job: str, staging: Path) -> list[MovedSnapshot]:
     with StagingWriter(staging, attempt_name()) as writer:
-        for snapshot in snapshots:
 
-            async def from_here(here: BucketSnapshotStorage, snapshot: SnapshotToMove = snapshot) -> MovedSnapshot:
-                async def to_there(there: BucketSnapshotStorage) -> MovedSnapshot:
-                    free = [one for one in snapshot.candidates if one not in taken]
-                    return await _move_one(here, there, snapshot.info, free, None if is_s3(target) else writer)
+        async def move(here: BucketSnapshotStorage, there: BucketSnapshotStorage) -> list[MovedSnapshot]:
+            taken: set[int] = set()
+            moved = []
+            for snapshot in snapshots:
+                free = [bucket_id for bucket_id in snapshot.candidates if bucket_id not in taken]
+                one = await move_one(here, there, snapshot.info, free, None if is_s3(target) else writer)
+                taken.update(() if one.new_id is None else (one.new_id,))
+                moved.append(one)
+            return moved
 
-                return await to_there(there)
+        return with_indexes((source, target), job, move)
 
-            moved.append(with_index(source, job, from_here))
-            taken.update(one.new_id for one in moved[-1:] if one.new_id is not None)
-    return moved
+
+async def move_one(
+    here: BucketSnapshotStorage,
+    there: BucketSnapshotStorage,
+    info: BucketSnapshotInfo,
+    candidates: Sequence[int],
+    staging: StagingWriter | None,
+) -> MovedSnapshot:
+    """Find the copy of a snapshot, or make it: there, or where there is a staging writer, for the driver to store.
+
+    Raises:
+        SnapshotStorageError: One of the storages does not answer.
+    """
+    try:
+        metadata = await here.get_bucket_snapshot_metadata(info.bucket_id)
+        new_id = await found_copy(here, there, info, metadata, candidates)
+        if new_id is not None:
+            return MovedSnapshot(info.bucket_id, new_id)
+        if staging is None:
+            return MovedSnapshot(info.bucket_id, await copy_snapshot(here, there, info, metadata), is_new=True)
+        segments = [segment async for _, piece in segment_pieces(here, info) for segment in piece]
+        row_count = sum(segment.row_count for segment in decode_metadata(metadata))
+    except (SnapshotCorruptedError, BucketNotFoundError) as error:
+        return MovedSnapshot(info.bucket_id, error=str(error))
+    staged = staging.put(
+        metadata,
+        segments,
+        topic=info.topic_name,
+        cursor=info.cursor_name,
+        bucket_key=info.bucket_key,
+        row_count=row_count,
+    )
+    return MovedSnapshot(info.bucket_id, is_new=True, staged=staged)
+
+
+async def _stored(
+    moved: AsyncIterator[MovedSnapshot], there: BucketSnapshotStorage, report: MigrateReport, on_step: OnStep
+) -> dict[int, int]:
+    """Store what tasks could not, and return the new id of each old one."""
+    new_ids = {}
+    async for one in moved:
+        if one.error:
+            report.failed[one.old_id] = one.error
+        else:
+            new_id = one.new_id
+            if new_id is None:
+                assert one.staged is not None
+                new_id = await _store(there, one.staged)
+            new_ids[one.old_id] = new_id
+            report.written += one.is_new
+        on_step(1)
+    return new_ids
+
+
+async def _store(there: BucketSnapshotStorage, staged: StagedSnapshot) -> int:
+    snapshot = await asyncio.to_thread(staged.read)
+    new_id = await there.create_bucket_snapshot(
+        snapshot.metadata,
+        snapshot.segments,
+        bucket_key=staged.bucket_key,
+        topic_name=staged.topic,
+        cursor_name=staged.cursor,
+    )
+    await check_copy(there, new_id, snapshot.metadata, [zlib.crc32(segment) for segment in snapshot.segments])
+    return new_id
+
+
+def _name_copies(owners: CursorLog, names: Sequence[CursorName], new_ids: Mapping[int, int]) -> int:
+    """Let every property that names a moved snapshot name the copy: all in one durable write, or none."""
+    changed = {}
+    for name in names:
+        properties = dict(owners.properties(name))
+        for bucket in read_properties(properties).buckets:
+            if bucket.bucket_id in new_ids:
+                properties[bucket.key] = str(new_ids[bucket.bucket_id])
+        if properties != owners.properties(name):
+            changed[name] = properties
+    if changed:
+        owners.put_properties(changed)
+    return len(changed)
+
+
+async def _delete_leftovers(
+    there: BucketSnapshotStorage, moved: Sequence[SnapshotToMove], new_ids: Mapping[int, int]
+) -> None:
+    """Delete copies that attempts of tasks have made and nobody took: of an interrupted run, or of speculation."""
+    copies = matched([snapshot.info for snapshot in moved], await there.list_bucket_snapshots())
+    for bucket_id in {one for ids in copies.values() for one in ids} - set(new_ids.values()):
+        await there.delete_bucket_snapshot(bucket_id)
+
+
+async def _delete_source(source: str, new_ids: Mapping[int, int]) -> int:
+    async with open_index(source) as here:
+        for old_id in new_ids:
+            await here.delete_bucket_snapshot(old_id)
+    return len(new_ids)

@@ -7,6 +7,7 @@ Secrets are not part of it, as a location ends up in logs and in Spark's plans: 
 AWS's own tools do (environment, profile, container, machine), on the driver and on each executor.
 """
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -47,8 +48,15 @@ class S3Location(NamedTuple):
         if self.endpoint is not None:
             parts = urlsplit(self.endpoint)
             options = {"endpoint_override": parts.netloc, "scheme": parts.scheme}
+            # By default a checksum follows each body in a trailer, which servers other than AWS may not take out of
+            # the stream (versitygw 1.8 answers what comes next with 400); pyarrow has no option for it.
+            os.environ.setdefault("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
         system = fs.S3FileSystem(
-            region=self.region, force_virtual_addressing=self.endpoint is not None and not self.is_path_style, **options
+            region=self.region,
+            force_virtual_addressing=self.endpoint is not None and not self.is_path_style,
+            # What is small is then one request and not three; an upload in parts would begin at once.
+            allow_delayed_open=True,
+            **options,
         )
         return system, f"{self.bucket}/{self.prefix}".rstrip("/")
 

@@ -12,6 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.session import find_java, local_session
+from tests.contract.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY
+
+S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}
 
 
 @contextmanager
@@ -21,7 +24,11 @@ def spark_session() -> Iterator[SparkSession]:
         if os.environ.get("CI"):
             pytest.fail("Spark needs Java, which CI must have")
         pytest.skip("Spark needs Java")
-    session = local_session(cores=2, name="postdate-tests", attempts_max=2)
+    with pytest.MonkeyPatch.context() as environment:
+        # Workers inherit what Java was started with; this process has it only in the tests that need it.
+        for name, value in S3_CREDENTIALS.items():
+            environment.setenv(name, value)
+        session = local_session(cores=2, name="postdate-tests", attempts_max=2)
     session.conf.set("spark.sql.shuffle.partitions", "4")
     try:
         yield session
