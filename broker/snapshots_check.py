@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from broker.config import BrokerConfig
 from broker.snapshots_place import Filter, Place, Summary, open_place, readable_segments
 from snapshot_storage.codec import decode_segment
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageCorruptedError,
+)
 from snapshot_storage.inspection import (
     Problem,
     ProblemKind,
@@ -92,11 +97,12 @@ async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int 
 
 
 async def _infos(place: Place, which: Filter) -> tuple[list[BucketSnapshotInfo], list[Problem]]:
-    """List the snapshots; where one header is damaged, those that can be found by the ids in the properties."""
+    """List the snapshots; where headers are damaged, those that can be found by the ids in the properties."""
+    problems = [_damage(error) for error in await place.storage.find_damage()]
     try:
-        return await place.infos(which), []
-    except SnapshotCorruptedError as error:
-        problems = [Problem(ProblemKind.DAMAGED, error.bucket_id, "", "", str(error))]
+        return await place.infos(which), problems
+    except (SnapshotCorruptedError, StorageCorruptedError) as error:
+        problems.append(_damage(error))
     infos: list[BucketSnapshotInfo] = []
     for one in await place.properties(which):
         try:
@@ -105,6 +111,11 @@ async def _infos(place: Place, which: Filter) -> tuple[list[BucketSnapshotInfo],
         except (BucketNotFoundError, SnapshotCorruptedError):
             continue
     return infos, problems
+
+
+def _damage(error: SnapshotStorageError) -> Problem:
+    bucket_id = error.bucket_id if isinstance(error, SnapshotCorruptedError) else None
+    return Problem(ProblemKind.DAMAGED, bucket_id, "", "", str(error))
 
 
 async def _check_snapshot(place: Place, summary: Summary, verdict: Verdict) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from managed_ledger import keys
 from managed_ledger.cursor_records import encode_properties
 from managed_ledger.database import RocksDatabase
-from managed_ledger.errors import CursorNotFoundError, StoreCorruptedError
+from managed_ledger.errors import CursorNotFoundError, StoreCorruptedError, StoreUnavailableError
 from managed_ledger.keys import Family
 
 _WRITE_BUFFER_BYTES = 2**20
@@ -54,7 +54,19 @@ class CursorPropertiesFolder:
 
         Raises:
             StoreCorruptedError: They are not readable.
+            StoreUnavailableError: The disk refuses, or the folder changes all the time.
         """
+        try:
+            return self._read()
+        except StoreUnavailableError:
+            if not self._is_read_only:
+                raise
+            # The service has compacted away what was open here: as it is now, it is there.
+            self._database.release()
+            self._database = RocksDatabase.open_read_only(self._path)
+            return self._read()
+
+    def _read(self) -> dict[CursorName, dict[str, str]]:
         try:
             return {name: self._read_one(cursor_id) for name, cursor_id in self._cursor_ids().items()}
         except ValueError as error:

@@ -57,6 +57,10 @@ BLOCK_CACHE_BYTES = 16 * 2**20
 """RocksDB's own cache; small, since decoded blocks are cached above it."""
 READ_ONLY_BUFFER_BYTES = 32 * 2**20
 """Memory in which a reader replays the write-ahead log; it writes nothing."""
+READ_ONLY_TRIES = 5
+"""How often a reader opens a folder that seems damaged, as a service may be changing it."""
+READ_ONLY_PAUSE_S = 0.1
+"""How long a reader waits in between; longer than a flush of a service takes."""
 
 
 class RowIterator(Protocol):
@@ -144,9 +148,10 @@ class RocksBatch:
 class RocksDatabase:
     """See `Database`; `open` makes one."""
 
-    def __init__(self, database: Rdict, path: Path, monotonic: Callable[[], float]) -> None:
+    def __init__(self, database: Rdict, path: Path, monotonic: Callable[[], float], *, is_shared: bool = False) -> None:
         self._database = database
         self._path = path
+        self._is_shared = is_shared
         self._monotonic = monotonic
         self._marked_at = monotonic()
         self._families = {family: database.get_column_family(family) for family in Family}
@@ -186,18 +191,34 @@ class RocksDatabase:
         return self
 
     @classmethod
-    def open_read_only(cls, path: Path) -> "RocksDatabase":
+    def open_read_only(cls, path: Path, *, pause: Callable[[float], None] = time.sleep) -> "RocksDatabase":
         """Open the folder to read what is durable in it now; it may be in use, and nothing in it changes.
 
-        What is compacted away meanwhile can become unreadable: then open it again. Only `get`, `rows`, `scan` and
-        `release` may be called.
+        Who has it open may remove a file between two looks at it. So what seems damaged is looked at again, a few
+        times. What is compacted away later can become unreadable: then `StoreUnavailableError` says so, and it is to be
+        opened again. Only `get`, `rows`, `scan` and `release` may be called.
+
+        Args:
+            path: The folder.
+            pause: Waits for so many seconds before the next look.
 
         Raises:
             StoreCorruptedError: It is damaged, or not a log of Postdate.
             StoreVersionError: Its format is another.
-            StoreUnavailableError: It cannot be read.
+            StoreUnavailableError: It cannot be read, or changes all the time.
         """
-        with _mapped(path, "read the log"):
+        for _ in range(READ_ONLY_TRIES - 1):
+            try:
+                return cls._open_read_only_once(path)
+            except (StoreCorruptedError, StoreUnavailableError):
+                if not (path / MARKER_FILE).exists():
+                    raise
+                pause(READ_ONLY_PAUSE_S)
+        return cls._open_read_only_once(path)
+
+    @classmethod
+    def _open_read_only_once(cls, path: Path) -> "RocksDatabase":
+        with _mapped(path, "read the log", is_shared=True):
             marker = _read_marker(path)
             if marker is None:
                 raise StoreUnavailableError(
@@ -209,9 +230,9 @@ class RocksDatabase:
                 column_families=_family_options(READ_ONLY_BUFFER_BYTES),
                 access_type=AccessType.read_only(),
             )
-        self = cls(database, path, time.monotonic)
+        self = cls(database, path, time.monotonic, is_shared=True)
         try:
-            with _mapped(path, "check the log"):
+            with _mapped(path, "check the log", is_shared=True):
                 self._check_read(marker)
         except LedgerError:
             self.release()
@@ -231,7 +252,7 @@ class RocksDatabase:
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See base."""
-        with _mapped(self._path, "read the log"):
+        with _mapped(self._path, "read the log", is_shared=self._is_shared):
             value: bytes | None = self._families[family].get(key)
             return value
 
@@ -239,10 +260,10 @@ class RocksDatabase:
     def rows(self, family: Family) -> Iterator[RowIterator]:
         """See base."""
         # What the caller's own code raises in between is not RocksDB's, so it is left alone.
-        with _mapped(self._path, f"read {family} of the log"):
+        with _mapped(self._path, f"read {family} of the log", is_shared=self._is_shared):
             rows = self._families[family].iter()
         yield rows
-        with _mapped(self._path, f"read {family} of the log"):
+        with _mapped(self._path, f"read {family} of the log", is_shared=self._is_shared):
             rows.status()
 
     def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -381,7 +402,7 @@ def _advice(path: Path, what: str) -> str:
 
 
 @contextmanager
-def _mapped(path: Path, doing: str, *, advice: str = "") -> Iterator[None]:
+def _mapped(path: Path, doing: str, *, advice: str = "", is_shared: bool = False) -> Iterator[None]:
     """Turn what RocksDB raises (plain `Exception` with a text) into our errors."""
     try:
         yield
@@ -391,10 +412,15 @@ def _mapped(path: Path, doing: str, *, advice: str = "") -> Iterator[None]:
         raise StoreUnavailableError(f"Cannot {doing} in {path}: {error}{advice}") from error
     # rocksdict has no class of its own for what RocksDB reports.
     except Exception as error:
-        raise _error_of(str(error), path, doing, advice) from error
+        raise _error_of(str(error), path, doing, advice, is_shared=is_shared) from error
 
 
-def _error_of(text: str, path: Path, doing: str, advice: str) -> LedgerError:
+def _error_of(text: str, path: Path, doing: str, advice: str, *, is_shared: bool) -> LedgerError:
+    if is_shared and "No such file" in text:
+        return StoreUnavailableError(
+            f"Cannot {doing} in {path}: who has it open changed it meanwhile, so read it again. If nobody has, it is "
+            f"damaged; RocksDB reports: {text}"
+        )
     if "lock hold by current process" in text or "LOCK: Resource temporarily unavailable" in text:
         return StoreLockedError(
             f"Cannot {doing} in {path}: it is in use by another process. Stop that one, or choose another folder"

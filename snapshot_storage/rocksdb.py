@@ -6,6 +6,7 @@ lock while it works.
 
 from pathlib import Path
 
+from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.rocksdb_database import RocksDBMemory
 from snapshot_storage.rocksdb_folder import RocksDBFolder
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
@@ -35,6 +36,10 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
 
     def _open_snapshots(self) -> RocksDBFolder:
         return RocksDBFolder.open(self._path, memory=self._memory, is_read_only=self._is_read_only)
+
+    async def find_damage(self) -> list[SnapshotStorageError]:
+        """See base: headers, which are there twice."""
+        return list(await self._run("check the headers", lambda folder: folder.header_damage()))
 
     async def checkpoint(self, path: Path) -> None:
         """Make a backup: another folder with what is here now, which a storage can open.

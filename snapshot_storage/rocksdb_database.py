@@ -69,10 +69,41 @@ class RocksDBMemory:
             raise ValueError(f"buffers and cache of RocksDB need 64 KiB or more: {self}")
 
 
-def open_database(path: Path, *, memory: RocksDBMemory, is_read_only: bool) -> Rdict:
-    """Open the folder's database; read-only sees it as it is at this moment, also beside a writer."""
-    access = AccessType.read_only(False) if is_read_only else AccessType.read_write()
-    return Rdict(str(path), _options(memory), access_type=access)
+def open_database(path: Path, index: str, *, memory: RocksDBMemory, is_read_only: bool) -> Rdict:
+    """Open the folder's database, with a column family of this name unless it is only read.
+
+    Read-only sees it as it is at this moment, also beside a writer.
+    """
+    options = _options(memory)
+    if is_read_only:
+        # An old folder has no such family, and naming what is missing is refused: all that are there are opened.
+        return Rdict(str(path), options, access_type=AccessType.read_only(False))
+    options.create_missing_column_families(True)
+    return Rdict(str(path), options, column_families={index: _options(memory)})
+
+
+def column_family(database: Rdict, name: str) -> Rdict | None:
+    """Return an open column family, None where there is none of this name."""
+    try:
+        return database.get_column_family(name)
+    except Exception as error:
+        # Rocksdict raises plain exceptions.
+        if "does not exist" not in str(error):
+            raise
+        return None
+
+
+def names_missing_manifest(path: Path) -> bool:
+    """Whether the folder says where its list of files is, and there is none.
+
+    Beside a writer this may be so for a moment: then the next look finds another name.
+    """
+    try:
+        name = (path / "CURRENT").read_text()
+        is_there = (path / name.strip()).is_file()
+        return not is_there and (path / "CURRENT").read_text() == name
+    except (OSError, ValueError):
+        return False
 
 
 def _options(memory: RocksDBMemory) -> Options:
@@ -118,8 +149,23 @@ class Place:
 
 
 @contextmanager
-def mapped(operation: str, path: Path, *, bucket_id: int | None = None, entry: int | None = None) -> Iterator[Place]:
-    """Turn what rocksdict raises into our errors, with what was being done."""
+def mapped(
+    operation: str,
+    path: Path,
+    *,
+    bucket_id: int | None = None,
+    entry: int | None = None,
+    is_shared: bool = False,
+) -> Iterator[Place]:
+    """Turn what rocksdict raises into our errors, with what was being done.
+
+    Args:
+        operation: What is being done.
+        path: In which folder.
+        bucket_id: To which snapshot.
+        entry: To which entry of it.
+        is_shared: Whether another process may change the folder meanwhile, and remove files that are still looked for.
+    """
     place = Place(bucket_id, entry)
     try:
         yield place
@@ -133,7 +179,11 @@ def mapped(operation: str, path: Path, *, bucket_id: int | None = None, entry: i
         reason = str(error)
         if "lock hold by current process" in reason or "Resource temporarily unavailable" in reason:
             raise StorageLockedError(str(path)) from error
-        if not reason.startswith("Corruption"):
+        is_missing = "No such file" in reason
+        if is_missing and is_shared:
+            reason = f"the service that has it open changed it meanwhile: read it again ({reason})"
+            raise StorageUnavailableError(f"cannot {operation} in {path}: {reason}") from error
+        if not is_missing and not reason.startswith("Corruption"):
             raise StorageUnavailableError(f"cannot {operation} in {path}: {reason}") from error
         if place.bucket_id is None:
             raise StorageCorruptedError(str(path), reason) from error

@@ -1,15 +1,19 @@
 """One RocksDB folder of snapshots, with blocking calls that any thread may make.
 
-The layout is in `rocksdb_layout`, how a snapshot comes to be in `rocksdb_writing`, and what rocksdict does to
-whoever trusts it in `rocksdb_database`. A damaged manifest can open as an empty database without an error:
-the format key is the proof that this did not happen.
+The layout is in `rocksdb_layout`, headers are read and written in `rocksdb_headers`, how a snapshot comes to be in
+`rocksdb_writing`, and what rocksdict does to whoever trusts it in `rocksdb_database`. A damaged manifest can open as an
+empty database without an error: the format key is the proof that this did not happen.
+
+Beside a writer a folder changes while it is being opened: its tables and its log are read one after the other, and a
+file may go in between. So what looks like damage to a reader is looked at again, a few times.
 """
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from rocksdict import Checkpoint, Rdict, WriteBatch, WriteOptions
 
@@ -23,21 +27,26 @@ from snapshot_storage.errors import (
     StorageReadOnlyError,
     StorageUnavailableError,
 )
-from snapshot_storage.rocksdb_database import BLOCK_BYTES, RocksDBMemory, mapped, open_database, scan
+from snapshot_storage.recently_used import RecentlyUsed
+from snapshot_storage.rocksdb_database import (
+    BLOCK_BYTES,
+    RocksDBMemory,
+    mapped,
+    names_missing_manifest,
+    open_database,
+    scan,
+)
+from snapshot_storage.rocksdb_headers import Damage, RocksDBHeaders
 from snapshot_storage.rocksdb_layout import (
     BUCKET_ID_RANGE,
     FORMAT,
-    FORMAT_KEY,
     FORMATS_READ,
-    NEXT_ID_KEY,
+    INDEX_FAMILY,
     StoredHeader,
-    bucket_id_in,
     checked_entry,
-    decode_header,
     entry_key,
-    header_key,
 )
-from snapshot_storage.rocksdb_writing import SnapshotWriting, put_removal
+from snapshot_storage.rocksdb_writing import SnapshotWriting
 from snapshot_storage.storage import (
     FIRST_SEGMENT_ENTRY,
     METADATA_ENTRY,
@@ -49,14 +58,25 @@ from snapshot_storage.storage import (
 log = logging.getLogger(__name__)
 
 
+# What a writer does to its files takes some milliseconds, and a slow disk's time.
+_READ_ONLY_TRIES: Final = 5
+_READ_ONLY_PAUSE_S: Final = 0.1
+
+# Of headers that were read, so that a segment is one read. Some 300 bytes, with Python's objects for them 600.
+_HEADER_CACHE_BYTES: Final = 2**20
+_HEADER_BYTES: Final = 600
+
+
 class RocksDBFolder:
     """An open folder. Reads run side by side, writes one after the other."""
 
     def __init__(self, path: Path, database: Rdict, *, is_read_only: bool) -> None:
-        """Take over a database that `open` has checked."""
+        """Take over a database that `open` checks."""
         self._path = path
         self._database = database
         self._is_read_only = is_read_only
+        self._headers = RocksDBHeaders(path, database, is_read_only=is_read_only)
+        self._known = RecentlyUsed[StoredHeader](_HEADER_CACHE_BYTES, lambda _: _HEADER_BYTES)
         self._synced = WriteOptions()
         self._synced.sync = True
         # Guards the next id, and with it the order of batches: the id that a batch stores never goes back.
@@ -64,16 +84,37 @@ class RocksDBFolder:
         self._next_bucket_id = first_bucket_id()
 
     @classmethod
-    def open(cls, path: Path, *, memory: RocksDBMemory, is_read_only: bool) -> Self:
+    def open(
+        cls, path: Path, *, memory: RocksDBMemory, is_read_only: bool, pause: Callable[[float], None] = time.sleep
+    ) -> Self:
         """Open the folder; create it unless it is only to be read.
+
+        Args:
+            path: The folder.
+            memory: How much memory to take.
+            is_read_only: Change nothing, and allow for someone else who does.
+            pause: Waits for so many seconds before a reader looks again.
 
         Raises:
             StorageLockedError: It is in use by another writer.
             SnapshotVersionError: Its layout is another one.
             StorageCorruptedError: It is damaged.
             StorageAccessError: It is only to be read, and there is none.
-            StorageUnavailableError: The disk refuses.
+            StorageUnavailableError: The disk refuses, or what is to be read changes all the time.
         """
+        for tries_left in reversed(range(_READ_ONLY_TRIES if is_read_only else 1)):
+            try:
+                return cls._open_once(path, memory=memory, is_read_only=is_read_only)
+            except (StorageCorruptedError, StorageUnavailableError) as error:
+                if not tries_left:
+                    if names_missing_manifest(path):
+                        raise StorageCorruptedError(str(path), "CURRENT names a file that is not there") from error
+                    raise
+                pause(_READ_ONLY_PAUSE_S)
+        raise AssertionError("there was no try")
+
+    @classmethod
+    def _open_once(cls, path: Path, *, memory: RocksDBMemory, is_read_only: bool) -> Self:
         try:
             if is_read_only and not (path / "CURRENT").exists():
                 raise StorageAccessError(
@@ -85,44 +126,39 @@ class RocksDBFolder:
         except OSError as error:
             raise StorageUnavailableError(f"cannot use the folder {path}: {error}") from error
 
-        with mapped("open the snapshots", path):
-            database = open_database(path, memory=memory, is_read_only=is_read_only)
+        with mapped("open the snapshots", path, is_shared=is_read_only):
+            database = open_database(path, INDEX_FAMILY, memory=memory, is_read_only=is_read_only)
             folder = cls(path, database, is_read_only=is_read_only)
         try:
-            with mapped("open the snapshots", path):
-                folder._check_format(has_tables)
-                if not is_read_only:
-                    folder._load_next_bucket_id()
-                    folder._remove_unfinished()
+            folder._check_format(has_tables)
+            if not is_read_only:
+                folder._next_bucket_id = folder._headers.next_bucket_id() or first_bucket_id()
+                for bucket_id in folder._headers.unfinished():
+                    folder._remove(bucket_id)
         except BaseException:
             folder.close()
             raise
         return folder
 
     def _check_format(self, has_tables: bool) -> None:
-        found = self._database.get(FORMAT_KEY)
+        found = self._headers.format()
         if found is not None and found not in FORMATS_READ:
             supported = " or ".join(known.decode() for known in FORMATS_READ)
             raise SnapshotVersionError(str(self._path), found=found.decode(errors="replace"), supported=supported)
         if found is None and has_tables:
             raise StorageCorruptedError(str(self._path), "there are tables, but the database came up empty")
         if found != FORMAT and not self._is_read_only:
-            self._database.put(FORMAT_KEY, FORMAT, self._synced)
-
-    def _load_next_bucket_id(self) -> None:
-        stored = self._database.get(NEXT_ID_KEY)
-        if stored is not None:
-            self._next_bucket_id = int.from_bytes(stored)
-
-    def _remove_unfinished(self) -> None:
-        for key, _ in list(scan(self._database, b"w", b"x")):
-            self._remove(bucket_id_in(key))
+            batch = WriteBatch(raw_mode=True)
+            with mapped("make the index", self._path):
+                self._headers.put_format(batch)
+                self._database.write(batch, self._synced)
 
     def close(self) -> None:
         """Let go of the folder; no other call may be running or follow."""
         # RocksDB keeps its log at close: a flush is not for safety, but the next start then has nothing to
         # replay.
-        steps = (self._database.close,) if self._is_read_only else (self._database.flush, self._database.close)
+        flush = () if self._is_read_only else (self._database.flush,)
+        steps: tuple[Callable[[], None], ...] = (*flush, self._headers.close, self._database.close)
         for step in steps:
             try:
                 with mapped("close the snapshots", self._path):
@@ -152,7 +188,13 @@ class RocksDBFolder:
         """Begin a snapshot that comes piece by piece."""
         self._check_writable("create a snapshot")
         return SnapshotWriting(
-            self._write, self._new_bucket_id, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
+            self._write,
+            self._headers.put,
+            self._headers.put_removal,
+            self._new_bucket_id,
+            bucket_key=bucket_key,
+            topic_name=topic_name,
+            cursor_name=cursor_name,
         )
 
     def _new_bucket_id(self) -> int:
@@ -163,7 +205,7 @@ class RocksDBFolder:
 
     def _write(self, batch: WriteBatch, *, is_synced: bool) -> None:
         with self._write_lock, mapped("write", self._path):
-            batch.put(NEXT_ID_KEY, self._next_bucket_id.to_bytes(8))
+            self._headers.put_next_bucket_id(batch, self._next_bucket_id)
             # In two calls: while rocksdict writes no other Python thread runs, while it flushes they do.
             self._database.write(batch)
             if is_synced:
@@ -171,20 +213,22 @@ class RocksDBFolder:
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return header and metadata; a snapshot that fits one block comes whole, as it is read whole."""
-        header = self._header(bucket_id)
+        header = self._known_header(bucket_id)
         last_entry = header.info.segment_count if header.info.length_bytes <= BLOCK_BYTES else METADATA_ENTRY
         metadata, *segments = self._read_entries(header, METADATA_ENTRY, last_entry)
         return BucketSnapshotHead(header.info, metadata, segments)
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""
-        return self._read_entries(self._header(bucket_id), METADATA_ENTRY, METADATA_ENTRY)[0]
+        return self._read_entries(self._known_header(bucket_id), METADATA_ENTRY, METADATA_ENTRY)[0]
 
     def read_segments(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
         """Return the segments of this range that exist."""
-        header = self._header(bucket_id)
+        header = self._known_header(bucket_id)
         last_entry = min(last_entry, header.info.segment_count)
         if first_entry > last_entry:
+            # No bytes to read, but whether there still is such a snapshot is a question for the database.
+            self._header(bucket_id)
             return []
         assert first_entry >= FIRST_SEGMENT_ENTRY
         return self._read_entries(header, first_entry, last_entry)
@@ -194,7 +238,9 @@ class RocksDBFolder:
         bucket_id = header.info.bucket_id
         begin, end = entry_key(bucket_id, first_entry), entry_key(bucket_id, last_entry + 1)
         payloads: list[bytes] = []
-        with mapped("read a snapshot", self._path, bucket_id=bucket_id, entry=first_entry) as place:
+        with mapped(
+            "read a snapshot", self._path, bucket_id=bucket_id, entry=first_entry, is_shared=self._is_read_only
+        ) as place:
             for key, stored in self._get(begin) if first_entry == last_entry else scan(self._database, begin, end):
                 expected = entry_key(bucket_id, first_entry + len(payloads))
                 if key != expected:
@@ -216,35 +262,45 @@ class RocksDBFolder:
         """Return what the header says."""
         return self._header(bucket_id).info
 
+    def _known_header(self, bucket_id: int) -> StoredHeader:
+        """Return the header, from memory where it was read before; reading entries finds out if they are gone."""
+        return self._known.get(bucket_id) or self._header(bucket_id)
+
     def _header(self, bucket_id: int) -> StoredHeader:
-        stored = None
-        if bucket_id in BUCKET_ID_RANGE:
-            with mapped("read a snapshot", self._path, bucket_id=bucket_id):
-                stored = self._database.get(header_key(bucket_id))
-        if stored is None:
+        self._known.drop(bucket_id)
+        if bucket_id not in BUCKET_ID_RANGE:
             raise BucketNotFoundError(bucket_id)
-        return decode_header(bucket_id, stored)
+        header = self._headers.get(bucket_id)
+        self._known.put(bucket_id, header)
+        return header
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot if it is there; also one whose header is damaged."""
         self._check_writable("delete a snapshot")
         if bucket_id not in BUCKET_ID_RANGE:
             return
-        with mapped("delete a snapshot", self._path, bucket_id=bucket_id):
-            if self._database.get(header_key(bucket_id)) is None:
-                return
-        self._remove(bucket_id)
+        info: BucketSnapshotInfo | None = None
+        try:
+            info = self._headers.get(bucket_id).info
+        except BucketNotFoundError:
+            return
+        except SnapshotCorruptedError as error:
+            log.warning("deleting a snapshot that is damaged: %s", error)
+        self._remove(bucket_id, info)
+        self._known.drop(bucket_id)
 
-    def _remove(self, bucket_id: int) -> None:
+    def _remove(self, bucket_id: int, info: BucketSnapshotInfo | None = None) -> None:
         batch = WriteBatch(raw_mode=True)
-        put_removal(batch, bucket_id)
+        self._headers.put_removal(batch, bucket_id, info)
         self._write(batch, is_synced=True)
 
     def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
         """Return what the headers of this topic and cursor say, in order of id."""
-        with mapped("list snapshots", self._path):
-            headers = [decode_header(bucket_id_in(key), header) for key, header in scan(self._database, b"h", b"i")]
-        return [header.info for header in headers if header.info.belongs_to(topic_name, cursor_name)]
+        return self._headers.infos(topic_name, cursor_name)
+
+    def header_damage(self) -> Sequence[Damage]:
+        """Return what is wrong with headers, also where a second copy of them is read instead."""
+        return self._headers.damage()
 
     def checkpoint(self, path: Path) -> None:
         """Make a folder that holds what this one holds now; files are shared by hard links where possible.
@@ -260,5 +316,5 @@ class RocksDBFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageUnavailableError(f"cannot make a checkpoint in {path}: {error}") from error
-        with mapped("make a checkpoint", path):
+        with mapped("make a checkpoint", path, is_shared=True):
             Checkpoint(self._database).create_checkpoint(str(path))

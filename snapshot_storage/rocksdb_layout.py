@@ -6,17 +6,27 @@
     e id entry          an entry, as it was given, and its CRC32C
     w id                a snapshot is being written piece by piece: what is there of it is not whole
 
+and in a column family of its own, `index`, which is in other files and so in other blocks:
+
+    format, next        the same once more
+    i topic cursor id   the header once more, under 4 bytes of hash of each name
+
+The index lists the snapshots of a topic or a cursor without a look at those of others. It is also what is read where a
+block is damaged that holds headers, and the other way round: a block has many, and one flipped bit must not cost more
+than the entries that are in it.
+
 Ids are 8 bytes and entries 4, big endian, so that one range scan reads a bucket in order. A CRC32C covers the
 key with the value, so that a value under another's key is found out too. RocksDB checks a checksum for each
 block it reads and each record of its log; ours reaches from the caller that gave the bytes to the one that
 gets them, over memory, compression and cache.
 
-Version 1 had no checksums of its own, and its headers began with `{`. Both kinds of snapshots may be in one
-folder and are read; what is written is version 2.
+Version 1 had no checksums of its own, and its headers began with `{`. Version 2 had no index. Snapshots of each may be
+in one folder and are read; what is written is version 3, and opening an older folder to write makes its index.
 """
 
 import json
 import struct
+import zlib
 from typing import NamedTuple
 
 import google_crc32c
@@ -25,8 +35,9 @@ from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo
 
 FORMAT_KEY = b"format"
-FORMAT = b"postdate snapshots 2"
-FORMATS_READ = (b"postdate snapshots 1", FORMAT)
+FORMAT = b"postdate snapshots 3"
+FORMATS_READ = (b"postdate snapshots 1", b"postdate snapshots 2", FORMAT)
+INDEX_FAMILY = "index"
 NEXT_ID_KEY = b"next"
 BUCKET_ID_MAX = 2**63 - 1
 BUCKET_ID_RANGE = range(BUCKET_ID_MAX + 1)
@@ -34,6 +45,7 @@ BUCKET_ID_RANGE = range(BUCKET_ID_MAX + 1)
 _HEADER_MARK = b"\x02"
 _OLD_HEADER_MARK = b"{"
 _CHECKSUM_BYTES = 4
+_INDEX_KEY_BYTES = 1 + 4 + 4 + 8
 
 
 class StoredHeader(NamedTuple):
@@ -47,6 +59,27 @@ class StoredHeader(NamedTuple):
 def header_key(bucket_id: int) -> bytes:
     """Return the key of a snapshot's header."""
     return b"h" + bucket_id.to_bytes(8)
+
+
+def index_range(topic_name: str | None, cursor_name: str | None) -> tuple[bytes, bytes]:
+    """Return the keys of the index between which those of a topic or a cursor are, the second one excluded.
+
+    Some others' may be there, too.
+    """
+    if topic_name is None:
+        return b"i", b"j"
+    begin = b"i" + _hash(topic_name) + (b"" if cursor_name is None else _hash(cursor_name))
+    return begin, begin + b"\xff" * (_INDEX_KEY_BYTES + 1 - len(begin))
+
+
+def index_key(info: BucketSnapshotInfo) -> bytes:
+    """Return the key of a snapshot in the index."""
+    return b"i" + _hash(info.topic_name) + _hash(info.cursor_name) + info.bucket_id.to_bytes(8)
+
+
+def indexed_id(key: bytes) -> int:
+    """Return the bucket id in a key of the index."""
+    return int.from_bytes(key[_INDEX_KEY_BYTES - 8 :])
 
 
 def unfinished_key(bucket_id: int) -> bytes:
@@ -113,6 +146,11 @@ def decode_header(bucket_id: int, stored: bytes) -> StoredHeader:
         return StoredHeader(BucketSnapshotInfo(bucket_id=bucket_id, **json.loads(header)), has_checksums)
     except (TypeError, ValueError) as error:
         raise SnapshotCorruptedError(f"its header is not readable: {error}", bucket_id=bucket_id) from error
+
+
+def _hash(name: str) -> bytes:
+    # Names may hold what is no text to others; any bytes do, as long as they are the same every time.
+    return zlib.crc32(name.encode("utf-8", "surrogatepass")).to_bytes(4)
 
 
 def _checksum(key: bytes, value: bytes) -> bytes:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from rocksdict import WriteBatch
 
-from snapshot_storage.rocksdb_layout import encode_header, entry_key, header_key, unfinished_key, with_checksum
+from snapshot_storage.rocksdb_layout import entry_key, unfinished_key, with_checksum
 from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotInfo
 
 # More than any usual snapshot has: 50,000 rows are about 1 MiB. No other thread runs while the database takes a
@@ -31,12 +31,28 @@ class WriteBatches(Protocol):
         """Return when the batch is in the log, and on the disk if it is synced."""
 
 
+class HeaderPut(Protocol):
+    """Adds to a batch what makes a snapshot exist."""
+
+    def __call__(self, batch: WriteBatch, info: BucketSnapshotInfo) -> None:
+        """Put its header, wherever headers are."""
+
+
+class Removal(Protocol):
+    """Adds to a batch what removes every trace of a snapshot."""
+
+    def __call__(self, batch: WriteBatch, bucket_id: int, info: BucketSnapshotInfo | None) -> None:
+        """Remove it; `info` is what its header says, None where there is none."""
+
+
 class SnapshotWriting:
     """Collects one snapshot. Its methods may come from different threads, and then take turns."""
 
     def __init__(
         self,
         write: WriteBatches,
+        put_header: HeaderPut,
+        put_removal: Removal,
         new_bucket_id: Callable[[], int],
         *,
         bucket_key: str,
@@ -44,6 +60,8 @@ class SnapshotWriting:
         cursor_name: str,
     ) -> None:
         self._write = write
+        self._put_header = put_header
+        self._put_removal = put_removal
         self._names = (bucket_key, topic_name, cursor_name)
         self._new_bucket_id = new_bucket_id
         self._bucket_id: int | None = None
@@ -67,8 +85,7 @@ class SnapshotWriting:
         """Make the snapshot visible and return its id."""
         with self._turn:
             bucket_id = self._put(METADATA_ENTRY, metadata)
-            info = BucketSnapshotInfo(bucket_id, *self._names, self._segment_count, self._length_bytes)
-            self._batch.put(header_key(bucket_id), encode_header(info))
+            self._put_header(self._batch, self._info(bucket_id))
             self._batch.delete(unfinished_key(bucket_id))
             # 2. It becomes visible, whole.
             self._write_batch(is_synced=True)
@@ -80,8 +97,11 @@ class SnapshotWriting:
             self._is_aborted = True
             if self._bucket_id is not None and self._is_in_database:
                 batch = WriteBatch(raw_mode=True)
-                put_removal(batch, self._bucket_id)
+                self._put_removal(batch, self._bucket_id, self._info(self._bucket_id))
                 self._write(batch, is_synced=True)
+
+    def _info(self, bucket_id: int) -> BucketSnapshotInfo:
+        return BucketSnapshotInfo(bucket_id, *self._names, self._segment_count, self._length_bytes)
 
     def _put(self, entry: int, payload: bytes) -> int:
         assert not self._is_aborted
@@ -103,10 +123,3 @@ class SnapshotWriting:
         self._is_in_database = True
         self._write(self._batch, is_synced=is_synced)
         self._batch, self._batch_bytes = WriteBatch(raw_mode=True), 0
-
-
-def put_removal(batch: WriteBatch, bucket_id: int) -> None:
-    """Add to a batch what removes every trace of a snapshot."""
-    batch.delete(header_key(bucket_id))
-    batch.delete(unfinished_key(bucket_id))
-    batch.delete_range(entry_key(bucket_id, METADATA_ENTRY), entry_key(bucket_id + 1, METADATA_ENTRY))

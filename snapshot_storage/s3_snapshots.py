@@ -6,11 +6,8 @@ fit. Where segments lie is remembered in a cache of bounded size, so that readin
 """
 
 import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
@@ -27,6 +24,7 @@ from snapshot_storage.object_format import (
     decode_object_info,
     object_extent,
 )
+from snapshot_storage.recently_used import RecentlyUsed
 from snapshot_storage.s3_client import Piece, S3Client
 from snapshot_storage.s3_config import S3Config
 from snapshot_storage.s3_layout import Serials, bucket_id_of, list_prefix, marked_id, marks_prefix, object_key
@@ -63,8 +61,8 @@ class S3Snapshots:
         self._is_read_only = is_read_only
         self._head_bytes = config.head_bytes
         self._serials = Serials()
-        self._heads = _RecentlyUsed[ObjectHead](config.table_cache_bytes, _head_bytes)
-        self._infos = _RecentlyUsed[BucketSnapshotInfo](_INFO_CACHE_BYTES, lambda _: _OBJECT_BYTES)
+        self._heads = RecentlyUsed[ObjectHead](config.table_cache_bytes, _head_bytes)
+        self._infos = RecentlyUsed[BucketSnapshotInfo](_INFO_CACHE_BYTES, lambda _: _OBJECT_BYTES)
         self._client = S3Client(config)
         try:
             # Whether the bucket can be used at all is asked now, not when the first snapshot is due.
@@ -220,40 +218,3 @@ class S3Snapshots:
 
 def _head_bytes(head: ObjectHead) -> int:
     return head.table.nbytes + _OBJECT_BYTES
-
-
-_Value = TypeVar("_Value")
-
-
-class _RecentlyUsed(Generic[_Value]):
-    """What was used last, by bucket id, up to a number of bytes; for any thread."""
-
-    def __init__(self, bytes_max: int, size_bytes: Callable[[_Value], int]) -> None:
-        self._bytes_max = bytes_max
-        self._size_bytes = size_bytes
-        self._bytes = 0
-        self._values: OrderedDict[int, _Value] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, bucket_id: int) -> _Value | None:
-        with self._lock:
-            if bucket_id in self._values:
-                self._values.move_to_end(bucket_id)
-            return self._values.get(bucket_id)
-
-    def put(self, bucket_id: int, value: _Value) -> None:
-        with self._lock:
-            self._drop(bucket_id)
-            self._values[bucket_id] = value
-            self._bytes += self._size_bytes(value)
-            while self._bytes > self._bytes_max:
-                self._drop(next(iter(self._values)))
-
-    def drop(self, bucket_id: int) -> None:
-        with self._lock:
-            self._drop(bucket_id)
-
-    def _drop(self, bucket_id: int) -> None:
-        value = self._values.pop(bucket_id, None)
-        if value is not None:
-            self._bytes -= self._size_bytes(value)

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from snapshot_storage.errors import SnapshotStorageError
+
 METADATA_ENTRY = 0
 FIRST_SEGMENT_ENTRY = 1
 
@@ -247,6 +249,13 @@ class BucketSnapshotStorage(ABC):
         Raises:
             SnapshotCorruptedError: The header of a snapshot is damaged, so that no one can say whose it is.
         """
+
+    async def find_damage(self) -> list[SnapshotStorageError]:
+        """Return what is damaged without that any other method says so, because there is a second copy of it.
+
+        A retry is always safe.
+        """
+        return []
 
     async def __aenter__(self) -> Self:
         await self.start()

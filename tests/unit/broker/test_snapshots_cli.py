@@ -219,6 +219,27 @@ def test_verify_names_everything_that_is_wrong(data: Data) -> None:
     assert "Checked 4 snapshots, 29 segments" in text
 
 
+@pytest.mark.parametrize("is_both", [False, True])
+def test_verify_goes_on_where_headers_are_damaged(data: Data, is_both: bool) -> None:
+    """A whole block of them: all snapshots are found by the second copy, or else by the cursors' properties."""
+    database = Rdict(str(data.path / "snapshots"), Options(raw_mode=True))
+    index = database.get_column_family("index")
+    for family in [database, index] if is_both else [database]:
+        for key in [key for key in family.keys() if key[:1] in b"hi"]:  # noqa: SIM118 (no dictionary)
+            family[key] = b"\x02" + family[key][2:]
+    index.close()
+    database.close()
+    del index, family
+
+    result = data.run("verify", "--second-look", "0")
+
+    assert result.exit_code == 1
+    assert result.stderr == ""
+    for bucket_id in data.ids:
+        assert f"damaged  {bucket_id}" in result.stdout
+    assert ("Checked 0 snapshots" if is_both else "Checked 3 snapshots, 30 segments") in result.stdout
+
+
 def test_verify_of_one_topic_minds_its_own_business(data: Data) -> None:
     data.damage(data.ids[2], 1)
 

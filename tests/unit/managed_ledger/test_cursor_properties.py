@@ -1,7 +1,7 @@
 """The properties of all cursors, read beside a service and changed without one."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,34 @@ def test_they_are_read_beside_the_store_and_after_it(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert _read(tmp_path) == {name: PROPERTIES[name] for name in PROPERTIES if name.managed_ledger == "orders"}
+
+
+def test_what_was_compacted_away_since_it_was_opened_is_read_anew(tmp_path: Path) -> None:
+    """Once; when it is still away then, the caller is told, and closing does no harm."""
+
+    class Away:
+        def scan(self, *_: object) -> Iterator[tuple[bytes, bytes]]:
+            raise StoreUnavailableError("changed meanwhile")
+
+        def release(self) -> None:
+            released.append(True)
+
+    async def fill() -> None:
+        await (await _filled(tmp_path)).close()
+
+    released: list[bool] = []
+    asyncio.run(fill())
+    with CursorPropertiesFolder(tmp_path, is_read_only=True) as folder:
+        folder._database.release()
+        folder._database = Away()  # type: ignore[assignment]
+        assert folder.read() == PROPERTIES
+        assert released == [True]
+        manifest = next(tmp_path.glob("MANIFEST-*"))
+        manifest.rename(tmp_path / "away")
+        folder._database.release()
+        folder._database = Away()  # type: ignore[assignment]
+        with pytest.raises(StoreUnavailableError, match="read it again"):
+            folder.read()
 
 
 def test_what_is_put_is_what_the_store_then_has(tmp_path: Path) -> None:

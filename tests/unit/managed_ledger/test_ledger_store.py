@@ -375,6 +375,35 @@ def test_a_log_in_use_can_be_read_beside(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_reader_that_meets_a_change_of_files_looks_again(tmp_path: Path) -> None:
+    """A file that went between two looks is there the next time; one that stays away is a reason to ask again."""
+
+    async def fill() -> None:
+        store = await _open(tmp_path / "log")
+        await append_all(await store.open_managed_ledger("orders"), [b"payload"] * 3)
+        await store.close()
+
+    asyncio.run(fill())
+    (manifest,) = (tmp_path / "log").glob("MANIFEST-*")
+    elsewhere = tmp_path / manifest.name
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            elsewhere.rename(manifest)
+
+    manifest.rename(elsewhere)
+    reader = RocksDatabase.open_read_only(tmp_path / "log", pause=pause)
+    assert len(list(reader.scan(Family.HEADERS, b"", b"\xff"))) == 1
+    reader.release()
+    assert len(pauses) == 2
+
+    manifest.rename(elsewhere)
+    with pytest.raises(StoreUnavailableError, match="changed it meanwhile, so read it again"):
+        RocksDatabase.open_read_only(tmp_path / "log", pause=lambda _: None)
+
+
 def test_a_folder_without_a_log_is_not_read(tmp_path: Path) -> None:
     """Nothing is created where somebody only wanted to look."""
     with pytest.raises(StoreUnavailableError, match="There is no log in"):
