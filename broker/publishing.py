@@ -66,7 +66,8 @@ class Publisher:
                 producer_name=metadata.producer_name,
                 sequence_id=metadata.sequence_id,
             ),
-            message_count=send.num_messages,
+            # SEND has a number too, which a client could get wrong: as Pulsar, it counts in the topic's stats alone.
+            message_count=max(1, metadata.num_messages_in_batch),
         )
         topic.messages_in_total += send.num_messages
         topic.bytes_in_total += len(payload)

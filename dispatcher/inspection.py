@@ -148,6 +148,8 @@ def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
 
 def _why_it_waits(core: KeySharedCore, slot: int, owner: ConsumerState | None) -> str:
     heap = core.waiting.heaps.get(slot)
+    if slot in core.waiting.returning.slot_counts:
+        return "some of it is on its way back from a consumer that gave back much"
     if heap is None:
         return "nothing waits"
     if owner is None:

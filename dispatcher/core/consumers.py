@@ -21,9 +21,10 @@ class ConsumerState:
     policy: KeySharedPolicy = AUTO_SPLIT
 
     permits: int = 0
-    """Messages it has asked for. A batch is never split, so this can go below zero."""
+    """Messages it has asked for. A batch is never split, so this can go below zero. Of a batch of which a part is
+    acknowledged the whole counts: a client asks again for what it skips, too (PIP-491; Pulsar lets permits drift)."""
     unacked: int = 0
-    """Messages that it holds; at least one per pending entry."""
+    """Messages that it holds and has not acknowledged; at least one per pending entry."""
     is_blocked: bool = False
     """It holds too many messages; served again at half of the limit."""
     pending: PendingAcksMap = field(default_factory=PendingAcksMap)
@@ -49,16 +50,23 @@ class ConsumerState:
             return 0
         return min(self.permits, unacked_max - self.unacked) if unacked_max else self.permits
 
-    def charge(self, items: list[Item], unacked_max: int, now_ms: int) -> int:
-        """Note that the items were given to it; return the number of messages in them."""
+    def charge(self, items: list[Item], acknowledged: int, unacked_max: int, now_ms: int) -> int:
+        """Note that the items were given to it; return the number of unacknowledged messages in them.
+
+        Args:
+            items: What was given.
+            acknowledged: How many messages of these batches are acknowledged already.
+            unacked_max: The most it may hold, 0 for any.
+            now_ms: What time it is.
+        """
         messages = sum([item[COUNT] for item in items])
         self.permits -= messages
-        self.unacked += messages
+        self.unacked += messages - acknowledged
         if unacked_max and self.unacked >= unacked_max:
             self.is_blocked = True
         self.messages_out += messages
         self.last_sent_ms = now_ms
-        return messages
+        return messages - acknowledged
 
     def release(self, messages: int, unacked_max: int) -> None:
         """Note that it holds this many messages less."""

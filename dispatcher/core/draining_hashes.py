@@ -16,7 +16,7 @@ entry, where PIP-379 plans 80.
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from dispatcher.core.fence import Consumers, OrderFence
 from dispatcher.core.items import SLOT, Item
 from dispatcher.core.selector import OwnerTable
 from managed_ledger.position import Position
+
+_SLOTS_ONE_BY_ONE_MAX: Final = 8
+"""Up to so many slots are looked up one by one; going through whole columns pays for more."""
 
 _COLUMN_TYPES = {"slots": "i", "owners": "i", "references": "i", "blocked": "i", "since_ms": "q"}
 
@@ -92,14 +95,14 @@ class DrainingHashesTracker(OrderFence):
             column = np.concatenate([self._columns[name], added[name]])[order]
             self._columns[name] = array(code, column.astype(code).tobytes())
 
-    def reduce_ref_count(self, owner_index: int, slot: int) -> bool:
-        """Note that the owner holds one entry less; return whether the slot has drained by that."""
+    def reduce_ref_count(self, owner_index: int, slot: int, count: int = 1) -> bool:
+        """Note that the owner holds so many entries less; return whether the slot has drained by that."""
         if slot not in self.slots:
             return False
         row = self._row(slot)
         assert self._columns["owners"][row] == owner_index, f"slot {slot} drains at another consumer"
 
-        self._columns["references"][row] -= 1
+        self._columns["references"][row] -= count
         if self._columns["references"][row]:
             return False
         self.clear_entry(slot)
@@ -165,20 +168,19 @@ class DrainingHashesTracker(OrderFence):
         self._cleared_totals.pop(consumer.index, None)
         return drained
 
-    def note_no_longer_pending(self, consumer: ConsumerState, slot: int) -> bool:
-        """See base."""
-        return self.reduce_ref_count(consumer.index, slot)
-
-    def note_redelivered(self, consumer: ConsumerState, counts: Mapping[int, int]) -> list[int]:
+    def note_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> list[int]:
         """See base; in columns, since it can be everything that a consumer holds."""
-        slots = [slot for slot in counts if slot in self.slots]
-        if not slots:
-            return []
+        if len(counts) <= _SLOTS_ONE_BY_ONE_MAX:
+            return [slot for slot, count in counts.items() if self.reduce_ref_count(consumer.index, slot, count)]
+        slots = np.fromiter(counts, dtype=np.int32, count=len(counts))
+        reductions = np.fromiter(counts.values(), dtype=np.int32, count=len(counts))
+        is_draining = np.isin(slots, np.asarray(self._columns["slots"]))
+        slots, reductions = slots[is_draining], reductions[is_draining]
         rows = np.searchsorted(np.asarray(self._columns["slots"]), slots)
         assert (np.asarray(self._columns["owners"])[rows] == consumer.index).all(), "a slot drains at another consumer"
 
         references = np.array(self._columns["references"])
-        references[rows] -= [counts[slot] for slot in slots]
+        references[rows] -= reductions
         self._columns["references"] = array(_COLUMN_TYPES["references"], references.tobytes())
         return self._clear_rows(references == 0)
 

@@ -57,11 +57,7 @@ class OrderFence(ABC):
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
         """Note who goes, before `settle`; return the slots that may go on, of those in which something waits."""
 
-    def note_no_longer_pending(self, consumer: ConsumerState, slot: int) -> bool:
-        """Note that a consumer holds one entry of a slot less; return whether the slot may go on by that."""
-        return False
-
-    def note_redelivered(self, consumer: ConsumerState, counts: Mapping[int, int]) -> list[int]:
+    def note_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> list[int]:
         """Note that a consumer holds so many entries of each slot less; return the slots that may go on by that."""
         return []
 

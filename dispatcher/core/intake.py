@@ -58,6 +58,7 @@ class Intake(SubscriptionCore):
         self.held_due = DueQueue()
         self.tracker_due_ms: int | None = None
         """When the first message was due that the tracker has or is loading; the shell keeps it up to date."""
+        self._mark_deleted_through: Key = (-1, -1)
         self._scan_target = Position(-1, -1)
         self._started_ms = 0
         self._may_admit_due = False
@@ -80,6 +81,8 @@ class Intake(SubscriptionCore):
         """See base."""
         assert self.plan is None
 
+        # A seek may have gone back.
+        self._mark_deleted_through = (-1, -1)
         self.plan = ReadPlan.start(first, extents, is_recovering, has_delays=self.has_delays)
         self._scan_target = last_confirmed
         self._started_ms = self.now_ms
@@ -100,6 +103,7 @@ class Intake(SubscriptionCore):
         assert self.plan is not None
 
         self.entries_read_total += len(headers)
+        headers = self._not_mark_deleted(headers)
         actions: list[Action] = []
         if self.has_delays:
             is_delayed = headers.deliver_at_ms != NOT_DELAYED
@@ -142,6 +146,18 @@ class Intake(SubscriptionCore):
             headers, orders_ms = headers.take(order), orders_ms[order]
         return self._make_ready(headers, orders_ms) if len(headers) else []
 
+    def _note_mark_deleted(self, through: Key) -> None:
+        """Forget what is held up to a position, and take in nothing more from there: a read may be under way."""
+        self._mark_deleted_through = max(self._mark_deleted_through, through)
+        self.held_due.discard_through(through)
+
+    def _not_mark_deleted(self, headers: EntryHeaders) -> EntryHeaders:
+        ledger_id, entry_id = self._mark_deleted_through
+        is_above = (headers.ledger_ids > ledger_id) | (
+            (headers.ledger_ids == ledger_id) & (headers.entry_ids > entry_id)
+        )
+        return headers if is_above.all() else headers.take(np.flatnonzero(is_above))
+
     # Due entries.
 
     def due_entries_wanted(self) -> int:
@@ -172,6 +188,7 @@ class Intake(SubscriptionCore):
 
     def on_due(self, headers: EntryHeaders) -> list[Action]:
         """Take in entries that the tracker gave, in its order; what it still has comes after them."""
+        headers = self._not_mark_deleted(headers)
         if not self.held_due or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)
         # What is held up to the last of these goes with them, whatever the room: it was due before.

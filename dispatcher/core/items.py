@@ -4,11 +4,12 @@
 
 `order_ms` is when the entry was due: the delivery time of a delayed one, the publish time of an immediate one made
 monotone in read order. So the order of tuples is the order of delivery within a slot: immediate entries by position,
-delayed ones by time and position, the two interleaved by time. `message_count` is what is still unacknowledged of a
-batch. An entry keeps its tuple while it waits and while it is pending, so a redelivered entry takes its old place.
-A tuple and not a class: this is the one object per message of the hot path, and `zip` makes it in C.
+delayed ones by time and position, the two interleaved by time. `message_count` is the size of the batch, whatever is
+acknowledged of it. An entry keeps its tuple while it waits and while it is pending, so a redelivered entry takes its
+old place. A tuple and not a class: this is the one object per message of the hot path, and `zip` makes it in C.
 """
 
+from heapq import heapify, heappush
 from itertools import repeat
 from typing import Final
 
@@ -70,11 +71,16 @@ def make_rows(headers: EntryHeaders, orders_ms: NDArray[np.int64], slots: NDArra
     return rows
 
 
+def push_all(heap: list[Item], items: list[Item]) -> None:
+    """Push many items: one by one where they are few beside the heap, which would else be ordered anew each time."""
+    if len(items) * 4 < len(heap):
+        for item in items:
+            heappush(heap, item)
+        return
+    heap += items
+    heapify(heap)
+
+
 def positions(headers: EntryHeaders) -> "zip[Key]":
     """Return the positions of headers, in order."""
     return zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True)
-
-
-def with_count(item: Item, message_count: int) -> Item:
-    """Return the item with another number of unacknowledged messages."""
-    return (item[ORDER], item[LEDGER], item[ENTRY], message_count, item[BYTES], item[SLOT])

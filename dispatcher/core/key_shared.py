@@ -12,7 +12,7 @@ what waits in slots that moved.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsume
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.fence import NoFence, OrderFence
-from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, Key, make_items, make_rows
+from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, Key, make_items, make_rows, push_all
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.recently_joined import LastSentPositionFence, ReadPositionFence, SubscriptionView
 from dispatcher.core.selector import NO_OWNER, OwnerTable, StickyKeyConsumerSelector
@@ -95,6 +95,7 @@ class KeySharedCore(MultipleConsumersCore):
             headers, orders_ms, slots = headers.take(rest), orders_ms[rest], slots[rest]
         items = make_items(headers, orders_ms, slots)
         heaps = self.waiting.heaps
+        returning = self.waiting.returning.slot_counts
         fence = self.fence
         is_fenced = fence.is_active
         unacked_max = self.config.unacked_per_consumer_max
@@ -110,6 +111,7 @@ class KeySharedCore(MultipleConsumersCore):
                 budgets[owner] <= 0
                 or budget_left <= 0
                 or slot in heaps
+                or slot in returning
                 or (is_fenced and fence.blocks(item, owner, is_fresh=True))
             ):
                 if self.waiting.add(item):
@@ -171,8 +173,7 @@ class KeySharedCore(MultipleConsumersCore):
         for index, own in heads.items():
             if own:
                 consumer = self._to_serve[index] = self.consumers[index]
-                consumer.heads += own
-                heapify(consumer.heads)
+                push_all(consumer.heads, own)
 
     def _serve_all(self) -> list[Action]:
         actions: list[Action] = []
@@ -193,13 +194,15 @@ class KeySharedCore(MultipleConsumersCore):
         if not heads or budget <= 0:
             return []
         heaps, owners, fence = self.waiting.heaps, self._owner_list, self.fence
+        returning = self.waiting.returning.slot_counts
         is_fenced = fence.is_active
         items: list[Item] = []
         while heads and budget > 0 and len(items) < entries_max:
             item = heappop(heads)
             slot = item[SLOT]
             heap = heaps.get(slot)
-            if heap is None or heap[0] is not item or owners[slot] != consumer.index:
+            if heap is None or heap[0] is not item or owners[slot] != consumer.index or slot in returning:
+                # What is skipped because the rest of its slot is on its way back is offered when all of it is there.
                 continue
             if is_fenced and fence.blocks(item, consumer.index, is_fresh=False):
                 continue
@@ -213,18 +216,13 @@ class KeySharedCore(MultipleConsumersCore):
 
     # What lets a slot go.
 
-    def _on_no_longer_pending(self, consumer: ConsumerState, slot: int) -> None:
-        if self.fence.is_active and self.fence.note_no_longer_pending(consumer, slot):
-            self._unblock(slot)
-
-    def _on_redelivered(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
+    def _on_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
         if self.fence.is_active:
-            for slot in self.fence.note_redelivered(consumer, counts):
-                self._unblock(slot)
+            self._unblock(self.fence.note_no_longer_pending(consumer, counts))
 
-    def _take_back(self, items: Mapping[Key, Item]) -> None:
+    def _take_back(self, items: dict[Key, Item], slot_counts: Mapping[int, int]) -> None:
         self.fence.note_taken_back(items)
-        super()._take_back(items)
+        super()._take_back(items, slot_counts)
 
     def note_unacknowledged_from(self, position: Position) -> list[Action]:
         """See base."""
@@ -232,11 +230,12 @@ class KeySharedCore(MultipleConsumersCore):
             self._offer(slot)
         return self._serve_all()
 
-    def _unblock(self, slot: int) -> None:
-        """Offer a drained slot, together with those that drain within the interval."""
-        if slot not in self.waiting.heaps:
+    def _unblock(self, drained: list[int]) -> None:
+        """Offer drained slots, together with those that drain within the interval."""
+        slots = [slot for slot in drained if slot in self.waiting.heaps]
+        if not slots:
             return
-        self._unblocked.append(slot)
+        self._unblocked += slots
         if self._unblock_at_ms is None:
             self._unblock_at_ms = self.now_ms + self.config.key_shared_unblocking_interval_ms
         if self.now_ms >= self._unblock_at_ms:
@@ -258,7 +257,7 @@ class KeySharedCore(MultipleConsumersCore):
         """See base."""
         if self._unblock_at_ms is not None and self.now_ms >= self._unblock_at_ms:
             self._offer_unblocked()
-        return self._serve_all()
+        return super().on_timer()
 
     # Membership.
 
@@ -291,8 +290,7 @@ class KeySharedCore(MultipleConsumersCore):
         free = self.fence.leaves(consumer, self.consumers, self.waiting.heaps)
         self._settle(before)
 
-        self._release(consumer, consumer.unacked)
-        self._take_back(consumer.pending.take_all())
+        self._leave_behind(consumer)
         self._offer_all(free)
         if not self.consumers:
             # As Pulsar: a subscription that everybody left starts its counts anew.
@@ -334,7 +332,8 @@ class KeySharedCore(MultipleConsumersCore):
     def _check_slot_is_offered(self, slot: int, head: Item) -> None:
         """Nothing that may be sent is left lying."""
         owner = self._owner_list[slot]
-        if owner == NO_OWNER or slot in self._unblocked or self.fence.blocks(head, owner, is_fresh=False):
+        is_held = slot in self._unblocked or slot in self.waiting.returning.slot_counts
+        if owner == NO_OWNER or is_held or self.fence.blocks(head, owner, is_fresh=False):
             return
         consumer = self.consumers[owner]
         assert any(item is head for item in consumer.heads), f"slot {slot} waits and is not offered"

@@ -5,20 +5,24 @@ taken, and a `Deliver` goes out. The payload is read afterwards. So no read in f
 """
 
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
 from dispatcher.core.intake import Intake
-from dispatcher.core.items import COUNT, ENTRY, LEDGER, SLOT, Item, Key, key_of, with_count
+from dispatcher.core.items import COUNT, ENTRY, LEDGER, SLOT, Item, Key, key_of
 from managed_ledger.position import Position
 
 
 class MultipleConsumersCore(Intake):
     """Base of the cores that serve many consumers at once."""
+
+    expired_entries_max = 4_000
+    """How many entries that expired at their consumer are forgotten at once: some milliseconds."""
 
     def __init__(self, config: DispatcherConfig, *, has_delays: bool) -> None:
         super().__init__(config, has_delays=has_delays)
@@ -27,12 +31,10 @@ class MultipleConsumersCore(Intake):
         """The subscription holds too many unacknowledged messages."""
         self._to_serve: dict[int, ConsumerState] = {}
         """Who may have something to send that it could not send before."""
+        self._expired: deque[tuple[ConsumerState, Iterator[Key]]] = deque()
+        """What mark-delete has passed while consumers held it, to be forgotten in portions."""
 
-    @abstractmethod
-    def _on_no_longer_pending(self, consumer: ConsumerState, slot: int) -> None:
-        """Note that a consumer holds one entry of a slot less."""
-
-    def _on_redelivered(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
+    def _on_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
         """Note that a consumer holds so many entries of each slot less."""
 
     @abstractmethod
@@ -78,10 +80,17 @@ class MultipleConsumersCore(Intake):
             pending[item[LEDGER], item[ENTRY]] = item
             slot = item[SLOT]
             counts[slot] = counts.get(slot, 0) + 1
-        self.unacked += consumer.charge(items, self.config.unacked_per_consumer_max, self.now_ms)
+        acknowledged = sum([item[COUNT] - self._unacked_of(item) for item in items]) if self.ack_sets else 0
+        self.unacked += consumer.charge(items, acknowledged, self.config.unacked_per_consumer_max, self.now_ms)
         unacked_max = self.config.unacked_per_subscription_max
         if unacked_max and self.unacked >= unacked_max:
             self.is_blocked = True
+
+    def _unacked_of(self, item: Item) -> int:
+        """Return how many messages of an entry are not acknowledged."""
+        left = self.ack_sets.get(key_of(item)) if self.ack_sets else None
+        # A client can name more messages than the batch has.
+        return item[COUNT] if left is None else min(item[COUNT], unacknowledged(left))
 
     def _release(self, consumer: ConsumerState, messages: int) -> None:
         """Note that a consumer holds this many messages less."""
@@ -93,9 +102,21 @@ class MultipleConsumersCore(Intake):
             self.is_blocked = False
             self._to_serve.update(self.consumers)
 
-    def _take_back(self, items: Mapping[Key, Item]) -> None:
-        """Queue again what a consumer no longer holds."""
-        self._offer_all(self.waiting.add_all(items))
+    def _take_back(self, items: dict[Key, Item], slot_counts: Mapping[int, int]) -> None:
+        """Queue again what a consumer no longer holds, a portion now and the rest by the timer."""
+        self._offer_all(self.waiting.take_back(items, slot_counts))
+
+    def next_wakeup_ms(self) -> int | None:
+        """See base."""
+        return self.now_ms if self.waiting.returning or self._expired else super().next_wakeup_ms()
+
+    def on_timer(self) -> list[Action]:
+        """See base."""
+        if self._expired:
+            self._forget_expired_portion()
+        if self.waiting.returning:
+            self._offer_all(self.waiting.return_portion())
+        return self._serve_all()
 
     # Acknowledgements.
 
@@ -109,6 +130,7 @@ class MultipleConsumersCore(Intake):
         if consumer is not None:
             consumer.last_acked_ms = self.now_ms
         acknowledged: list[Key] = []
+        done: dict[int, list[Item]] = {}
         for position in positions:
             owner = consumer
             if owner is None or position not in owner.pending.items:
@@ -116,7 +138,14 @@ class MultipleConsumersCore(Intake):
             if ack_sets and position in ack_sets and self._acknowledge_part(owner, position, ack_sets[position]):
                 continue
             acknowledged.append(position)
-            self._forget(owner, position)
+            item = owner.pending.remove(position) if owner is not None else None
+            if owner is not None and item is not None:
+                done.setdefault(owner.index, []).append(item)
+            else:
+                self._discard_waiting(position)
+        for index, items in done.items():
+            self._release_done(self.consumers[index], items)
+        self._forget_counts(acknowledged)
         return acknowledged, self._serve_all()
 
     def _holder_of(self, position: Key) -> ConsumerState | None:
@@ -136,32 +165,34 @@ class MultipleConsumersCore(Intake):
         if ours is None:
             ours = full_ack_set(item[COUNT]) if item is not None else theirs
         left = intersection(ours, theirs)
-        messages_left = unacknowledged(left)
-        if messages_left == 0:
+        if unacknowledged(left) == 0:
             return False
+        before = self._unacked_of(item) if item is not None else 0
         self.ack_sets[position] = left
         if owner is not None and item is not None:
-            owner.pending.items[position] = with_count(item, messages_left)
-            owner.messages_acked += item[COUNT] - messages_left
-            self._release(owner, item[COUNT] - messages_left)
+            messages = before - self._unacked_of(item)
+            owner.messages_acked += messages
+            self._release(owner, messages)
         return True
 
-    def _forget(self, owner: ConsumerState | None, position: Key) -> None:
-        """Drop every trace of an entry that is acknowledged."""
-        if owner is not None:
-            item = owner.pending.remove(position)
-            assert item is not None
-            owner.messages_acked += item[COUNT]
-            self._release(owner, item[COUNT])
-            self._on_no_longer_pending(owner, item[SLOT])
-        else:
-            slot = self.waiting.discard(position)
-            if slot is not None:
-                self._offer(slot)
-        if self.redelivery_counts:
-            self.redelivery_counts.pop(position, None)
-        if self.ack_sets:
-            self.ack_sets.pop(position, None)
+    def _release_done(self, consumer: ConsumerState, items: list[Item]) -> None:
+        """Note that entries which were a consumer's own are wholly acknowledged; they are not pending any more."""
+        messages = sum([self._unacked_of(item) for item in items])
+        consumer.messages_acked += messages
+        self._release(consumer, messages)
+        self._on_no_longer_pending(consumer, Counter([item[SLOT] for item in items]))
+
+    def _discard_waiting(self, position: Key) -> None:
+        slot = self.waiting.discard(position)
+        if slot is not None:
+            self._offer(slot)
+
+    def _forget_counts(self, positions: Iterable[Key]) -> None:
+        """Drop what is known of entries that are acknowledged."""
+        for known in (self.redelivery_counts, self.ack_sets):
+            if known:
+                for position in positions:
+                    known.pop(position, None)
 
     def redeliver(
         self,
@@ -170,34 +201,54 @@ class MultipleConsumersCore(Intake):
         unsent: Collection[Key],
     ) -> list[Action]:
         """See base."""
-        if positions is None:
-            positions = list(consumer.pending.items)
-        items = {}
-        for position in positions:
-            item = consumer.pending.remove(position)
-            if item is not None:
-                items[key_of(item)] = item
-                if position not in unsent:
-                    self.redelivery_counts[position] = self.redelivery_counts.get(position, 0) + 1
-                    consumer.messages_redelivered += item[COUNT]
-        self._release(consumer, sum([item[COUNT] for item in items.values()]))
-        self._on_redelivered(consumer, Counter([item[SLOT] for item in items.values()]))
+        self._forget_all_expired()
+        items, slot_counts = consumer.pending.take_all() if positions is None else consumer.pending.take(positions)
+        messages = consumer.unacked if positions is None else sum([self._unacked_of(one) for one in items.values()])
+        never_sent = sum([self._unacked_of(items[position]) for position in unsent if position in items])
+        consumer.messages_redelivered += messages - never_sent
+        # Of an iterable, it counts in C.
+        self.redelivery_counts.update(iter(items.keys() - unsent if unsent else items))
+        self._release(consumer, messages)
+        self._on_no_longer_pending(consumer, slot_counts)
         # Pulsar serves a consumer again that asks for redelivery, whatever it still holds.
         consumer.is_blocked = False
-        self._take_back(items)
-        return self._serve_all()
+        self._take_back(items, slot_counts)
+        # With a portion on its way that is enough for one turn of the loop.
+        return [] if self.waiting.returning else self._serve_all()
+
+    def _leave_behind(self, consumer: ConsumerState) -> None:
+        """Take everything from a consumer that is gone."""
+        self._forget_all_expired()
+        self._release(consumer, consumer.unacked)
+        self._take_back(*consumer.pending.take_all())
 
     def mark_deleted(self, through: Position) -> list[Action]:
         """See base."""
-        for slot in self.waiting.discard_through(through):
-            self._offer(slot)
-        self.held_due.discard_through(through)
+        self._note_mark_deleted(through)
+        self._offer_all(self.waiting.discard_through(through))
         for consumer in self.consumers.values():
-            for position in consumer.pending.positions_through(through):
-                self._forget(consumer, position)
-        self.redelivery_counts = {at: n for at, n in self.redelivery_counts.items() if at > through}
-        self.ack_sets = {at: words for at, words in self.ack_sets.items() if at > through}
+            doomed = consumer.pending.positions_through(through)
+            if doomed:
+                self._expired.append((consumer, iter(doomed)))
+        if self._expired:
+            self._forget_expired_portion()
         return self._serve_all()
+
+    def _forget_expired_portion(self) -> None:
+        """Let consumers no longer hold some of what has expired."""
+        consumer, doomed = self._expired[0]
+        portion = list(islice(doomed, self.expired_entries_max))
+        if len(portion) < self.expired_entries_max:
+            self._expired.popleft()
+        items, _ = consumer.pending.take(portion)
+        if items:
+            self._release_done(consumer, list(items.values()))
+        self._forget_counts(portion)
+
+    def _forget_all_expired(self) -> None:
+        """Do the rest at once: what consumers hold is about to move, and what has expired must not wait again."""
+        while self._expired:
+            self._forget_expired_portion()
 
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
         """See base."""
@@ -212,6 +263,7 @@ class MultipleConsumersCore(Intake):
         self.unacked = 0
         self.is_blocked = False
         self._to_serve.clear()
+        self._expired.clear()
         for consumer in self.consumers.values():
             consumer.pending.clear()
             consumer.heads.clear()
@@ -223,7 +275,7 @@ class MultipleConsumersCore(Intake):
         holders: dict[Key, int] = {}
         for consumer in self.consumers.values():
             consumer.pending._check()
-            assert consumer.unacked == sum(item[COUNT] for item in consumer.pending)
+            assert consumer.unacked == sum(self._unacked_of(item) for item in consumer.pending)
             for position in consumer.pending.items:
                 assert position not in holders, f"{position} is pending twice"
                 holders[position] = consumer.index

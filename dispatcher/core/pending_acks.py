@@ -4,7 +4,8 @@ Besides the entries there is a count per slot, kept at every change: a membershi
 still holds, and must not walk over 50,000 entries to know.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, Key
 
@@ -49,17 +50,30 @@ class PendingAcksMap:
         return item
 
     def positions_through(self, last: Key) -> list[Key]:
-        """Return every position up to and including `last`, in order."""
-        return sorted(position for position in self.items if position <= last)
+        """Return every position up to and including `last`, in no order."""
+        return [position for position in self.items if position <= last]
 
     def positions_of_slot(self, slot: int) -> list[Key]:
         """Return the positions that hold a slot, in order."""
         return sorted(position for position, item in self.items.items() if item[SLOT] == slot)
 
-    def take_all(self) -> dict[Key, Item]:
-        """Take everything out."""
-        items, self.items, self.slot_counts = self.items, {}, {}
-        return items
+    def take(self, positions: Iterable[Key]) -> tuple[dict[Key, Item], dict[int, int]]:
+        """Take these out, as far as they are here; return them by position, and how many of them each slot has."""
+        items = {position: item for position in positions if (item := self.items.pop(position, None)) is not None}
+        slot_counts = Counter([item[SLOT] for item in items.values()])
+        for slot, count in slot_counts.items():
+            left = self.slot_counts[slot] - count
+            if left:
+                self.slot_counts[slot] = left
+            else:
+                del self.slot_counts[slot]
+        return items, slot_counts
+
+    def take_all(self) -> tuple[dict[Key, Item], dict[int, int]]:
+        """Take everything out; return it by position, and how many entries each slot has."""
+        taken = self.items, self.slot_counts
+        self.items, self.slot_counts = {}, {}
+        return taken
 
     def clear(self) -> None:
         """Forget everything."""

@@ -30,9 +30,6 @@ class SharedCore(MultipleConsumersCore):
     def _offer(self, slot: int) -> None:
         """See base; whatever waits is considered in every turn."""
 
-    def _on_no_longer_pending(self, consumer: ConsumerState, slot: int) -> None:
-        """See base; nothing depends on it."""
-
     def _serve_all(self) -> list[Action]:
         self._to_serve.clear()
         given: dict[int, list[Item]] = {}
@@ -74,8 +71,7 @@ class SharedCore(MultipleConsumersCore):
         """See base."""
         del self.consumers[consumer.index]
         self._to_serve.pop(consumer.index, None)
-        self._release(consumer, consumer.unacked)
-        self._take_back(consumer.pending.take_all())
+        self._leave_behind(consumer)
         if not self.consumers:
             # As Pulsar: a subscription that everybody left starts its counts anew.
             self.redelivery_counts.clear()

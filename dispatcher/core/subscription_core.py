@@ -6,6 +6,7 @@ acknowledgement of something unknown or a redelivery of something that is not pe
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dispatcher.core.ack_sets import AckSet
@@ -25,7 +26,7 @@ class SubscriptionCore(ABC):
         """By index, in the order in which they came."""
         self.plan: ReadPlan | None = None
         """What to read; None asks for `start`."""
-        self.redelivery_counts: dict[Key, int] = {}
+        self.redelivery_counts: Counter[Key] = Counter()
         """How often entries were redelivered that were so at all."""
         self.ack_sets: dict[Key, AckSet] = {}
         """What is unacknowledged of batches of which a part was acknowledged."""

@@ -1,6 +1,8 @@
 """Entries that were read and not yet given to a consumer, one queue per slot.
 
     slot ──► heap of items (the front of the queue) ──► parked rows (the rest, in columns)
+                ▲
+    returning ──┘ in portions, from a consumer that gave back many; nothing of the slot is given meanwhile
 
 This is Pulsar's replay queue, arranged so that what a slot may send next is found without walking over what other
 slots may not send. The front is short: at most `slot_entries_max` items, and a single new one while `entries_max` items
@@ -17,8 +19,9 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from dispatcher.core.consumers import UNLIMITED
-from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, ItemRows, Key
+from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, ItemRows, Key, push_all
 from dispatcher.core.parked import ParkedEntries, item_rows
+from dispatcher.core.returning import ReturningEntries
 
 _PORTION_MIN: Final = 16
 
@@ -26,17 +29,21 @@ _PORTION_MIN: Final = 16
 class WaitingEntries:
     """A heap of items per slot, an index of their positions, and the rows behind them."""
 
+    return_entries_max = 1_000
+    """How many entries go back to their queues at once: two or three milliseconds."""
+
     def __init__(self) -> None:
         self.heaps: dict[int, list[Item]] = {}
         """Never holds an empty heap. Read by the dispatch loop; changed here only."""
         self.parked = ParkedEntries()
+        self.returning = ReturningEntries()
         self.slot_entries_max = UNLIMITED
         self.entries_max = UNLIMITED
         self._slots: dict[Key, int] = {}
         self._dead = 0
 
     def __len__(self) -> int:
-        return len(self._slots) + len(self.parked)
+        return len(self._slots) + len(self.parked) + len(self.returning)
 
     @property
     def queued(self) -> int:
@@ -45,13 +52,14 @@ class WaitingEntries:
 
     def count(self, slot: int) -> int:
         """Return how many entries of a slot wait, up to discarded ones."""
-        return len(self.heaps.get(slot, ())) + self.parked.count(slot)
+        return len(self.heaps.get(slot, ())) + self.parked.count(slot) + self.returning.slot_counts.get(slot, 0)
 
     def items(self) -> Iterator[Item]:
         """Return every waiting item, in no order."""
         for heap in self.heaps.values():
             yield from (item for item in heap if self._is_alive(item))
         yield from self.parked.items()
+        yield from self.returning.items.values()
 
     def add(self, item: Item) -> bool:
         """Queue an item in its slot; return whether it is the new head."""
@@ -67,8 +75,23 @@ class WaitingEntries:
         heappush(heap, item)
         return heap[0] is item
 
-    def add_all(self, items: Mapping[Key, Item]) -> list[int]:
-        """Queue many items, by position, in their slots; return the slots that have a new head."""
+    def take_back(self, items: dict[Key, Item], slot_counts: Mapping[int, int]) -> list[int]:
+        """Queue what a consumer held, or let it return in portions; return the slots that must be offered again.
+
+        Args:
+            items: The entries by position; they become the queue's own.
+            slot_counts: How many of them each slot has.
+        """
+        self.returning.add(items, slot_counts)
+        return self.return_portion()
+
+    def return_portion(self) -> list[int]:
+        """Queue some of what returns; return the slots that are whole again and must be offered."""
+        items, whole = self.returning.take(self.return_entries_max)
+        self._add_all(items)
+        return whole
+
+    def _add_all(self, items: Mapping[Key, Item]) -> None:
         assert self._slots.keys().isdisjoint(items), "an entry waits already"
 
         # In order, so that what comes into an empty slot is a heap as it is.
@@ -78,18 +101,9 @@ class WaitingEntries:
         for item in in_order:
             by_slot[item[SLOT]].append(item)
         heaps = self.heaps
-        common = heaps.keys() & by_slot.keys()
-        changed = [slot for slot in by_slot if slot not in common]
-        for slot in common:
-            own = by_slot.pop(slot)
-            heap = heaps[slot]
-            head = heap[0]
-            heap += own
-            heapify(heap)
-            if heap[0] is not head:
-                changed.append(slot)
+        for slot in heaps.keys() & by_slot.keys():
+            push_all(heaps[slot], by_slot.pop(slot))
         heaps.update(by_slot)
-        return changed
 
     def park(self, rows: ItemRows) -> list[int]:
         """Queue rows of slots in which something waits; return the slots that have a new head."""
@@ -134,7 +148,7 @@ class WaitingEntries:
         slot = self._slots.pop(position, None)
         if slot is None:
             self.parked.discard(position)
-            return None
+            return self.returning.discard(position)
         self._dead += 1
         heap = self.heaps[slot]
         head = heap[0]
@@ -145,13 +159,25 @@ class WaitingEntries:
     def discard_through(self, last: Key) -> list[int]:
         """Forget every entry up to and including a position; return the slots that have a new head."""
         self.parked.discard_through(last)
-        doomed = [position for position in self._slots if position <= last]
-        return list(_without_none(self.discard(position) for position in doomed))
+        changed = self.returning.discard_through(last)
+        slots = {self._slots.pop(position) for position in [at for at in self._slots if at <= last]}
+        for slot in slots:
+            heap = self.heaps[slot]
+            head = heap[0]
+            heap[:] = [item for item in heap if self._is_alive(item)]
+            heapify(heap)
+            self._refill(slot)
+            if heap and heap[0] is not head:
+                changed.append(slot)
+        if slots:
+            self._dead = sum(map(len, self.heaps.values())) - len(self._slots)
+        return changed
 
     def clear(self) -> None:
         """Forget everything."""
         self.heaps.clear()
         self.parked.clear()
+        self.returning.clear()
         self._slots.clear()
         self._dead = 0
 
@@ -188,6 +214,7 @@ class WaitingEntries:
 
     def _check(self) -> None:
         self.parked._check()
+        self.returning._check()
         alive = [(item[LEDGER], item[ENTRY]) for item in self.items()]
         assert len(alive) == len(set(alive)), "an entry waits twice"
         queued = [(item[LEDGER], item[ENTRY]) for heap in self.heaps.values() for item in heap if self._is_alive(item)]
@@ -197,7 +224,3 @@ class WaitingEntries:
         assert sum(map(len, self.heaps.values())) == len(self._slots) + self._dead
         for slot, first in self.parked.first.items():
             assert self.heaps[slot][0] < first, f"slot {slot} has a parked entry before its head"
-
-
-def _without_none(slots: Iterable[int | None]) -> Iterator[int]:
-    return (slot for slot in slots if slot is not None)

@@ -198,6 +198,18 @@ class _Machine(RuleBasedStateMachine):
         self.core.refund(client.state, unsent)
         self._run(self.core.redeliver(client.state, None, {key_of(item) for item in unsent}))
 
+    @precondition(lambda self: self.log)
+    @rule(data=st.data())
+    def expire(self, data: st.DataObject) -> None:
+        """Mark-delete moves over everything up to a position, whoever has it; a read may be under way."""
+        through = data.draw(st.sampled_from(self.log)).position
+        self.acknowledged.update(entry.position for entry in self.log if entry.position <= through)
+        self.tracked = {position: at for position, at in self.tracked.items() if position > through}
+        for client in self.clients:
+            client.held = [position for position in client.held if position > through]
+        self._run(self.core.mark_deleted(through))
+        self._note_acknowledged()
+
     # Reads and polls, in two steps each.
 
     @precondition(lambda self: self.read is None)
@@ -269,17 +281,31 @@ class _Machine(RuleBasedStateMachine):
     # Helpers.
 
     def _run(self, actions: list[Action]) -> None:
+        self._check_nothing_is_overtaken(actions)
         queue = list(actions)
         while queue:
             action = queue.pop(0)
             if isinstance(action, TrackDelayed):
-                queue.extend(self._track(action.headers))
+                more = self._track(action.headers)
+                self._check_nothing_is_overtaken(more)
+                queue.extend(more)
             else:
                 assert isinstance(action, Deliver)
                 client = next(client for client in self.clients if client.state is action.consumer)
                 for item in action.items:
                     self._note_given(client, item)
                 client.unsent.extend(action.items)
+
+    def _check_nothing_is_overtaken(self, actions: list[Action]) -> None:
+        """Whoever gets an entry, nothing of its slot waits that comes before it; not even while it is returning."""
+        if not isinstance(self.core, KeySharedCore) or self.core.fence.is_by_position:
+            return
+        last: dict[int, Item] = {}
+        for action in actions:
+            for item in action.items if isinstance(action, Deliver) else ():
+                last[item[SLOT]] = max(item, last.get(item[SLOT], item))
+        for item in self.core.waiting.items():
+            assert item[SLOT] not in last or item > last[item[SLOT]], f"{last[item[SLOT]]} overtakes {item}"
 
     def _track(self, headers: EntryHeaders) -> list[Action]:
         refused = []
@@ -340,7 +366,9 @@ class _Machine(RuleBasedStateMachine):
         for position in self.tracked:
             places[position].append("tracked")
         for entry in self.popped or ():
-            places[entry.position].append("popped")
+            # It may have expired while its header was read.
+            if entry.position not in self.acknowledged:
+                places[entry.position].append("popped")
         for held in self.core.held_due._runs:
             for position in _positions(held):
                 places[position].append("held")
@@ -348,7 +376,9 @@ class _Machine(RuleBasedStateMachine):
             places[key_of(item)].append("waiting")
         for client in self.clients:
             for position in client.state.pending.items:
-                places[position].append("pending")
+                # What has expired is taken from consumers in portions.
+                if position not in self.acknowledged or not self.core._expired:
+                    places[position].append("pending")
         assert self.core.plan is not None
         unread = self.core.plan.ranges
         for position, found in places.items():
@@ -455,7 +485,8 @@ class _Machine(RuleBasedStateMachine):
         assert len(self.core.waiting) == 0
         self.every_entry_is_in_one_place()
 
-    def _start(self, recovering: set[int], published: int) -> None:
+    def _start(self, recovering: set[int], published: int, portion: int = 2_000) -> None:
+        self.core.waiting.return_entries_max = self.core.expired_entries_max = portion
         for number in range(published):
             delay_ms = [None, -20, 150, 5][number % 4]
             self.publish(number % 3, delay_ms, 0, 1)
@@ -500,6 +531,7 @@ class KeySharedMachine(_Machine):
         per_hash=st.sampled_from([1, 2, 500]),
         parked_max=st.sampled_from([0, 5, 1_000]),
         serve_max=st.sampled_from([1, 3, 2_000]),
+        portion=st.sampled_from([1, 3, 2_000]),
     )
     def start(
         self,
@@ -509,6 +541,7 @@ class KeySharedMachine(_Machine):
         per_hash: int,
         parked_max: int,
         serve_max: int,
+        portion: int,
     ) -> None:
         config = DispatcherConfig(
             look_ahead_per_consumer=4,
@@ -523,18 +556,18 @@ class KeySharedMachine(_Machine):
         )
         self.core = KeySharedCore(config, has_delays=True)
         self.core.serve_entries_max = serve_max
-        self._start(recovering, published)
+        self._start(recovering, published, portion)
 
 
 class AutoSplitMachine(_Machine):
     """Ranges that are split."""
 
-    @initialize(published=st.integers(0, 20))
-    def start(self, published: int) -> None:
+    @initialize(published=st.integers(0, 20), portion=st.sampled_from([1, 2_000]))
+    def start(self, published: int, portion: int) -> None:
         self.core = KeySharedCore(
             DispatcherConfig(use_consistent_hashing=False, look_ahead_per_consumer=3), has_delays=True
         )
-        self._start(set(), published)
+        self._start(set(), published, portion)
 
 
 class OlderModesMachine(_Machine):
@@ -545,8 +578,9 @@ class OlderModesMachine(_Machine):
         published=st.integers(0, 20),
         parked_max=st.sampled_from([0, 1_000]),
         is_classic=st.booleans(),
+        portion=st.sampled_from([1, 2_000]),
     )
-    def start(self, recovering: set[int], published: int, parked_max: int, is_classic: bool) -> None:
+    def start(self, recovering: set[int], published: int, parked_max: int, is_classic: bool, portion: int) -> None:
         config = DispatcherConfig(
             ordering_mode=LAST_SENT_POSITION,
             use_classic_implementation=is_classic,
@@ -559,7 +593,7 @@ class OlderModesMachine(_Machine):
             consistent_hashing_replica_points=3,
         )
         self.core = KeySharedCore(config, has_delays=True, view=self)
-        self._start(recovering, published)
+        self._start(recovering, published, portion)
 
     # What the fence sees of the log and of the cursor.
 
