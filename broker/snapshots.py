@@ -1,12 +1,17 @@
 """Which storage the configuration names for the snapshots of the delayed index."""
 
 from pathlib import Path
+from typing import Final
 
 from broker.config import BrokerConfig
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
+
+RETRIES: Final = Retries()
+"""How patient the tools and the start of a service are."""
 
 
 def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
@@ -34,6 +39,11 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
             return S3BucketSnapshotStorage(config.s3, is_read_only=is_read_only, owner_file=owner_file)
         case _:
             return RocksDBBucketSnapshotStorage(snapshots_folder(config), is_read_only=is_read_only)
+
+
+def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
+    """Return the same for a program that has no patience of its own, as a tracker has: see `Retries`."""
+    return RetryingBucketSnapshotStorage(snapshot_storage_of(config, is_read_only=is_read_only), RETRIES)
 
 
 def snapshots_folder(config: BrokerConfig) -> Path:

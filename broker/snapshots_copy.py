@@ -10,10 +10,11 @@ was interrupted goes on where it stopped, and a second one copies nothing. The o
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from broker.config import BrokerConfig
-from broker.snapshots import snapshot_storage_of, snapshots_folder
+from broker.snapshots import RETRIES, patient_storage_of, snapshots_folder
 from broker.snapshots_place import Filter, Place, open_place
 from managed_ledger.cursor_properties import CursorName
 from snapshot_storage.copying import copy_snapshot, found_copy
@@ -65,7 +66,7 @@ async def copy_snapshots(
     copied = Copied()
     async with (
         open_place(config, is_read_only=not updates_cursors) as place,
-        snapshot_storage_of(target) as there,
+        patient_storage_of(target) as there,
     ):
         properties = await place.properties(which)
         await _copy_all(place, there, which, properties, copied, advance)
@@ -100,7 +101,8 @@ async def _copy_all(
             free = [one for one in candidates[info.bucket_id] if one not in taken]
             new_id = await found_copy(place.storage, there, info, metadata, free)
             if new_id is None:
-                new_id = await copy_snapshot(place.storage, there, info, metadata)
+                # The whole of it again: a copy whose answer was lost is found by the next run, or is an orphan there.
+                new_id = await RETRIES.run(partial(copy_snapshot, place.storage, there, info, metadata))
                 copied.written += 1
                 copied.written_bytes += info.length_bytes
             taken.add(new_id)

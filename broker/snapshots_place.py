@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from broker.config import BrokerConfig
-from broker.snapshots import snapshot_storage_of
+from broker.snapshots import patient_storage_of
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
 from snapshot_storage.codec import SegmentMetadata, decode_metadata
 from snapshot_storage.copying import pieces_of
@@ -157,7 +157,7 @@ async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> Asyn
     # First the log: its lock is what keeps a service away, whatever the storage.
     cursors = await asyncio.to_thread(lambda: CursorPropertiesFolder(ledgers, is_read_only=is_read_only))
     try:
-        async with snapshot_storage_of(config, is_read_only=is_read_only) as storage:
+        async with patient_storage_of(config, is_read_only=is_read_only) as storage:
             yield Place(storage, cursors)
     finally:
         await asyncio.to_thread(cursors.close)

@@ -13,14 +13,19 @@ from click.testing import CliRunner, Result
 from pyarrow import parquet
 from rocksdict import Options, Rdict
 
+from broker import snapshots
 from broker.cli import main
+from broker.config import BrokerConfig
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.faults import Fault, FaultPlan
+from snapshot_storage.retrying import Retries
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.snapshot import build_snapshot
+from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 
 ORDERS = "persistent://public/default/orders"
 REMINDERS = "persistent://public/default/reminders"
@@ -324,6 +329,37 @@ def _contents(path: Path, *, only: list[int] | None = None) -> list[tuple[object
             )
 
     return asyncio.run(read())
+
+
+@pytest.mark.parametrize("words", [("list",), ("verify",), ("copy", "--to", "{new}"), ("export", "{new}.parquet")])
+def test_a_storage_that_fails_now_and_then_is_asked_again(
+    data: Data, tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every fourth call fails, before its effect or after."""
+
+    async def no_pause(_: float) -> None:
+        pass
+
+    def faulty(config: BrokerConfig, *, is_read_only: bool = False) -> FaultInjectingBucketSnapshotStorage:
+        storage = FaultInjectingBucketSnapshotStorage(made(config, is_read_only=is_read_only), plan)
+        storages.append(storage)
+        return storage
+
+    made = snapshots.snapshot_storage_of
+    plan = FaultPlan(seed=5, rate=0.25, faults=(Fault.FAILURE_BEFORE, Fault.FAILURE_AFTER))
+    storages: list[FaultInjectingBucketSnapshotStorage] = []
+    retries = Retries(sleep=no_pause, tries_max=9)
+    monkeypatch.setattr(snapshots, "RETRIES", retries)
+    monkeypatch.setattr("broker.snapshots_copy.RETRIES", retries)
+    monkeypatch.setattr(snapshots, "snapshot_storage_of", faulty)
+
+    result = data.run(*(word.format(new=tmp_path / "new") for word in words))
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert sum(storage.fault_counts.total() for storage in storages) > 0
+    if words[0] == "copy":
+        # A commit that failed after its effect left a second one there.
+        assert set(_contents(tmp_path / "new")) == set(_contents(data.path))
 
 
 def test_an_interrupted_copy_goes_on(data: Data, tmp_path: Path) -> None:

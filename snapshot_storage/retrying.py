@@ -1,0 +1,122 @@
+"""Patience for callers that have none of their own: a storage around another one that asks again what it may.
+
+The tracker retries by itself, as it knows what can wait and for how long. Tools and the start of a service ask once,
+and one 503 of an S3 server would end them. What is asked again, a few times and ever later:
+
+    start, every read, list, delete     safe by the interface: a second call does no harm
+    create, and every step of a writer  never: an answer that was lost may hide a snapshot, and a second one would be
+                                        a second snapshot; who can tell (a copy compares) repeats the whole
+
+Only `StorageUnavailableError` is a reason, and the last one comes out as it is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeVar
+
+from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
+from snapshot_storage.storage import (
+    BucketSnapshotHead,
+    BucketSnapshotInfo,
+    BucketSnapshotStorage,
+    BucketSnapshotWriter,
+)
+
+log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How often, and how patiently."""
+
+    tries_max: int = 5
+    """How often something is tried in all. Default 5."""
+
+    first_pause_ms: int = 200
+    """The longest pause after the first failure; each further one may be twice as long. Default 200: 3 s in all."""
+
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    """Waits for so many seconds."""
+
+    chance: Random = field(default_factory=Random)
+    """Spreads the calls of many processes that failed at one moment: a pause is anything up to the longest."""
+
+    async def run(self, call: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Return what the call returns, however often it must be made.
+
+        Raises:
+            SnapshotStorageError: What the last call raised.
+        """
+        for number in range(self.tries_max - 1):
+            try:
+                return await call()
+            except StorageUnavailableError as error:
+                pause_s = self.chance.uniform(0, self.first_pause_ms * 2**number) / 1_000
+                log.warning("trying again in %.1f s: %s", pause_s, error)
+                await self.sleep(pause_s)
+        return await call()
+
+
+class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
+    """Passes every call on to another storage, and again where that is safe; see the module."""
+
+    def __init__(self, storage: BucketSnapshotStorage, retries: Retries) -> None:
+        self._storage = storage
+        self._retries = retries
+
+    async def start(self) -> None:
+        """See base."""
+        await self._retries.run(self._storage.start)
+
+    async def close(self) -> None:
+        """See base."""
+        await self._storage.close()
+
+    async def create_bucket_snapshot(
+        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
+    ) -> int:
+        """See base; asked once."""
+        return await self._storage.create_bucket_snapshot(
+            metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
+        )
+
+    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
+        """See base; its steps are asked once."""
+        return self._storage.new_bucket_snapshot(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
+
+    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+        """See base."""
+        return await self._retries.run(lambda: self._storage.read_bucket_snapshot_head(bucket_id))
+
+    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
+        """See base."""
+        return await self._retries.run(lambda: self._storage.get_bucket_snapshot_metadata(bucket_id))
+
+    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
+        """See base."""
+        return await self._retries.run(
+            lambda: self._storage.get_bucket_snapshot_segment(bucket_id, first_entry, last_entry)
+        )
+
+    async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
+        """See base."""
+        return await self._retries.run(lambda: self._storage.get_bucket_snapshot_length(bucket_id))
+
+    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
+        """See base."""
+        await self._retries.run(lambda: self._storage.delete_bucket_snapshot(bucket_id))
+
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        """See base."""
+        return await self._retries.run(lambda: self._storage.list_bucket_snapshots(topic_name, cursor_name))
+
+    async def find_damage(self) -> list[SnapshotStorageError]:
+        """See base."""
+        return await self._retries.run(self._storage.find_damage)
