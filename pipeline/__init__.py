@@ -14,11 +14,12 @@ What it does, without Spark:
 
 - `merge_rows`: one bucket made of several.
 - `cancel_rows`: positions as bitmaps, and a bucket without some of its rows.
+- `message_metadata`: properties and keys, from what stands before a payload.
 - `batch_mark`: which batch of a stream an index has already.
 
 And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `merge` for too many buckets, `migrate` for
-another storage, `cancel` for messages that must not be delivered, `ingest` for a stream; `spark_tasks` and `session`
-under them.
+another storage, `cancel` for messages that must not be delivered (`find_messages` by time, key or property), `ingest`
+for a stream; `spark_tasks` and `session` under them.
 
 What is wrong: `audit`, and `audit_rows` for what its tasks compare.
 What is ahead: `forecast`, and `forecast_charts` for pictures of it.

@@ -3,14 +3,12 @@
     positions ──► a bitmap a ledger ──► minus what is acknowledged ──► one durable write for all subscriptions
                                                              └──► buckets without those rows ──► publish
 
-Positions are any DataFrame with topic, ledger_id and entry_id; `delayed_positions` makes one by time and key.
+Positions are any DataFrame with topic, ledger_id and entry_id; `find_messages` makes one by time, key and property.
 The service must be stopped. What counts is the acknowledgement: a tracker leaves out acknowledged rows when it recovers
 a bucket, so a crash before the index is changed costs space and nothing else. A second run cancels nothing; it ends
 what the first one left.
 
 An index that the subscriptions of a topic share is left as it is: others may wait for the same rows.
-
-Not here: predicates on properties. Those are in payloads, which no job reads.
 """
 
 import asyncio
@@ -24,7 +22,6 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from pyroaring import BitMap
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
@@ -102,57 +99,6 @@ class CancelReport:
     buckets_removed: int = 0
     buckets_unreadable: list[ShrunkBucket] = field(default_factory=list)
     """They were left as they are; `audit` knows more."""
-
-
-def delayed_positions(
-    spark: SparkSession,
-    location: str,
-    *,
-    topics: Sequence[str] | None = None,
-    deliver_at_ms: tuple[int | None, int | None] = (None, None),
-    publish_time_ms: tuple[int | None, int | None] = (None, None),
-    sticky_hashes: Sequence[int] | None = None,
-) -> DataFrame:
-    """Return the positions of the messages of a log that have a delay and for which all of this holds.
-
-    Args:
-        spark: The session, prepared by `session.register`.
-        location: A data directory, a log's folder, or an export.
-        topics: Only these.
-        deliver_at_ms: From here, to before here; None for no limit.
-        publish_time_ms: The same of the time of publishing.
-        sticky_hashes: Only keys of these hashes (`dispatcher.slots.sticky_hash`, 31 bits: two keys may share one).
-    """
-    headers = spark.read.format("postdate_ledger")
-    # As options, ledgers that cannot have such a message are not read.
-    for column, (first, _) in (("deliver_at_ms", deliver_at_ms), ("publish_time_ms", publish_time_ms)):
-        if first is not None:
-            headers = headers.option(f"{column}_min", str(first))
-    if topics is not None and len(topics) == 1:
-        headers = headers.option("topic", topics[0])
-    found = headers.load(location).where(F.col("deliver_at_ms") >= 0)
-    for column, (_, end) in (("deliver_at_ms", deliver_at_ms), ("publish_time_ms", publish_time_ms)):
-        if end is not None:
-            found = found.where(F.col(column) < end)
-    if topics is not None:
-        found = found.where(F.col("topic").isin(list(topics)))
-    if sticky_hashes is not None:
-        found = found.where(F.col("sticky_hash").isin(list(sticky_hashes)))
-    return found.select(*POSITION_COLUMNS)
-
-
-def read_positions(spark: SparkSession, path: str) -> DataFrame:
-    """Return the positions in Parquet files, or in CSV files with a header if the name ends so.
-
-    Raises:
-        ValueError: They cannot be read.
-    """
-    try:
-        if path.endswith(".csv"):
-            return spark.read.csv(path, header=True, inferSchema=True)
-        return spark.read.parquet(path)
-    except AnalysisException as error:
-        raise ValueError(f"The positions in {path} cannot be read: {error}") from error
 
 
 def cancel(

@@ -16,6 +16,7 @@ BAD_ROWS_SHOWN = 10
     epilog=examples(
         "postdate pipeline cancel data --cursor billing --positions positions.parquet",
         "postdate pipeline cancel data --cursor billing --key order-17 --dry-run",
+        "postdate pipeline cancel data --cursor billing --property campaign=spring --property country=fi",
         "postdate pipeline cancel data --cursor billing --cursor audit --deliver-from-ms 1767225600000",
         'spark-submit "$(python -m pipeline)" cancel /shared/data --cursor billing --positions s3a://bucket/gone.csv',
     )
@@ -24,7 +25,10 @@ BAD_ROWS_SHOWN = 10
 @click.option("--cursor", "cursors", multiple=True, required=True, metavar="NAME", help="Subscription; repeatable.")
 @click.option("--positions", metavar="FILE", help="Parquet or .csv with a header: topic, ledger_id, entry_id.")
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
-@click.option("--key", "message_keys", multiple=True, metavar="KEY", help="Only keys of this key's hash; repeatable.")
+@click.option("--key", "message_keys", multiple=True, metavar="KEY", help="Only messages of this key; repeatable.")
+@click.option(
+    "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only messages with all of these; repeatable."
+)
 @click.option("--deliver-from-ms", type=int, help="Only what is to be delivered at this time or later.")
 @click.option("--deliver-before-ms", type=int, help="Only what is to be delivered before this time.")
 @click.option("--publish-from-ms", type=int, help="Only what was published at this time or later.")
@@ -39,6 +43,7 @@ def cancel(
     positions: str | None,
     topics: tuple[str, ...],
     message_keys: tuple[str, ...],
+    properties: tuple[str, ...],
     deliver_from_ms: int | None,
     deliver_before_ms: int | None,
     publish_from_ms: int | None,
@@ -50,32 +55,32 @@ def cancel(
     """Cancel scheduled messages: they are acknowledged for the subscriptions named and never delivered.
 
     DATA is a service's data directory; the service must be stopped. Cancelled are the positions of a file, or all
-    messages with a delay for which every option holds. A key stands for its hash of 31 bits, which another key may
-    share. Properties of messages are not looked at. A second run cancels nothing.
+    messages with a delay for which every option holds. Keys and properties are read from the metadata of messages,
+    which takes longer than times alone. A second run cancels nothing.
     """
-    from dispatcher.slots import sticky_hash
     from pipeline.cancel import cancel as cancel_positions
-    from pipeline.cancel import delayed_positions, read_positions
+    from pipeline.find_messages import find_messages, read_positions
     from pipeline.index_place import cursor_folder
 
     deliver, publish = (deliver_from_ms, deliver_before_ms), (publish_from_ms, publish_before_ms)
-    is_limited = bool(topics or message_keys) or any(limit is not None for limit in (*deliver, *publish))
+    is_limited = bool(topics or message_keys or properties) or any(limit is not None for limit in (*deliver, *publish))
     if is_limited == (positions is not None):
-        raise ValueError("say what to cancel: either --positions, or options for topic, key or times")
+        raise ValueError("say what to cancel: either --positions, or options for topic, key, property or times")
+    wanted = [_property(text) for text in properties]
     # Before Spark takes its seconds to start.
     cursor_folder(data, None)
     spark = new_session(master)
     if positions is not None:
         found = read_positions(spark, positions)
     else:
-        hashes = [sticky_hash(key.encode()) for key in message_keys]
-        found = delayed_positions(
+        found = find_messages(
             spark,
             data,
             topics=topics or None,
             deliver_at_ms=deliver,
             publish_time_ms=publish,
-            sticky_hashes=hashes or None,
+            keys=[key.encode() for key in message_keys],
+            properties=wanted,
         )
     with Steps().shown() as steps:
         report = cancel_positions(
@@ -89,6 +94,13 @@ def cancel(
         )
     _tell_cancelled(report, is_dry_run=dry_run)
     spark.stop()
+
+
+def _property(text: str) -> tuple[bytes, bytes]:
+    name, sign, value = text.partition("=")
+    if not name or not sign:
+        raise ValueError(f"--property must be NAME=VALUE, but is {text}")
+    return name.encode(), value.encode()
 
 
 def _tell_cancelled(report: "CancelReport", *, is_dry_run: bool) -> None:

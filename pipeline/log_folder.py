@@ -1,19 +1,21 @@
 """A managed-ledger folder as a job sees it: topics, ledgers, cursors, and headers by ledger; read-only.
 
 Any number of processes may read a folder, also one that a service has open: each sees it as it was when it looked.
-RocksDB itself is known to `managed_ledger.database`. Payloads are never read: headers are a column family of their own.
+RocksDB itself is known to `managed_ledger.database`. Headers are a column family of their own; payloads are read where
+`entries` is asked for, and nowhere else.
 
 Here are no threads and no event loop, so a task of Spark reads with one seek and a walk over blocks.
 """
 
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from managed_ledger import cursor_records, keys
+from managed_ledger.blocks import payload_at, payload_count
 from managed_ledger.cursor_records import StoredCursor
 from managed_ledger.database import Database, RocksDatabase
 from managed_ledger.errors import StoreCorruptedError
@@ -113,6 +115,27 @@ class LogFolder:
         """See base, and `read`."""
         rows = self._rows(part)
         return DelayedIndexes(np.ascontiguousarray(rows[:, 0]), *_positions(part, len(rows)))
+
+    def entries(self, ledger_id: int, entry_ids: Sequence[int]) -> Iterator[bytes]:
+        """Give entries of one ledger as they were sent, in order; none for one that is not there.
+
+        Args:
+            ledger_id: The ledger.
+            entry_ids: Ascending.
+        """
+        with self._database.rows(Family.PAYLOADS) as rows:
+            first, end, block = 0, 0, b""
+            for entry_id in entry_ids:
+                if entry_id >= end:
+                    rows.seek_for_prev(keys.block_key(ledger_id, entry_id))
+                    if not rows.valid():
+                        return
+                    found_ledger_id, first = keys.pair.unpack(rows.key())
+                    block = rows.value()
+                    end = first + payload_count(block)
+                    if found_ledger_id != ledger_id or entry_id >= end:
+                        return
+                yield payload_at(block, entry_id - first)
 
     def _rows(self, part: HeaderRange) -> Rows:
         blocks = list(self._blocks(part))

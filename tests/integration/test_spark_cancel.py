@@ -8,12 +8,17 @@ import pytest
 from pyroaring import BitMap
 from pyspark.sql import DataFrame, SparkSession
 
+from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
+from dispatcher.slots import sticky_hash
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.cancel import BadPosition, cancel, delayed_positions, read_positions
+from pipeline.cancel import BadPosition, cancel
 from pipeline.cursor_log import CursorName
+from pipeline.find_messages import find_messages, read_positions
+from pipeline.log_folder import LogFolder
 from pipeline.log_rebuild import rebuild_log
+from pipeline.parquet_log import export_ledgers
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.bulk_data import RULES, Header, bucket_ids, live, some_times, stored, without, write_log
 from tests.live_index import NOW_MS, StoredEntries
@@ -171,13 +176,13 @@ def _damage(data: Path, name: CursorName) -> None:
         cursors.put_properties({name: {**properties, min(properties): "999999"}})
 
 
-def test_messages_are_found_by_time_and_key(spark: SparkSession, tmp_path: Path) -> None:
+def test_messages_are_found_by_time(spark: SparkSession, tmp_path: Path) -> None:
     """Limits begin at their first and end before their second time; what has no delay is never found."""
     headers = write_log(tmp_path, {"a": some_times(3, 300), "b": some_times(4, 100)})
     middle = NOW_MS + 1_800_000
 
     def found(**limits: object) -> list[tuple[str, int, int]]:
-        return sorted(map(tuple, delayed_positions(spark, str(tmp_path), **limits).collect()))  # type: ignore[arg-type]
+        return sorted(map(tuple, find_messages(spark, str(tmp_path), **limits).collect()))  # type: ignore[arg-type]
 
     def expected(topics: str, first: int, end: int) -> list[tuple[str, int, int]]:
         return sorted(
@@ -187,11 +192,63 @@ def test_messages_are_found_by_time_and_key(spark: SparkSession, tmp_path: Path)
             if h.deliver_at_ms >= 0 and first <= h.deliver_at_ms < end
         )
 
-    assert found() == found(publish_time_ms=(NOW_MS - 10, NOW_MS - 9), sticky_hashes=[7]) == expected("ab", 0, 2**63)
+    assert found() == found(publish_time_ms=(NOW_MS - 10, NOW_MS - 9)) == expected("ab", 0, 2**63)
     assert found(topics=["a"], deliver_at_ms=(NOW_MS, middle)) == expected("a", NOW_MS, middle) != []
     last = max(h.deliver_at_ms for h in headers["b"])
     assert found(topics=["b"], deliver_at_ms=(last, None)) == expected("b", last, last + 1) != []
-    assert found(publish_time_ms=(None, NOW_MS - 10)) == found(sticky_hashes=[8]) == []
+    assert found(publish_time_ms=(None, NOW_MS - 10)) == []
+
+
+def _write_messages(data: Path, count: int) -> int:
+    """Append scheduled messages with keys and properties, all of one hash; returns their ledger."""
+
+    async def write() -> int:
+        store = await LedgerStore.open(data / "ledgers", ManagedLedgerConfig(), now_ms=lambda: NOW_MS)
+        ledger = await store.open_managed_ledger("a")
+        await ledger.open_cursor("sub")
+        for number in range(count):
+            metadata = MessageMetadata(producer_name="p", sequence_id=number, publish_time=NOW_MS)
+            metadata.partition_key = b"key-%d" % (number % 5)
+            metadata.properties.add(key="campaign", value=f"c{number % 3}")
+            metadata.properties.add(key="country", value="fi" if number % 2 else "se")
+            encoded = metadata.SerializeToString()
+            entry = b"\x0e\x01sum!" + len(encoded).to_bytes(4) + encoded + b"campaign c0 country fi" * 20
+            ledger.append_nowait(
+                entry, publish_time_ms=NOW_MS, deliver_at_ms=NOW_MS + 1_000, sticky_hash=sticky_hash(b"key-4")
+            )
+        await ledger.committed()
+        ledger_id = ledger.ledgers()[0].ledger_id
+        await store.close()
+        return ledger_id
+
+    return asyncio.run(write())
+
+
+def test_messages_are_found_by_key_and_property(spark: SparkSession, tmp_path: Path) -> None:
+    """By what their metadata says: neither the payload counts, nor a hash that keys share; an export has none of it."""
+    ledger_id = _write_messages(tmp_path / "data", 300)
+    log = LogFolder(tmp_path / "data" / "ledgers")
+    export_ledgers(log, str(tmp_path / "export"))
+    log.close()
+
+    def found(**limits: object) -> list[int]:
+        rows = find_messages(spark, str(tmp_path / "data"), **limits).collect()  # type: ignore[arg-type]
+        assert {tuple(row)[:2] for row in rows} <= {("a", ledger_id)}
+        return sorted(row.entry_id for row in rows)
+
+    of_campaign = [number for number in range(300) if number % 3 == 0 and number % 2]
+    assert found(properties=[(b"campaign", b"c0"), (b"country", b"fi")]) == of_campaign
+    assert found(keys=[b"key-4"]) == list(range(4, 300, 5))
+    assert found(keys=[b"key-3"], properties=[(b"country", b"fi")]) == []
+    assert found(properties=[(b"country", b"dk")]) == []
+    with pytest.raises(ValueError, match="keys and properties are not in"):
+        find_messages(spark, str(tmp_path / "export"), keys=[b"key-4"])
+    report = cancel(
+        find_messages(spark, str(tmp_path / "data"), properties=[(b"campaign", b"c0")]),
+        str(tmp_path / "data"),
+        cursors=["sub"],
+    )
+    assert report.cancelled == {SUB: 100}
 
 
 def test_a_cancellation_that_cannot_be_done_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
