@@ -4,6 +4,7 @@ Loads come first, since someone waits for them; then what each state stands for;
 that no property names. Nothing is remembered between two looks but what is in flight and when to retry.
 """
 
+import heapq
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -135,19 +136,24 @@ def _load_of(buckets: BucketSet, bucket: Bucket, through_ms: int, row_count_max:
 
 def _remove_exhausted(buckets: BucketSet) -> None:
     """Remove the buckets of which every row was handed out."""
-    buckets.next_exhaustion_ms = NEVER
-    for serial, bucket in list(buckets.ending.items()):
-        if bucket.resident is None and not (bucket.state is BucketState.SEALED and bucket.is_fully_loaded):
-            del buckets.ending[serial]
-        elif bucket.is_doomed or bucket.merging_into is not None:
-            continue
-        elif bucket.resident is not None:
-            if bucket.resident.queue.next_ms == NEVER:
+    if buckets.index.residents.has_empty:
+        for bucket in (*buckets.storage_lane.work.values(), *buckets.property_lane.work.values()):
+            if bucket.resident is not None and bucket.resident.queue.next_ms == NEVER:
                 buckets.remove(bucket)
-        elif buckets.index.shared_queue.next_ms > bucket.last_ms:
-            buckets.remove(bucket)
+    next_ms = buckets.index.shared_queue.next_ms
+    merging: list[tuple[int, int]] = []
+    while buckets.ending and buckets.ending[0][0] < next_ms:
+        entry = heapq.heappop(buckets.ending)
+        ended = buckets.buckets.get(entry[1])
+        if ended is None or not (ended.state is BucketState.SEALED and ended.is_fully_loaded):
+            continue
+        if ended.merging_into is None:
+            buckets.remove(ended)
         else:
-            buckets.next_exhaustion_ms = min(buckets.next_exhaustion_ms, bucket.last_ms)
+            merging.append(entry)
+    buckets.next_exhaustion_ms = buckets.ending[0][0] if buckets.ending else NEVER
+    for entry in merging:
+        heapq.heappush(buckets.ending, entry)
 
 
 def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
@@ -169,7 +175,7 @@ def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
         min(source.ledgers.first_ledger_id for source in sources),
         max(source.ledgers.last_ledger_id for source in sources),
     )
-    target = buckets.new_bucket(ledgers, free_key(ledgers, buckets.keys()), BucketState.MERGING)
+    target = buckets.new_bucket(ledgers, free_key(ledgers, buckets.keys), BucketState.MERGING)
     target.sources = tuple(source.serial for source in sources)
     for source in sources:
         source.merging_into = target.serial

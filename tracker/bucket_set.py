@@ -5,6 +5,7 @@ Everything that may be started follows from the buckets' states: `bucket_plan` l
 callbacks has to survive a failure.
 """
 
+import heapq
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from random import Random
@@ -18,7 +19,8 @@ from tracker.config import UNLIMITED, TrackerConfig
 from tracker.doubts import Doubts
 from tracker.due_queue import NEVER, RowKey, last_key_at
 from tracker.frontier import Frontier
-from tracker.index import Holding, Index
+from tracker.holding import Holding
+from tracker.index import Index
 from tracker.lanes import Lane
 from tracker.ledger_ranges import LedgerRanges
 from tracker.questions import Questions
@@ -44,8 +46,8 @@ class BucketSet:
         self.doubts = Doubts(index)
         self.questions = Questions(keeps_all=keeps_positions)
         self.frontier = Frontier(self.buckets)
-        self.ending: dict[int, Bucket] = {}
-        """Buckets whose rows are all in memory, by serial: they end when these are handed out."""
+        self.ending: list[tuple[int, int]] = []
+        """Of sealed buckets whose rows are all in memory, a heap of when the last one is due, and the serial."""
         self.lead_ms = 0
         self.is_dirty = False
         """Whether `plan` may have something to do."""
@@ -61,6 +63,8 @@ class BucketSet:
         self.sweep: ListSnapshots | None = None
         self.sweep_retry_at_ms = -1
         self.foreign_ids: frozenset[int] = frozenset()
+        self.keys: set[str] = set()
+        """The property keys that no new bucket may have."""
         self._serial = 0
         self._last_now_ms = -1
         self.quiet_until_ms = -1
@@ -126,7 +130,7 @@ class BucketSet:
     @property
     def unsealed_row_count(self) -> int:
         """How many rows are in memory because their snapshot is not durable."""
-        return sum(len(bucket.resident.queue) for bucket in self.buckets.values() if bucket.resident is not None)
+        return self.index.residents.row_count
 
     @property
     def held_row_count(self) -> int:
@@ -150,7 +154,7 @@ class BucketSet:
 
     def seal(self, ledgers: LedgerRange, rows: Holding) -> None:
         """Make a bucket of the mutable bucket's rows; they are served from memory until it is durable."""
-        bucket = self.new_bucket(ledgers, free_key(ledgers, self.keys()), BucketState.SEALING)
+        bucket = self.new_bucket(ledgers, free_key(ledgers, self.keys), BucketState.SEALING)
         if len(rows.queue) != rows.members.count:
             # A position was added twice, or refused: not every row is one to be stored.
             bucket.tracked_parts = rows.members.copy()
@@ -161,7 +165,6 @@ class BucketSet:
             self.index.unsettle(rows.members)
         if rows.members.common_count(self.index.shared.members):
             self.doubts.mark(bucket)
-        self.ending[bucket.serial] = bucket
         self.index.residents.append(rows)
 
     def recover(self, properties: Iterable[BucketProperty], foreign_ids: Iterable[int], now_ms: int) -> None:
@@ -241,6 +244,8 @@ class BucketSet:
         self._serial += 1
         bucket = Bucket(self._serial, ledgers, key, state)
         self.buckets[bucket.serial] = bucket
+        if _owns_key(bucket):
+            self.keys.add(key)
         self._join_lane(bucket)
         self.changed()
         if state in (BucketState.SEALING, BucketState.RECOVERING):
@@ -254,14 +259,6 @@ class BucketSet:
             for doubtful in (bucket, *others):
                 self.doubts.mark(doubtful)
         self.ranges.add(bucket.serial, bucket.ledgers)
-
-    def keys(self) -> set[str]:
-        """Return the property keys that no new bucket may have."""
-        return {
-            bucket.key
-            for bucket in self.buckets.values()
-            if bucket.has_property or bucket.state is not BucketState.DELETING
-        }
 
     def changed(self) -> None:
         """Note that `plan` and the barrier have to look again."""
@@ -290,7 +287,10 @@ class BucketSet:
         """Move a bucket to a state and to the lane of its action."""
         self.storage_lane.work.pop(bucket.serial, None)
         self.property_lane.work.pop(bucket.serial, None)
+        owned_key = _owns_key(bucket)
         bucket.move_to(state)
+        if owned_key and not _owns_key(bucket):
+            self.keys.remove(bucket.key)
         bucket.parts, bucket.tracked_parts = (), None
         if state is BucketState.GONE:
             del self.buckets[bucket.serial]
@@ -315,7 +315,7 @@ class BucketSet:
     def note_popped(self) -> None:
         """Look at the buckets again if what was handed out may have exhausted one, or made room for a load."""
         is_room = self.index.shared_queue.next_ms > self.next_exhaustion_ms
-        if is_room or any(resident.queue.next_ms == NEVER for resident in self.index.residents):
+        if is_room or self.index.residents.has_empty:
             self.is_dirty = True
 
     # How far hand-out may go, and when to look again.
@@ -350,7 +350,7 @@ class BucketSet:
         """Note that more of a bucket is loaded, or that it has come to be served from segments."""
         self.frontier.note(bucket)
         if bucket.is_fully_loaded:
-            self.ending[bucket.serial] = bucket
+            heapq.heappush(self.ending, (bucket.last_ms, bucket.serial))
 
     def _waived_at_ms(self, bucket: Bucket) -> int:
         if bucket.needed_since_ms is None or self.config.order_wait_ms_max == UNLIMITED:
@@ -404,8 +404,9 @@ class BucketSet:
             assert all(self.buckets[source].merging_into == serial for source in bucket.sources)
             assert bucket.state is not BucketState.RECOVERING or serial in self._recovering
             assert bucket.unread.known is None or serial in self.questions.warm
-            is_ending = bucket.resident is not None or (bucket.state is BucketState.SEALED and bucket.is_fully_loaded)
-            assert not is_ending or serial in self.ending
+            is_ending = bucket.state is BucketState.SEALED and bucket.is_fully_loaded
+            assert not is_ending or (bucket.last_ms, serial) in self.ending
+        assert self.keys == {bucket.key for bucket in self.buckets.values() if _owns_key(bucket)}
         for bucket in self.served():
             assert bucket.serial in self.ranges.covering(bucket.ledgers.first_ledger_id)
         assert len(self.ranges) == sum(1 for _ in self.served())
@@ -415,6 +416,13 @@ class BucketSet:
         self.frontier.check()
         for lane in (self.storage_lane, self.property_lane):
             assert lane.work.keys() <= self.buckets.keys()
+
+
+def _owns_key(bucket: Bucket) -> bool:
+    """Whether a bucket's property exists, or may come to exist."""
+    if bucket.state in (BucketState.DELETING, BucketState.GONE):
+        return bucket.has_property and bucket.state is BucketState.DELETING
+    return True
 
 
 def total_size_bytes(buckets: Mapping[int, Bucket]) -> int:

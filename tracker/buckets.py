@@ -10,7 +10,7 @@ snapshot is deleted before (4) its property is removed. A crash after 1 leaves a
 which recovery finds by listing; a crash after 3 leaves a property that names nothing, which recovery removes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -22,7 +22,7 @@ from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.columns import DelayedIndexes
 from tracker.actions import Action, LoadSegments, SegmentTable
 from tracker.due_queue import NEVER, RowKey
-from tracker.index import Holding
+from tracker.holding import Holding
 from tracker.membership import LEDGER_ID_MAX
 from tracker.unread import UnreadPositions
 
@@ -276,7 +276,7 @@ def is_in_order(table: SegmentTable) -> bool:
     )
 
 
-def free_key(ledgers: LedgerRange, taken: set[str]) -> str:
+def free_key(ledgers: LedgerRange, taken: Container[str]) -> str:
     """Return the property key of the range, or of a wider one that no other bucket has.
 
     A ledger that is sealed in several pieces, or a merge with an enclosing bucket, would otherwise need one key

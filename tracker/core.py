@@ -27,7 +27,8 @@ from tracker.bucket_set import BucketSet, total_size_bytes
 from tracker.buckets import BucketState
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.due_queue import NEVER, last_key_at
-from tracker.index import Holding, Index
+from tracker.holding import Holding
+from tracker.index import Index
 from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of
 from tracker.recovery import BucketProperties, read_properties
 

@@ -159,10 +159,11 @@ def sorted_rows(parts: Sequence[DelayedIndexes]) -> DelayedIndexes:
 class DueQueue:
     """Rows to be handed out in order of time, then position."""
 
-    __slots__ = ("_chunks", "_chunks_rows", "_entry_ids", "_ledger_ids", "_runs", "_times", "next_ms")
+    __slots__ = ("_chunks", "_chunks_rows", "_entry_ids", "_ledger_ids", "_runs", "_runs_rows", "_times", "next_ms")
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
+        self._runs_rows = 0
         self._times: list[int] = []
         self._ledger_ids: list[int] = []
         self._entry_ids: list[int] = []
@@ -172,7 +173,7 @@ class DueQueue:
         """The earliest time in the queue, `NEVER` when it is empty."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._runs)) + len(self._times) + self._chunks_rows
+        return self._runs_rows + len(self._times) + self._chunks_rows
 
     def push(self, deliver_at_ms: int, ledger_id: int, entry_id: int) -> None:
         """Add one row.
@@ -224,6 +225,7 @@ class DueQueue:
         if not self._chunks:
             return
         run = _sorted_run(self._chunks)
+        self._runs_rows += self._chunks_rows
         self._chunks = []
         self._chunks_rows = 0
         # Runs shrink at their head, so their order by size is not the order in which they came.
@@ -245,11 +247,13 @@ class DueQueue:
         """Put sorted rows back that were popped with others."""
         run = _Run(times, ledger_ids, entry_ids)
         self._runs.append(run)
+        self._runs_rows += len(run)
         self.next_ms = min(self.next_ms, run.head_ms)
 
     def drop_empty_runs(self) -> None:
         """Forget runs that are used up and find the next time; call after taking rows from runs."""
         self._runs = [run for run in self._runs if len(run)]
+        self._runs_rows = sum(map(len, self._runs))
         assert not self._times
         assert not self._chunks
         self.next_ms = min((run.head_ms for run in self._runs), default=NEVER)
@@ -269,6 +273,7 @@ class DueQueue:
             next_ms = min(next_ms, run.head_ms)
         for times, _, _ in self._chunks:
             next_ms = min(next_ms, int(times.min()))
+        assert self._runs_rows == sum(map(len, self._runs))
         assert self._chunks_rows == sum(len(times) for times, _, _ in self._chunks)
         assert len(self._times) == len(self._ledger_ids) == len(self._entry_ids)
         assert self.next_ms == min([next_ms, *self._times])

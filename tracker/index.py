@@ -16,34 +16,18 @@ from pyroaring import BitMap
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
 from tracker.due_queue import NEVER, DueQueue, RowKey, pop_sorted
+from tracker.holding import Holding, Residents
 from tracker.membership import Membership, bitmap_of, ledger_groups
 
 Int64Array = NDArray[np.int64]
 
+Columns = tuple[Int64Array, Int64Array, Int64Array]
+
 _NONE = BitMap()
+_NO_COLUMNS: Final[Columns] = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 _TAKEN_ROWS_MAX: Final = 16_384
 """Rows that were handed out and whose positions are still to be forgotten: 256 KiB."""
-
-
-class Holding:
-    """Rows, and the positions that have one among them."""
-
-    __slots__ = ("is_popped", "members", "queue")
-
-    def __init__(self) -> None:
-        self.members = Membership()
-        self.queue = DueQueue()
-        self.is_popped = False
-        """Whether rows may have been taken from the front."""
-
-    def check(self) -> None:
-        """Assert every invariant of the holding."""
-        self.members.check()
-        self.queue.check()
-        positions = self.queue.positions()
-        for ledger_id, entry_ids in self.members.bitmaps.items():
-            assert all((ledger_id, entry_id) in positions for entry_id in entry_ids), "a position has no row"
 
 
 class Index:
@@ -54,7 +38,7 @@ class Index:
         self._taken: list[tuple[Int64Array, Int64Array]] = []
         self._taken_count = 0
         self.mutable = Holding()
-        self.residents: list[Holding] = []
+        self.residents = Residents()
         """Those of buckets that are being sealed."""
         self.first_ledger_id = -1
         """Ledgers below this one are of no interest any more: the cursor is past them."""
@@ -63,7 +47,7 @@ class Index:
         self.settled: dict[int, BitMap] = {}
         """What was handed out or refused of watched ranges, by ledger."""
         self._acknowledged_in = acknowledged_in
-        self._is_only_shared = True
+        self._rest = _NO_COLUMNS
 
     @property
     def shared(self) -> Holding:
@@ -90,15 +74,12 @@ class Index:
     @property
     def next_ms(self) -> int:
         """The earliest time of a row in memory, `NEVER` if there is none."""
-        next_ms = min(self._shared.queue.next_ms, self.mutable.queue.next_ms)
-        for resident in self.residents:
-            next_ms = min(next_ms, resident.queue.next_ms)
-        return next_ms
+        return min(self._shared.queue.next_ms, self.mutable.queue.next_ms, self.residents.next_ms)
 
     @property
     def row_count(self) -> int:
         """How many rows are in memory, including those of positions that are tracked no more."""
-        return sum(map(len, self.queues))
+        return len(self._shared.queue) + len(self.mutable.queue) + self.residents.row_count
 
     @property
     def position_count(self) -> int:
@@ -108,7 +89,11 @@ class Index:
 
     def contains(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position has a row in memory."""
-        return any(holding.members.contains(ledger_id, entry_id) for holding in self.holdings)
+        if self._taken_count:
+            self._forget_taken()
+        if self._shared.members.contains(ledger_id, entry_id) or self.mutable.members.contains(ledger_id, entry_id):
+            return True
+        return any(resident.members.contains(ledger_id, entry_id) for resident in self.residents)
 
     def ledger_ids(self) -> set[int]:
         """Return the ledgers of which a position has a row in memory."""
@@ -136,46 +121,75 @@ class Index:
         parts: list[DelayedIndexes] = []
         wanted = limit
         while wanted > 0:
-            is_exact = len(self._shared.queue) == self._shared_count
-            self._is_only_shared = True
-            for holding in (self.mutable, *self.residents):
-                if holding.queue.next_ms <= through.deliver_at_ms:
-                    self._is_only_shared = False
-                    holding.is_popped = True
-            times, ledger_ids, entry_ids = pop_sorted(self.queues, through, wanted, rest=self)
-            if not len(times):
+            rows = self._pop_some(through, wanted)
+            if rows is None:
                 break
-            if is_exact and self._is_only_shared and self._are_nowhere_else(ledger_ids):
-                self._note_taken(ledger_ids, entry_ids)
-            else:
-                is_tracked = self._take(ledger_ids, entry_ids)
-                times, ledger_ids, entry_ids = times[is_tracked], ledger_ids[is_tracked], entry_ids[is_tracked]
-            if len(times):
+            if len(rows):
                 if self.watched:
-                    self._settle(ledger_ids, entry_ids)
-                parts.append(DelayedIndexes(times, ledger_ids, entry_ids))
-                wanted -= len(times)
+                    self._settle(rows.ledger_ids, rows.entry_ids)
+                parts.append(rows)
+                wanted -= len(rows)
         return DelayedIndexes.concatenate(parts)
 
+    def _pop_some(self, through: RowKey, limit: int) -> DelayedIndexes | None:
+        """Take rows from the queues, and hand out those that are tracked; None if there are none at all."""
+        # Every row of the shared holding is a position's only one.
+        is_exact = len(self._shared.queue) == self._shared_count
+        others = self._due_beside_shared(through)
+        row_counts = [len(holding.queue) for holding in others]
+        self._rest = _NO_COLUMNS
+        times, ledger_ids, entry_ids = pop_sorted(self.queues, through, limit, rest=self)
+        if not len(times):
+            return None
+        touched = [holding for holding, count in zip(others, row_counts, strict=True) if len(holding.queue) != count]
+        if touched:
+            return self._take_mixed(touched, (times, ledger_ids, entry_ids))
+        if len(self._rest[0]):
+            self._shared.queue.push_front(*self._rest)
+        if is_exact and self._are_nowhere_else(ledger_ids):
+            self._note_taken(ledger_ids, entry_ids)
+            return DelayedIndexes(times, ledger_ids, entry_ids)
+        return DelayedIndexes(times, ledger_ids, entry_ids).take(self._take(ledger_ids, entry_ids))
+
+    def _due_beside_shared(self, through: RowKey) -> list[Holding]:
+        due_ms = through.deliver_at_ms
+        residents = self.residents if self.residents.next_ms <= due_ms else ()
+        return [holding for holding in (self.mutable, *residents) if holding.queue.next_ms <= due_ms]
+
+    def _take_mixed(self, touched: Sequence[Holding], columns: Columns) -> DelayedIndexes:
+        """Hand out rows of several holdings; what was popped beyond them, the shared one has from now on."""
+        for holding in touched:
+            holding.is_popped = True
+        self.residents.note_popped()
+        row_count = len(columns[0])
+        rows = DelayedIndexes(*(np.concatenate(both) for both in zip(columns, self._rest, strict=True)))
+        is_tracked = self._take(rows.ledger_ids, rows.entry_ids)
+        rest = rows.slice(row_count, len(rows)).take(is_tracked[row_count:])
+        for ledger_id, group in ledger_groups(rest.ledger_ids):
+            self.shared.members.unite(ledger_id, bitmap_of(rest.entry_ids[group]))
+        if len(rest):
+            self._shared.queue.push_front(rest.deliver_at_ms, rest.ledger_ids, rest.entry_ids)
+        return rows.slice(0, row_count).take(is_tracked[:row_count])
+
     def push_front(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Keep sorted rows that `pop_sorted` took with others: from wherever they are, the shared holding has them."""
-        if not self._is_only_shared:
-            is_tracked = self._take(ledger_ids, entry_ids)
-            times, ledger_ids, entry_ids = times[is_tracked], ledger_ids[is_tracked], entry_ids[is_tracked]
-            if not len(times):
-                return
-            for ledger_id, rows in ledger_groups(ledger_ids):
-                self.shared.members.unite(ledger_id, bitmap_of(entry_ids[rows]))
-        self._shared.queue.push_front(times, ledger_ids, entry_ids)
+        """Keep sorted rows that `pop_sorted` took with others, until it is known where they are from."""
+        self._rest = (times, ledger_ids, entry_ids)
 
     @property
     def _shared_count(self) -> int:
         return self._shared.members.count - self._taken_count
 
     def _are_nowhere_else(self, ledger_ids: Int64Array) -> bool:
-        """Whether only the shared holding has anything of these ledgers."""
+        """Whether no position that the shared holding has of these ledgers is in another holding as well."""
         others = [holding.members.bitmaps for holding in (self.mutable, *self.residents) if holding.members.count]
-        return not others or all(bitmaps.keys().isdisjoint(np.unique(ledger_ids).tolist()) for bitmaps in others)
+        if not others:
+            return True
+        asked, shared = set(np.unique(ledger_ids).tolist()), self._shared.members.bitmaps
+        return not any(
+            shared[ledger_id].intersect(bitmaps[ledger_id])
+            for bitmaps in others
+            for ledger_id in asked & bitmaps.keys()
+        )
 
     def _note_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Forget the positions of rows of the shared holding, when each row in it is a position's only one.
@@ -313,7 +327,7 @@ class Index:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._shared, self.mutable, self.residents = Holding(), Holding(), []
+        self._shared, self.mutable, self.residents = Holding(), Holding(), Residents()
         self._taken, self._taken_count = [], 0
         self.settled = {}
 
@@ -321,6 +335,7 @@ class Index:
         """Assert every invariant of the index."""
         for holding in self.holdings:
             holding.check()
+        self.residents.check()
         assert self.next_ms == min(holding.queue.next_ms for holding in self.holdings)
         assert len(set(map(id, self.holdings))) == len(self.holdings)
         assert all(self._is_watched(ledger_id) for ledger_id in self.settled)

@@ -35,12 +35,11 @@ def bitmap_of(entry_ids: Int64Array) -> BitMap:
     if len(entry_ids) <= _SMALL_BITMAP_ROWS:
         return BitMap(entry_ids.tolist())
     first, last = int(entry_ids[0]), int(entry_ids[-1])
-    steps = np.diff(entry_ids)
-    if last - first == len(entry_ids) - 1 and (steps == 1).all():
+    if last - first == len(entry_ids) - 1 and (entry_ids[1:] - entry_ids[:-1] == 1).all():
         return BitMap(range(first, last + 1))
-    if (steps < 0).any():
-        entry_ids = np.sort(entry_ids)
-    return BitMap(array("I", entry_ids.astype(np.uint32).tobytes()))
+    values = entry_ids.astype(np.uint32)
+    values.sort()
+    return BitMap(array("I", values.tobytes()))
 
 
 def ledger_groups(ledger_ids: Int64Array) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
@@ -51,7 +50,10 @@ def ledger_groups(ledger_ids: Int64Array) -> Iterator[tuple[int, NDArray[np.int6
     if not len(changes):
         yield int(ledger_ids[0]), slice(0, len(ledger_ids))
         return
-    order = np.argsort(ledger_ids, kind="stable")
+    first = int(ledger_ids.min())
+    # Of 16-bit numbers, the stable sort takes a tenth of the time.
+    keys = (ledger_ids - first).astype(np.uint16) if int(ledger_ids.max()) - first < 1 << 16 else ledger_ids
+    order = np.argsort(keys, kind="stable")
     grouped = ledger_ids[order]
     ends = np.append(np.flatnonzero(grouped[1:] != grouped[:-1]) + 1, len(grouped))
     start = 0

@@ -46,6 +46,8 @@ class Questions:
         self.next_cooling_ms = NEVER
         self._wanted: dict[int, Bucket] = {}
         self._is_full = False
+        self._bytes_max = 0
+        """No less than the warm buckets' bitmaps take; what has cooled may be in it."""
 
     def ask(self, bucket: Bucket) -> bool:
         """Return whether a bucket's positions are known, and want them if they are not."""
@@ -62,7 +64,7 @@ class Questions:
 
     def open(self, bucket: Bucket, known: Membership) -> None:
         """Let a bucket be warm without anyone having asked, if there is room."""
-        has_room = self.keeps_all or self._warm_bytes() + known.size_bytes() <= WARM_BYTES_MAX
+        has_room = self.keeps_all or self._has_room(known.size_bytes())
         if bucket.has_unloaded and has_room:
             bucket.unread.warm(known)
             self.note_warm(bucket)
@@ -70,15 +72,21 @@ class Questions:
     def note_warm(self, bucket: Bucket) -> None:
         """Take care of a bucket that has become warm."""
         self._wanted.pop(bucket.serial, None)
+        self._bytes_max += bucket.unread.known_bytes
         self.warm[bucket.serial] = bucket
-        self.next_cooling_ms = -1
+        if self.next_cooling_ms == NEVER:
+            self.next_cooling_ms = -1
 
     def forget_wait(self) -> None:
         """Look again at once: the clock was put back."""
         self.next_cooling_ms = -1 if self.warm else NEVER
 
-    def _warm_bytes(self) -> int:
-        return sum(bucket.unread.known_bytes for bucket in self.warm.values() if bucket.unread.known is not None)
+    def _has_room(self, size_bytes: int) -> bool:
+        """Whether bitmaps of this size may become warm; they are counted only when their sum may have got too large."""
+        if self._bytes_max + size_bytes > WARM_BYTES_MAX:
+            known = (bucket.unread for bucket in self.warm.values() if bucket.unread.known is not None)
+            self._bytes_max = sum(unread.known_bytes for unread in known)
+        return self._bytes_max + size_bytes <= WARM_BYTES_MAX
 
     def plan(self, lane: Lane, now_ms: int) -> Iterator[ReadPositions]:
         """Yield the reads to start, in the order in which buckets were asked for."""
@@ -92,7 +100,7 @@ class Questions:
             if bucket.state not in NOT_SERVED and not bucket.is_warm
         }
         in_flight = sum(bucket.unread.question is not None for bucket in self._wanted.values())
-        self._is_full = not self.keeps_all and self._warm_bytes() >= WARM_BYTES_MAX
+        self._is_full = not self.keeps_all and not self._has_room(1)
         for bucket in self._wanted.values():
             if in_flight >= READS_IN_FLIGHT_MAX or self._is_full:
                 return

@@ -1,0 +1,89 @@
+"""Rows with the positions that have one among them, and all those holdings that wait for their snapshot.
+
+A storage that is slower than the adds may leave a thousand of them waiting, and some things are asked of all at every turn.
+So the earliest time and the number of rows are kept, and counted again only after rows were taken.
+"""
+
+from collections.abc import Iterator
+
+from tracker.due_queue import NEVER, DueQueue
+from tracker.membership import Membership
+
+
+class Holding:
+    """Rows, and the positions that have one among them."""
+
+    __slots__ = ("is_popped", "members", "queue")
+
+    def __init__(self) -> None:
+        self.members = Membership()
+        self.queue = DueQueue()
+        self.is_popped = False
+        """Whether rows may have been taken from the front."""
+
+    def check(self) -> None:
+        """Assert every invariant of the holding."""
+        self.members.check()
+        self.queue.check()
+        positions = self.queue.positions()
+        for ledger_id, entry_ids in self.members.bitmaps.items():
+            assert all((ledger_id, entry_id) in positions for entry_id in entry_ids), "a position has no row"
+
+
+class Residents:
+    """Holdings, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._holdings: dict[int, Holding] = {}
+        self._next_ms = NEVER
+        self._row_count = 0
+        self._has_empty = False
+
+    def __iter__(self) -> Iterator[Holding]:
+        return iter(self._holdings.values())
+
+    def __contains__(self, holding: Holding) -> bool:
+        return id(holding) in self._holdings
+
+    @property
+    def next_ms(self) -> int:
+        """The earliest time of a row, `NEVER` if there is none."""
+        return self._next_ms
+
+    @property
+    def row_count(self) -> int:
+        """How many rows there are, including those of positions that are tracked no more."""
+        return self._row_count
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether all rows of one were taken, when it was last looked."""
+        return self._has_empty
+
+    def append(self, holding: Holding) -> None:
+        """Take a holding that gets no more rows."""
+        self._holdings[id(holding)] = holding
+        self._next_ms = min(self._next_ms, holding.queue.next_ms)
+        self._row_count += len(holding.queue)
+
+    def remove(self, holding: Holding) -> None:
+        """Let go of a holding; as much of it as is here, all the same."""
+        del self._holdings[id(holding)]
+        self._row_count -= len(holding.queue)
+        if holding.queue.next_ms == NEVER:
+            self._has_empty = any(other.queue.next_ms == NEVER for other in self)
+        if holding.queue.next_ms == self._next_ms:
+            self._next_ms = min((other.queue.next_ms for other in self), default=NEVER)
+
+    def note_popped(self) -> None:
+        """Count again: rows may have been taken."""
+        self._next_ms = min((holding.queue.next_ms for holding in self), default=NEVER)
+        self._row_count = sum(len(holding.queue) for holding in self)
+        self._has_empty = any(holding.queue.next_ms == NEVER for holding in self)
+
+    def check(self) -> None:
+        """Assert that what is kept is what is there."""
+        assert all(key == id(holding) for key, holding in self._holdings.items())
+        assert self._next_ms == min((holding.queue.next_ms for holding in self), default=NEVER)
+        assert self._has_empty == any(holding.queue.next_ms == NEVER for holding in self)
+        assert self._row_count == sum(len(holding.queue) for holding in self)
