@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, get_type_hints
 from broker.config_text import ConfigError, check_unknown_key, may_hold_password, parse_config_text
 from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
+from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.s3_config import S3Config
 from tracker.config import TrackerConfig
 
@@ -83,6 +84,9 @@ class BrokerConfig:
 
     s3: S3Config = field(default_factory=S3Config)
     """Where on S3, for `bucket_snapshot_storage` s3."""
+
+    rocksdb: RocksDBMemory = field(default_factory=RocksDBMemory)
+    """How much memory the folder takes, for `bucket_snapshot_storage` rocksdb."""
 
     message_size_max: int = field(
         default=5 * 2**20, metadata={"key": "maxMessageSize", "range": (1, 2**31 - 1 - 10 * 1024)}

@@ -38,7 +38,9 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
             owner_file = config.data_directory / "snapshot-owner.json"
             return S3BucketSnapshotStorage(config.s3, is_read_only=is_read_only, owner_file=owner_file)
         case _:
-            return RocksDBBucketSnapshotStorage(snapshots_folder(config), is_read_only=is_read_only)
+            return RocksDBBucketSnapshotStorage(
+                snapshots_folder(config), is_read_only=is_read_only, memory=config.rocksdb
+            )
 
 
 def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:

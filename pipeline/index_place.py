@@ -16,7 +16,7 @@ from pipeline.s3_location import is_s3, s3_location
 from pipeline.staging import staging_root
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.rocksdb_database import RocksDBMemory
+from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.storage import BucketSnapshotStorage
 
 Result = TypeVar("Result")

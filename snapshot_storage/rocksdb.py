@@ -7,7 +7,7 @@ lock while it works.
 from pathlib import Path
 
 from snapshot_storage.errors import SnapshotStorageError
-from snapshot_storage.rocksdb_database import RocksDBMemory
+from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.rocksdb_folder import RocksDBFolder
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 

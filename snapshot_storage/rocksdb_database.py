@@ -42,6 +42,7 @@ from snapshot_storage.errors import (
     StorageLockedError,
     StorageUnavailableError,
 )
+from snapshot_storage.rocksdb_config import RocksDBMemory
 
 # A block is the unit of compression and of reading: below 16 KiB tiny segments compress worse, above it
 # nothing is won.
@@ -49,24 +50,6 @@ BLOCK_BYTES = 16 * 2**10
 
 # RocksDB fills one buffer while it flushes another, and no third.
 _WRITE_BUFFERS_MAX = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RocksDBMemory:
-    """How much memory an open folder takes, in bytes, however many snapshots are in it."""
-
-    write_buffer_bytes: int = 8 * 2**20
-    """Writes are collected up to this much before they become a table; there may be two such buffers.
-
-    Larger means fewer tables and compactions. A single larger batch is taken whole. Default 8 MiB.
-    """
-
-    block_cache_bytes: int = 8 * 2**20
-    """Blocks that were read, uncompressed. Segments are read once, so larger gains little. Default 8 MiB."""
-
-    def __post_init__(self) -> None:
-        if min(self.write_buffer_bytes, self.block_cache_bytes) < 2**16:
-            raise ValueError(f"buffers and cache of RocksDB need 64 KiB or more: {self}")
 
 
 def open_database(path: Path, index: str, *, memory: RocksDBMemory, is_read_only: bool) -> Rdict:

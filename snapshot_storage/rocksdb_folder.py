@@ -28,9 +28,9 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.recently_used import RecentlyUsed
+from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.rocksdb_database import (
     BLOCK_BYTES,
-    RocksDBMemory,
     mapped,
     names_missing_manifest,
     open_database,

@@ -25,7 +25,7 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.rocksdb_database import RocksDBMemory
+from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.rocksdb_folder import RocksDBFolder
 from tests.contract.snapshot_backends import RocksDBBackend
 
@@ -327,9 +327,9 @@ def test_a_flipped_bit_in_the_log_is_never_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bytes_", [0, 65_535])
 def test_rocksdb_without_room_is_refused(bytes_: int) -> None:
     """It would write a table for every snapshot."""
-    with pytest.raises(ValueError, match="need 64 KiB or more"):
+    with pytest.raises(ValueError, match="bytes must be 65536 or more"):
         RocksDBMemory(write_buffer_bytes=bytes_)
-    with pytest.raises(ValueError, match="need 64 KiB or more"):
+    with pytest.raises(ValueError, match="bytes must be 65536 or more"):
         RocksDBMemory(block_cache_bytes=bytes_)
 
 

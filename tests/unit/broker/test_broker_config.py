@@ -37,6 +37,8 @@ REFUSED = {
     "bucketSnapshotS3ReadTimeoutMillis": ("0", "must be from 1 to 3600000"),
     "bucketSnapshotS3MaxCallsInFlight": ("1001", "must be from 1 to 1000"),
     "bucketSnapshotS3HeadBytes": ("1023", "must be from 1024 to 67108864"),
+    "bucketSnapshotRocksDBWriteBufferSizeMB": ("0", "must be 1 or more"),
+    "bucketSnapshotRocksDBBlockCacheSizeMB": ("-1", "must be 1 or more"),
     "maxMessageSize": ("0", "must be from 1 to"),
     "keepAliveIntervalSeconds": ("30s", "must be a whole number"),
     "ttlDurationDefaultInSeconds": ("-1", "must be from 0 to"),
@@ -130,6 +132,7 @@ def test_units_are_converted_once_at_reading() -> None:
     config = load(
         overrides=[
             "managedLedgerMaxSizePerLedgerMbytes=3",
+            "bucketSnapshotRocksDBBlockCacheSizeMB=5",
             "managedLedgerMaxLedgerRolloverTimeMinutes=2",
             "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds=7",
             "ttlDurationDefaultInSeconds=9",
@@ -139,6 +142,7 @@ def test_units_are_converted_once_at_reading() -> None:
 
     assert config.managed_ledger.ledger_bytes_max == 3 * 2**20
     assert config.managed_ledger.rollover_time_ms == 120_000
+    assert config.rocksdb.block_cache_bytes == 5 * 2**20
     assert config.tracker.segment_step_ms_max == 7_000
     assert config.ttl_ms == 9_000
     assert config.expiry_check_interval_s == 240
