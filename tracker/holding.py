@@ -1,7 +1,7 @@
 """Rows with the positions that have one among them, and all those holdings that wait for their snapshot.
 
-A storage that is slower than the adds may leave a thousand of them waiting, and some things are asked of all at every turn.
-So the earliest time and the number of rows are kept, and counted again only after rows were taken.
+A storage that is slower than the adds may leave a thousand of them waiting, and some things are asked of all of them at
+every turn. So the earliest time and the number of rows are kept, and counted again only after rows were taken.
 """
 
 from collections.abc import Iterator
