@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from broker.demo_process import free_ports
-from snapshot_storage.errors import SnapshotStorageError, StorageAccessError, StorageUnavailableError
+from snapshot_storage.errors import SnapshotStorageError, StorageAccessError, StorageBusyError, StorageUnavailableError
+from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.s3 import S3BucketSnapshotStorage
 from snapshot_storage.s3_config import S3Config
 from tests.contract.canned_s3 import Answer, CannedS3, canned_s3, refusal
@@ -21,25 +22,40 @@ def _start_error(config: S3Config) -> SnapshotStorageError:
 
 
 @pytest.mark.parametrize(
-    ("status", "code"),
+    ("status", "code", "kind"),
     [
-        (503, "SlowDown"),
-        (429, "TooManyRequests"),
-        (500, "InternalError"),
-        (503, "ServiceUnavailable"),
-        (400, "RequestTimeout"),
-        (409, "OperationAborted"),
-        (502, "AnythingAProxySays"),
+        (503, "SlowDown", StorageBusyError),
+        (429, "AnythingAProxySays", StorageBusyError),
+        (500, "InternalError", StorageUnavailableError),
+        (503, "ServiceUnavailable", StorageBusyError),
+        (400, "RequestTimeout", StorageBusyError),
+        (409, "OperationAborted", StorageBusyError),
+        (502, "AnythingAProxySays", StorageUnavailableError),
     ],
 )
-def test_what_passes_is_retriable_and_is_asked_once(status: int, code: str) -> None:
-    """A storage does not retry by itself: the tracker knows how patiently."""
+def test_what_passes_is_retriable_and_is_asked_once(
+    status: int, code: str, kind: type[StorageUnavailableError]
+) -> None:
+    """A storage does not retry by itself: the tracker knows how patiently. A refusal has had no effect."""
     with canned_s3(lambda _: refusal(status, code)) as server:
         error = _start_error(server.config())
 
-    assert type(error) is StorageUnavailableError
+    assert type(error) is kind
     assert str(error) == f"cannot list the bucket bucket: {code}: as told"
     assert len(server.requests) == 1
+
+
+def test_a_server_that_slows_down_once_ends_no_start() -> None:
+    """As a service and the tools open it."""
+    answers = iter([refusal(503, "SlowDown"), refusal(503, "SlowDown")])
+
+    async def scenario(config: S3Config) -> None:
+        storage = RetryingBucketSnapshotStorage(S3BucketSnapshotStorage(config), Retries(first_pause_ms=1))
+        async with storage:
+            assert await storage.list_bucket_snapshots() == []
+
+    with canned_s3(lambda _: next(answers, _EMPTY_LIST)) as server:
+        asyncio.run(scenario(server.config()))
 
 
 @pytest.mark.parametrize(
