@@ -18,6 +18,7 @@ from snapshot_storage.errors import (
     StorageCorruptedError,
 )
 from snapshot_storage.inspection import (
+    BucketProperty,
     Problem,
     ProblemKind,
     metadata_problems,
@@ -70,7 +71,8 @@ async def verify(config: BrokerConfig, which: Filter, advance: Advance, *, secon
 
 async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int | None] | None = None) -> Verdict:
     properties = await place.properties(which)
-    infos, problems = await _infos(place, which)
+    infos, problems = await _infos(place, which, properties)
+    unreadable = {problem.bucket_id for problem in problems}
     verdict = Verdict(properties=len(properties), problems=problems)
     wanted = [info for info in infos if only is None or info.bucket_id in only]
     total = sum(info.length_bytes for info in wanted)
@@ -91,26 +93,34 @@ async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int 
     verdict.problems += [
         problem
         for problem in ownership_problems(infos, properties)
-        if problem.kind is not ProblemKind.ORPHANED or problem.bucket_id in orphan_ids
+        if (problem.kind is not ProblemKind.ORPHANED or problem.bucket_id in orphan_ids)
+        # What is there, and cannot be read, is named already.
+        and (problem.kind is not ProblemKind.MISSING or problem.bucket_id not in unreadable)
     ]
     return verdict
 
 
-async def _infos(place: Place, which: Filter) -> tuple[list[BucketSnapshotInfo], list[Problem]]:
+async def _infos(
+    place: Place, which: Filter, properties: list[BucketProperty]
+) -> tuple[list[BucketSnapshotInfo], list[Problem]]:
     """List the snapshots; where headers are damaged, those that can be found by the ids in the properties."""
-    problems = [_damage(error) for error in await place.storage.find_damage()]
+    named = {one.bucket_id for one in properties}
+    damage = [_damage(error) for error in await place.storage.find_damage()]
+    # Whose a damaged header was is not known: of one topic, what its cursors name is its own.
+    problems = [one for one in damage if which == Filter() or one.bucket_id is None or one.bucket_id in named]
     try:
         return await place.infos(which), problems
     except (SnapshotCorruptedError, StorageCorruptedError) as error:
         problems.append(_damage(error))
     infos: list[BucketSnapshotInfo] = []
-    for one in await place.properties(which):
+    for bucket_id in sorted(one for one in named if one is not None):
         try:
-            if one.bucket_id is not None:
-                infos.append((await place.storage.read_bucket_snapshot_head(one.bucket_id)).info)
-        except (BucketNotFoundError, SnapshotCorruptedError):
+            infos.append((await place.storage.read_bucket_snapshot_head(bucket_id)).info)
+        except SnapshotCorruptedError as error:
+            problems.append(_damage(error))
+        except BucketNotFoundError:
             continue
-    return infos, problems
+    return infos, list(dict.fromkeys(problems))
 
 
 def _damage(error: SnapshotStorageError) -> Problem:

@@ -8,7 +8,7 @@ uploads in parts; AWS, MinIO and versitygw do.
 import asyncio
 from pathlib import Path
 
-from snapshot_storage.errors import BucketNotFoundError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.s3_config import S3Config
 from snapshot_storage.s3_snapshots import S3Snapshots
 from snapshot_storage.storage import BucketSnapshotInfo
@@ -51,6 +51,16 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         ids = await self._run("list snapshots", lambda snapshots: snapshots.ids(topic_name, cursor_name))
         infos = await asyncio.gather(*map(self._info, ids))
         return [info for info in infos if info is not None and info.belongs_to(topic_name, cursor_name)]
+
+    async def find_damage(self) -> list[SnapshotStorageError]:
+        """See base: headers, all of them, where a list ends at the first; what was read is remembered for the list."""
+        ids = await self._run("check the headers", lambda snapshots: snapshots.ids(None, None))
+        found = await asyncio.gather(*map(self._info, ids), return_exceptions=True)
+        errors = [one for one in found if isinstance(one, BaseException)]
+        for error in errors:
+            if not isinstance(error, SnapshotCorruptedError):
+                raise error
+        return [error for error in errors if isinstance(error, SnapshotCorruptedError)]
 
     async def _info(self, bucket_id: int) -> BucketSnapshotInfo | None:
         try:

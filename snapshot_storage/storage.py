@@ -251,9 +251,9 @@ class BucketSnapshotStorage(ABC):
         """
 
     async def find_damage(self) -> list[SnapshotStorageError]:
-        """Return what is damaged without that any other method says so, because there is a second copy of it.
+        """Return what is damaged among that by which snapshots are found: all of it, where a list ends at the first.
 
-        A retry is always safe.
+        Also what costs nothing, as there is a second copy. Entries are not read. A retry is always safe.
         """
         return []
 

@@ -455,6 +455,25 @@ def test_any_damage_to_an_object_is_corruption(moto: S3Server) -> None:
     asyncio.run(scenario())
 
 
+def test_every_damaged_header_is_found_at_once(moto: S3Server) -> None:
+    """Where a list ends at the first."""
+    backend = S3Backend(moto)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            ids = [await _create(storage) for _ in range(4)]
+        keys = backend.keys()
+        for bucket_id in ids[1:3]:
+            moto.client.put_object(Bucket=BUCKET, Key=keys[bucket_id], Body=b"POSTDATE and nothing else")
+        async with backend.storage() as storage:
+            found = [getattr(error, "bucket_id", None) for error in await storage.find_damage()]
+            assert found == ids[1:3]
+            with pytest.raises(SnapshotCorruptedError):
+                await storage.list_bucket_snapshots()
+
+    asyncio.run(scenario())
+
+
 def test_other_peoples_keys_are_left_alone(moto: S3Server) -> None:
     """They are not listed, read or deleted, whatever they look like."""
     backend = S3Backend(moto)

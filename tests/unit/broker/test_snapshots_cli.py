@@ -242,6 +242,7 @@ def test_verify_goes_on_where_headers_are_damaged(data: Data, is_both: bool) -> 
     assert result.stderr == ""
     for bucket_id in data.ids:
         assert f"damaged  {bucket_id}" in result.stdout
+    assert "missing" not in result.stdout
     assert ("Checked 0 snapshots" if is_both else "Checked 3 snapshots, 30 segments") in result.stdout
 
 
