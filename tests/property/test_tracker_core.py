@@ -425,7 +425,8 @@ class CoreMachine(RuleBasedStateMachine):
             if self.pending:
                 self.run(self.pending.pop(0))
                 continue
-            if self.pop(1_000):
+            # A poll that drops rows nobody wants any more makes room for a load, and gives nothing.
+            if self.pop(1_000) or self.core.is_dirty:
                 continue
             wakeup_ms = self.core.next_wakeup_ms(now_ms=self.now_ms)
             # Every retry comes within the longest back-off; what wakes up later is a message or a load.
