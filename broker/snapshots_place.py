@@ -83,11 +83,11 @@ class Place:
     async def properties(self, which: Filter) -> list[BucketProperty]:
         """Give all properties about buckets."""
         return [
-            BucketProperty(name.managed_ledger, name.cursor, key, value)
+            BucketProperty(name.topic, name.cursor, key, value)
             for name, properties in (await self.cursor_properties()).items()
             for key, value in properties.items()
             if is_bucket_property(key)
-            and which.topic_name in (None, name.managed_ledger)
+            and which.topic_name in (None, name.topic)
             and which.cursor_name in (None, name.cursor)
         ]
 

@@ -20,10 +20,13 @@ _WRITE_BUFFER_BYTES = 2**20
 
 
 class CursorName(NamedTuple):
-    """A cursor of a managed ledger."""
+    """A cursor of a managed ledger: a subscription of a topic."""
 
-    managed_ledger: str
+    topic: str
     cursor: str
+
+    def __str__(self) -> str:
+        return f"{self.cursor} of {self.topic}"
 
 
 class CursorPropertiesFolder:
@@ -48,6 +51,11 @@ class CursorPropertiesFolder:
         if not is_read_only:
             self._database.release()
             self._database = RocksDatabase.open(path, write_buffer_bytes=_WRITE_BUFFER_BYTES)
+
+    @property
+    def database(self) -> RocksDatabase:
+        """The open folder, for who looks at more than properties."""
+        return self._database
 
     def read(self) -> dict[CursorName, dict[str, str]]:
         """Return the properties of every cursor, also of those that have none.
@@ -86,7 +94,7 @@ class CursorPropertiesFolder:
         batch = self._database.new_batch()
         for name, properties in changed.items():
             if name not in ids:
-                raise CursorNotFoundError(f"The log in {self._path} has no cursor {name.cursor} of {name[0]}")
+                raise CursorNotFoundError(f"The log in {self._path} has no cursor {name}")
             batch.put(Family.CURSORS, _properties_key(ids[name]), encode_properties(properties))
         self._database.write(batch, sync=True)
 

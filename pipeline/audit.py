@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from managed_ledger.cursor_properties import CursorName
 from managed_ledger.cursor_records import encode_base
 from managed_ledger.position import Position
 from pipeline.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, Finding, audit_task
-from pipeline.cursor_log import CursorLog, CursorName, selected
+from pipeline.cursor_log import CursorLog, selected
 from pipeline.header_log import HeaderLog, LedgerExtent, split_ranges
 from pipeline.index_place import cursor_folder, open_index, with_index
 from pipeline.log_folder import LogFolder

@@ -25,6 +25,7 @@ from pyroaring import BitMap
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
+from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import CursorNotFoundError
 from pipeline.cancel_rows import (
     GATHERED_DDL,
@@ -37,7 +38,7 @@ from pipeline.cancel_rows import (
     unacknowledged,
     without,
 )
-from pipeline.cursor_log import CursorLog, CursorName, selected
+from pipeline.cursor_log import CursorLog, selected
 from pipeline.index_place import cursor_folder, may_have_index, open_index, staging_place, with_index
 from pipeline.publishing import each_of, publish
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, attempt_name

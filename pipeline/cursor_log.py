@@ -2,35 +2,25 @@
 
 All properties of all cursors change in one synced write, so after a crash the old index is there, or the new one.
 What is acknowledged for many of them is one synced write as well, in the journal records that a live cursor writes.
+Properties alone, also beside a service, are `managed_ledger.cursor_properties`' business, which writes them here too.
 """
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from pyroaring import BitMap
 
 from managed_ledger import keys
-from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.cursor_records import encode_base, encode_journal, encode_properties
-from managed_ledger.database import RocksDatabase
+from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.cursor_records import encode_base, encode_journal
 from managed_ledger.errors import CursorNotFoundError
 from managed_ledger.keys import Family
 from managed_ledger.position import Position
 from pipeline.header_log import LedgerExtent
 from pipeline.log_folder import LogFolder
 from pipeline.row_checks import Acknowledged
-
-
-class CursorName(NamedTuple):
-    """A subscription of a topic."""
-
-    topic: str
-    cursor: str
-
-    def __str__(self) -> str:
-        return f"{self.cursor} of {self.topic}"
 
 
 class CursorLog:
@@ -43,7 +33,8 @@ class CursorLog:
             StoreLockedError: A service has it open.
             LedgerError: It cannot be opened.
         """
-        self._database = RocksDatabase.open(folder, write_buffer_bytes=ManagedLedgerConfig().write_buffer_bytes)
+        self._folder = CursorPropertiesFolder(folder, is_read_only=False)
+        self._database = self._folder.database
         log = LogFolder(folder, self._database)
         self._properties: dict[CursorName, dict[str, str]] = {}
         self._ids: dict[CursorName, int] = {}
@@ -88,11 +79,7 @@ class CursorLog:
         Raises:
             LedgerError: None was replaced.
         """
-        batch = self._database.new_batch()
-        for cursor, properties in changed.items():
-            key = keys.cursor_state_key(self._ids[cursor], keys.CURSOR_PROPERTIES)
-            batch.put(Family.CURSORS, key, encode_properties(properties))
-        self._database.write(batch, sync=True)
+        self._folder.put(changed)
         self._properties.update((cursor, dict(properties)) for cursor, properties in changed.items())
 
     def acknowledge(self, new: Mapping[CursorName, Mapping[int, BitMap]]) -> None:
@@ -115,7 +102,7 @@ class CursorLog:
 
     def close(self) -> None:
         """Let go of the folder."""
-        self._database.close()
+        self._folder.close()
 
     def __enter__(self) -> Self:
         return self

@@ -24,9 +24,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from managed_ledger.cursor_properties import CursorName
 from pipeline.batch_mark import BatchMark
 from pipeline.bucket_rows import build_bucket
-from pipeline.cursor_log import CursorLog, CursorName
+from pipeline.cursor_log import CursorLog
 from pipeline.index_place import cursor_folder, open_index, staging_place
 from pipeline.publishing import Published, each_of, publish
 from pipeline.rules import RebuildRules

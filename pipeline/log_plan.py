@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from pipeline.cursor_log import CursorName
+from managed_ledger.cursor_properties import CursorName
 from pipeline.header_log import LedgerExtent, split_ranges
 from pipeline.log_tasks import READ_ENTRIES_MAX, BucketTask, CountTask, RangeCount, RowsOfRange
 from pipeline.planning import LedgerCount, Piece, PlannedBucket, plan_buckets

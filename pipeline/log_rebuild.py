@@ -20,7 +20,8 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from pipeline.cursor_log import CursorLog, CursorName, selected
+from managed_ledger.cursor_properties import CursorName
+from pipeline.cursor_log import CursorLog, selected
 from pipeline.index_place import cursor_folder, open_index, staging_place
 from pipeline.log_plan import plan_counts, plan_tasks
 from pipeline.log_tasks import BucketTask, Counted, CountTask, build_task, count_rows

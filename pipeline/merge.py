@@ -20,7 +20,8 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from pipeline.cursor_log import CursorLog, CursorName, selected
+from managed_ledger.cursor_properties import CursorName
+from pipeline.cursor_log import CursorLog, selected
 from pipeline.index_place import cursor_folder, may_have_index, open_index, staging_place, with_index
 from pipeline.merge_rows import CountedBucket, MergeTask, count_buckets, merge_task
 from pipeline.publishing import Published, publish

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from pipeline.cursor_log import CursorName
+from managed_ledger.cursor_properties import CursorName
 from pipeline.rules import RebuildRules
 from pipeline.staging import StagedSnapshot, StagingWriter
 from snapshot_storage.codec import decode_metadata, decode_metadata_columns, decode_segments

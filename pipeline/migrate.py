@@ -22,7 +22,8 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from pipeline.cursor_log import CursorLog, CursorName, selected
+from managed_ledger.cursor_properties import CursorName
+from pipeline.cursor_log import CursorLog, selected
 from pipeline.index_place import cursor_folder, open_index, staging_place, with_indexes
 from pipeline.s3_location import is_s3
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, as_they_come, attempt_name

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Ma
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipeline.cursor_log import CursorLog, CursorName
+from managed_ledger.cursor_properties import CursorName
+from pipeline.cursor_log import CursorLog
 from pipeline.staging import StagedSnapshot
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.object_format import DecodedObject

@@ -248,6 +248,9 @@ def _varint(value: int) -> bytes:
     assert value >= 0
     if value < 0x80:
         return bytes((value,))
+    if value < 0x4000:
+        # Nearly all lengths.
+        return bytes((value & 0x7F | 0x80, value >> 7))
     encoded = bytearray()
     while value >= 0x80:
         encoded.append(value & 0x7F | 0x80)

@@ -7,8 +7,9 @@ from random import Random
 from typing import NamedTuple
 
 from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.cursor_log import CursorLog, CursorName
+from pipeline.cursor_log import CursorLog
 from pipeline.rules import RebuildRules
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from tests.live_index import NOW_MS, StoredEntries, live_index

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cursor_log import CursorName
+from managed_ledger.cursor_properties import CursorName
 from pipeline.header_log import HeaderRange, LedgerExtent
 from pipeline.log_plan import plan_counts, plan_tasks
 from pipeline.log_tasks import build_task, count_rows

@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
 from dispatcher.slots import sticky_hash
 from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
 from pipeline.cancel import BadPosition, cancel
-from pipeline.cursor_log import CursorName
 from pipeline.find_messages import find_messages, read_positions
 from pipeline.log_folder import LogFolder
 from pipeline.log_rebuild import rebuild_log

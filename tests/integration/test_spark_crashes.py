@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from managed_ledger.cursor_properties import CursorName
 from pipeline import log_rebuild
-from pipeline.cursor_log import CursorName
 from pipeline.log_rebuild import rebuild_log
 from tests.bulk_data import RULES, live, some_times, stored, write_log
 

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.cursor_log import CursorName
 from pipeline.ingest import IngestedBatch, ingest
 from snapshot_storage.codec import decode_segments
 from tests.bulk_data import Header, stored, write_log

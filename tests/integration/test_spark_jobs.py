@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from managed_ledger.cursor_properties import CursorName
 from pipeline.audit import audit, repair, write_positions
 from pipeline.audit_rows import Finding
 from pipeline.bucket_rows import build_bucket
-from pipeline.cursor_log import CursorLog, CursorName
+from pipeline.cursor_log import CursorLog
 from pipeline.forecast import MINUTE_MS, forecast, write_forecast
 from pipeline.log_rebuild import rebuild_log
 from snapshot_storage.codec import decode_segments

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from managed_ledger.cursor_properties import CursorName
 from pipeline import merge as merge_module
 from pipeline import publishing
-from pipeline.cursor_log import CursorName
 from pipeline.log_rebuild import rebuild_log
 from pipeline.merge import merge
 from pipeline.merge_rows import MergeTask

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.cursor_log import CursorName
 from pipeline.log_folder import LogFolder
 from pipeline.log_rebuild import rebuild_log
 from pipeline.parquet_log import export_ledgers

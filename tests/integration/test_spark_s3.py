@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from broker.cli import main
-from pipeline.cursor_log import CursorLog, CursorName
+from managed_ledger.cursor_properties import CursorName
+from pipeline.cursor_log import CursorLog
 from pipeline.index_place import open_index
 from pipeline.log_rebuild import rebuild_log
 from pipeline.merge import merge

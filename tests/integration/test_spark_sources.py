@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
 from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.cursor_log import CursorName
 from pipeline.index_writer import write_index
 from pipeline.log_folder import LogFolder
 from pipeline.parquet_log import export_ledgers

@@ -25,7 +25,7 @@ async def _open_store(path: Path) -> LedgerStore:
 async def _filled(path: Path) -> LedgerStore:
     store = await _open_store(path)
     for name, properties in PROPERTIES.items():
-        ledger = await store.open_managed_ledger(name.managed_ledger)
+        ledger = await store.open_managed_ledger(name.topic)
         cursor = await ledger.open_cursor(name.cursor)
         await cursor.update_properties(put=properties)
     return store
@@ -46,7 +46,7 @@ def test_they_are_read_beside_the_store_and_after_it(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(scenario())
-    assert _read(tmp_path) == {name: PROPERTIES[name] for name in PROPERTIES if name.managed_ledger == "orders"}
+    assert _read(tmp_path) == {name: PROPERTIES[name] for name in PROPERTIES if name.topic == "orders"}
 
 
 def test_what_was_compacted_away_since_it_was_opened_is_read_anew(tmp_path: Path) -> None:

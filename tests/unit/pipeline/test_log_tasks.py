@@ -12,8 +12,8 @@ from pyroaring import BitMap
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from managed_ledger.cursor_properties import CursorName
 from managed_ledger.position import Position
-from pipeline.cursor_log import CursorName
 from pipeline.header_log import MISSING
 from pipeline.log_plan import plan_counts, plan_tasks
 from pipeline.log_tasks import LogChangedError, build_task, count_rows

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from managed_ledger.cursor_properties import CursorName
 from pipeline.bucket_rows import build_bucket
-from pipeline.cursor_log import CursorName
 from pipeline.merge import plan_merges
 from pipeline.merge_rows import CountedBucket, MergeTask, count_buckets, merge_task
 from pipeline.rules import RebuildRules
