@@ -14,8 +14,6 @@ from snapshot_storage.codec import decode_segment
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
-    SnapshotStorageError,
-    StorageCorruptedError,
 )
 from snapshot_storage.inspection import (
     BucketProperty,
@@ -103,29 +101,17 @@ async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int 
 async def _infos(
     place: Place, which: Filter, properties: list[BucketProperty]
 ) -> tuple[list[BucketSnapshotInfo], list[Problem]]:
-    """List the snapshots; where headers are damaged, those that can be found by the ids in the properties."""
+    """List the snapshots that can be found, and every header that is damaged."""
     named = {one.bucket_id for one in properties}
-    damage = [_damage(error) for error in await place.storage.find_damage()]
-    # Whose a damaged header was is not known: of one topic, what its cursors name is its own.
-    problems = [one for one in damage if which == Filter() or one.bucket_id is None or one.bucket_id in named]
-    try:
-        return await place.infos(which), problems
-    except (SnapshotCorruptedError, StorageCorruptedError) as error:
-        problems.append(_damage(error))
-    infos: list[BucketSnapshotInfo] = []
-    for bucket_id in sorted(one for one in named if one is not None):
-        try:
-            infos.append((await place.storage.read_bucket_snapshot_head(bucket_id)).info)
-        except SnapshotCorruptedError as error:
-            problems.append(_damage(error))
-        except BucketNotFoundError:
-            continue
-    return infos, list(dict.fromkeys(problems))
-
-
-def _damage(error: SnapshotStorageError) -> Problem:
-    bucket_id = error.bucket_id if isinstance(error, SnapshotCorruptedError) else None
-    return Problem(ProblemKind.DAMAGED, bucket_id, "", "", str(error))
+    damage: dict[tuple[int | None, str], None] = {}
+    for error in await place.storage.find_damage():
+        bucket_id = error.bucket_id if isinstance(error, SnapshotCorruptedError) else None
+        # Whose a damaged header was is not known: of one topic, what its cursors name is its own.
+        if which == Filter() or bucket_id is None or bucket_id in named:
+            damage[bucket_id, str(error)] = None
+    infos, unreadable = await place.readable_infos(which)
+    damage |= dict.fromkeys(unreadable.items())
+    return infos, [Problem(ProblemKind.DAMAGED, bucket_id, "", "", what) for bucket_id, what in damage]
 
 
 async def _check_snapshot(place: Place, summary: Summary, verdict: Verdict) -> None:

@@ -29,6 +29,7 @@ from broker.snapshots_export import export_snapshots
 from broker.snapshots_place import Filter, Place, Summary, open_place, readable_segments, target_config
 from broker.snapshots_report import (
     counted,
+    id_shown,
     print_copied,
     print_garbage,
     print_histogram,
@@ -109,6 +110,7 @@ def _full_name(topic: str | None) -> str | None:
 
 @snapshots.command(
     "list",
+    short_help="List them: whose, how large, when due.",
     epilog=examples(
         "postdate snapshots list --data data",
         "postdate snapshots list --topic orders --cursor billing",
@@ -121,23 +123,29 @@ def _full_name(topic: str | None) -> str | None:
 def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
     """List snapshots: whose, which ledgers, how many segments, rows and bytes, and when they are due."""
 
-    async def read() -> list[Summary]:
+    async def read() -> tuple[list[Summary], dict[int | None, str]]:
         async with open_place(config) as place:
-            return [summary async for summary in place.summaries(await place.infos(which))]
+            infos, damaged = await place.readable_infos(which)
+            return [summary async for summary in place.summaries(infos)], damaged
 
-    summaries = _run(read())
+    summaries, damaged = _run(read())
     if is_json:
         click.echo(json.dumps([summary_json(summary) for summary in summaries], indent=2))
     else:
         print_list(_console(), summaries)
+    for reason in damaged.values():
+        click.echo(f"postdate: {reason}; listed is what else the cursors name", err=True)
+    if damaged:
+        sys.exit(EXIT_CODE_PROBLEMS)
 
 
 @snapshots.command(
+    short_help="Show one: segments, sizes, a histogram.",
     epilog=examples(
         "postdate snapshots show 1795289849971",
         "postdate snapshots show 1795289849971 --all | less",
         "postdate snapshots show 1795289849971 --data /var/lib/postdate",
-    )
+    ),
 )
 @click.argument("bucket_id", metavar="ID", type=click.IntRange(min=0))
 @_on_config
@@ -185,6 +193,7 @@ async def _show(place: Place, bucket_id: int, *, is_all: bool) -> None:
 
 @snapshots.command(
     "verify",
+    short_help="Check everything, and name what is wrong.",
     epilog=examples(
         "postdate snapshots verify",
         "postdate snapshots verify --config config/broker.conf --topic orders",
@@ -216,11 +225,12 @@ def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float) 
 
 
 @snapshots.command(
+    short_help="Delete those that no cursor names.",
     epilog=examples(
         "postdate snapshots gc --dry-run",
         "postdate snapshots gc --config config/broker.conf",
         "postdate snapshots gc --data /var/lib/postdate --topic orders",
-    )
+    ),
 )
 @_on_config
 @_filters
@@ -235,11 +245,12 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool) -> None:
 
 
 @snapshots.command(
+    short_help="Copy them to another storage.",
     epilog=examples(
         "postdate snapshots copy --to s3://bucket/prefix",
         "postdate snapshots copy --to s3://bucket/prefix --update-cursors --delete-source",
         "postdate snapshots copy --to /mnt/new-data --topic orders",
-    )
+    ),
 )
 @_on_config
 @_filters
@@ -279,11 +290,12 @@ def copy(config: BrokerConfig, *, which: Filter, target: str, update_cursors: bo
 
 
 @snapshots.command(
+    short_help="Back up the RocksDB folder.",
     epilog=examples(
         "postdate snapshots checkpoint /backup/snapshots-monday",
         "postdate snapshots checkpoint /backup/monday --data /var/lib/postdate",
         "mv data/snapshots old && cp -r /backup/monday data/snapshots && postdate snapshots verify",
-    )
+    ),
 )
 @click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
 @_on_config
@@ -303,11 +315,12 @@ def checkpoint(config: BrokerConfig, *, path: Path) -> None:
 
 
 @snapshots.command(
+    short_help="Write every row to a Parquet file.",
     epilog=examples(
         "postdate snapshots export index.parquet",
         "postdate snapshots export index.parquet --topic orders --data /var/lib/postdate",
         "duckdb -c \"select topic, count(*) from 'index.parquet' group by topic\"  # after postdate snapshots export",
-    )
+    ),
 )
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
 @_on_config
@@ -321,7 +334,7 @@ def export(config: BrokerConfig, *, path: Path, which: Filter) -> None:
         f"Wrote {counted(exported.rows, 'row')} of {counted(exported.snapshots, 'snapshot')} to {path}", soft_wrap=True
     )
     for bucket_id, reason in exported.failed.items():
-        console.print(f"[red]Not whole:[/] {bucket_id}: {reason}", soft_wrap=True)
+        console.print(f"[red]Not whole:[/] {id_shown(bucket_id)}: {escape(reason)}", soft_wrap=True)
     if exported.failed:
         sys.exit(EXIT_CODE_PROBLEMS)
 

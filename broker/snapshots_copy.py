@@ -42,8 +42,8 @@ class Copied:
     """How many were left out, as no cursor names them."""
     cursors_updated: int = 0
     deleted: int = 0
-    failed: dict[int, str] = field(default_factory=dict)
-    """Old ids of snapshots that are damaged, and why."""
+    failed: dict[int | None, str] = field(default_factory=dict)
+    """Old ids of snapshots that are damaged, as far as they are known, and why."""
 
 
 async def copy_snapshots(
@@ -87,7 +87,7 @@ async def _copy_all(
     copied: Copied,
     advance: Advance,
 ) -> None:
-    infos = await place.infos(which)
+    infos, copied.failed = await place.readable_infos(which)
     unnamed = {info.bucket_id for info in orphans(infos, properties)}
     copied.unnamed = len(unnamed)
     copied.infos = [info for info in infos if info.bucket_id not in unnamed]

@@ -30,8 +30,8 @@ class Exported:
 
     snapshots: int = 0
     rows: int = 0
-    failed: dict[int, str] = field(default_factory=dict)
-    """Ids of snapshots of which not all could be read, and why."""
+    failed: dict[int | None, str] = field(default_factory=dict)
+    """Ids of snapshots of which not all could be read, as far as they are known, and why."""
 
 
 async def export_snapshots(config: BrokerConfig, path: Path, which: Filter, advance: Advance) -> Exported:
@@ -49,7 +49,7 @@ async def export_snapshots(config: BrokerConfig, path: Path, which: Filter, adva
     exported = Exported()
     try:
         async with open_place(config) as place:
-            infos = await place.infos(which)
+            infos, exported.failed = await place.readable_infos(which)
             total, done = sum(info.length_bytes for info in infos), 0
             advance(0, total)
             for info in infos:

@@ -16,7 +16,12 @@ from broker.snapshots import patient_storage_of
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
 from snapshot_storage.codec import SegmentMetadata, decode_metadata
 from snapshot_storage.copying import pieces_of
-from snapshot_storage.errors import SnapshotCorruptedError, StorageAccessError
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    StorageAccessError,
+    StorageCorruptedError,
+)
 from snapshot_storage.inspection import BucketProperty, is_bucket_property
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
@@ -62,8 +67,27 @@ class Place:
 
     async def infos(self, which: Filter) -> list[BucketSnapshotInfo]:
         """List snapshots, in order of topic, cursor and ledgers."""
-        infos = await self.storage.list_bucket_snapshots(which.topic_name, which.cursor_name)
-        return sorted(infos, key=lambda info: (info.topic_name, info.cursor_name, info.bucket_id))
+        return _in_order(await self.storage.list_bucket_snapshots(which.topic_name, which.cursor_name))
+
+    async def readable_infos(self, which: Filter) -> tuple[list[BucketSnapshotInfo], dict[int | None, str]]:
+        """List snapshots; where headers are damaged, those that the cursors' properties name.
+
+        Returns:
+            The snapshots in order, and what is wrong with others, by id as far as that is known.
+        """
+        try:
+            return await self.infos(which), {}
+        except (SnapshotCorruptedError, StorageCorruptedError) as error:
+            damaged: dict[int | None, str] = {_bucket_id_in(error): str(error)}
+        infos: list[BucketSnapshotInfo] = []
+        for bucket_id in sorted({one.bucket_id for one in await self.properties(which) if one.bucket_id is not None}):
+            try:
+                infos.append((await self.storage.read_bucket_snapshot_head(bucket_id)).info)
+            except SnapshotCorruptedError as error:
+                damaged[bucket_id] = str(error)
+            except BucketNotFoundError:
+                continue
+        return _in_order(infos), damaged
 
     async def info(self, bucket_id: int) -> BucketSnapshotInfo:
         """Find one snapshot.
@@ -100,17 +124,28 @@ class Place:
         await asyncio.to_thread(self._cursors.put, changed)
 
     async def summaries(self, infos: list[BucketSnapshotInfo]) -> AsyncIterator[Summary]:
-        """Read entry 0 of snapshots, some at a time."""
+        """Read entry 0 of snapshots, some at a time; of those that a running service has not deleted meanwhile."""
         for start in range(0, len(infos), _HEADS_AT_A_TIME):
             for summary in await asyncio.gather(*map(self._summary, infos[start : start + _HEADS_AT_A_TIME])):
-                yield summary
+                if summary is not None:
+                    yield summary
 
-    async def _summary(self, info: BucketSnapshotInfo) -> Summary:
+    async def _summary(self, info: BucketSnapshotInfo) -> Summary | None:
         try:
             metadata = await self.storage.get_bucket_snapshot_metadata(info.bucket_id)
             return Summary(info, decode_metadata(metadata))
         except SnapshotCorruptedError as error:
             return Summary(info, [], str(error))
+        except BucketNotFoundError:
+            return None
+
+
+def _in_order(infos: list[BucketSnapshotInfo]) -> list[BucketSnapshotInfo]:
+    return sorted(infos, key=lambda info: (info.topic_name, info.cursor_name, info.bucket_id))
+
+
+def _bucket_id_in(error: SnapshotCorruptedError | StorageCorruptedError) -> int | None:
+    return error.bucket_id if isinstance(error, SnapshotCorruptedError) else None
 
 
 async def readable_segments(

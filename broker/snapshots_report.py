@@ -62,6 +62,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
+def id_shown(bucket_id: int | None) -> str:
+    """Write an id that may be unknown."""
+    return "some" if bucket_id is None else str(bucket_id)
+
+
 def ledgers_of(info: BucketSnapshotInfo) -> str:
     """Write the range of ledgers of a snapshot."""
     ledgers = parse_bucket_key(info.bucket_key)
@@ -261,7 +266,7 @@ def _copied_lines(copied: Copied, target: str) -> Iterator[str]:
     if copied.unnamed:
         yield f"Left out {counted(copied.unnamed, 'snapshot')} that no cursor names here."
     for bucket_id, reason in copied.failed.items():
-        yield f"[red]Not copied:[/] {bucket_id}: {escape(reason)}"
+        yield f"[red]Not copied:[/] {id_shown(bucket_id)}: {escape(reason)}"
     if copied.cursors_updated:
         name = "names" if copied.cursors_updated == 1 else "name"
         yield (

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,8 @@ from rocksdict import Options, Rdict
 
 from broker import snapshots
 from broker.cli import main
-from broker.config import BrokerConfig
+from broker.config import BrokerConfig, load_config
+from broker.snapshots_place import Filter, open_place
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.ledger_store import LedgerStore
@@ -243,6 +244,11 @@ def test_verify_goes_on_where_headers_are_damaged(data: Data, is_both: bool) -> 
     for bucket_id in data.ids:
         assert f"damaged  {bucket_id}" in result.stdout
     assert "missing" not in result.stdout
+    listed, exported = data.run("list"), data.run("export", str(data.path / "rows.parquet"))
+    copied = data.run("copy", "--to", str(data.path / "new"), "--update-cursors")
+    for one in (listed, exported, copied):
+        assert one.exit_code == (1 if is_both else 0)
+        assert all(str(bucket_id) in one.output for bucket_id in data.ids) or one is exported
     assert ("Checked 0 snapshots" if is_both else "Checked 3 snapshots, 30 segments") in result.stdout
 
 
@@ -271,6 +277,18 @@ def test_rows_that_contradict_entry_0_are_found(data: Data) -> None:
     assert result.exit_code == 1
     assert "40 problems." in result.stdout
     assert "ledger 9: 30 positions of its bitmap have no row" in " ".join(result.stdout.split())
+
+
+def test_what_a_service_deletes_meanwhile_ends_no_list(data: Data) -> None:
+    """On S3 that is seen at once: a snapshot is listed, and gone when it is to be read."""
+
+    async def scenario() -> list[int]:
+        async with open_place(load_config(None, environment={}, overrides=[f"dataDirectory={data.path}"])) as place:
+            infos = await place.infos(Filter())
+            gone = replace(infos[1], bucket_id=5)
+            return [one.info.bucket_id async for one in place.summaries([infos[0], gone, infos[2]])]
+
+    assert asyncio.run(scenario()) == [data.ids[0], data.ids[2]]
 
 
 def test_gc_deletes_what_no_cursor_names(data: Data) -> None:
