@@ -415,7 +415,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         run_blocking: RunBlocking = in_thread,
         rng: Random | None = None,
     ) -> None:
-        self._config = config
+        self.config = config
         self._storage = storage
         self._now_ms = now_ms
         self._run_blocking = run_blocking
@@ -435,7 +435,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         """See base."""
         tracker = BucketDelayedDeliveryTracker(
             context,
-            self._config,
+            self.config,
             self._storage,
             now_ms=self._now_ms,
             run_blocking=self._run_blocking,

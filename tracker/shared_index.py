@@ -13,7 +13,8 @@ in exactly one of these places:
 
 1. *unread*: its reader has not come by;
 2. *indexed*: in the tracker. Its reader passes over it, whoever put it there. (1 to 2 when any view adds it.)
-3. *due*: polled, in the view's rows. Its reader passes over it. (2 to 3 in one step, for all views at once.)
+3. *due*: polled, in the view's rows. Its reader passes over it. (2 to 3 in one step, for all views at once.) Beyond
+   a limit the view keeps the position alone, and has it read again when its turn comes.
 4. *taken*: handed to the dispatcher by the view, or found due in the log by its reader, or acknowledged.
 
 The steps take no time: nothing suspends between leaving one place and being in the next. Two things need care. A read
@@ -68,6 +69,8 @@ class SharedDelayedIndex:
     ) -> None:
         self._cursor = cursor
         self._views: list[SharedIndexView] = []
+        self.row_count_max = factory.config.loaded_row_count_max
+        """Due rows that a view keeps in memory."""
         self.tracker: BucketDelayedDeliveryTracker = factory.new_tracker(
             TrackerContext(
                 topic_name=topic_name,
@@ -149,7 +152,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         self._index = index
         self._context = context
         self._cursor = context.cursor
-        self._rows = ViewRows()
+        self._rows = ViewRows(index.row_count_max)
         self._first_ledger_id = -1
         self._handle: asyncio.Handle | None = None
         self._is_closed = False
@@ -198,6 +201,10 @@ class SharedIndexView(DelayedDeliveryTracker):
         """See base; what another subscription has indexed is tracked already."""
         rows = DelayedIndexes.of(deliver_ats, ledger_ids, entry_ids)
         _check_positions(rows)
+        if self._rows.returning:
+            self._rows.take_back(rows)
+            # It may have waited for nothing else, also when there are no rows: what is acknowledged is not offered.
+            self.tell_soon()
         is_tracked = self._rows.answer(rows.ledger_ids, rows.entry_ids)
         is_open = ~is_tracked
         if is_open.any():
@@ -235,28 +242,31 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def has_message_available(self) -> bool:
         """See base."""
-        return self._rows.due.next_ms < self._through().deliver_at_ms or self._index.tracker.has_message_available()
+        rows = self._rows
+        return rows.has_row_through(self._through()) or rows.wants_refill or self._index.tracker.has_message_available()
 
     def next_delivery_time(self) -> int | None:
         """See base."""
         indexed_ms = self._index.tracker.next_delivery_time()
-        due_ms = self._rows.due.next_ms
+        due_ms = self._rows.next_ms
         if due_ms == NEVER:
             return indexed_ms
         return due_ms if indexed_ms is None else min(due_ms, indexed_ms)
 
     def first_withheld_time(self) -> int | None:
         """See base."""
-        return self._index.tracker.first_withheld_time()
+        withheld_ms = (self._index.tracker.first_withheld_time(), self._rows.first_withheld_ms)
+        return min((time_ms for time_ms in withheld_ms if time_ms is not None), default=None)
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """See base; what this polls from the index becomes due for the other subscriptions too."""
         self._forget_passed()
+        self._refill()
         through = last_key_at(NEVER)
         for _ in range(_POLLS_MAX):
             through = self._through()
             indexed_ms = self._available_ms()
-            if len(self._rows) >= max_messages and self._rows.due.next_ms < indexed_ms:
+            if len(self._rows) >= max_messages and self._rows.next_ms < indexed_ms:
                 # Enough that nothing in the index could come before.
                 through = min(through, first_key_at(indexed_ms))
                 break
@@ -265,7 +275,14 @@ class SharedIndexView(DelayedDeliveryTracker):
         else:
             # All of it was acknowledged; more may follow, and nobody else would tell.
             self.tell_soon()
-        return self._rows.pop(through, max_messages)
+        rows = self._rows.pop(through, max_messages)
+        # Also what was polled just now may have been too much.
+        self._refill()
+        return rows
+
+    def _refill(self) -> None:
+        if self._rows.refill(self._cursor.acknowledged_in):
+            self.tell_soon()
 
     def _available_ms(self) -> int:
         """Return the earliest time in the index when it has something to give, else `NEVER`."""
@@ -274,7 +291,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         return NEVER if next_ms is None else next_ms
 
     def _through(self) -> RowKey:
-        """Return the key before which due rows may go: nothing that the index withholds comes before them."""
+        """Return the key before which due rows may go as far as the index knows: nothing it withholds comes before."""
         withheld_ms = self._index.tracker.first_withheld_time()
         return last_key_at(NEVER) if withheld_ms is None else first_key_at(withheld_ms)
 
@@ -317,7 +334,7 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     async def clear(self) -> None:
         """Forget what is this subscription's; the index is the others' too, and stays."""
-        self._rows = ViewRows()
+        self._rows = ViewRows(self._index.row_count_max)
         self._first_ledger_id = -1
 
     async def close(self) -> None:

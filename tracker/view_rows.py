@@ -3,30 +3,48 @@
 `shared_index` says when a position is in which of these sets. None of them grows with what is delayed: only with what
 is due and not taken by this subscription's dispatcher yet, and with what a lost snapshot held.
 
+Of what is due, rows are in memory up to a limit. What comes after them is *spilled*: only the positions are kept, in
+windows in the order of delivery (`spilled_rows`). When half of the rows in memory are taken, the first window is
+*returning*: its positions are given to the dispatcher for reading, which offers them with their times, as it does with
+what a snapshot lost. Nothing at or behind the first row that is spilled or returning is handed out before it.
+
 Pure: no clock, no storage, no event loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from snapshot_storage.columns import DelayedIndexes
-from tracker.due_queue import DueQueue, RowKey, pop_sorted
+from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at, pop_sorted, sorted_rows
 from tracker.position_set import Int64Array, PositionSet
+from tracker.spilled_rows import SpilledRows, row_count_through
 
 Mask = NDArray[np.bool_]
 
 
 class ViewRows:
-    """The rows and sets of one subscription."""
+    """The rows and sets of one subscription.
 
-    def __init__(self) -> None:
+    Args:
+        row_count_max: Due rows that are kept in memory, 24 bytes each; beyond it only their positions.
+    """
+
+    def __init__(self, row_count_max: int) -> None:
+        self._row_count_max = row_count_max
+        # What is read again must fit beside what is still there.
+        self._row_count_low = row_count_max // 2
         self.due = DueQueue()
         """Rows that left the index and wait for this subscription's dispatcher."""
+        self.spilled = SpilledRows(max(1, self._row_count_low))
+        """What comes after them, without times."""
+        self.returning = PositionSet()
+        """What was spilled and is being read again."""
+        self._returning_from = last_key_at(NEVER)
         self.queued = PositionSet()
-        """The positions of `due`; a row without its bit is forgotten."""
+        """The positions of these three; a row without its bit is forgotten."""
         self.lost = PositionSet()
         """What the index lost with a snapshot and this subscription has to read again."""
         self.answered = PositionSet()
@@ -51,11 +69,90 @@ class ViewRows:
                 ledger_ids, entry_ids = rows.ledger_ids[is_lost], rows.entry_ids[is_lost]
                 self.lost.discard(ledger_ids, entry_ids)
                 self.answered.add(ledger_ids, entry_ids)
-        self.due.push_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
         self.queued.add(rows.ledger_ids, rows.entry_ids)
+        self._place(rows)
+
+    def _place(self, rows: DelayedIndexes) -> None:
+        """Keep rows, which are in order, or only their positions: of those behind the spilled ones, and of too many."""
+        first = self.spilled.first
+        end = len(rows) if first is None else row_count_through(rows, _before(first))
+        kept = rows.slice(0, end)
+        self.due.push_rows(kept.deliver_at_ms, kept.ledger_ids, kept.entry_ids)
+        self.spilled.add(rows.slice(end, len(rows)))
+        if len(self.due) > self._row_count_max:
+            all_rows = sorted_rows(self.due.rows_of())
+            # A copy, so that the columns it is cut from can be freed.
+            kept = all_rows.take(np.arange(self._row_count_low))
+            self.due = DueQueue()
+            self.due.push_rows(kept.deliver_at_ms, kept.ledger_ids, kept.entry_ids)
+            self.spilled.add(all_rows.slice(self._row_count_low, len(all_rows)))
+
+    @property
+    def barrier(self) -> RowKey:
+        """The last row that may be handed out: what comes behind it is not in memory."""
+        if self.returning:
+            return _before(self._returning_from)
+        first = self.spilled.first
+        return last_key_at(NEVER) if first is None else _before(first)
+
+    @property
+    def first_withheld_ms(self) -> int | None:
+        """The time of the first row that is not in memory, None if all are."""
+        return self.barrier.deliver_at_ms if self.returning or self.spilled else None
+
+    @property
+    def next_ms(self) -> int:
+        """The time of the first row, in memory or not; `NEVER` if there is none."""
+        return min(self.due.next_ms, self.barrier.deliver_at_ms)
+
+    def has_row_through(self, through: RowKey) -> bool:
+        """Whether a row in memory is at or before a key, and may be handed out."""
+        through = min(through, self.barrier)
+        if self.due.next_ms != through.deliver_at_ms:
+            return self.due.next_ms < through.deliver_at_ms
+        return any(run.end_through(through) > run.head for run in self.due.runs_through(through.deliver_at_ms))
+
+    @property
+    def wants_refill(self) -> bool:
+        """Whether there is room for what was spilled, or it is on its way: `refill` may get on."""
+        return bool(self.returning or self.spilled) and len(self.due) <= self._row_count_low
+
+    def refill(self, acknowledged_in: Callable[[int], BitMap]) -> bool:
+        """Begin to read what was spilled if there is room for it; return whether there is something new to read.
+
+        Args:
+            acknowledged_in: What was acknowledged of a ledger: that is never offered again, so nobody waits for it.
+        """
+        self._forget_acknowledged(self.returning, acknowledged_in)
+        while self.wants_refill and not self.returning:
+            window = self.spilled.take_first()
+            self._returning_from, self.returning = window.first, window.positions
+            self._forget_acknowledged(self.returning, acknowledged_in)
+            if self.returning:
+                for ledger_id, entry_ids in self.returning.bitmaps.items():
+                    self._to_read[ledger_id] = entry_ids | self._to_read.get(ledger_id, BitMap())
+                return True
+        return False
+
+    def _forget_acknowledged(self, positions: PositionSet, acknowledged_in: Callable[[int], BitMap]) -> None:
+        for ledger_id, entry_ids in list(positions.bitmaps.items()):
+            gone = entry_ids & acknowledged_in(ledger_id)
+            if gone:
+                positions.subtract(ledger_id, gone)
+                self.queued.subtract(ledger_id, gone)
+
+    def take_back(self, rows: DelayedIndexes) -> Mask:
+        """Keep rows that were read again, in any order; return which of these rows are."""
+        is_back = self.returning.mask(rows.ledger_ids, rows.entry_ids)
+        if is_back.any():
+            back = sorted_rows([rows.take(is_back)])
+            self.returning.discard(back.ledger_ids, back.entry_ids)
+            self._place(back)
+        return is_back
 
     def pop(self, through: RowKey, limit: int) -> DelayedIndexes:
         """Take rows at or before a key, in order."""
+        through = min(through, self.barrier)
         parts: list[DelayedIndexes] = []
         wanted = limit
         while wanted > 0:
@@ -116,5 +213,9 @@ class ViewRows:
 
     def forget_below(self, ledger_id: int) -> None:
         """Forget ledgers that the subscription is past."""
-        for positions in (self.queued, self.lost, self.answered, self.foreign):
+        for positions in (self.queued, self.spilled, self.returning, self.lost, self.answered, self.foreign):
             positions.forget_below(ledger_id)
+
+
+def _before(key: RowKey) -> RowKey:
+    return key._replace(entry_id=key.entry_id - 1)

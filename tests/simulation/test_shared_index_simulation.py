@@ -116,6 +116,8 @@ class Story:
             bucket_count_max=self.chance.choice([-1, 2]),
             index_count_at_close_min=self.chance.choice([-1, 1]),
             prefetch_ms=self.chance.choice([0, 500]),
+            # So few that a subscription without consumers has most of what is due read again from the log.
+            loaded_row_count_max=self.chance.choice([1, 5, 30, 262_144]),
             is_deliver_at_time_strict=True,
             operation_timeout_ms=3_000,
             retry_backoff_ms_max=1_000,
