@@ -1,16 +1,20 @@
 """What an operator sees of a topic: the JSON of Pulsar's `stats` and `internalStats`, and where one key stands.
 
-Names, nesting and units are a real Pulsar's (`tests/golden/admin`), for what exists here; rates, which Pulsar averages
-over a minute, and everything about replication, transactions, offloading and filters are left out. Pure: topics in,
-plain values out. `stats_routes.py` answers with them over HTTP.
+Names, nesting and units are a real Pulsar's (`tests/golden/admin`), for what exists here; rates are those of the last
+window, as there (`rates.py`). Left out is what does not exist here: replication, transactions, offloading, filters,
+throttling, compaction, chunk rates, and what Pulsar estimates (`backlogSize`, ages). Pure: topics in, plain values out.
+`stats_routes.py` answers with them over HTTP.
 """
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker.consumer import Consumer
+from broker.rates import ConsumerCounters
 from broker.subscription import Subscription
 from broker.topic import Topic
 from dispatcher.config import SubscriptionType
@@ -30,12 +34,18 @@ HELD_SHOWN_MAX: Final = 1_000
 
 def topic_stats(topic: Topic) -> Json:
     """Return what `GET .../stats` answers."""
-    subscriptions = {name: subscription_stats(one) for name, one in topic.subscriptions.items()}
+    subscriptions = {name: subscription_stats(topic, one) for name, one in topic.subscriptions.items()}
     publishers = [
         {"producerId": producer.producer_id, "producerName": producer.name, "address": f"/{producer.link.peer}"}
         for producer in topic.producers.values()
     ]
+    message_rate_in, throughput_in = topic.meter.rates
     return {
+        "msgRateIn": message_rate_in,
+        "msgThroughputIn": throughput_in,
+        "msgRateOut": sum(one["msgRateOut"] for one in subscriptions.values()),
+        "msgThroughputOut": sum(one["msgThroughputOut"] for one in subscriptions.values()),
+        "averageMsgSize": throughput_in / message_rate_in if message_rate_in else 0.0,
         "bytesInCounter": topic.bytes_in_total,
         "msgInCounter": topic.messages_in_total,
         "bytesOutCounter": sum(one["bytesOutCounter"] for one in subscriptions.values()),
@@ -48,11 +58,11 @@ def topic_stats(topic: Topic) -> Json:
     }
 
 
-def subscription_stats(subscription: Subscription) -> Json:
+def subscription_stats(topic: Topic, subscription: Subscription) -> Json:
     """Return one value of `subscriptions`."""
     totals = subscription.metrics()
     cursor = subscription.cursor
-    shown: Json = {
+    shown: Json = _rates([consumer.meter.rates for consumer in subscription.consumers]) | {
         "bytesOutCounter": totals.bytes_out_total,
         "msgOutCounter": totals.messages_out_total,
         "msgBacklog": cursor.backlog,
@@ -62,6 +72,11 @@ def subscription_stats(subscription: Subscription) -> Json:
         "replicated": False,
         "subscriptionProperties": dict(cursor.properties),
         "consumersAfterMarkDeletePosition": {},
+        "nonContiguousDeletedMessagesRanges": sum(len(begins) for _, begins, _ in _acknowledged_runs(topic, cursor)),
+        "lastMarkDeleteAdvancedTimestamp": subscription.mark_delete_advanced_ms,
+        "msgRateExpired": subscription.expiry.meter.rates[0],
+        "totalMsgExpired": subscription.expiry.messages_total,
+        "lastExpireTimestamp": subscription.expiry.last_ms,
     }
     dispatcher, stats = subscription.dispatcher, subscription.stats()
     if dispatcher is None or stats is None:
@@ -75,6 +90,17 @@ def subscription_stats(subscription: Subscription) -> Json:
     if newcomers is not None:
         _add_newcomers(shown, newcomers, handles)
     return shown
+
+
+def _rates(of_consumers: Sequence[tuple[float, ...]]) -> Json:
+    """Return the sums of consumers' rates under their names."""
+    sums = ConsumerCounters(*(sum(rates) for rates in zip(*of_consumers, strict=True)))
+    return {
+        "msgRateOut": float(sums.messages_out),
+        "msgThroughputOut": float(sums.bytes_out),
+        "msgRateRedeliver": float(sums.messages_redelivered),
+        "messageAckRate": float(sums.messages_acked),
+    }
 
 
 def _of_dispatcher(stats: SubscriptionStats) -> Json:
@@ -100,12 +126,13 @@ def _of_dispatcher(stats: SubscriptionStats) -> Json:
 
 
 def _consumer(stats: ConsumerStats, handle: Consumer, dispatcher: Dispatcher) -> Json:
-    shown: Json = {
+    shown: Json = _rates([handle.meter.rates]) | {
         "bytesOutCounter": stats.bytes_out_counter,
         "msgOutCounter": stats.msg_out_counter,
         "consumerName": stats.consumer_name,
         "availablePermits": stats.available_permits,
         "unackedMessages": stats.unacked_messages,
+        "avgMessagesPerEntry": stats.avg_messages_per_entry,
         "blockedConsumerOnUnackedMsgs": stats.blocked_consumer_on_unacked_msgs,
         "drainingHashesCount": stats.draining_hashes_count,
         "drainingHashesClearedTotal": stats.draining_hashes_cleared_total,
@@ -119,7 +146,11 @@ def _consumer(stats: ConsumerStats, handle: Consumer, dispatcher: Dispatcher) ->
         "clientVersion": handle.link.client_version,
         "lastAckedTimestamp": stats.last_acked_timestamp,
         "lastConsumedTimestamp": stats.last_consumed_timestamp,
+        "firstMessagesSentTimestamp": stats.first_messages_sent_timestamp,
         "lastConsumedFlowTimestamp": stats.last_consumed_flow_timestamp,
+        "firstConsumedFlowTimestamp": stats.first_consumed_flow_timestamp,
+        "lastAckedTime": _time_text(stats.last_acked_timestamp),
+        "lastConsumedTime": _time_text(stats.last_consumed_timestamp),
         "metadata": {},
     }
     ranges = dispatcher.key_hash_ranges(handle)
@@ -153,6 +184,7 @@ def topic_internal_stats(topic: Topic) -> Json:
     open_entries = [(one.entries, one.bytes) for one in ledgers if one.is_open]
     entries, size = open_entries[-1] if open_entries else (0, 0)
     return {
+        "entriesAddedCounter": topic.entries_in_total,
         "numberOfEntries": sum(one.entries for one in ledgers),
         "totalSize": sum(one.bytes for one in ledgers),
         "currentLedgerEntries": entries,
@@ -184,9 +216,16 @@ def _cursor(topic: Topic, subscription: Subscription) -> Json:
     shown = _ranges_text(ranges[:RANGES_SHOWN_MAX])
     if len(ranges) > RANGES_SHOWN_MAX:
         shown = f"{shown[:-1]},... ({len(ranges) - RANGES_SHOWN_MAX} more)]"
+    read_position = read_position or cursor.next_unacknowledged_position
     return {
         "markDeletePosition": _text(cursor.mark_delete_position),
-        "readPosition": _text(read_position or cursor.next_unacknowledged_position),
+        "readPosition": _text(read_position),
+        "waitingReadOp": stats is not None and stats.waits_for_entries,
+        "pendingReadOps": 0 if stats is None else stats.is_reading + stats.is_reading_replay - stats.waits_for_entries,
+        "subscriptionHavePendingRead": stats is not None and stats.is_reading,
+        "subscriptionHavePendingReplayRead": stats is not None and stats.is_reading_replay,
+        # As Pulsar: the entry at the read position counts, whether it exists or not.
+        "numberOfEntriesSinceFirstNotAckedMessage": _entries_between(topic, cursor, read_position) + 1,
         "individuallyDeletedMessages": shown,
         "totalNonContiguousDeletedMessagesRange": len(ranges),
         "state": "Open",
@@ -195,10 +234,30 @@ def _cursor(topic: Topic, subscription: Subscription) -> Json:
     }
 
 
+def _entries_between(topic: Topic, cursor: Cursor, end: Position) -> int:
+    """Return how many entries there are from the first unacknowledged one up to `end`, which is not counted."""
+    first = cursor.next_unacknowledged_position
+    entries = 0
+    for ledger in topic.ledger.ledgers():
+        begin = first.entry_id if ledger.ledger_id == first.ledger_id else 0
+        last = min(ledger.entries, end.entry_id) if ledger.ledger_id == end.ledger_id else ledger.entries
+        if first.ledger_id <= ledger.ledger_id <= end.ledger_id:
+            entries += max(0, last - max(0, begin))
+    return entries
+
+
 def _acknowledged_ranges(topic: Topic, cursor: Cursor) -> list[tuple[Position, Position]]:
     """Return what is acknowledged beyond mark-delete: ranges without their first and with their last position."""
+    return [
+        (Position(ledger_id, begin - 1), Position(ledger_id, end))
+        for ledger_id, begins, ends in _acknowledged_runs(topic, cursor)
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def _acknowledged_runs(topic: Topic, cursor: Cursor) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """Give the first and the last entry ids of the runs of acknowledged entries beyond mark-delete, by ledger."""
     first = cursor.next_unacknowledged_position
-    ranges: list[tuple[Position, Position]] = []
     for ledger in topic.ledger.ledgers():
         if ledger.ledger_id < first.ledger_id:
             continue
@@ -207,11 +266,7 @@ def _acknowledged_ranges(topic: Topic, cursor: Cursor) -> list[tuple[Position, P
             ids = ids[ids > first.entry_id]
         begins = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
         ends = np.append(begins[1:], len(ids))[: len(begins)] - 1
-        ranges += [
-            (Position(ledger.ledger_id, begin - 1), Position(ledger.ledger_id, end))
-            for begin, end in zip(ids[begins].tolist(), ids[ends].tolist(), strict=True)
-        ]
-    return ranges
+        yield ledger.ledger_id, ids[begins], ids[ends]
 
 
 def key_status(key: bytes, status: KeyStatus) -> Json:

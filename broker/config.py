@@ -116,7 +116,7 @@ class BrokerConfig:
     """
 
     stats_interval_s: int = field(default=60, metadata={"key": "statsUpdateFrequencyInSecs"})
-    """How often a line of statistics is logged; 0 or less is never. Metrics are always up to date. Default 60."""
+    """How often rates are computed and a line of statistics is logged; 0 or less is never. Default 60."""
 
     managed_ledger: ManagedLedgerConfig = field(default_factory=ManagedLedgerConfig)
     """How the log is cut into ledgers, cached and flushed."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from broker.link import ClientLink
 from broker.protocol import commands, frames
+from broker.rates import ConsumerCounters, RateMeter
 from dispatcher.consumer import Delivery, KeySharedPolicy
 
 
@@ -26,6 +27,7 @@ class Consumer:
         connected_ms: When it subscribed.
         epoch: The client's count of redelivery requests, echoed with each message so that the client can tell
             what was sent before such a request.
+        meter: The rates of its `ConsumerCounters`.
     """
 
     link: ClientLink
@@ -36,6 +38,10 @@ class Consumer:
     key_shared_policy: KeySharedPolicy = field(default_factory=KeySharedPolicy)
     epoch: int | None = None
     connected_ms: int = 0
+    meter: RateMeter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = RateMeter(self.connected_ms, len(ConsumerCounters._fields))
 
     @property
     def is_writable(self) -> bool:

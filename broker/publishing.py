@@ -69,6 +69,7 @@ class Publisher:
             # SEND has a number too, which a client could get wrong: as Pulsar, it counts in the topic's stats alone.
             message_count=max(1, metadata.num_messages_in_batch),
         )
+        topic.entries_in_total += 1
         topic.messages_in_total += send.num_messages
         topic.bytes_in_total += len(payload)
         receipts = self._receipts.get(ledger)

@@ -67,6 +67,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                 config.web_port,
                 metrics=lambda: render_metrics(service.metrics()),
                 health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
+                problems=service.problems,
                 routes=[*policy_routes(service), *stats_routes(service)],
             )
 

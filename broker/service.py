@@ -159,6 +159,11 @@ class Service:
         failed = self._store.failed
         return None if failed is None else str(failed)
 
+    def problems(self) -> list[str]:
+        """Say what keeps the service from doing its job, for `/health`; empty when all is well."""
+        problems = [] if self.failure is None else [f"nothing can be stored: {self.failure}"]
+        return problems + [f"{topic.name}: {problem}" for topic in self.topics.values() for problem in topic.problems()]
+
     # ---- lifecycle ----
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -174,7 +179,7 @@ class Service:
         jobs = [
             Job("keep-alive", config.keep_alive_interval_s, self._check_connections),
             Job("roll over and trim", config.retention_check_interval_s, self._roll_over_and_trim),
-            Job("statistics", config.stats_interval_s, self._log_statistics),
+            Job("statistics", config.stats_interval_s, self._end_rate_window),
         ]
         if config.ttl_ms:
             jobs.append(Job("expire", config.expiry_check_interval_s, self._expire))
@@ -215,6 +220,7 @@ class Service:
                 ledger,
                 new_subscription=partial(self._new_subscription, index or self._tracker_factory),
                 delayed_delivery=self.policies.applied(name),
+                now_ms=self.now_ms(),
                 index=index,
             )
             self.topics[name] = topic
@@ -238,6 +244,7 @@ class Service:
             cursor,
             new_dispatcher=partial(self._new_dispatcher, trackers),
             clean_residual_snapshots=trackers.clean_residual_snapshots,
+            now_ms=self.now_ms,
         )
 
     def _new_dispatcher(
@@ -278,7 +285,9 @@ class Service:
                 # A damaged topic must not keep the others from their turn.
                 log.exception("housekeeping of %s failed", topic.name)
 
-    def _log_statistics(self) -> None:
+    def _end_rate_window(self) -> None:
+        for topic in self.topics.values():
+            topic.end_rate_window(self.now_ms())
         log.info(
             "%d topics, %d connections, %d messages in since the start",
             len(self.topics),

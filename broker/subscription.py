@@ -9,11 +9,13 @@ interleave. Deciding who gets what is the dispatcher's; speaking to a client is 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from broker.consumer import Consumer
 from broker.errors import ConsumerBusyError, MetadataError
 from broker.metrics import SubscriptionSnapshot
 from broker.policies import DelayedDeliveryPolicies
+from broker.rates import ConsumerCounters, RateMeter
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.stats import ConsumerStats, SubscriptionStats
@@ -27,6 +29,16 @@ log = logging.getLogger(__name__)
 NewDispatcher = Callable[[SubscriptionType, ManagedLedger, Cursor], Dispatcher]
 
 
+@dataclass(slots=True)
+class Expiry:
+    """What has outlived its time without being acknowledged."""
+
+    meter: RateMeter
+    messages_total: int = 0
+    last_ms: int = 0
+    """When it was last looked for."""
+
+
 class Subscription:
     """One named reader of a topic.
 
@@ -36,6 +48,7 @@ class Subscription:
         cursor: Where this subscription stands in it.
         new_dispatcher: Makes the dispatcher of a type; passed in, so that tests need no service.
         clean_residual_snapshots: Deletes the delayed index of a topic's cursor that has no dispatcher.
+        now_ms: The clock.
     """
 
     def __init__(
@@ -46,6 +59,7 @@ class Subscription:
         *,
         new_dispatcher: NewDispatcher,
         clean_residual_snapshots: Callable[[str, str, Cursor], Awaitable[None]],
+        now_ms: Callable[[], int],
     ) -> None:
         self.name = name
         self.cursor = cursor
@@ -59,6 +73,10 @@ class Subscription:
         # What consumers got that have left since; the counters of those that are here are the dispatcher's.
         self._messages_out_before = 0
         self._bytes_out_before = 0
+        self.expiry = Expiry(RateMeter(now_ms(), 1))
+        self.mark_delete_advanced_ms = 0
+        self._now_ms = now_ms
+        cursor.add_listener(self._on_mark_delete_moved)
 
     @property
     def subscription_type(self) -> SubscriptionType | None:
@@ -101,6 +119,45 @@ class Subscription:
             dispatcher=stats,
             tracker=tracker.stats() if isinstance(tracker, BucketDelayedDeliveryTracker) else None,
         )
+
+    def end_rate_window(self, now_ms: int) -> None:
+        """Let the rates be those of the time since this was called last."""
+        self.expiry.meter.end_window((self.expiry.messages_total,), now_ms)
+        for consumer in self.consumers:
+            counters = self._counters_of(consumer)
+            if counters is not None:
+                consumer.meter.end_window(counters, now_ms)
+
+    def _counters_of(self, consumer: Consumer) -> ConsumerCounters | None:
+        stats = self._stats_of(consumer)
+        if stats is None:
+            return None
+        return ConsumerCounters(
+            stats.msg_out_counter, stats.bytes_out_counter, stats.message_redeliver_counter, stats.message_ack_counter
+        )
+
+    def expired(self, messages: int) -> None:
+        """Note that this many messages have outlived their time, and let the dispatcher know."""
+        self.expiry.messages_total += messages
+        self.expiry.last_ms = self._now_ms()
+        if messages and self.dispatcher is not None:
+            self.dispatcher.mark_delete_advanced()
+
+    def problems(self) -> list[str]:
+        """Say what keeps it from delivering; empty when all is well."""
+        dispatcher = self.dispatcher
+        if dispatcher is None:
+            return []
+        problems = []
+        if dispatcher.failure is not None:
+            problems.append(f"subscription {self.name} has stopped by a defect: {dispatcher.failure!r}")
+        tracker = dispatcher.tracker
+        if isinstance(tracker, BucketDelayedDeliveryTracker) and tracker.stats().failing:
+            problems.append(f"subscription {self.name}: snapshots fail: {', '.join(sorted(tracker.stats().failing))}")
+        return problems
+
+    def _on_mark_delete_moved(self, _: Position) -> None:
+        self.mark_delete_advanced_ms = self._now_ms()
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Let other policies of the topic be in force from now on."""

@@ -15,6 +15,7 @@ from broker.errors import ProducerBusyError, ProducerFencedError, SubscriptionNo
 from broker.metrics import TopicSnapshot
 from broker.policies import DelayedDeliveryPolicies
 from broker.producer import Producer, ProducerAccessMode
+from broker.rates import RateMeter
 from broker.subscription import Subscription
 from broker.topic_index import INDEX_CURSOR_NAME, TopicIndex
 from broker.topic_name import TopicName
@@ -40,6 +41,7 @@ class Topic:
         ledger: Its log.
         new_subscription: Makes a subscription over a cursor.
         delayed_delivery: The policies that are in force for it.
+        now_ms: What time it is.
         index: The delayed index that its subscriptions share, None where each has its own.
     """
 
@@ -50,6 +52,7 @@ class Topic:
         *,
         new_subscription: NewSubscription,
         delayed_delivery: DelayedDeliveryPolicies,
+        now_ms: int,
         index: TopicIndex | None = None,
     ) -> None:
         self.name = name
@@ -60,6 +63,9 @@ class Topic:
         self.producers: dict[str, Producer] = {}
         self.messages_in_total = 0
         self.bytes_in_total = 0
+        self.entries_in_total = 0
+        self.meter = RateMeter(now_ms, 2)
+        """The rates of messages and bytes in."""
         self._new_subscription = new_subscription
         self._index = index
         self._lock = asyncio.Lock()
@@ -218,9 +224,25 @@ class Topic:
         expired = await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,))
         for cursor_name, count in expired.items():
             subscription = self.subscriptions.get(unquote(cursor_name))
-            if count and subscription is not None and subscription.dispatcher is not None:
+            if subscription is None:
+                continue
+            if count:
                 log.info("%d messages of %s / %s expired", count, self.name, subscription.name)
-                subscription.dispatcher.mark_delete_advanced()
+            subscription.expired(count)
+
+    def end_rate_window(self, now_ms: int) -> None:
+        """Let the rates be those of the time since this was called last."""
+        self.meter.end_window((self.messages_in_total, self.bytes_in_total), now_ms)
+        for subscription in self.subscriptions.values():
+            subscription.end_rate_window(now_ms)
+
+    def problems(self) -> list[str]:
+        """Say what keeps it from doing its job; empty when all is well."""
+        problems = [problem for subscription in self.subscriptions.values() for problem in subscription.problems()]
+        index = None if self._index is None else self._index.stats()
+        if index is not None and index.failing:
+            problems.append(f"snapshots of the shared index fail: {', '.join(sorted(index.failing))}")
+        return problems
 
     def metrics(self) -> TopicSnapshot:
         """Give the figures for `/metrics`."""

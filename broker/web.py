@@ -2,6 +2,7 @@
 
     GET /health                     JSON with "status": "ok"; answered as soon as clients can connect
     GET /admin/v2/brokers/health    "ok", as Pulsar's own health check
+                                    both 503 with "problems" while the log, a snapshot storage or a dispatcher fails
     GET /metrics, /metrics/         Prometheus text
 
 Everything else is a 404 (or 405) in JSON. What is answered is passed in, as functions or as routes (of
@@ -40,6 +41,7 @@ async def start_web(
     *,
     metrics: Callable[[], bytes | Awaitable[bytes]],
     health: Callable[[], dict[str, Any]],
+    problems: Callable[[], list[str]] = list,
     routes: Iterable[web.RouteDef] = (),
 ) -> WebServer:
     """Listen on a port.
@@ -49,6 +51,7 @@ async def start_web(
         port: The port; 0 takes a free one, which `WebServer.port` tells.
         metrics: Gives the Prometheus text, at once or later.
         health: Gives what `/health` says besides the status and the version.
+        problems: Gives what keeps the service from doing its job, one text each.
         routes: What else is answered.
 
     Raises:
@@ -56,11 +59,14 @@ async def start_web(
     """
 
     async def get_health(_: web.Request) -> web.Response:
-        return web.json_response({"status": "ok", "version": version("postdate")} | health())
+        found = problems()
+        answer = {"status": "failing" if found else "ok", "version": version("postdate")} | health()
+        return web.json_response(answer | {"problems": found} if found else answer, status=503 if found else 200)
 
     async def get_broker_health(_: web.Request) -> web.Response:
+        found = problems()
         health()
-        return web.Response(text="ok")
+        return web.Response(text="\n".join(found) or "ok", status=503 if found else 200)
 
     async def get_metrics(_: web.Request) -> web.Response:
         text = metrics()

@@ -251,7 +251,13 @@ class Dispatcher:
             consumer_ids={index: outbox.handle.consumer_id for index, outbox in self._outboxes.items()},
             unsent={index: len(outbox) for index, outbox in self._outboxes.items()},
             messages_tracked=self.tracker.number_of_delayed_messages() if self.tracker is not None else 0,
+            reads=self._reader.under_way(),
         )
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The defect that stopped it, None while all is well."""
+        return self._reader.failure
 
     def consumer_stats(self, consumer: ConsumerHandle) -> ConsumerStats | None:
         """Return the stats of one consumer, None if it is not registered."""

@@ -10,6 +10,7 @@ from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.recently_joined import LastSentPositionFence, RecentlyJoinedFence
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.reader import ReadsUnderWay
 from dispatcher.slots import sticky_hash
 from dispatcher.stats import ConsumerStats, DrainingHash, HeldEntry, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.position import Position
@@ -22,6 +23,7 @@ def subscription_stats(
     consumer_ids: dict[int, int],
     unsent: dict[int, int],
     messages_tracked: int,
+    reads: ReadsUnderWay,
 ) -> SubscriptionStats:
     """Return the stats of a subscription.
 
@@ -31,6 +33,7 @@ def subscription_stats(
         consumer_ids: The clients' ids of the consumers, by index.
         unsent: How many entries are on their way to each consumer, by index.
         messages_tracked: How many messages the tracker holds.
+        reads: What is being read now.
     """
     consumers = [
         consumer_stats(core, consumer, consumer_ids[index], unsent[index]) for index, consumer in core.consumers.items()
@@ -52,6 +55,9 @@ def subscription_stats(
         draining_hashes_cleared_total=sum(stats.draining_hashes_cleared_total for stats in consumers),
         draining_hashes_unacked_messages=sum(stats.draining_hashes_unacked_messages for stats in consumers),
         read_position=core.plan.read_position if core.plan is not None else None,
+        is_reading=reads.of_log or reads.waits_for_entries,
+        is_reading_replay=reads.of_due,
+        waits_for_entries=reads.waits_for_entries,
         entries_read_total=core.entries_read_total,
         delayed_reread_at_recovery_total=core.delayed_reread_at_recovery_total,
     )
@@ -74,13 +80,16 @@ def consumer_stats(
         unacked_messages=consumer.unacked,
         pending_entries=len(consumer.pending),
         unsent_entries=unsent_entries,
+        avg_messages_per_entry=round(consumer.messages_per_entry),
         blocked_consumer_on_unacked_msgs=consumer.is_blocked,
         msg_out_counter=consumer.messages_out,
         bytes_out_counter=consumer.bytes_out,
         message_ack_counter=consumer.messages_acked,
         message_redeliver_counter=consumer.messages_redelivered,
         last_acked_timestamp=consumer.last_acked_ms,
+        first_messages_sent_timestamp=consumer.first_sent_ms,
         last_consumed_timestamp=consumer.last_sent_ms,
+        first_consumed_flow_timestamp=consumer.first_flow_ms,
         last_consumed_flow_timestamp=consumer.last_flow_ms,
         draining_hashes_count=len(hashes),
         draining_hashes_cleared_total=cleared_total,

@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
@@ -37,6 +38,14 @@ class _LogPart:
 
     first: Position
     through: Position
+
+
+class ReadsUnderWay(NamedTuple):
+    """What a reader does at the moment."""
+
+    of_log: bool
+    of_due: bool
+    waits_for_entries: bool
 
 
 class Reader:
@@ -75,6 +84,7 @@ class Reader:
         self._task: asyncio.Task[None] | None = None
         self._pauses = 0
         self._is_closed = False
+        self._is_reading = False
         self._is_tracker_dry = False
         self._popped: DelayedIndexes | None = None
         self._untracked: deque[tuple[int, BitMap]] = deque()
@@ -98,6 +108,23 @@ class Reader:
             await asyncio.gather(self._task, return_exceptions=True)
         if self.tracker is not None:
             await self.tracker.close()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the task that reads, None while it runs or after `close`."""
+        if self._task is None or self._is_closed or not self._task.done() or self._task.cancelled():
+            return None
+        return self._task.exception()
+
+    def under_way(self) -> ReadsUnderWay:
+        """Say what is being read now."""
+        plan = self._core.plan
+        is_at_end = plan is not None and plan.read_position > self._log.last_confirmed_position
+        return ReadsUnderWay(
+            of_log=self._is_reading,
+            of_due=self._popped is not None,
+            waits_for_entries=is_at_end and not self._is_reading and bool(self._core.consumers),
+        )
 
     def wake(self) -> None:
         """Look again whether there is something to read."""
@@ -196,9 +223,13 @@ class Reader:
     async def _read(self, request: ReadRequest) -> bool:
         """Read what was asked for; return whether that led anywhere."""
         plan = self._core.plan
-        read = await self._log.read_headers(
-            request.first, entries_max=request.entries_max, skip=self._skipped_in, through=request.through
-        )
+        self._is_reading = True
+        try:
+            read = await self._log.read_headers(
+                request.first, entries_max=request.entries_max, skip=self._skipped_in, through=request.through
+            )
+        finally:
+            self._is_reading = False
         if self._core.plan is not plan:
             return True
         headers = self._untracked_of(read.headers)

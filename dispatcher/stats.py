@@ -39,6 +39,9 @@ class ConsumerStats:
     last_acked_timestamp: int
     last_consumed_timestamp: int
     last_consumed_flow_timestamp: int
+    first_messages_sent_timestamp: int = 0
+    first_consumed_flow_timestamp: int = 0
+    avg_messages_per_entry: int = 0
     draining_hashes_count: int = 0
     draining_hashes_cleared_total: int = 0
     draining_hashes_unacked_messages: int = 0
@@ -66,6 +69,12 @@ class SubscriptionStats:
     """Headers read from the log by scan and forward reads."""
     delayed_reread_at_recovery_total: int
     """Of these, headers of delayed messages that were in the log at the last start and in no snapshot."""
+    is_reading: bool = False
+    """A read of the log is under way, or waits for new entries."""
+    is_reading_replay: bool = False
+    """The headers of due messages are being read."""
+    waits_for_entries: bool = False
+    """Everything is read, and there are consumers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

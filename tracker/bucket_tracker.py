@@ -205,6 +205,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._stats.bucket_total = self._core.bucket_total
         self._stats.index_loaded = self._core.loaded_row_count
         self._stats.snapshot_size_bytes = self._core.snapshot_size_bytes
+        self._stats.failing = frozenset(self._failing)
         return self._stats
 
     async def clear(self) -> None:
@@ -377,13 +378,16 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         what = type(action).__name__
         # An outage is told once, not at each retry.
         level = logging.DEBUG if what in self._failing else logging.WARNING
-        self._failing.add(what)
+        is_read = isinstance(action, ReadMetadata | ReadPositions | LoadSegments | MergeBuckets)
+        is_gone = is_read and is_lost(error)
+        if not is_gone:
+            # What is gone is not tried again: that is no outage.
+            self._failing.add(what)
         if isinstance(error, SnapshotStorageError | TimeoutError):
             logger.log(level, "%s: %s failed: %s", self._name, what, error or type(error).__name__)
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
-        is_read = isinstance(action, ReadMetadata | ReadPositions | LoadSegments | MergeBuckets)
-        return ActionFailed(action, is_read and is_lost(error), str(error))
+        return ActionFailed(action, is_gone, str(error))
 
     async def _wait_for(self, is_met: Callable[[], bool], timeout_ms: int) -> bool:
         """Wait until a condition holds after some turn; False after the timeout, or when the tracker is closed."""

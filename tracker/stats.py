@@ -75,6 +75,8 @@ class TrackerStats:
     """Snapshots that were missing or unreadable; their messages were read from the log again."""
     buckets_recovered: int = 0
     """Snapshots that recovery found and used."""
+    failing: frozenset[str] = frozenset()
+    """Kinds of actions of which the last one failed, and is tried again: the storage is out."""
     operations: dict[BucketOperation, OperationStats] = field(
         default_factory=lambda: {operation: OperationStats() for operation in BucketOperation}
     )

@@ -1,6 +1,7 @@
 """One consumer's flow inside the core: permits, unacknowledged messages, what it holds, what it may get next."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from dispatcher.consumer import KeySharedPolicy
 from dispatcher.core.items import COUNT, Item
@@ -9,6 +10,9 @@ from dispatcher.core.pending_acks import PendingAcksMap
 UNLIMITED = 2**62
 
 AUTO_SPLIT = KeySharedPolicy()
+
+_OLD_SHARE: Final = 0.9
+"""How much of an average stays when something new comes to it; Pulsar's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +39,11 @@ class ConsumerState:
     bytes_out: int = 0
     messages_acked: int = 0
     messages_redelivered: int = 0
+    messages_per_entry: float = 0.0
+    """Of what it was given, the latest counting most, as Pulsar averages it."""
+    first_flow_ms: int = 0
     last_flow_ms: int = 0
+    first_sent_ms: int = 0
     last_sent_ms: int = 0
     last_acked_ms: int = 0
 
@@ -60,13 +68,27 @@ class ConsumerState:
             now_ms: What time it is.
         """
         messages = sum([item[COUNT] for item in items])
-        self.permits -= messages
+        self.note_given(messages, len(items), now_ms)
         self.unacked += messages - acknowledged
         if unacked_max and self.unacked >= unacked_max:
             self.is_blocked = True
-        self.messages_out += messages
-        self.last_sent_ms = now_ms
         return messages - acknowledged
+
+    def note_given(self, messages: int, entries: int, now_ms: int) -> None:
+        """Note that it was given this many messages in so many entries; they take its permits."""
+        self.permits -= messages
+        self.messages_out += messages
+        average = messages / entries
+        before = self.messages_per_entry
+        self.messages_per_entry = _OLD_SHARE * before + (1 - _OLD_SHARE) * average if before else average
+        self.first_sent_ms = self.first_sent_ms or now_ms
+        self.last_sent_ms = now_ms
+
+    def note_flow(self, permits: int, now_ms: int) -> None:
+        """Note that it asked for this many messages more."""
+        self.permits += permits
+        self.first_flow_ms = self.first_flow_ms or now_ms
+        self.last_flow_ms = now_ms
 
     def release(self, messages: int, unacked_max: int) -> None:
         """Note that it holds this many messages less."""

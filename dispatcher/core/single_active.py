@@ -83,10 +83,7 @@ class SingleActiveCore(SubscriptionCore):
         if self.active is None or taken == 0:
             return []
         items = make_items(headers, headers.publish_time_ms, None)
-        messages = int(headers.message_counts.sum())
-        self.active.permits -= messages
-        self.active.messages_out += messages
-        self.active.last_sent_ms = self.now_ms
+        self.active.note_given(int(headers.message_counts.sum()), len(headers), self.now_ms)
         return [Deliver(self.active, items)]
 
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:

@@ -78,8 +78,7 @@ class SubscriptionCore(ABC):
 
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
         """Give a consumer permits for this many more messages."""
-        consumer.permits += permits
-        consumer.last_flow_ms = self.now_ms
+        consumer.note_flow(permits, self.now_ms)
         return []
 
     def refund(self, consumer: ConsumerState, items: Sequence[Item]) -> None:

@@ -15,7 +15,7 @@ from pulsar import ConsumerType
 
 from broker.cli import main
 from tests.integration.programs.clients import Clients, positions, receive, subscribe, wait_for
-from tests.integration.services import Service
+from tests.integration.services import POSTDATE, Service, make_service
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "admin"
 KEYS = [f"key-{number}" for number in range(20)]
@@ -103,6 +103,82 @@ def test_the_stats_of_drained_hashes_are_cleared_when_they_are_acknowledged(
     assert subscription()["drainingHashesUnackedMessages"] == 0
 
 
+def test_the_stats_have_the_names_that_dashboards_read(
+    clients: Clients, service: Service, topic: str, is_real_pulsar: bool
+) -> None:
+    """Every name that a real Pulsar has, of a consumer and of a subscription, but for what does not exist here."""
+    keys_that_drain(clients, service, topic)
+    subscription = ask(service, topic, "stats")[1]["subscriptions"]["sub"]
+    known = json.loads((GOLDEN / "topic-stats.json").read_text())["subscriptions"]["orders"]
+    absent_words = (
+        "filter",
+        "dispatchThrottled",
+        "chunked",
+        "backlogSize",
+        "earliest",
+        "SizeInBytes",
+        "SerializedSize",
+    )
+
+    for shown, names in ((subscription, set(known)), (subscription["consumers"][0], set(known["consumers"][0]))):
+        missing = {name for name in names - set(shown) if not name.startswith(absent_words)}
+        missing -= {name for name in missing if name.endswith(absent_words)}
+        # `msgExpired` counts again from zero whenever somebody asks.
+        assert missing <= {"msgExpired"}
+        assert not is_real_pulsar or set(shown) == names
+
+
+def test_rates_counters_and_times_add_up(tmp_path: Path) -> None:
+    """In windows of a second, while batches of ten come and go; a first batch is held back."""
+    service = make_service(POSTDATE, tmp_path, {"statsUpdateFrequencyInSecs": "1"})
+    service.start()
+    clients = Clients(service.url)
+    topic = "persistent://public/default/rates"
+    seen: set[str] = set()
+    bytes_per_message: list[float] = []
+    try:
+        consumer = subscribe(clients.new(), topic, ConsumerType.KeyShared, consumer_name="c")
+        options = {"batching_enabled": True, "batching_max_messages": 10, "batching_type": pulsar.BatchingType.KeyBased}
+        producer = clients.new().create_producer(topic, batching_max_publish_delay_ms=60_000, **options)
+
+        def ten_more() -> list[pulsar.Message]:
+            for _ in range(10):
+                producer.send_async(b"x" * 20, None, partition_key="k")
+            producer.flush()
+            return receive(consumer, 10)
+
+        def has_rates() -> bool:
+            for message in ten_more():
+                consumer.acknowledge(message)
+            shown = ask(service, topic, "stats")[1]
+            one = shown["subscriptions"]["sub"]
+            for name in ("msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate"):
+                assert one[name] == sum(each[name] for each in one["consumers"])
+            if one["msgRateOut"]:
+                bytes_per_message.append(one["msgThroughputOut"] / one["msgRateOut"])
+            seen.update(name for name in ("msgRateOut", "messageAckRate") if one[name] > 0)
+            seen.update(name for name in ("msgRateIn", "averageMsgSize") if shown[name] > 0)
+            return len(seen) == 4
+
+        ten_more()
+        wait_for(has_rates, timeout_s=60)
+
+        (one,) = ask(service, topic, "stats")[1]["subscriptions"]["sub"]["consumers"]
+        assert bytes_per_message[0] == pytest.approx(one["bytesOutCounter"] / one["msgOutCounter"], rel=0.1)
+        assert one["msgOutCounter"] % 10 == 0
+        assert one["avgMessagesPerEntry"] == 10
+        assert (
+            0 < one["firstConsumedFlowTimestamp"] <= one["firstMessagesSentTimestamp"] <= one["lastConsumedTimestamp"]
+        )
+        for name in ("lastAckedTime", "lastConsumedTime"):
+            assert datetime.fromisoformat(one[name]).timestamp() * 1000 == pytest.approx(one[f"{name}stamp"], abs=1)
+        internal = ask(service, topic, "internalStats")[1]
+        assert internal["entriesAddedCounter"] == internal["numberOfEntries"] == one["msgOutCounter"] / 10
+    finally:
+        clients.close()
+        service.stop()
+
+
 def test_the_internal_stats_say_where_the_cursor_is(clients: Clients, service: Service, topic: str) -> None:
     consumer = subscribe(clients.new(), topic, ConsumerType.Shared)
     producer = clients.new().create_producer(topic, batching_enabled=False)
@@ -125,6 +201,10 @@ def test_the_internal_stats_say_where_the_cursor_is(clients: Clients, service: S
     assert set(cursor()) <= set(golden["cursors"]["orders"])
     assert cursor()["individuallyDeletedMessages"] == f"[({ledger}:1..{ledger}:3],({ledger}:4..{ledger}:5]]"
     assert cursor()["readPosition"] == f"{ledger}:6"
+    assert cursor()["numberOfEntriesSinceFirstNotAckedMessage"] == 6
+    wait_for(lambda: cursor()["waitingReadOp"] and cursor()["subscriptionHavePendingRead"])
+    assert (cursor()["pendingReadOps"], cursor()["subscriptionHavePendingReplayRead"]) == (0, False)
+    assert ask(service, topic, "stats")[1]["subscriptions"]["sub"]["nonContiguousDeletedMessagesRanges"] == 2
     assert (stats["currentLedgerEntries"], stats["lastConfirmedEntry"]) == (6, f"{ledger}:5")
 
 

@@ -17,8 +17,9 @@ async def start(
     *,
     metrics: Callable[[], bytes | Awaitable[bytes]] = lambda: b"one 1.0\n",
     health: Callable[[], dict[str, Any]] = lambda: {"pid": 7, "uptime_ms": 12},
+    problems: Callable[[], list[str]] = list,
 ) -> WebServer:
-    return await start_web("127.0.0.1", 0, metrics=metrics, health=health)
+    return await start_web("127.0.0.1", 0, metrics=metrics, health=health, problems=problems)
 
 
 def ask(method: str, path: str, **parts: Any) -> tuple[int, str, str, dict[str, str]]:
@@ -47,6 +48,20 @@ def test_health_says_ok_and_more() -> None:
 
 def test_pulsars_own_health_check_works() -> None:
     assert ask("GET", "/admin/v2/brokers/health")[:3] == (200, "text/plain; charset=utf-8", "ok")
+
+
+def test_health_says_what_is_wrong_with_503() -> None:
+    def problems() -> list[str]:
+        return ["nothing can be stored: the disk is full", "t: snapshots fail"]
+
+    status, content_type, body, _ = ask("GET", "/health", problems=problems)
+    assert (status, content_type) == (503, "application/json; charset=utf-8")
+    assert (json.loads(body)["status"], json.loads(body)["problems"]) == ("failing", problems())
+    assert ask("GET", "/admin/v2/brokers/health", problems=problems)[:3] == (
+        503,
+        "text/plain; charset=utf-8",
+        "nothing can be stored: the disk is full\nt: snapshots fail",
+    )
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/"])

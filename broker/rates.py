@@ -1,0 +1,47 @@
+"""Rates of what only grows, as Pulsar's stats have them: per second, over the last whole window.
+
+A window ends every `statsUpdateFrequencyInSecs`; until the first has ended a rate is 0. Nothing is counted here: the
+counters are read when a window ends, so a message costs nothing. Prometheus computes its own from the counters.
+"""
+
+from typing import NamedTuple
+
+
+class ConsumerCounters(NamedTuple):
+    """What a consumer got and gave back since it connected."""
+
+    messages_out: int = 0
+    bytes_out: int = 0
+    messages_redelivered: int = 0
+    messages_acked: int = 0
+
+
+class RateMeter:
+    """The rates of some counters.
+
+    Args:
+        now_ms: When the counters began, at 0.
+        size: How many they are.
+    """
+
+    def __init__(self, now_ms: int, size: int) -> None:
+        self.rates: tuple[float, ...] = (0.0,) * size
+        """Per second, in the order of the counters."""
+        self._counters: tuple[int, ...] = (0,) * size
+        self._since_ms = now_ms
+
+    def end_window(self, counters: tuple[int, ...], now_ms: int) -> None:
+        """Take the counters as they are now.
+
+        >>> meter = RateMeter(0, 2)
+        >>> meter.end_window((50, 4000), 10_000)
+        >>> meter.rates
+        (5.0, 400.0)
+        """
+        elapsed_ms = now_ms - self._since_ms
+        # A clock that was put back says nothing about this window.
+        if elapsed_ms > 0:
+            self.rates = tuple(
+                (after - before) * 1000 / elapsed_ms for before, after in zip(self._counters, counters, strict=True)
+            )
+        self._counters, self._since_ms = counters, now_ms

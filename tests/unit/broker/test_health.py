@@ -1,0 +1,126 @@
+"""What `/health` says: whether the service does its job, and if not why."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from service_fakes import Peer, until
+
+from broker.config import BUCKET_FACTORY, BrokerConfig
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from broker.service import Service
+from broker.topic_name import TopicName
+from dispatcher.core.read_plan import ReadRequest
+from managed_ledger.errors import LedgerWriteError
+from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.position import Position
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tracker.config import TrackerConfig
+
+_NOW_MS = 1_800_000_000_000
+_STARTED_NS = time.monotonic_ns()
+_TOPIC = TopicName.parse("t")
+
+
+class _FullDisk(LedgerStore):
+    """A store of which the last commits have failed."""
+
+    @property
+    def failed(self) -> LedgerWriteError | None:
+        return LedgerWriteError("The last 5 commits failed: no space left")
+
+
+def now_ms() -> int:
+    """A clock that goes on, since an outage ends with a retry."""
+    return _NOW_MS + (time.monotonic_ns() - _STARTED_NS) // 1_000_000
+
+
+def play(
+    folder: Path,
+    story: Callable[[Service, FaultInjectingBucketSnapshotStorage], Awaitable[None]],
+    store_class: type[LedgerStore] = LedgerStore,
+) -> None:
+    """Run a story on a service whose snapshots can be let down."""
+
+    async def run() -> None:
+        tracker = TrackerConfig(
+            tracker_factory_class_name=BUCKET_FACTORY,
+            index_count_per_bucket_min=1,
+            index_count_per_bucket_max=1,
+            retry_backoff_ms_min=1,
+            retry_backoff_ms_max=2,
+        )
+        config = BrokerConfig(data_directory=folder, tracker=tracker)
+        store = await store_class.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
+        storage = FaultInjectingBucketSnapshotStorage(MemoryBucketSnapshotStorage())
+        await storage.start()
+        service = Service(config, store, storage, now_ms=now_ms)
+        try:
+            await story(service, storage)
+        finally:
+            await service.close()
+
+    asyncio.run(run())
+
+
+async def subscribe(service: Service) -> Peer:
+    peer = Peer(service)
+    await peer.request(
+        BaseCommand.SUBSCRIBE,
+        "subscribe",
+        topic="t",
+        subscription="s",
+        subType=CommandSubscribe.Key_Shared,
+        consumer_id=1,
+    )
+    return peer
+
+
+def test_nothing_is_wrong_with_a_service_that_works(tmp_path: Path) -> None:
+    async def story(service: Service, _: FaultInjectingBucketSnapshotStorage) -> None:
+        await subscribe(service)
+        assert service.problems() == []
+
+    play(tmp_path, story)
+
+
+def test_a_log_that_takes_no_writes_is_told(tmp_path: Path) -> None:
+    async def story(service: Service, _: FaultInjectingBucketSnapshotStorage) -> None:
+        assert service.problems() == ["nothing can be stored: The last 5 commits failed: no space left"]
+
+    play(tmp_path, story, _FullDisk)
+
+
+def test_an_outage_of_the_snapshots_is_told_until_it_is_over(tmp_path: Path) -> None:
+    async def story(service: Service, storage: FaultInjectingBucketSnapshotStorage) -> None:
+        await subscribe(service)
+        storage.is_down = True
+        topic = service.topics[_TOPIC]
+        # The second begins another bucket, so the first is to be stored.
+        for _ in range(2):
+            await topic.ledger.append(b"x", publish_time_ms=_NOW_MS, deliver_at_ms=_NOW_MS + 3_600_000)
+        (problem,) = await until(service.problems)
+        assert problem == f"{_TOPIC}: subscription s: snapshots fail: PersistBucket"
+
+        storage.is_down = False
+        await until(lambda: service.problems() == [])
+
+    play(tmp_path, story)
+
+
+def test_a_dispatcher_that_a_defect_has_stopped_is_told(tmp_path: Path) -> None:
+    def defect(_: Position) -> ReadRequest | None:
+        raise AssertionError("seeded")
+
+    async def story(service: Service, _: FaultInjectingBucketSnapshotStorage) -> None:
+        await subscribe(service)
+        subscription = service.topics[_TOPIC].subscriptions["s"]
+        assert subscription.dispatcher is not None
+        subscription.dispatcher.core.next_read = defect  # type: ignore[method-assign]
+        subscription.dispatcher.consumer_flow(subscription.consumers[0], 1)
+        (problem,) = await until(service.problems)
+        assert problem == f"{_TOPIC}: subscription s has stopped by a defect: AssertionError('seeded')"
+
+    play(tmp_path, story)
