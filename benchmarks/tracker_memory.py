@@ -1,6 +1,6 @@
 """Measure how much memory delayed messages take: sealed, recovered, asked about, and delivered.
 
-    python -m benchmarks tracker-memory [--messages 10000000] [--laws fixed,exponential,week,instant]
+    python -m benchmarks tracker_memory [--messages 10000000] [--laws fixed,exponential,week,instant]
 
 Each law has two processes, one after the other, on one RocksDB folder. The first adds everything and stops; the second
 recovers, reads the log as a dispatcher does after a start (asks about every ledger, and for what is tracked in it), and
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the arguments ask for."""
     parser = argparse.ArgumentParser(
         description="Measure how much memory delayed messages take.",
-        epilog="example: python -m benchmarks tracker-memory --messages 100000000 --laws week",
+        epilog="example: python -m benchmarks tracker_memory --messages 100000000 --laws week",
     )
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--laws", default=",".join(LAWS))

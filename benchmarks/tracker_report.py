@@ -38,10 +38,16 @@ FIGURES: Final[Mapping[str, Figure]] = {
         "adds, in batches of 1,000 (Pulsar: one by one)", "/s", True, "single_adds_per_s", 5e6
     ),
     "single_adds_per_s": Figure("adds, one by one", "/s", True),
+    "batched_adds_per_cpu_s": Figure("the same, by the adding thread's processor time", "/s", True),
+    "single_adds_per_cpu_s": Figure("adds, one by one, by the adding thread's processor time", "/s", True),
     "batched_longest_pause_ms": Figure(
         "longest batch of 1,000 (Pulsar: 100 adds)", "ms", False, "single_longest_pause_ms", 5
     ),
     "single_longest_pause_ms": Figure("longest 100 adds, one by one", "ms", False, target=5),
+    "batched_median_pause_ms": Figure("median batch of 1,000", "ms", False),
+    "batched_longest_pause_cpu_ms": Figure("longest batch of 1,000, processor time of the adding thread", "ms", False),
+    "single_median_pause_ms": Figure("median 100 adds, one by one", "ms", False),
+    "single_longest_pause_cpu_ms": Figure("longest 100 adds, processor time of the adding thread", "ms", False),
     "drain_per_s": Figure("drain", "/s", True, target=2e6),
     "contains_in_bulk_per_s": Figure("contains, by ledger (Pulsar: one by one)", "/s", True, "contains_per_s"),
     "contains_per_s": Figure("contains, one by one", "/s", True),

@@ -69,7 +69,7 @@ class TrackerCore:
     def add_message(self, ledger_id: int, entry_id: int, deliver_at_ms: int, *, now_ms: int) -> bool:
         """Track a message; False means it is due and was not tracked.
 
-        PERFORMANCE: well below 1 us, but for one in `BUFFER_ROWS_MAX` (about 1 ms).
+        PERFORMANCE: about 1 us, but for one in `BUFFER_ROWS_MAX` (1 to 2 ms).
 
         Raises:
             ValueError: The position is not one that can be tracked; nothing has changed.
