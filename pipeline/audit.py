@@ -84,6 +84,7 @@ class AuditReport:
 def audit(
     spark: SparkSession,
     data: str,
+    index: str | None = None,
     *,
     now_ms: int,
     topics: Sequence[str] | None = None,
@@ -96,6 +97,7 @@ def audit(
     Args:
         spark: The session; it needs no preparation.
         data: A service's data directory.
+        index: Where the snapshots are (`index_place`); by default in the data directory.
         now_ms: What is due at this time need not be in the index.
         topics: Only these; None for all.
         cursors: Only subscriptions of these names; None for all.
@@ -107,12 +109,13 @@ def audit(
         SnapshotStorageError: The index cannot be opened, or the header of a snapshot is damaged, so that nobody can say
             whose it is.
     """
+    index = data if index is None else index
     job = uuid4().hex
     folder = str(cursor_folder(data, None))
     every, ledgers = _read_log(folder)
     names = set(selected([cursor.name for cursor in every], topics, cursors))
     # After the cursors: what was stored since then has no property among those that were read.
-    infos, sealed = asyncio.run(_read_index(data, [cursor for cursor in every if cursor.name in names]))
+    infos, sealed = asyncio.run(_read_index(index, [cursor for cursor in every if cursor.name in names]))
     report = AuditReport(now_ms, {name: Counter() for name in sorted(names)})
     properties = [one for cursor in every for one in cursor.properties]
     report.ownership = [
@@ -125,7 +128,7 @@ def audit(
             extents = [ledger for ledger in ledgers if ledger.topic == cursor.name.topic]
             tasks += list(_plan(cursor, extents, of_cursor, sealed[cursor.name]))
     on_stage("compare", len(tasks))
-    work = partial(_compare, log=folder, index=data, job=job, now_ms=now_ms)
+    work = partial(_compare, log=folder, index=index, job=job, now_ms=now_ms)
     for audited in SparkTasks(spark).run("audit", tasks, work, lambda _audited: on_step(1)):
         _add(report, audited)
     return report
@@ -153,10 +156,10 @@ def _read_log(folder: str) -> tuple[list[_Cursor], list[LedgerExtent]]:
 
 
 async def _read_index(
-    data: str, cursors: Sequence[_Cursor]
+    index: str, cursors: Sequence[_Cursor]
 ) -> tuple[list[BucketSnapshotInfo], dict[CursorName, Position]]:
     """Return all snapshots, and up to where each subscription is in buckets."""
-    async with open_index(data, is_read_only=True) as storage:
+    async with open_index(index, is_read_only=True) as storage:
         infos = await storage.list_bucket_snapshots()
         return infos, {cursor.name: await _sealed_through(storage, _named(infos, cursor)) for cursor in cursors}
 
@@ -226,6 +229,7 @@ def repair(
     spark: SparkSession,
     data: str,
     report: AuditReport,
+    index: str | None = None,
     *,
     rules: RebuildRules,
     on_stage: OnStage = lambda _name, _steps: None,
@@ -241,12 +245,20 @@ def repair(
     if affected:
         topics, cursors = ({name[part] for name in affected} for part in (0, 1))
         rebuild_log(
-            spark, data, rules=rules, topics=sorted(topics), cursors=sorted(cursors), on_stage=on_stage, on_step=on_step
+            spark,
+            data,
+            index,
+            rules=rules,
+            cursor_log=data,
+            topics=sorted(topics),
+            cursors=sorted(cursors),
+            on_stage=on_stage,
+            on_step=on_step,
         )
-    return asyncio.run(_delete_orphans(data, {problem.bucket_id for problem in report.ownership}))
+    return asyncio.run(_delete_orphans(data, index or data, {problem.bucket_id for problem in report.ownership}))
 
 
-async def _delete_orphans(data: str, suspects: Iterable[int | None]) -> int:
+async def _delete_orphans(data: str, index: str, suspects: Iterable[int | None]) -> int:
     """Delete those of some snapshots that no property names, while nobody else can write any."""
     folder = cursor_folder(data, None)
     with CursorLog(folder) as owners:
@@ -256,7 +268,7 @@ async def _delete_orphans(data: str, suspects: Iterable[int | None]) -> int:
             for one in owners.properties(name).items()
             if is_bucket_property(one[0])
         ]
-        async with open_index(data) as storage:
+        async with open_index(index) as storage:
             gone = [
                 info
                 for info in orphans(await storage.list_bucket_snapshots(), properties)

@@ -22,6 +22,7 @@ EXIT_CODE_FINDINGS = 1
     )
 )
 @click.argument("data")
+@click.option("--index", metavar="INDEX", help="Snapshots are here: a folder or s3://BUCKET/PREFIX. Default: in DATA.")
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
 @click.option("--cursor", "cursors", multiple=True, metavar="NAME", help="Only subscriptions of this name; repeatable.")
 @click.option("--now-ms", type=int, help="What is due at this time need not be in the index. Default: now.")
@@ -31,6 +32,7 @@ EXIT_CODE_FINDINGS = 1
 @refusing
 def audit(
     data: str,
+    index: str | None,
     topics: tuple[str, ...],
     cursors: tuple[str, ...],
     now_ms: int | None,
@@ -56,6 +58,7 @@ def audit(
         report = compare(
             spark,
             data,
+            index,
             now_ms=now_ms,
             topics=topics or None,
             cursors=cursors or None,
@@ -70,6 +73,7 @@ def audit(
                 spark,
                 data,
                 report,
+                index,
                 rules=RebuildRules(now_ms=now_ms),
                 on_stage=steps.begin,
                 on_step=steps.advance,

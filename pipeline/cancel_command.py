@@ -23,6 +23,7 @@ BAD_ROWS_SHOWN = 10
 )
 @click.argument("data")
 @click.option("--cursor", "cursors", multiple=True, required=True, metavar="NAME", help="Subscription; repeatable.")
+@click.option("--index", metavar="INDEX", help="Snapshots are here: a folder or s3://BUCKET/PREFIX. Default: in DATA.")
 @click.option("--positions", metavar="FILE", help="Parquet or .csv with a header: topic, ledger_id, entry_id.")
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
 @click.option("--key", "message_keys", multiple=True, metavar="KEY", help="Only messages of this key; repeatable.")
@@ -40,6 +41,7 @@ BAD_ROWS_SHOWN = 10
 def cancel(
     data: str,
     cursors: tuple[str, ...],
+    index: str | None,
     positions: str | None,
     topics: tuple[str, ...],
     message_keys: tuple[str, ...],
@@ -85,8 +87,9 @@ def cancel(
     with Steps().shown() as steps:
         report = cancel_positions(
             found,
-            data,
+            index or data,
             cursors=cursors,
+            cursor_log=data,
             is_dry_run=dry_run,
             has_index=not acknowledge_only,
             on_stage=steps.begin,

@@ -79,6 +79,7 @@ def pipeline() -> None:
 )
 @click.argument("data")
 @click.option("--log", metavar="LOG", help="Read headers from here: a log's folder or an export. Default: DATA.")
+@click.option("--index", metavar="INDEX", help="Snapshots are here: a folder or s3://BUCKET/PREFIX. Default: in DATA.")
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
 @click.option("--cursor", "cursors", multiple=True, metavar="NAME", help="Only subscriptions of this name; repeatable.")
 @click.option("--now-ms", type=int, help="What is due at this time is left out. Default: now.")
@@ -91,6 +92,7 @@ def pipeline() -> None:
 def rebuild(
     data: str,
     log: str | None,
+    index: str | None,
     topics: tuple[str, ...],
     cursors: tuple[str, ...],
     now_ms: int | None,
@@ -122,8 +124,9 @@ def rebuild(
         report = rebuild_log(
             spark,
             log or data,
-            data,
+            index or data,
             rules=rules,
+            cursor_log=data,
             topics=topics or None,
             cursors=cursors or None,
             on_stage=steps.begin,

@@ -17,13 +17,18 @@ from tests.contract.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}
 
 
-@contextmanager
-def spark_session() -> Iterator[SparkSession]:
-    """Give a session of two cores that tries a task twice, and stop it."""
+def require_java() -> None:
+    """Skip on a laptop without Java; fail in CI, where it must be."""
     if find_java() is None:
         if os.environ.get("CI"):
             pytest.fail("Spark needs Java, which CI must have")
         pytest.skip("Spark needs Java")
+
+
+@contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    """Give a session of two cores that tries a task twice, and stop it."""
+    require_java()
     with pytest.MonkeyPatch.context() as environment:
         # Workers inherit what Java was started with; this process has it only in the tests that need it.
         for name, value in S3_CREDENTIALS.items():

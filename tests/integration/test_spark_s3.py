@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 
 from broker.cli import main
 from managed_ledger.cursor_properties import CursorName
+from pipeline.audit import audit
+from pipeline.cancel import cancel
 from pipeline.cursor_log import CursorLog
 from pipeline.index_place import open_index
 from pipeline.log_rebuild import rebuild_log
@@ -30,6 +32,7 @@ pytestmark = [
 ]
 
 SUB, OTHER = CursorName("a", "sub"), CursorName("b", "sub")
+POSITIONS = "topic string, ledger_id bigint, entry_id bigint"
 SMALL = replace(RULES, rows_per_bucket_min=50)
 
 
@@ -130,6 +133,13 @@ def test_an_index_is_made_and_merged_on_s3(spark: SparkSession, tmp_path: Path, 
     rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
     rebuilt = _stored_at(tmp_path, location, SUB)
     again = rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
+    audited = audit(spark, data, location, now_ms=NOW_MS)
+    cancelled = cancel(
+        spark.createDataFrame([("a", headers[0].ledger_id, entry) for entry in range(9)], POSITIONS),
+        location,
+        cursors=["sub"],
+        cursor_log=data,
+    )
     merged = merge(spark, data, location, bucket_count_max=3, rules=SMALL)
     rows = _rows_of(spark, location, "a")
     on_s3 = _stored_at(tmp_path, location, SUB)
@@ -138,7 +148,10 @@ def test_an_index_is_made_and_merged_on_s3(spark: SparkSession, tmp_path: Path, 
     assert rebuilt == live(headers, SMALL)
     assert again.published.created_count == 0
     assert merged.buckets_after < merged.buckets_before
-    assert rows == _waiting(headers)
+    assert audited.is_clean
+    assert audited.index_rows == len(_waiting(headers))
+    assert cancelled.index_rows == len(_waiting(headers[:9])) > 0
+    assert rows == _waiting(headers[9:])
     assert (moved.snapshots, moved.written) == (len(on_s3), len(on_s3))
     assert stored(tmp_path, SUB) == on_s3
     assert list(tmp_path.glob("*.staging")) == []

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.position import Position
-from pipeline.header_log import MISSING
+from pipeline.header_log import MISSING, LedgerExtent
 from pipeline.log_plan import plan_counts, plan_tasks
-from pipeline.log_tasks import LogChangedError, build_task, count_rows
+from pipeline.log_tasks import LogChangedError, RangeCount, build_task, count_rows
 from pipeline.row_checks import REASONS, Acknowledged, BadRow, split_rows
 from pipeline.rules import RebuildRules
 from pipeline.staging import StagingWriter
@@ -95,6 +95,29 @@ def test_a_large_ledger_is_counted_and_built_by_many_tasks() -> None:
     assert max(sum(part.entries for part in task.ranges) for task in counting) <= 200_100 / 12 + 1
     assert max(sum(bucket.row_count for bucket in task) for task in building) <= 200_100 / 12 + 1
     assert sum(bucket.row_count for task in building for bucket in task) == 200_100
+
+
+def _slowest(tasks: list[int], cores: int) -> float:
+    """How many rows the busiest core has if each takes the next task when it is free, relative to an equal share."""
+    loads = [0] * cores
+    for rows in tasks:
+        loads[loads.index(min(loads))] += rows
+    return max(loads) * cores / sum(loads)
+
+
+def test_one_topic_with_half_of_all_ledgers_keeps_no_core_waiting() -> None:
+    """Beside ten small topics, on eight cores: both stages take hardly longer than an equal share."""
+    topics = ["large"] * 100 + [f"small-{number % 10}" for number in range(100)]
+    ledgers = [LedgerExtent(topic, number, 50_000, False, NOW_MS, NOW_MS + 9) for number, topic in enumerate(topics)]
+    ledgers.sort()
+    acknowledged = {CursorName(topic, "c"): Acknowledged() for topic in set(topics)}
+
+    counting = plan_counts(ledgers, acknowledged, now_ms=NOW_MS, cores=8)
+    counts = [RangeCount("c", part, part.entries) for task in counting for part in task.ranges]
+    building = plan_tasks(counts, acknowledged, RebuildRules(now_ms=NOW_MS), cores=8)
+
+    assert _slowest([sum(part.entries for part in task.ranges) for task in counting], 8) < 1.2
+    assert _slowest([sum(bucket.row_count for bucket in task) for task in building], 8) < 1.2
 
 
 def test_what_all_subscriptions_are_past_is_not_read() -> None:
