@@ -30,6 +30,8 @@ from snapshot_storage.storage import METADATA_ENTRY
 
 _INT64_MAX = 2**63 - 1
 
+_COLUMNS_BYTES_MIN = 4_096
+
 _Message = TypeVar("_Message", bound=Message)
 
 
@@ -296,7 +298,8 @@ def decode_metadata_columns(data: bytes) -> MetadataColumns:
         SnapshotCorruptedError: As `decode_metadata`, or a bitmap has no proper head.
     """
     try:
-        columns = read_columns(data)
+        # Two dozen calls of numpy cost more than a few segments read one by one.
+        columns = read_columns(data) if len(data) >= _COLUMNS_BYTES_MIN else None
         if columns is None:
             columns = columns_of(decode_metadata(data))
     except ValueError as error:

@@ -162,10 +162,12 @@ def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> Non
     bucket.table = event.table
     bucket.unread.count = event.table.row_count
     buckets.hold_first_segments(bucket, event.first_segments)
-    buckets.ranges.discard(bucket.serial, bucket.ledgers)
+    named = bucket.ledgers
     bucket.narrow(event.ledgers)
-    buckets.ranges.add(bucket.serial, bucket.ledgers)
-    buckets.doubts.note_moved()
+    if bucket.ledgers != named:
+        buckets.ranges.discard(bucket.serial, named)
+        buckets.ranges.add(bucket.serial, bucket.ledgers)
+        buckets.doubts.note_moved()
     if bucket.ledgers.last_ledger_id < buckets.index.first_ledger_id:
         buckets.remove(bucket)
         return

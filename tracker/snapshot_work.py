@@ -5,7 +5,7 @@ arrays, and know no event loop.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypedDict, TypeVar, assert_never
 
 from snapshot_storage.bucket_key import LedgerRange
@@ -13,7 +13,7 @@ from snapshot_storage.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.metadata_columns import MetadataColumns
-from snapshot_storage.snapshot import build_snapshot
+from snapshot_storage.snapshot import Snapshot, build_snapshot
 from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
@@ -37,6 +37,7 @@ from tracker.actions import (
     ReadPositions,
     RemoveProperty,
     SegmentsLoaded,
+    SegmentTable,
     SnapshotCreated,
     SnapshotDeleted,
     SnapshotIsAlien,
@@ -54,6 +55,9 @@ SPANS_PER_BUCKET: Final = 200
 
 BITMAPS_AT_ONCE_MAX: Final = 64
 """Recovery decodes the bitmaps of a snapshot at once up to this number: about 0.1 ms."""
+
+DECODED_AT_ONCE_BYTES_MAX: Final = 4_096
+"""What is no larger is decoded on the event loop: some 250 rows, or 50 segments' metadata, in about 0.2 ms."""
 
 T = TypeVar("T")
 
@@ -148,17 +152,10 @@ class SnapshotWork:
     async def _persist(self, action: PersistBucket) -> Event:
         config = self._config
         async with self._building:
-            snapshot = await self._run_blocking(
-                lambda: build_snapshot(
-                    _rows_to_store(action),
-                    step_ms=config.segment_step_ms_max,
-                    rows_max=config.segment_row_count_max,
-                )
-            )
+            snapshot, table = await self._run_blocking(lambda: _built(action, config, self._span_rows))
         bucket_id = await self._storage.create_bucket_snapshot(
             snapshot.metadata, snapshot.segments, **self._names(action.bucket_key)
         )
-        table = await self._run_blocking(lambda: table_of(decode_metadata_columns(snapshot.metadata), self._span_rows))
         return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
 
     def _names(self, bucket_key: str) -> _Names:
@@ -169,7 +166,7 @@ class SnapshotWork:
         head = await self._storage.read_bucket_snapshot_head(action.bucket_id)
         if not self._is_of_this_cursor(head.info):
             return SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
-        return await self._run_blocking(lambda: _metadata_read(action, head, self._span_rows))
+        return await self._decode(len(head.metadata), lambda: _metadata_read(action, head, self._span_rows))
 
     async def _is_deletable(self, bucket_id: int) -> bool:
         context = self._context
@@ -180,11 +177,11 @@ class SnapshotWork:
 
     async def _read_positions(self, action: ReadPositions) -> PositionsRead:
         data = await self._storage.get_bucket_snapshot_metadata(action.bucket_id)
-        return await self._run_blocking(lambda: positions_read(action, data))
+        return await self._decode(len(data), lambda: positions_read(action, data))
 
     async def _load(self, action: LoadSegments) -> Event:
         if action.data:
-            rows = await self._run_blocking(lambda: decode_segments(action.data, first_entry=action.first_segment))
+            rows = await self._decoded_segments(action.data, action.first_segment)
         else:
             rows = await self._segments(action.bucket_id, action.first_segment, action.last_segment)
         return SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows)
@@ -194,7 +191,14 @@ class SnapshotWork:
         if len(data) != last_segment - first_segment + 1:
             reason = f"asked for segments {first_segment} to {last_segment}, there are {len(data)}"
             raise SnapshotCorruptedError(reason, bucket_id=bucket_id)
-        return await self._run_blocking(lambda: decode_segments(data, first_entry=first_segment))
+        return await self._decoded_segments(data, first_segment)
+
+    async def _decoded_segments(self, data: Sequence[bytes], first_segment: int) -> DelayedIndexes:
+        return await self._decode(sum(map(len, data)), lambda: decode_segments(data, first_entry=first_segment))
+
+    async def _decode(self, size_bytes: int, function: Callable[[], T]) -> T:
+        """Run what takes long in a worker; a way there and back takes longer than a few segments."""
+        return function() if size_bytes <= DECODED_AT_ONCE_BYTES_MAX else await self._run_blocking(function)
 
     async def _merge(self, action: MergeBuckets) -> Event:
         """Merge the sources piece by piece; in memory are some segments of each, and the target's metadata."""
@@ -224,6 +228,13 @@ class SnapshotWork:
         if segments:
             async with self._in_time():
                 await writer.write_segments(segments)
+
+
+def _built(action: PersistBucket, config: TrackerConfig, span_rows: int) -> tuple[Snapshot, SegmentTable]:
+    snapshot = build_snapshot(
+        _rows_to_store(action), step_ms=config.segment_step_ms_max, rows_max=config.segment_row_count_max
+    )
+    return snapshot, table_of(decode_metadata_columns(snapshot.metadata), span_rows)
 
 
 def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
