@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from textwrap import fill
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
@@ -12,6 +13,9 @@ from broker.topic_name import TopicName
 
 TIMEOUT_S: Final = 10.0
 _POSITIONS_SHOWN_MAX: Final = 10
+_COLUMN: Final = 10
+_WIDTH: Final = 80
+_UNBROKEN: Final = "\N{NO-BREAK SPACE}"
 
 
 def key_report(url: str, topic: str, subscription: str, key: str, *, is_base64: bool = False) -> str:
@@ -75,7 +79,17 @@ def key_lines(status: dict[str, Any]) -> str:
         since = datetime.fromtimestamp(status["blockedSinceTimestamp"] / 1000, tz=UTC)
         text = since.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
         lines.append(f"blocked   by {status['blockedBy']} since {text} UTC")
-    held = [f"{one['position']} at {one['consumerName']}" for one in status["unacked"][:_POSITIONS_SHOWN_MAX]]
+    held = [
+        f"{one['position']}{_UNBROKEN}at{_UNBROKEN}{one['consumerName']}"
+        for one in status["unacked"][:_POSITIONS_SHOWN_MAX]
+    ]
     more = ", ..." if status["unackedEntries"] > len(held) else ""
     lines.append(f"unacked   {status['unackedEntries']}" + (f": {', '.join(held)}{more}" if held else ""))
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{_folded(line)}\n" for line in lines)
+
+
+def _folded(line: str) -> str:
+    """Break a line that is too long for a terminal, below the second column."""
+    indent = " " * _COLUMN
+    folded = fill(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return folded.replace(_UNBROKEN, " ")

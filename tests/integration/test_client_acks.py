@@ -198,3 +198,18 @@ def test_a_message_that_fails_too_often_becomes_a_dead_letter(clients: Clients, 
     assert letter.properties()["a"] == "b"
     assert letter.properties()["REAL_TOPIC"] == topic
     assert nothing_comes(consumer)
+
+
+def test_what_is_not_acknowledged_in_time_comes_again(clients: Clients, topic: str) -> None:
+    """The client's own time-out, at its shortest: counted, and the rest of the key untouched."""
+    consumer = subscribe(clients.new(), topic, ConsumerType.KeyShared, unacked_messages_timeout_ms=10_000)
+    send_all(clients.new().create_producer(topic), "abc", partition_key="k")
+    messages = receive(consumer, 3)
+    consumer.acknowledge(messages[0])
+    consumer.acknowledge(messages[2])
+
+    again = receive(consumer, 1, timeout_ms=60_000)
+    consumer.acknowledge(again[0])
+
+    assert counted(again) == [("b", 1)]
+    assert nothing_comes(consumer)

@@ -3,83 +3,15 @@
 The core alone, so that every event can fall between two portions.
 """
 
-import numpy as np
 import pytest
+from core_feed import CoreFeed
 
-from dispatcher import DispatcherConfig
-from dispatcher.core.actions import Action, Deliver
-from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import ENTRY
-from dispatcher.core.key_shared import KeySharedCore
-from dispatcher.core.read_plan import ReadRequest
-from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
-
-
-class _Feed:
-    """A core that reads what it is told to; returns one entry at a time."""
-
-    def __init__(self, portion: int = 1, **config: int) -> None:
-        self.core = KeySharedCore(DispatcherConfig(**config), has_delays=True)
-        self.core.waiting.return_entries_max = self.core.expired_entries_max = portion
-        self.core.start(Position(1, 0), [], lambda _: False, Position(1, -1))
-        self.entries = 0
-        self.joined = 0
-
-    def join(self, permits: int) -> ConsumerState:
-        consumer = ConsumerState(self.joined, f"c{self.joined}")
-        self.joined += 1
-        self.given(self.core.add_consumer(consumer))
-        self.core.flow(consumer, permits)
-        return consumer
-
-    def read(self, *keys: str, messages: int = 1) -> list[tuple[str, int]]:
-        """Read an entry of each key; return what is given to whom by that."""
-        count = len(keys)
-        first, self.entries = self.entries, self.entries + count
-        headers = EntryHeaders(
-            np.full(count, 1, dtype=np.int64),
-            np.arange(first, first + count, dtype=np.int64),
-            np.full(count, NOT_DELAYED, dtype=np.int64),
-            np.zeros(count, dtype=np.int64),
-            np.array([sticky_hash(key.encode()) for key in keys], dtype=np.int32),
-            np.full(count, 100, dtype=np.int32),
-            np.full(count, messages, dtype=np.int32),
-        )
-        assert self.core.plan is not None
-        part = self.core.plan.ranges[0]
-        request = ReadRequest(part, part.scanned_to, None, count, is_scan=True, takes_immediate=True)
-        return self.given(self.core.on_headers(request, headers, Position(1, self.entries)))
-
-    def given(self, actions: list[Action]) -> list[tuple[str, int]]:
-        self.core._check()
-        return [
-            (action.consumer.name, item[ENTRY])
-            for action in actions
-            if isinstance(action, Deliver)
-            for item in action.items
-        ]
-
-    def timers(self) -> list[tuple[str, int]]:
-        """Let time pass until nothing is left to do; return what is given."""
-        given = []
-        while (wakeup_ms := self.core.next_wakeup_ms()) is not None:
-            self.core.advance(max(wakeup_ms, self.core.now_ms))
-            given += self.given(self.core.on_timer())
-        return given
-
-    def owner(self, key: str) -> ConsumerState:
-        slot = CONSISTENT_HASHING_RANGE.slot(sticky_hash(key.encode()))
-        return self.core.consumers[self.core.owner_of_slot(slot)]
-
-    def keys_of(self, owner: ConsumerState, count: int) -> list[str]:
-        return [key for key in map(str, range(1_000)) if self.owner(key) is owner][:count]
 
 
 def test_nothing_overtakes_what_a_leaver_gives_back() -> None:
     """Not even before the first entry of its slot is back."""
-    feed = _Feed()
+    feed = CoreFeed()
     leaver, heir = feed.join(100), feed.join(100)
     first, key = feed.keys_of(leaver, 2)
     assert feed.read(first, key, key, key) == [("c0", 0), ("c0", 1), ("c0", 2), ("c0", 3)]
@@ -94,7 +26,7 @@ def test_nothing_overtakes_what_a_leaver_gives_back() -> None:
 
 def test_nothing_overtakes_what_is_asked_for_again() -> None:
     """Although a later entry of the key was offered to the consumer already and waits for its permits."""
-    feed = _Feed()
+    feed = CoreFeed()
     consumer = feed.join(4)
     assert feed.read("first", *["k"] * 5) == [("c0", 0), ("c0", 1), ("c0", 2), ("c0", 3)]
 
@@ -110,7 +42,7 @@ def test_nothing_overtakes_what_is_asked_for_again() -> None:
 @pytest.mark.parametrize("event", ["acknowledged", "expired"])
 def test_the_end_of_what_came_back_first_lets_nothing_overtake_the_rest(event: str, is_draining: bool) -> None:
     """Then the next entry that waits would be the first of its slot; while slots drain it is offered another way."""
-    feed = _Feed()
+    feed = CoreFeed()
     consumer = feed.join(3)
     key = "k"
     if is_draining:
@@ -135,7 +67,7 @@ def test_the_end_of_what_came_back_first_lets_nothing_overtake_the_rest(event: s
 
 
 def test_what_is_acknowledged_on_its_way_back_is_not_given_again() -> None:
-    feed = _Feed()
+    feed = CoreFeed()
     consumer = feed.join(100)
     feed.read("k", "k", "k", "other")
     feed.core.redeliver(consumer, None, ())
@@ -147,7 +79,7 @@ def test_what_is_acknowledged_on_its_way_back_is_not_given_again() -> None:
 
 
 def test_what_expires_on_its_way_back_is_not_given_again() -> None:
-    feed = _Feed()
+    feed = CoreFeed()
     consumer = feed.join(100)
     feed.read("k", "k", "k", "k")
     feed.core.redeliver(consumer, None, ())
@@ -158,7 +90,7 @@ def test_what_expires_on_its_way_back_is_not_given_again() -> None:
 def test_what_expired_in_portions_does_not_wait_again() -> None:
     """A consumer leaves, or asks again, before all that has expired at it is forgotten."""
     for end in ("leaves", "asks again"):
-        feed = _Feed()
+        feed = CoreFeed()
         consumer = feed.join(100)
         feed.read("k", "k", "k", "k")
         feed.core.mark_deleted(Position(1, 2))
@@ -176,7 +108,7 @@ def test_what_expired_in_portions_does_not_wait_again() -> None:
 
 
 def test_what_expires_while_it_is_read_is_not_given() -> None:
-    feed = _Feed()
+    feed = CoreFeed()
     feed.join(100)
     feed.core.mark_deleted(Position(1, 1))
 
@@ -185,7 +117,7 @@ def test_what_expires_while_it_is_read_is_not_given() -> None:
 
 def test_a_batch_that_is_half_acknowledged_costs_the_permits_of_the_whole() -> None:
     """A client asks again for every message it skips, so counting less would let its permits grow (PIP-491)."""
-    feed = _Feed()
+    feed = CoreFeed()
     consumer = feed.join(20)
     feed.read("k", messages=10)
     feed.core.acknowledge(consumer, [(1, 0)], {(1, 0): (0b1100000000,)})
