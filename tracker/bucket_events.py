@@ -179,7 +179,8 @@ def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> Non
         known = Membership.of(buckets.index.unacknowledged(event.positions.bitmaps, bucket.ledgers))
         bucket.unread.count = known.count
         buckets.questions.open(bucket, known)
-    elif buckets.questions.keeps_all:
+    elif buckets.questions.keeps_all or buckets.index.may_be_acknowledged_in(bucket.ledgers):
+        # Its rows are not all messages that are still to be delivered, and how many are is a figure for operators.
         buckets.questions.ask(bucket)
 
 

@@ -202,8 +202,9 @@ class TrackerCore:
         """How many messages are tracked.
 
         Exact, but where one position is in two places (added again after a seal, or in two snapshots after a crash in
-        a merge) it counts twice until one of the two is loaded; and what was acknowledged or trimmed before a restart
-        counts until its segment is loaded or its ledger asked for.
+        a merge) it counts twice until one of the two is loaded. What was acknowledged or trimmed before a restart
+        counts until its bucket's bitmaps are read, which begins by itself; what is acknowledged later without having
+        been handed out (expired, skipped) counts until its ledger is passed, or it would be due.
         """
         return self._index.position_count + self._buckets.unread_count
 

@@ -24,6 +24,8 @@ Int64Array = NDArray[np.int64]
 Columns = tuple[Int64Array, Int64Array, Int64Array]
 
 _NONE = BitMap()
+
+_LEDGERS_LOOKED_AT_MAX: Final = 1_000
 _NO_COLUMNS: Final[Columns] = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 _TAKEN_ROWS_MAX: Final = 16_384
@@ -280,6 +282,13 @@ class Index:
             members.unite(ledger_id, entry_ids)
         self.shared.queue.push_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
         return members.count - count_before
+
+    def may_be_acknowledged_in(self, ledgers: LedgerRange) -> bool:
+        """Whether something of a range may be trimmed or acknowledged; of a wide range nobody looks."""
+        first, last = ledgers
+        if first < self.first_ledger_id or last - first >= _LEDGERS_LOOKED_AT_MAX:
+            return True
+        return any(self._acknowledged_in(ledger_id) for ledger_id in range(first, last + 1))
 
     def unacknowledged(self, bitmaps: Mapping[int, BitMap], ledgers: LedgerRange) -> list[tuple[int, BitMap]]:
         """Return what of a bucket's bitmaps is within its range, not trimmed and not acknowledged."""

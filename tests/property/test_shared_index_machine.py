@@ -285,8 +285,10 @@ class SharedIndexMachine(RuleBasedStateMachine):
         return end > sub.scanned or bool(places)
 
     def _arrive(self, sub: Sub) -> None:
+        """Take what a read brought, if one is under way: a reader does one thing at a time."""
         assert sub.view is not None
-        assert sub.in_flight is not None
+        if sub.in_flight is None:
+            return
         rows = [self.log[place] for place in sub.in_flight]
         sub.scanned, sub.in_flight = self._ends[id(sub)], None
         columns = np.array(rows, np.int64).reshape(-1, 3)
@@ -335,6 +337,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
 
     async def _look_again(self, sub: Sub) -> bool:
         assert sub.view is not None
+        self._arrive(sub)
         if not sub.is_told:
             return False
         sub.is_told = False
@@ -352,6 +355,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
 
     async def _poll(self, sub: Sub, limit: int) -> bool:
         assert sub.view is not None
+        self._arrive(sub)
         rows = sub.view.get_scheduled_messages(limit).to_rows()
         sub.is_dry = not rows
         assert len(rows) <= limit

@@ -620,6 +620,33 @@ def test_residual_snapshots_are_deleted_without_a_tracker(sound_world: World) ->
     run_virtually(main())
 
 
+@pytest.mark.parametrize("is_trimmed", [False, True])
+def test_what_was_acknowledged_before_a_restart_does_not_count(sound_world: World, is_trimmed: bool) -> None:
+    """Nobody has to ask about its ledgers; a bucket of which nothing is acknowledged is not read for it."""
+    sound_world.config = replace(
+        CONFIG, index_count_per_bucket_min=100, segment_row_count_max=1, index_count_at_close_min=1
+    )
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        for entry_id in range(450):
+            assert tracker.add_message(1 + entry_id // 50, entry_id, START_MS + 60_000 + entry_id)
+        await tracker.close()
+        if is_trimmed:
+            sound_world.cursor.mark_delete_position = Position(2, 0)
+        else:
+            sound_world.cursor.acknowledge(1, *range(50))
+        tracker = await sound_world.tracker()
+        reads = sound_world.storage.calls[Operation.METADATA]
+        await sound_world.rest()
+        assert tracker.number_of_delayed_messages() == 400
+        assert tracker.stats().message_count == 400
+        assert sound_world.storage.calls[Operation.METADATA] - reads == 1
+        await tracker.close()
+
+    run_virtually(main())
+
+
 @pytest.mark.parametrize("owner", [("t", "other"), ("other", "c")])
 def test_cleaning_up_deletes_what_is_the_cursors_own_and_nothing_else(
     sound_world: World, owner: tuple[str, str]
