@@ -4,12 +4,20 @@ The blocking work is in `rocksdb_folder`, and runs on threads (`threaded`). Rock
 lock while it works.
 """
 
+import asyncio
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.errors import SnapshotStorageError, StorageCorruptedError, StorageUnavailableError
 from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.rocksdb_folder import RocksDBFolder
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
+
+log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 # One thread writes at a time; the others are for reads, which recovery has many of. More gain nothing on a
 # local disk.
@@ -36,6 +44,18 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
 
     def _open_snapshots(self) -> RocksDBFolder:
         return RocksDBFolder.open(self._path, memory=self._memory, is_read_only=self._is_read_only)
+
+    async def _run(self, operation: str, work: Callable[[RocksDBFolder], _Result]) -> _Result:
+        """Run a call; where damage ended all writes, open the folder again, after which they go on."""
+        opened = self._open
+        try:
+            return await super()._run(operation, work)
+        except StorageCorruptedError as error:
+            if opened is None or not opened.snapshots.needs_reopening:
+                raise
+            log.warning("opening the snapshots again, without compaction: %s", error)
+            await asyncio.shield(asyncio.ensure_future(self._reopen(opened.snapshots)))
+            raise StorageUnavailableError(f"cannot {operation}: {self._path} was opened again; try again") from error
 
     async def find_damage(self) -> list[SnapshotStorageError]:
         """See base: headers, which are there twice."""

@@ -18,6 +18,7 @@ the common case; level 9 saves at most 8 % and takes two to five times as long t
 blocks of 16 KiB are large enough. Lz4 reads faster, but a segment is read once and takes 0.1 ms either way.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,8 +49,33 @@ from snapshot_storage.rocksdb_config import RocksDBMemory
 # nothing is won.
 BLOCK_BYTES = 16 * 2**10
 
+_NOT_COMPACTED = "NOT-COMPACTED"
+"""A file that says that a compaction met damage."""
+
+log = logging.getLogger(__name__)
+
 # RocksDB fills one buffer while it flushes another, and no third.
 _WRITE_BUFFERS_MAX = 2
+
+
+def stop_compacting(path: Path) -> None:
+    """Let the folder be opened without compaction from now on.
+
+    A compaction that meets a damaged block ends all writes until the folder is opened again, and then the next one
+    does. Without any, one flipped bit costs what is in its block, and the space of what is deleted.
+    """
+    (path / _NOT_COMPACTED).touch()
+
+
+def _is_compacted(path: Path) -> bool:
+    if not (path / _NOT_COMPACTED).exists():
+        return True
+    log.warning(
+        "%s has a damaged table, so it is not compacted and deleted snapshots keep their space: `postdate snapshots "
+        "verify` says what is lost, and `copy` to another folder leaves the damage behind",
+        path,
+    )
+    return False
 
 
 def open_database(path: Path, index: str, *, memory: RocksDBMemory, is_read_only: bool) -> Rdict:
@@ -57,12 +83,15 @@ def open_database(path: Path, index: str, *, memory: RocksDBMemory, is_read_only
 
     Read-only sees it as it is at this moment, also beside a writer.
     """
-    options = _options(memory)
+    options, index_options = _options(memory), _options(memory)
+    if not is_read_only and not _is_compacted(path):
+        options.set_disable_auto_compactions(True)
+        index_options.set_disable_auto_compactions(True)
     if is_read_only:
         # An old folder has no such family, and naming what is missing is refused: all that are there are opened.
         return Rdict(str(path), options, access_type=AccessType.read_only(False))
     options.create_missing_column_families(True)
-    return Rdict(str(path), options, column_families={index: _options(memory)})
+    return Rdict(str(path), options, column_families={index: index_options})
 
 
 def column_family(database: Rdict, name: str) -> Rdict | None:

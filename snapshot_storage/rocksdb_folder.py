@@ -35,6 +35,7 @@ from snapshot_storage.rocksdb_database import (
     names_missing_manifest,
     open_database,
     scan,
+    stop_compacting,
 )
 from snapshot_storage.rocksdb_headers import Damage, RocksDBHeaders
 from snapshot_storage.rocksdb_layout import (
@@ -82,6 +83,8 @@ class RocksDBFolder:
         # Guards the next id, and with it the order of batches: the id that a batch stores never goes back.
         self._write_lock = threading.Lock()
         self._next_bucket_id = first_bucket_id()
+        self.needs_reopening = False
+        """Whether it takes no more writes, and will when it is opened again."""
 
     @classmethod
     def open(
@@ -166,6 +169,8 @@ class RocksDBFolder:
             except SnapshotStorageError:
                 # Whatever was acknowledged is in the log. A close that fails would help no one.
                 log.warning("closing the snapshots in %s", self._path, exc_info=True)
+        # A close that fails, as it does after damage ended all writes, leaves the folder locked while this lives.
+        del self._database
 
     def _check_writable(self, operation: str) -> None:
         """Refuse what would write to a folder that was opened to read.
@@ -204,12 +209,18 @@ class RocksDBFolder:
             return bucket_id
 
     def _write(self, batch: WriteBatch, *, is_synced: bool) -> None:
-        with self._write_lock, mapped("write", self._path):
-            self._headers.put_next_bucket_id(batch, self._next_bucket_id)
-            # In two calls: while rocksdict writes no other Python thread runs, while it flushes they do.
-            self._database.write(batch)
-            if is_synced:
-                self._database.flush_wal(sync=True)
+        try:
+            with self._write_lock, mapped("write", self._path):
+                self._headers.put_next_bucket_id(batch, self._next_bucket_id)
+                # In two calls: while rocksdict writes no other Python thread runs, while it flushes they do.
+                self._database.write(batch)
+                if is_synced:
+                    self._database.flush_wal(sync=True)
+        except StorageCorruptedError:
+            # A compaction met a damaged block, and RocksDB takes no more writes until it is opened again.
+            stop_compacting(self._path)
+            self.needs_reopening = True
+            raise
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return header and metadata; a snapshot that fits one block comes whole, as it is read whole."""

@@ -56,13 +56,14 @@ class RocksDBHeaders:
 
     def close(self) -> None:
         """Let go of the index: a living handle keeps the folder locked."""
-        if self._index is not None:
-            try:
+        try:
+            if self._index is not None:
                 if not self._is_read_only:
                     self._index.flush()
-            finally:
                 self._index.close()
-                self._index = self._handle = None
+        finally:
+            self._index = self._handle = None
+            del self._database
 
     def format(self) -> bytes | None:
         """Return the version of the layout."""

@@ -87,6 +87,8 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         self._open: _Open[Snapshots] | None = None
         # Opening and closing take turns, so that a second `close` returns when everything is really free.
         self._turn = asyncio.Lock()
+        # Calls that come while it is opened again wait for this.
+        self._reopening: asyncio.Future[None] | None = None
 
     @abstractmethod
     def _open_snapshots(self) -> Snapshots:
@@ -97,7 +99,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         async with self._turn:
             if self._open is None:
                 snapshots = await asyncio.to_thread(self._open_snapshots)
-                self._open = _Open(snapshots, ThreadPoolExecutor(self._threads_max, thread_name_prefix="snapshots"))
+                self._open = _Open(snapshots, self._new_threads())
 
     async def close(self) -> None:
         """See base."""
@@ -109,6 +111,32 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
             self._open = None
             await asyncio.to_thread(threads.shutdown)
             await asyncio.to_thread(snapshots.close)
+
+    async def _reopen(self, broken: Snapshots) -> None:
+        """Close what takes no more calls and start again; calls wait meanwhile. A writer that has begun is lost.
+
+        Args:
+            broken: What is to be replaced; nothing is done where it is replaced already.
+
+        Raises:
+            SnapshotStorageError: It cannot be opened, and is closed now.
+        """
+        async with self._turn:
+            if self._open is None or self._open.snapshots is not broken:
+                return
+            snapshots, threads = self._open
+            self._reopening = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.to_thread(threads.shutdown)
+                self._open = None
+                await asyncio.to_thread(snapshots.close)
+                self._open = _Open(await asyncio.to_thread(self._open_snapshots), self._new_threads())
+            finally:
+                self._reopening.set_result(None)
+                self._reopening = None
+
+    def _new_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._threads_max, thread_name_prefix="snapshots")
 
     async def create_bucket_snapshot(
         self,
@@ -165,6 +193,8 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         return await self._run("list snapshots", lambda snapshots: snapshots.list(topic_name, cursor_name))
 
     async def _run(self, operation: str, work: Callable[[Snapshots], _Result]) -> _Result:
+        if self._reopening is not None:
+            await asyncio.shield(self._reopening)
         if self._open is None:
             raise StorageClosedError(operation)
         snapshots, threads = self._open

@@ -184,6 +184,42 @@ def test_a_damaged_table_is_reported_and_never_read_short(tmp_path: Path, kind: 
         assert all(1 <= len(lost) <= 3 and -1 not in lost for lost, _ in outcomes)
 
 
+def test_a_compaction_that_meets_damage_ends_no_writes(tmp_path: Path) -> None:
+    """It did, until the service was started again, and then the next one: now the folder is opened again, at once."""
+    memory = RocksDBMemory(write_buffer_bytes=2**16)
+
+    def flip() -> None:
+        table = max(tmp_path.glob("*.sst"), key=lambda path: path.stat().st_size)
+        _flip_byte(table, table.stat().st_size // 3)
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path, memory=memory) as storage:
+            old = [await _create(storage, [os.urandom(5_000)] * 3) for _ in range(5)]
+        flip()
+
+        failures = 0
+        for attempt in range(2):
+            async with RocksDBBucketSnapshotStorage(tmp_path, memory=memory) as storage:
+                for _ in range(60):
+                    try:
+                        # Some at a time: those that come while it is opened again wait.
+                        await asyncio.gather(*(_create(storage, [os.urandom(5_000)] * 3) for _ in range(2)))
+                    except StorageUnavailableError as error:
+                        failures += 1
+                        assert "was opened again; try again" in str(error) and attempt == 0  # noqa: PT017, PT018
+                lost = 0
+                for bucket_id in old:
+                    try:
+                        await storage.get_bucket_snapshot_segment(bucket_id, 1, 9)
+                    except SnapshotCorruptedError:
+                        lost += 1
+                assert lost == 1
+                assert len(await storage.list_bucket_snapshots("t", "c")) > 5 + 100 * (attempt + 1)
+        assert failures >= 1
+
+    asyncio.run(scenario())
+
+
 def test_a_damaged_end_of_a_table_is_refused_with_what_to_do(tmp_path: Path) -> None:
     """RocksDB cannot open it then: the one place of a table where a bit costs the folder. The log has everything."""
     _write(tmp_path, [b"segment"])
