@@ -98,12 +98,13 @@ def print_list(console: Console, summaries: Sequence[Summary]) -> None:
     if not summaries:
         console.print("No snapshots.")
         return
-    for (topic, cursor), group in groupby(summaries, lambda one: (one.info.topic_name, one.info.cursor_name)):
-        console.print(_heading(topic, cursor), soft_wrap=True)
-        listed = list(group)
-        table = _list_table(listed, is_wide=True)
-        if Measurement.get(console, console.options.update(max_width=1_000), table).maximum > console.width:
-            table = _list_table(listed, is_wide=False)
+    groups = [list(group) for _, group in groupby(summaries, lambda one: (one.info.topic_name, one.info.cursor_name))]
+    tables = [_list_table(group, is_wide=True) for group in groups]
+    unbounded = console.options.update(max_width=1_000)
+    if any(Measurement.get(console, unbounded, table).maximum > console.width for table in tables):
+        tables = [_list_table(group, is_wide=False) for group in groups]
+    for group, table in zip(groups, tables, strict=True):
+        console.print(_heading(group[0].info.topic_name, group[0].info.cursor_name), soft_wrap=True)
         console.print(table)
     rows, segments = sum(one.row_count for one in summaries), sum(one.info.segment_count for one in summaries)
     length_bytes = sum(one.info.length_bytes for one in summaries)
