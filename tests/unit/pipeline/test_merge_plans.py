@@ -58,6 +58,16 @@ def test_a_merged_bucket_gets_a_key_that_no_bucket_has() -> None:
     assert sorted(task.bucket_key for task in tasks) == [bucket_key(1, 4), bucket_key(4, 9)]
 
 
+def test_two_merged_buckets_do_not_get_the_same_key() -> None:
+    """Though both would take the first one that is free, as pieces of the same ledgers may."""
+    buckets = {CURSOR: [_bucket(first, 9, first) for first in (2, 3, 4, 5)]}
+    counted = {first: CountedBucket(first, 5) for first in (2, 3, 4, 5)}
+
+    tasks = plan_merges(buckets, counted, 2)
+
+    assert sorted(task.bucket_key for task in tasks) == [bucket_key(0, 9), bucket_key(1, 9)]
+
+
 def test_what_cannot_be_read_is_not_merged() -> None:
     """What lies around it is, though the limit is not reached."""
     buckets = {CURSOR: [_bucket(ledger, ledger, ledger) for ledger in range(1, 6)]}
