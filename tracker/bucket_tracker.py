@@ -134,8 +134,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         """See base."""
-        is_tracked = self._core.contains_message(ledger_id, entry_id)
-        self._turn_if_asked()
+        core = self._core
+        is_tracked = core.contains_message(ledger_id, entry_id)
+        if core.is_dirty:
+            self._turn_soon()
         return is_tracked
 
     def tracked_in(self, ledger_id: int) -> BitMap | None:

@@ -178,9 +178,11 @@ class TrackerCore:
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position is tracked; False also where that is not known yet, see `is_recovering`."""
+        if not 0 <= entry_id <= ENTRY_ID_MAX:
+            return False
         if self._index.contains(ledger_id, entry_id):
             return True
-        return 0 <= entry_id <= ENTRY_ID_MAX and any(entry_id in ids for ids in self._buckets.bitmaps_of(ledger_id))
+        return any(entry_id in ids for ids in self._buckets.bitmaps_of(ledger_id))
 
     def tracked_in(self, ledger_id: int) -> BitMap | None:
         """Return the tracked entry ids of a ledger as far as they are known, for reading only, or None."""

@@ -90,10 +90,14 @@ class Index:
         return self._shared_count + others
 
     def contains(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether a position has a row in memory."""
+        """Whether a position has a row in memory; the entry id must be one that a bitmap can hold."""
         if self._taken_count:
             self._forget_taken()
-        if self._shared.members.contains(ledger_id, entry_id) or self.mutable.members.contains(ledger_id, entry_id):
+        bitmap = self.mutable.members.bitmaps.get(ledger_id)
+        if bitmap is not None and entry_id in bitmap:
+            return True
+        bitmap = self._shared.members.bitmaps.get(ledger_id)
+        if bitmap is not None and entry_id in bitmap:
             return True
         return any(resident.members.contains(ledger_id, entry_id) for resident in self.residents)
 
