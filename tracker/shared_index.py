@@ -262,20 +262,22 @@ class SharedIndexView(DelayedDeliveryTracker):
         """See base; what this polls from the index becomes due for the other subscriptions too."""
         self._forget_passed()
         self._refill()
+        # More than is kept in memory would have to be read again at once.
+        wanted = min(max_messages, self._index.row_count_max)
         through = last_key_at(NEVER)
         for _ in range(_POLLS_MAX):
             through = self._through()
             indexed_ms = self._available_ms()
-            if len(self._rows) >= max_messages and self._rows.next_ms < indexed_ms:
+            if len(self._rows) >= wanted and self._rows.next_ms < indexed_ms:
                 # Enough that nothing in the index could come before.
                 through = min(through, first_key_at(indexed_ms))
                 break
-            if indexed_ms == NEVER or not self._index.poll(max_messages, self):
+            if indexed_ms == NEVER or not self._index.poll(wanted, self):
                 break
         else:
             # All of it was acknowledged; more may follow, and nobody else would tell.
             self.tell_soon()
-        rows = self._rows.pop(through, max_messages)
+        rows = self._rows.pop(through, wanted)
         # Also what was polled just now may have been too much.
         self._refill()
         return rows

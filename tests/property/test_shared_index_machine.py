@@ -59,6 +59,8 @@ class Sub:
     taken: dict[Key, int] = field(default_factory=dict)
     """What was handed to consumers, with its time."""
     acknowledged: set[Key] = field(default_factory=set)
+    to_read: list[Key] = field(default_factory=list)
+    """What the view wants read again, and the reader has not come to."""
     in_flight: list[int] | None = None
     """Entries of the log that a read under way will bring."""
 
@@ -166,7 +168,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
     async def _let_go(self, sub: Sub) -> None:
         assert sub.view is not None
         await sub.view.close()
-        sub.view, sub.in_flight, sub.is_told, sub.is_dry = None, None, False, False
+        sub.view, sub.in_flight, sub.is_told, sub.is_dry, sub.to_read = None, None, False, False, []
 
     def _sub(self, number: int, *, has_reader: bool | None = None) -> Sub | None:
         subs = [sub for sub in self.subs if has_reader in (None, sub.view is not None)]
@@ -200,7 +202,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
             self._seek(sub, place % len(self.log))
 
     def _seek(self, sub: Sub, place: int) -> None:
-        sub.taken, sub.in_flight, sub.scanned = {}, None, place
+        sub.taken, sub.in_flight, sub.scanned, sub.to_read = {}, None, place, []
         sub.acknowledged = {row[1:] for row in self.log[:place]}
         self._move(sub)
 
@@ -338,13 +340,16 @@ class SharedIndexMachine(RuleBasedStateMachine):
     async def _look_again(self, sub: Sub) -> bool:
         assert sub.view is not None
         self._arrive(sub)
-        if not sub.is_told:
+        if sub.is_told:
+            sub.is_told = False
+            for ledger_id, entry_ids in sub.view.take_untracked().items():
+                sub.to_read += [(ledger_id, entry_id) for entry_id in entry_ids]
+        if not sub.to_read:
             return False
-        sub.is_told = False
-        for ledger_id, entry_ids in sub.view.take_untracked().items():
-            keys = [(ledger_id, entry_id) for entry_id in entry_ids]
-            by_key = {row[1:]: row for row in self.log}
-            self._offer(sub, [by_key[key] for key in keys if key not in sub.acknowledged])
+        # A few at a time, so that polls come between.
+        keys, sub.to_read = sub.to_read[:2], sub.to_read[2:]
+        by_key = {row[1:]: row for row in self.log}
+        self._offer(sub, [by_key[key] for key in keys if key not in sub.acknowledged])
         return True
 
     @rule(number=st.integers(0, 3), limit=st.integers(1, 30))

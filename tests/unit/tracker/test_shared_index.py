@@ -27,7 +27,7 @@ Rows = list[tuple[int, int, int]]
 class World:
     """An index, and subscriptions with a view each."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_count_max: int = 262_144) -> None:
         self.storage = MemoryBucketSnapshotStorage()
         self.own = FakeCursor()
         self.cursors: dict[str, FakeCursor] = {}
@@ -35,7 +35,9 @@ class World:
         self.told: list[str] = []
         self.taken: dict[str, set[tuple[int, int]]] = {}
         self.set_back_ms = 0
-        config = TrackerConfig(index_count_per_bucket_min=5, is_deliver_at_time_strict=True)
+        config = TrackerConfig(
+            index_count_per_bucket_min=5, is_deliver_at_time_strict=True, loaded_row_count_max=row_count_max
+        )
         self.factory = BucketDelayedDeliveryTrackerFactory(
             config, self.storage, now_ms=lambda: virtual_now_ms() - self.set_back_ms, run_blocking=run_inline
         )
@@ -69,11 +71,11 @@ class World:
         return self.views[name].get_scheduled_messages(limit).to_rows()
 
 
-def play(story: Callable[[World], Coroutine[Any, Any, None]], *names: str) -> None:
+def play(story: Callable[[World], Coroutine[Any, Any, None]], *names: str, row_count_max: int = 262_144) -> None:
     """Run a story with subscriptions of these names, in virtual time."""
 
     async def main() -> None:
-        world = World()
+        world = World(row_count_max)
         await world.open(*names)
         await story(world)
         await world.index.close()
@@ -141,6 +143,46 @@ def test_a_poll_goes_on_behind_what_was_acknowledged() -> None:
         assert [entry_id for _, _, entry_id in got] == list(range(4_990, 5_000))
 
     play(story, "a", "b")
+
+
+def test_what_waits_for_a_subscription_that_takes_nothing_is_mostly_in_the_log() -> None:
+    """Rows up to the limit, then positions; what is read again comes in order, and nothing before it."""
+
+    async def story(world: World) -> None:
+        entry_ids = list(range(12))
+        # The later the entry, the earlier it is due.
+        rows = [(START_MS + 200 - entry_id, 1, entry_id) for entry_id in entry_ids]
+        world.views["a"].add_messages([1] * 12, entry_ids, [row[0] for row in rows])
+        await asyncio.sleep(0.3)
+        expected = sorted(rows)
+        assert [row for _ in range(3) for row in world.rows("a", 12)] == expected
+        b = world.views["b"]
+        assert (b.number_of_delayed_messages(), b.next_delivery_time()) == (12, expected[0][0])
+        assert b.first_withheld_time() == expected[2][0]
+        assert world.rows("b") == expected[:2]
+        assert b.tracked_in(1) == BitMap(entry_id for _, _, entry_id in expected[2:])
+        await rest()
+        assert "b" in world.told
+        to_read = b.take_untracked()
+        assert to_read == {1: BitMap(entry_id for _, _, entry_id in expected[2:4])}
+        # The log gives the later one of the two first.
+        assert b.add_message(1, expected[3][2], expected[3][0])
+        assert world.rows("b") == []
+        world.told.clear()
+        assert b.add_message(1, expected[2][2], expected[2][0])
+        await rest()
+        assert world.told == ["b"]
+        assert world.rows("b") == expected[2:4]
+        # What is acknowledged before it is read again is never offered, and holds nothing up.
+        (entry_ids_left,) = b.take_untracked().values()
+        world.cursors["b"].acknowledge(1, *entry_ids_left)
+        b.add_messages([], [], [])
+        assert b.has_message_available()
+        assert world.rows("b") == []
+        assert b.number_of_delayed_messages() == 6
+        assert b.take_untracked() == {1: BitMap(entry_id for _, _, entry_id in expected[6:8])}
+
+    play(story, "a", "b", row_count_max=4)
 
 
 def test_an_earlier_message_that_is_indexed_late_comes_first() -> None:
