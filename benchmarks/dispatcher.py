@@ -1,8 +1,9 @@
-"""What the dispatcher's core costs: `python -m benchmarks.dispatcher`.
+"""What the dispatcher's core costs: `python -m benchmarks dispatcher [FILE]`; with FILE, the figures go there too.
 
 Pure decisions, no payloads and no sockets: headers in, assignments out, acknowledgements in. Numbers are microseconds
-of processor time a message, best of three, but for joins and leaves (milliseconds each) and bytes. B1 to B10 are the
-benchmarks that the Key_Shared reference asks for.
+of processor time a message, best of three, but for joins and leaves (milliseconds each) and bytes. "The longest call"
+is what one turn of the event loop takes at most, collections of garbage included. B1 to B10 are the benchmarks that
+the Key_Shared reference asks for.
 """
 
 import gc
@@ -11,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -92,8 +94,13 @@ def _best(run: Callable[[], float]) -> float:
     return min(results)
 
 
+_reported: list[str] = []
+
+
 def _report(name: str, value: float, unit: str) -> None:
-    sys.stdout.write(f"{name:<74} {value:>10.3f} {unit}\n")
+    _reported.append(f"{name:<74} {value:>10.3f} {unit}\n")
+    sys.stdout.write(_reported[-1])
+    sys.stdout.flush()
 
 
 def slots_of_a_batch() -> float:
@@ -304,6 +311,32 @@ def leave_with_pending(pending: int) -> float:
     return (time.process_time() - start) * 1e3
 
 
+def longest_call(pending: int, event: str) -> float:
+    """Milliseconds of the longest call until everything is settled after a consumer gave back all, or it expired."""
+    feed = _Feed(KeySharedCore(_CONFIG, has_delays=True))
+    holder = feed.join(0)
+    hashes = _hashes(pending)
+    while feed.next_entry < pending:
+        feed.read(feed.headers(_BATCH, hashes))
+    feed.join(1)
+    work: dict[str, Callable[[], object]] = {
+        "redelivery": lambda: feed.core.redeliver(holder, None, ()),
+        "leave": lambda: feed.core.remove_consumer(holder),
+        "mark-delete": lambda: feed.core.mark_deleted(Position(1, pending)),
+    }
+    longest = _milliseconds(work[event])
+    while (wakeup_ms := feed.core.next_wakeup_ms()) is not None:
+        feed.core.advance(max(feed.core.now_ms, wakeup_ms))
+        longest = max(longest, _milliseconds(feed.core.on_timer))
+    return longest
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return (time.process_time() - start) * 1e3
+
+
 def bytes_per_draining_hash() -> float:
     """PIP-379 plans 80."""
     tracemalloc.start()
@@ -315,8 +348,8 @@ def bytes_per_draining_hash() -> float:
     return size / 10_000
 
 
-def main() -> None:
-    """Print every figure."""
+def main(arguments: list[str]) -> None:
+    """Print every figure, and write them to a file if there is one to write to."""
     _report("B1 hash and slot of an 8-byte key", _best(slots_of_a_batch), "us")
     for consumers in (10, 1_000):
         _report(f"B2 owner of a slot, {consumers} consumers", _best(lambda n=consumers: selection(n)), "us")
@@ -339,8 +372,18 @@ def main() -> None:
     _report("delayed entries to the tracker (columns)", _best(future_entries), "us")
     _report("B6 join with 50,000 pending", _best(lambda: join_with_pending(50_000)), "ms")
     _report("leave with 50,000 pending", _best(lambda: leave_with_pending(50_000)), "ms")
+    for event, pending in (
+        ("redelivery", 50_000),
+        ("leave", 50_000),
+        ("mark-delete", 50_000),
+        ("mark-delete", 115_000),
+    ):
+        name = f"the longest call of a {event}, {pending:,} pending of as many draining keys"
+        _report(name, _best(lambda p=pending, e=event: longest_call(p, e)), "ms")
     _report("bytes per draining hash", bytes_per_draining_hash(), "B")
+    if arguments:
+        Path(arguments[0]).write_text("".join(_reported), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -96,6 +96,7 @@ class KeySharedCore(MultipleConsumersCore):
         items = make_items(headers, orders_ms, slots)
         heaps = self.waiting.heaps
         returning = self.waiting.returning.slot_counts
+        is_returning = bool(returning)
         fence = self.fence
         is_fenced = fence.is_active
         unacked_max = self.config.unacked_per_consumer_max
@@ -111,7 +112,7 @@ class KeySharedCore(MultipleConsumersCore):
                 budgets[owner] <= 0
                 or budget_left <= 0
                 or slot in heaps
-                or slot in returning
+                or (is_returning and slot in returning)
                 or (is_fenced and fence.blocks(item, owner, is_fresh=True))
             ):
                 if self.waiting.add(item):
