@@ -111,9 +111,8 @@ def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
         for message in received:
             consumer.acknowledge(message)
         assert sorted(map(int, texts(received))) == list(range(MESSAGES))
-        recovered = [line.split()[-1] for line in metrics(service, "postdate_delayed_buckets_recovered_total")]
-        assert sum(map(float, recovered)) == 4
-        assert all(float(line.split()[-1]) == 0 for line in metrics(service, "postdate_delayed_buckets_lost_total"))
+        wait_until(lambda: counted(service, "postdate_delayed_buckets_recovered_total") == 4, timeout_s=TIMEOUT_S)
+        assert counted(service, "postdate_delayed_buckets_lost_total") == 0
         wait_until(lambda: not snapshot_keys(versity), timeout_s=TIMEOUT_S)
         consumer.close()
     finally:
@@ -129,8 +128,9 @@ def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
     assert SECRET_ACCESS_KEY not in service.log_path.read_text() + other.log_path.read_text()
 
 
-def metrics(service: PostdateProcess, name: str) -> list[str]:
-    return [line for line in service.read("/metrics").splitlines() if line.startswith(f"{name}{{")]
+def counted(service: PostdateProcess, name: str) -> float:
+    lines = service.read("/metrics").splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def test_a_copy_that_was_killed_amid_an_upload_is_done_by_the_next_one(minio: RealServer, tmp_path: Path) -> None:
