@@ -41,9 +41,15 @@ ReadSegments = Callable[[int, int, int], Awaitable[DelayedIndexes]]
 ReadBitmaps = Callable[[ReadPositions], Awaitable[PositionsRead]]
 
 
-def source_readers(action: MergeBuckets, read: ReadSegments, read_positions: ReadBitmaps) -> "list[SourceReader]":
-    """Return a reader of each source; together they hold no more rows than those of the largest live merge."""
-    rows_max = min(MERGE_ROWS_MAX, WINDOW_MAX * MERGE_ROWS_MAX // len(action.sources))
+def source_readers(
+    action: MergeBuckets,
+    read: ReadSegments,
+    read_positions: ReadBitmaps,
+    *,
+    rows_held_max: int = WINDOW_MAX * MERGE_ROWS_MAX,
+) -> "list[SourceReader]":
+    """Return a reader of each source; together they hold about so many rows at most, at 24 bytes each."""
+    rows_max = min(MERGE_ROWS_MAX, rows_held_max // len(action.sources))
     return [SourceReader(action, source, read, read_positions, rows_max) for source in action.sources]
 
 
