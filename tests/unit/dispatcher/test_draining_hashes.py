@@ -2,10 +2,12 @@
 
 import asyncio
 
+from core_feed import CoreFeed
 from dispatcher_world import FakeConsumer, FakeCursor, FakeLog, FakeTracker
 from virtual_time import now_ms, run
 
 from dispatcher import Dispatcher, DispatcherConfig, KeySharedMode, KeySharedPolicy, SubscriptionType
+from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 
@@ -188,3 +190,30 @@ def test_entries_of_a_slot_without_owner_wait_for_one() -> None:
         await world.dispatcher.close()
 
     run(scenario())
+
+
+def test_a_draining_slot_waits_for_the_last_message_of_a_batch() -> None:
+    """An acknowledgement by index takes from what is unacknowledged, and not from the references."""
+    feed = CoreFeed(key_shared_unblocking_interval_ms=0)
+    holder = feed.join(100)
+    keys = [str(number) for number in range(20)]
+    feed.read(*keys, messages=3)
+    feed.join(100)
+    moved = next(number for number, key in enumerate(keys) if feed.owner(key) is not holder)
+    slot = CONSISTENT_HASHING_RANGE.slot(sticky_hash(keys[moved].encode()))
+    assert feed.read(keys[moved]) == []
+    fence = feed.core.fence
+    assert isinstance(fence, DrainingHashesTracker)
+
+    for left in (0b110, 0b100):
+        unacked = holder.unacked
+        done, actions = feed.core.acknowledge(holder, [(1, moved)], {(1, moved): (left,)})
+        assert (done, feed.given(actions), holder.unacked) == ([], [], unacked - 1)
+        entry = fence.get(slot)
+        assert entry is not None
+        assert (entry.ref_count, entry.blocked_count) == (1, 1)
+
+    done, actions = feed.core.acknowledge(holder, [(1, moved)], {(1, moved): (0b011,)})
+    assert done == [(1, moved)]
+    assert feed.given(actions) == [("c1", len(keys))]
+    assert fence.get(slot) is None
