@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from broker.process_tuning import tune_process
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
@@ -265,6 +266,7 @@ def report(law: str, figures: Figures) -> str:
 
 def run_step(step: str, folder: Path, law: str, ledgers: int) -> None:
     """Be one of the processes."""
+    tune_process()
     figures = asyncio.run((add if step == "add" else deliver)(folder, law, ledgers))
     print(json.dumps(figures))
 

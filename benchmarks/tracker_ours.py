@@ -27,7 +27,7 @@ from benchmarks.tracker_workload import (
     SEGMENT_STEP_MS_MAX,
     Workload,
 )
-from broker.interpreter import tune_interpreter
+from broker.process_tuning import tune_process
 from snapshot_storage.codec import decode_metadata_columns
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotStorage
@@ -290,5 +290,5 @@ if __name__ == "__main__":
     where = Path(sys.argv[2])
     warm_up(where / "warmup")
     # As the service does when it starts.
-    tune_interpreter()
+    tune_process()
     print(json.dumps(asyncio.run(Run(Workload(**json.loads(sys.argv[1])), where / "measured").measure())))

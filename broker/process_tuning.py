@@ -1,0 +1,40 @@
+"""Settings of the process without which the event loop pauses, and memory grows, more than by anything it does itself.
+
+All are the whole process's, so they belong to whoever owns it: the service's command, and benchmarks that measure what
+the service will do. Libraries leave them alone.
+"""
+
+import ctypes
+import gc
+import sys
+from contextlib import suppress
+from typing import Final
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How long a worker thread may keep the interpreter when the event loop wants it.
+
+With Python's own 5 ms, an add that gives it away once (any numpy call on more than 500 values does) waits up to 5 ms
+while a bucket is encoded, and a batch several times that.
+"""
+
+HEAPS_MAX: Final = 2
+"""How many heaps glibc may keep: its default is eight a core, and what a worker thread frees stays in its own.
+
+Threads that hold Python's interpreter allocate one at a time anyway. With 20 million delayed messages, adding took
+53 MiB instead of 76 at its peak, delivery 46 instead of 54.
+"""
+
+_M_ARENA_MAX: Final = -8
+
+
+def tune_process() -> None:
+    """Let worker threads hand over early and share heaps, and collect no garbage where none can be.
+
+    Call once everything is imported, and before threads are started: a full collection looks at some hundred thousand
+    objects of modules otherwise, which stops every thread for 10 to 20 ms. Without glibc, heaps stay as they are.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(_M_ARENA_MAX, HEAPS_MAX)
+    gc.collect()
+    gc.freeze()
