@@ -60,8 +60,11 @@ class Watcher:
             self.consumer.acknowledge(message)
 
 
-def assert_ordered_and_exclusive(watchers: list[Watcher], per_key: int) -> None:
-    """Assert that every key came whole, in order, and from one hand to the next."""
+def assert_ordered_and_exclusive(watchers: list[Watcher], per_key: int, *, may_repeat: Watcher | None) -> None:
+    """Assert that every key came whole, in order, and from one hand to the next.
+
+    What `may_repeat` has acknowledged just before it left may come once more.
+    """
     by_key = defaultdict(list)
     for watcher in watchers:
         for received, acknowledged, key, number in watcher.seen:
@@ -70,6 +73,13 @@ def assert_ordered_and_exclusive(watchers: list[Watcher], per_key: int) -> None:
     assert sorted(by_key) == sorted(KEYS)
     for key, seen in by_key.items():
         seen.sort(key=lambda one: one[0])
+        repeated = [
+            index
+            for index, (before, after) in enumerate(pairwise(seen))
+            if before[2] == after[2] and before[3] is may_repeat and after[3] is not may_repeat
+        ]
+        for index in reversed(repeated):
+            del seen[index]
         assert [number for _, _, number, _ in seen] == list(range(per_key)), key
         for before, after in pairwise(seen):
             if before[3] is not after[3]:
@@ -77,7 +87,12 @@ def assert_ordered_and_exclusive(watchers: list[Watcher], per_key: int) -> None:
 
 
 def run_with_changes(
-    clients: Clients, topic: str, send: Callable[[pulsar.Producer, str, int], None], *, per_key: int
+    clients: Clients,
+    topic: str,
+    send: Callable[[pulsar.Producer, str, int], None],
+    *,
+    per_key: int,
+    is_real_pulsar: bool,
 ) -> None:
     """Send to three consumers, of which one leaves while another joins; then look at what they saw."""
     watchers = [Watcher(clients, topic, name, hold_s=0.001) for name in ("a", "b", "c")]
@@ -85,7 +100,7 @@ def run_with_changes(
     total = per_key * len(KEYS)
 
     def seen() -> int:
-        return sum(len(watcher.seen) for watcher in watchers)
+        return len({(key, number) for watcher in watchers for _, _, key, number in list(watcher.seen)})
 
     for number in range(per_key):
         for key in KEYS:
@@ -99,20 +114,23 @@ def run_with_changes(
     for watcher in watchers[1:]:
         watcher.leave()
 
-    assert_ordered_and_exclusive(watchers, per_key)
+    # On a busy machine a real Pulsar gave away again what a leaver had acknowledged just before it closed.
+    assert_ordered_and_exclusive(watchers, per_key, may_repeat=watchers[0] if is_real_pulsar else None)
     assert all(watcher.seen for watcher in watchers)
 
 
-def test_each_key_stays_in_order_while_consumers_come_and_go(clients: Clients, topic: str) -> None:
+def test_each_key_stays_in_order_while_consumers_come_and_go(
+    clients: Clients, topic: str, is_real_pulsar: bool
+) -> None:
     """Immediate messages: in the order in which they were sent."""
 
     def send(producer: pulsar.Producer, key: str, number: int) -> None:
         producer.send_async(f"{key}:{number}".encode(), None, partition_key=key)
 
-    run_with_changes(clients, topic, send, per_key=40)
+    run_with_changes(clients, topic, send, per_key=40, is_real_pulsar=is_real_pulsar)
 
 
-def test_delayed_messages_stay_in_order_within_their_key(clients: Clients, topic: str) -> None:
+def test_delayed_messages_stay_in_order_within_their_key(clients: Clients, topic: str, is_real_pulsar: bool) -> None:
     """Delayed messages: in the order of their times, which here is the reverse of how they were sent."""
     per_key = 12
     start_ms = now_ms() + 1000
@@ -123,7 +141,7 @@ def test_delayed_messages_stay_in_order_within_their_key(clients: Clients, topic
         due_ms = start_ms + turned * 250
         producer.send_async(f"{key}:{turned}".encode(), None, partition_key=key, deliver_at=due_ms)
 
-    run_with_changes(clients, topic, send, per_key=per_key)
+    run_with_changes(clients, topic, send, per_key=per_key, is_real_pulsar=is_real_pulsar)
 
 
 def test_a_key_moves_only_when_its_old_consumer_is_done(clients: Clients, topic: str) -> None:
