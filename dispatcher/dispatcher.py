@@ -17,7 +17,7 @@ from dispatcher.consumer import ConsumerHandle
 from dispatcher.core.ack_sets import AckSet
 from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import Key, key_of
+from dispatcher.core.items import Item, Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
@@ -141,7 +141,7 @@ class Dispatcher:
         if self.core.plan is None:
             # It begins anew: with another range of slots (Key_Shared), or as the active consumer (Failover).
             self._reader.forget()
-        outbox = Outbox(consumer, state, self.core, self._log, self._config, self._on_missing)
+        outbox = Outbox(consumer, state, self.core, self._log, self._config, self._on_refused, self._on_missing)
         self._outboxes[state.index] = self._by_handle[id(consumer)] = outbox
         self._run_actions(actions)
 
@@ -324,6 +324,11 @@ class Dispatcher:
         unsent = outbox.drop()
         self.core.refund(outbox.consumer, unsent)
         return {key_of(item) for item in unsent}
+
+    def _on_refused(self, consumer: ConsumerState, items: list[Item]) -> None:
+        self.core.refund(consumer, items)
+        # The permits may be for what waits, or for what is not read yet.
+        self._run_actions([])
 
     def _on_missing(self, positions: list[Key]) -> None:
         self.acknowledge(None, positions)

@@ -31,6 +31,7 @@ class Outbox:
         core: Says whether an entry is still the consumer's own.
         log: Where payloads are.
         config: Limits and waits.
+        on_refused: Told of entries that are not written, so their permits go back.
         on_missing: Told of positions that the log no longer has.
     """
 
@@ -41,6 +42,7 @@ class Outbox:
         core: SubscriptionCore,
         log: Log,
         config: DispatcherConfig,
+        on_refused: Callable[[ConsumerState, list[Item]], None],
         on_missing: Callable[[list[Key]], None],
     ) -> None:
         self.handle = handle
@@ -48,6 +50,7 @@ class Outbox:
         self._core = core
         self._log = log
         self._config = config
+        self._on_refused = on_refused
         self._on_missing = on_missing
         self._items: deque[Item] = deque()
         self._drops = 0
@@ -159,7 +162,7 @@ class Outbox:
             else:
                 deliveries.append(Delivery(*position, counts.get(position, 0), payload, ack_sets.get(position, ())))
         if refused:
-            core.refund(consumer, refused)
+            self._on_refused(consumer, refused)
         if missing:
             self._on_missing(missing)
         return deliveries

@@ -249,8 +249,6 @@ class KeySharedCore(MultipleConsumersCore):
 
     def next_wakeup_ms(self) -> int | None:
         """See base."""
-        if self._to_serve:
-            return self.now_ms
         times = [at for at in (super().next_wakeup_ms(), self._unblock_at_ms) if at is not None]
         return min(times, default=None)
 

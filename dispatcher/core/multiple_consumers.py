@@ -56,6 +56,11 @@ class MultipleConsumersCore(Intake):
         self._to_serve[consumer.index] = consumer
         return self._serve_all()
 
+    def refund(self, consumer: ConsumerState, items: Sequence[Item]) -> None:
+        """See base; served by the timer: what the consumer asked for again at the same time goes first."""
+        super().refund(consumer, items)
+        self._to_serve[consumer.index] = consumer
+
     # Limits.
 
     def _has_demand(self) -> bool:
@@ -108,7 +113,8 @@ class MultipleConsumersCore(Intake):
 
     def next_wakeup_ms(self) -> int | None:
         """See base."""
-        return self.now_ms if self.waiting.returning or self._expired else super().next_wakeup_ms()
+        has_work = self._to_serve or self.waiting.returning or self._expired
+        return self.now_ms if has_work else super().next_wakeup_ms()
 
     def on_timer(self) -> list[Action]:
         """See base."""

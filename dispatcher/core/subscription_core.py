@@ -82,7 +82,7 @@ class SubscriptionCore(ABC):
         return []
 
     def refund(self, consumer: ConsumerState, items: Sequence[Item]) -> None:
-        """Give permits back for entries that were given to a consumer and not sent."""
+        """Give permits back for entries that were given to a consumer and not sent; `on_timer` may then be due."""
         messages = sum(item[COUNT] for item in items)
         consumer.permits += messages
         consumer.messages_out -= messages

@@ -507,6 +507,37 @@ def test_a_connection_that_is_not_writable_gets_nothing_until_it_is() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED, SubscriptionType.SHARED])
+@pytest.mark.parametrize("event", ["expired", "acknowledged by another"])
+def test_permits_of_what_is_not_sent_any_more_serve_what_waits(kind: SubscriptionType, event: str) -> None:
+    """Nothing else happens afterwards: no permits, no acknowledgement, no new message."""
+
+    async def scenario() -> None:
+        world = _World(kind)
+        consumer = FakeConsumer("c")
+        consumer.is_writable = False
+        world.dispatcher.add_consumer(consumer)
+        world.dispatcher.consumer_flow(consumer, 5)
+        world.publish(10, keys=1)
+        await _settle()
+        assert world.dispatcher.stats().consumers[0].unsent_entries == 5
+        if event == "expired":
+            world.cursor.acknowledge([1] * 5, list(range(5)))
+            world.dispatcher.mark_delete_advanced()
+        else:
+            world.dispatcher.acknowledge(None, [(1, entry) for entry in range(5)])
+        await _settle()
+        consumer.is_writable = True
+        world.dispatcher.consumer_writable(consumer)
+        await _settle(60)
+
+        assert consumer.payloads == [b"%d" % number for number in range(5, 10)]
+        assert world.dispatcher.stats().consumers[0].available_permits == 0
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
 def test_a_failing_payload_read_is_repeated_and_never_skips() -> None:
     async def scenario() -> None:
         world = _World(chance=random.Random(3))
