@@ -78,6 +78,13 @@ class KeySharedCore(MultipleConsumersCore):
         self._unblock_at_ms: int | None = None
         self._set_look_ahead()
 
+    def advance(self, now_ms: int) -> None:
+        """See base."""
+        super().advance(now_ms)
+        if self._unblock_at_ms is not None:
+            # A clock that is put back must not make the wait longer.
+            self._unblock_at_ms = min(self._unblock_at_ms, now_ms + self.config.key_shared_unblocking_interval_ms)
+
     def owner_of_slot(self, slot: int) -> int:
         """See base."""
         return self._owner_list[slot]
@@ -262,9 +269,8 @@ class KeySharedCore(MultipleConsumersCore):
 
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
         """See base."""
-        if not self.consumers:
-            self._adopt(consumer.policy)
-        elif (consumer.policy.mode, consumer.policy.allow_out_of_order_delivery) != (
+        is_first = not self.consumers
+        if not is_first and (consumer.policy.mode, consumer.policy.allow_out_of_order_delivery) != (
             self.policy.mode,
             self.policy.allow_out_of_order_delivery,
         ):
@@ -272,7 +278,11 @@ class KeySharedCore(MultipleConsumersCore):
                 f"consumer {consumer.name!r} asks for another Key_Shared policy than the connected consumers"
             )
         before = self.selector.owners
-        self.selector.add_consumer(consumer)
+        # The first one brings the policy, which must stay as it was if it is refused.
+        selector = make_selector(consumer.policy, self.config) if is_first else self.selector
+        selector.add_consumer(consumer)
+        if is_first:
+            self._adopt(consumer.policy, selector)
         self.consumers[consumer.index] = consumer
         self.fence.joined(consumer, self.consumers, self.plan.read_position if self.plan is not None else None)
         self._settle(before)
@@ -305,11 +315,11 @@ class KeySharedCore(MultipleConsumersCore):
         self.fence.settle(self.consumers, after, has_moved, self.now_ms)
         self._offer_all(_those_that(has_moved, self.waiting.heaps))
 
-    def _adopt(self, policy: KeySharedPolicy) -> None:
-        """Take the first consumer's policy."""
+    def _adopt(self, policy: KeySharedPolicy, selector: StickyKeyConsumerSelector) -> None:
+        """Take the first consumer's policy and its selector."""
         self.policy = KeySharedPolicy(policy.mode, policy.allow_out_of_order_delivery)
         hash_range = self.selector.hash_range
-        self.selector = make_selector(policy, self.config)
+        self.selector = selector
         self.fence = make_fence(policy, self.config, self._view)
         if self.selector.hash_range != hash_range:
             # What waits has slots of the other range. It is not acknowledged, so reading anew finds it.

@@ -1,7 +1,7 @@
 """Sticky ranges: members bring the slots they want, and nobody else gets them.
 
 Gaps are legal: entries of a slot without owner wait. Ranges of two members may interleave, but not overlap. There is no
-upper limit check, as in Pulsar: what lies above 65535 is accepted and never reached.
+limit check, as in Pulsar: what lies above 65535 or below 0 is accepted and never reached.
 """
 
 from itertools import pairwise
@@ -42,7 +42,7 @@ class HashRangeExclusiveStickyKeyConsumerSelector(StickyKeyConsumerSelector):
         table = empty_table()
         for member in self._members.values():
             for first, last in member.ranges:
-                table[max(first, 0) : last + 1] = member.index
+                table[max(first, 0) : max(last + 1, 0)] = member.index
         return table
 
 

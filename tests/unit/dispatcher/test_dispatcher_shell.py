@@ -15,7 +15,7 @@ from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.shared import SharedCore
 from dispatcher.core.single_active import SingleActiveCore, choose_active
 from dispatcher.core.subscription_core import SubscriptionCore
-from dispatcher.errors import ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
+from dispatcher.errors import ConsumerAssignError, ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
@@ -733,6 +733,29 @@ def test_reading_stops_when_as_much_is_parked_as_may_be() -> None:
 
         assert live.payloads == []
         assert world.dispatcher.stats().msg_in_replay == 50
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_a_first_consumer_that_is_refused_changes_nothing() -> None:
+    """It asks for another kind of slots, and names no range; a batch of which a part is acknowledged waits."""
+
+    async def scenario() -> None:
+        world = _World()
+        leaver = world.join("a")
+        world.log.append(b"batch", key_hash=5, message_count=10)
+        await _settle()
+        world.dispatcher.acknowledge(leaver, [(1, 0)], {(1, 0): (0b1111100000,)})
+        world.dispatcher.remove_consumer(leaver)
+        with pytest.raises(ConsumerAssignError, match="names no hash range"):
+            world.join("refused", policy=KeySharedPolicy(KeySharedMode.STICKY))
+        assert world.dispatcher.stats().msg_in_replay == 1
+        heir = world.join("b")
+        await _settle()
+
+        assert [(delivery.payload, delivery.ack_set) for delivery in heir.deliveries] == [(b"batch", (0b1111100000,))]
+        assert world.dispatcher.stats().entries_read_total == 1
         await world.dispatcher.close()
 
     run(scenario())

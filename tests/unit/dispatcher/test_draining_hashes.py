@@ -217,3 +217,20 @@ def test_a_draining_slot_waits_for_the_last_message_of_a_batch() -> None:
     assert done == [(1, moved)]
     assert feed.given(actions) == [("c1", len(keys))]
     assert fence.get(slot) is None
+
+
+def test_a_clock_that_is_put_back_does_not_hold_up_what_has_drained() -> None:
+    feed = CoreFeed(key_shared_unblocking_interval_ms=50)
+    feed.core.advance(10_000_000)
+    holder = feed.join(100)
+    keys = [str(number) for number in range(20)]
+    feed.read(*keys)
+    feed.join(100)
+    moved = [number for number, key in enumerate(keys) if feed.owner(key) is not holder]
+    assert feed.read(*[keys[number] for number in moved]) == []
+    feed.core.acknowledge(holder, [(1, number) for number in moved], {})
+
+    feed.core.advance(10_000_000 - 3_600_000)
+
+    assert feed.core.next_wakeup_ms() == 10_000_000 - 3_600_000 + 50
+    assert len(feed.timers()) == len(moved) > 0

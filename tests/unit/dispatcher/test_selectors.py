@@ -183,6 +183,15 @@ def test_a_sticky_range_that_is_taken_names_who_has_it() -> None:
     assert refused.value.consumer_name == "between"
 
 
+@pytest.mark.parametrize("unreachable", [(-5, -2), (-1, -1), (65_536, 80_000)])
+def test_a_sticky_range_that_no_slot_is_in_takes_nothing_from_others(unreachable: tuple[int, int]) -> None:
+    selector = HashRangeExclusiveStickyKeyConsumerSelector()
+    selector.add_consumer(_Member(0, "everything", ((0, 65_535),)))
+    selector.add_consumer(_Member(1, "nothing", (unreachable,)))
+
+    assert (selector.owners[:65_536] == 0).all()
+
+
 def test_slots_between_two_ranges_of_one_member_are_not_its_own() -> None:
     selector = HashRangeExclusiveStickyKeyConsumerSelector()
     selector.add_consumer(_Member(0, "c", ((10, 20), (30, 40))))
