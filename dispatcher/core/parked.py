@@ -20,6 +20,8 @@ from dispatcher.core.items import ENTRY, ITEM_ROW, LEDGER, ORDER, SLOT, Item, It
 from dispatcher.slots import SLOTS_END
 
 _ROW_BYTES: Final = ITEM_ROW.itemsize
+_ENTRY_IDS_END: Final = 2**32
+"""What a bitmap holds; no ledger has as many entries."""
 _NEVER: Final = np.iinfo(np.int64).max
 
 
@@ -146,8 +148,9 @@ class ParkedEntries:
 
     def discard(self, position: Key) -> None:
         """Forget an entry, if it is here; its row goes when its slot comes to it."""
-        if self._count:
-            self._discarded.setdefault(position[0], BitMap()).add(position[1])
+        ledger_id, entry_id = position
+        if self._count and 0 <= entry_id < _ENTRY_IDS_END:
+            self._discarded.setdefault(ledger_id, BitMap()).add(entry_id)
 
     def discard_through(self, last: Key) -> None:
         """Forget every entry up to and including a position."""

@@ -256,6 +256,54 @@ def test_acknowledging_what_never_was_harms_nothing(
     beside_a_bystander(service, topic, story)
 
 
+@pytest.mark.parametrize("entry_id", [0, 2**32, 2**63, 2**64 - 1])
+def test_a_cumulative_acknowledgement_of_ledger_minus_one_acknowledges_nothing(
+    service: Service, topic: str, entry_id: int
+) -> None:
+    """It is before everything, as it is for a client that sends -1 as an unsigned number."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        await connection.ask(command(frames.SUBSCRIBE, {1: topic, 2: "s", 3: 0, 4: 1, 5: 1, 13: 1}))
+        await connection.ask(frames.send(metadata(), b"x"))
+        await connection.write(command(frames.ACK, {1: 1, 2: 1, 3: {1: 2**64 - 1, 2: entry_id}}))
+        await connection.write(command(frames.FLOW, {1: 1, 2: 10}))
+        assert (await connection.read())[2][-1:] == b"x"
+        await connection.write(command(frames.REDELIVER, {1: 1}))
+        kind, _, rest = await connection.read()
+        assert (kind, rest[-1:]) == (frames.MESSAGE, b"x")
+
+    beside_a_bystander(service, topic, story)
+
+
+@pytest.mark.parametrize("position", [(2**63, 2**63), (2**64 - 1, 2**64 - 1), (0, 2**32), (0, 2**62)], ids=str)
+def test_seeking_what_never_was_keeps_the_service_alive(
+    service: Service, topic: str, position: tuple[int, int]
+) -> None:
+    """Wherever it leads, the request is answered and the next message is delivered."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        subscribe = {1: topic, 2: "s", 3: 3, 4: 1, 5: 1, 13: 1}
+        await connection.ask(command(frames.SUBSCRIBE, subscribe))
+        await connection.write(command(frames.SEEK, {1: 1, 2: 7, 3: {1: position[0], 2: position[1]}}))
+        kind, fields, _ = await connection.read()
+        while kind not in (frames.SUCCESS, frames.ERROR):
+            kind, fields, _ = await connection.read()
+        assert fields[1] == 7
+        await connection.write(command(frames.CLOSE_CONSUMER, {1: 1, 2: 8}))
+        while kind != frames.SUCCESS or fields[1] != 8:
+            kind, fields, _ = await connection.read()
+        await connection.ask(command(frames.SUBSCRIBE, subscribe | {4: 2}))
+        await connection.write(command(frames.FLOW, {1: 2, 2: 10}))
+        await connection.write(frames.send(metadata(), b"x"))
+        while kind != frames.MESSAGE:
+            kind, fields, rest = await connection.read()
+        assert rest[-1:] == b"x"
+
+    beside_a_bystander(service, topic, story)
+
+
 @pytest.mark.parametrize(
     "ranges",
     [

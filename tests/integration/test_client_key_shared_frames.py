@@ -111,6 +111,28 @@ def test_a_key_may_be_acknowledged_through_another_consumer_and_twice(service: S
     with_connection(service, story)
 
 
+@pytest.mark.parametrize("never_was", [(2**64 - 1, 2**64 - 1), (2**63, 0), (0, 2**32), (0, 2**63)], ids=str)
+def test_an_id_that_cannot_be_is_no_harm_to_the_others_of_its_command(
+    service: Service, topic: str, never_was: tuple[int, int]
+) -> None:
+    """What was acknowledged beside it stays so, and what was not comes again when it is asked for."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        await join(connection, topic, 1)
+        await publish(connection, 3)
+        first, second, third = [at for _, at, _ in await messages(connection, 3)]
+        in_its_ledger = (first[0], never_was[1] or 2**32)
+        await connection.write(command(frames.ACK, {1: 1, 2: 0, 3: ids([first, never_was, in_its_ledger])}))
+        await connection.write(command(frames.REDELIVER, {1: 1, 2: ids([never_was, in_its_ledger, third])}))
+        assert await messages(connection, 1) == [(1, third, 1)]
+        await connection.write(command(frames.REDELIVER, {1: 1, 2: ids([never_was])}))
+        await connection.write(command(frames.REDELIVER, {1: 1}))
+        assert await messages(connection, 2) == [(1, second, 1), (1, third, 2)]
+
+    with_connection(service, story)
+
+
 def test_a_cumulative_acknowledgement_is_refused_with_an_error(
     service: Service, topic: str, is_real_pulsar: bool
 ) -> None:
