@@ -177,13 +177,16 @@ class Dispatcher:
     def redeliver_unacknowledged_messages(
         self, consumer: ConsumerHandle, positions: Collection[Key] | None = None
     ) -> None:
-        """Deliver again what a consumer holds: these positions, or everything."""
+        """Deliver again what a consumer was sent and holds: these positions, or everything."""
         outbox = self._by_handle.get(id(consumer))
         if outbox is None:
             return
         unsent: Collection[Key] = ()
         if positions is None or isinstance(self.core, SingleActiveCore):
             unsent = self._drop_unsent(outbox)
+        elif len(outbox):
+            # What is still to be sent needs no second copy.
+            positions = set(positions) - outbox.positions()
         self._run_actions(self._core_now().redeliver(outbox.consumer, positions, unsent))
 
     # Acknowledgements.

@@ -15,7 +15,7 @@ from dispatcher.backoff import Backoff
 from dispatcher.config import DispatcherConfig
 from dispatcher.consumer import ConsumerHandle, Delivery
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import BYTES, ENTRY, LEDGER, Item, Key
+from dispatcher.core.items import BYTES, ENTRY, LEDGER, Item, Key, key_of
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log
 
@@ -68,6 +68,10 @@ class Outbox:
         self._items.extend(items)
         if self._pump is None:
             self._pump = asyncio.get_running_loop().create_task(self._run())
+
+    def positions(self) -> set[Key]:
+        """Return what is not sent yet."""
+        return {key_of(item) for item in self._items}
 
     def drop(self) -> list[Item]:
         """Send nothing of what is here; return it."""

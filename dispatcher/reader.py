@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from dispatcher.backoff import Backoff
@@ -232,7 +233,7 @@ class Reader:
             self._is_reading = False
         if self._core.plan is not plan:
             return True
-        headers = self._untracked_of(read.headers)
+        headers = self._untracked_of(self._unacknowledged(read.headers))
         self._note_undelayed(headers)
         self._look_at_tracker()
         self._core.advance(self._now_ms())
@@ -364,12 +365,22 @@ class Reader:
         return True
 
     async def _unacknowledged_headers(self, ledger_ids: Int64s, entry_ids: Int64s) -> EntryHeaders:
-        is_wanted = np.ones(len(ledger_ids), dtype=np.bool_)
+        is_acknowledged = self._are_acknowledged(ledger_ids, entry_ids)
+        if is_acknowledged is not None:
+            ledger_ids, entry_ids = ledger_ids[~is_acknowledged], entry_ids[~is_acknowledged]
+        return self._unacknowledged(await self._log.read_headers_at(ledger_ids, entry_ids))
+
+    def _unacknowledged(self, headers: EntryHeaders) -> EntryHeaders:
+        """Leave out what was acknowledged since the read began."""
+        is_acknowledged = self._are_acknowledged(headers.ledger_ids, headers.entry_ids)
+        return headers if is_acknowledged is None else headers.take(np.flatnonzero(~is_acknowledged))
+
+    def _are_acknowledged(self, ledger_ids: Int64s, entry_ids: Int64s) -> NDArray[np.bool_] | None:
+        """Return which entries are acknowledged, None for none."""
+        is_acknowledged = np.zeros(len(ledger_ids), dtype=np.bool_)
         for ledger_id in np.unique(ledger_ids).tolist():
-            acknowledged = self._cursor.acknowledged_in(ledger_id)
-            if acknowledged:
-                rows = np.flatnonzero(ledger_ids == ledger_id)
-                is_wanted[rows] = [entry_id not in acknowledged for entry_id in entry_ids[rows].tolist()]
-        if is_wanted.all():
-            return await self._log.read_headers_at(ledger_ids, entry_ids)
-        return await self._log.read_headers_at(ledger_ids[is_wanted], entry_ids[is_wanted])
+            rows = np.flatnonzero(ledger_ids == ledger_id)
+            found = self._cursor.acknowledged_in(ledger_id) & BitMap(entry_ids[rows].astype(np.uint32))
+            if found:
+                is_acknowledged[rows] = np.isin(entry_ids[rows], np.frombuffer(found.to_array(), dtype=np.uint32))
+        return is_acknowledged if is_acknowledged.any() else None

@@ -187,7 +187,7 @@ class KeySharedCore(MultipleConsumersCore):
         actions: list[Action] = []
         entries_max = self.serve_entries_max
         while self._to_serve and entries_max > 0:
-            _, consumer = self._to_serve.popitem()
+            _, consumer = self._to_serve.popitem(last=False)
             items = self._take_waiting(consumer, entries_max)
             if items:
                 actions.append(self._deliver(consumer, items))

@@ -5,7 +5,7 @@ taken, and a `Deliver` goes out. The payload is read afterwards. So no read in f
 """
 
 from abc import abstractmethod
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -29,8 +29,8 @@ class MultipleConsumersCore(Intake):
         self.unacked = 0
         self.is_blocked = False
         """The subscription holds too many unacknowledged messages."""
-        self._to_serve: dict[int, ConsumerState] = {}
-        """Who may have something to send that it could not send before."""
+        self._to_serve: OrderedDict[int, ConsumerState] = OrderedDict()
+        """Who may have something to send that it could not send before; who is first has waited longest."""
         self._expired: deque[tuple[ConsumerState, Iterator[Key]]] = deque()
         """What mark-delete has passed while consumers held it, to be forgotten in portions."""
 

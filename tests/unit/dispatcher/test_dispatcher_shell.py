@@ -19,6 +19,7 @@ from dispatcher.errors import ConsumerAssignError, ConsumerBusyError, Cumulative
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
+from managed_ledger.selection import HeadersRead
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
 from tracker.in_memory import InMemoryDelayedDeliveryTracker
@@ -190,6 +191,28 @@ def test_redeliveries_are_counted_and_go_to_whom_they_belong(kind: SubscriptionT
         counts = {d.payload: d.redelivery_count for d in consumer.deliveries}
         assert counts == {b"0": 1, b"1": 2, b"2": 2, b"3": 1}
         assert world.dispatcher.stats().unacked_messages == 4
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED, SubscriptionType.SHARED])
+def test_a_redelivery_that_is_not_sent_yet_is_not_made_again(kind: SubscriptionType) -> None:
+    async def scenario() -> None:
+        world = _World(kind)
+        consumer = world.join("c", permits=100)
+        world.publish(1)
+        await _settle()
+        consumer.is_writable = False
+        for _ in range(5):
+            world.dispatcher.redeliver_unacknowledged_messages(consumer, [(1, 0)])
+            await _settle()
+        consumer.is_writable = True
+        world.dispatcher.consumer_writable(consumer)
+        await _settle()
+
+        assert [delivery.redelivery_count for delivery in consumer.deliveries] == [0, 1]
+        assert world.dispatcher.stats().consumers[0].available_permits == 98
         await world.dispatcher.close()
 
     run(scenario())
@@ -784,6 +807,35 @@ def test_another_kind_of_slots_forgets_what_is_being_read() -> None:
         world.dispatcher.core._check()  # type: ignore[attr-defined]
         world.acknowledge_all(second)
         assert world.dispatcher.stats().msg_in_replay == 0
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
+@pytest.mark.parametrize("delay_ms", [None, 1_000])
+def test_what_is_acknowledged_while_it_is_read_is_not_given(kind: SubscriptionType, delay_ms: int | None) -> None:
+    class SlowLog(FakeLog):
+        async def read_headers(self, *places: object, **limits: object) -> HeadersRead:
+            read = await super().read_headers(*places, **limits)  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+            return read
+
+        async def read_headers_at(self, *positions: object) -> EntryHeaders:
+            await asyncio.sleep(0.05)
+            return await super().read_headers_at(*positions)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        world = _World(kind, log=SlowLog())
+        consumer = world.join("c")
+        world.publish(5, delay_ms=delay_ms)
+        has_delays = kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED)
+        await _settle(1.02 if has_delays and delay_ms is not None else 0.02)
+        assert consumer.payloads == []
+        world.dispatcher.acknowledge(None, [(1, 0), (1, 1), (1, 3)])
+        await _settle(2)
+
+        assert consumer.payloads == [b"2", b"4"]
         await world.dispatcher.close()
 
     run(scenario())

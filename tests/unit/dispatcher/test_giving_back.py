@@ -132,3 +132,16 @@ def test_a_batch_that_is_half_acknowledged_costs_the_permits_of_the_whole() -> N
     assert (consumer.unacked, consumer.messages_acked) == (1, 9)
     feed.core.acknowledge(consumer, [(1, 0)], {})
     assert (consumer.unacked, feed.core.unacked, consumer.messages_acked) == (0, 0, 10)
+
+
+def test_who_has_waited_longest_is_served_first() -> None:
+    """Otherwise one for whom much waits keeps the others from theirs, turn after turn."""
+    feed = CoreFeed()
+    feed.core.serve_entries_max = 3
+    first, second = feed.join(0), feed.join(0)
+    (key,), (other,) = feed.keys_of(first, 1), feed.keys_of(second, 1)
+    assert feed.read(*[key] * 9, *[other] * 9) == []
+
+    given = feed.given(feed.core.flow(first, 100)) + feed.given(feed.core.flow(second, 100)) + feed.timers()
+
+    assert [name for name, _ in given[::3]] == ["c0", "c1"] * 3
