@@ -328,6 +328,9 @@ def _client_config(config: S3Config) -> Config:
         read_timeout=config.read_timeout_ms / 1_000,
         retries={"mode": "standard", "total_max_attempts": 1},
         max_pool_connections=config.calls_in_flight_max,
+        # The server's checksum of a whole object names no entry, and would come before ours: a flipped bit would be a
+        # failed call, not damage to rebuild from.
+        response_checksum_validation="when_required",
         s3={"addressing_style": "path" if config.is_path_style else "auto"},
         tcp_keepalive=True,
     )

@@ -146,6 +146,10 @@ class VersityServer(RealServer):
 
     binary = "versitygw"
 
+    def file_of(self, key: str) -> Path:
+        """Return the file that has an object of the bucket."""
+        return self._folder / "data" / BUCKET / key
+
     def _environment(self) -> dict[str, str]:
         return {"ROOT_ACCESS_KEY": ACCESS_KEY_ID, "ROOT_SECRET_KEY": SECRET_ACCESS_KEY}
 

@@ -39,6 +39,7 @@ from tests.contract.s3_servers import (
     MotoServer,
     RealServer,
     S3Server,
+    VersityServer,
 )
 from tests.contract.snapshot_backends import S3Backend
 
@@ -409,21 +410,23 @@ def moto(s3_servers: object) -> S3Server:
     return s3_servers(MotoServer)  # type: ignore[operator, no-any-return]
 
 
+async def _damage_seen(storage: S3BucketSnapshotStorage, bucket_id: int) -> set[tuple[int | None, int | None]]:
+    """Return where what all reads together report lies: bucket and entry."""
+    places: set[tuple[int | None, int | None]] = set()
+    for read in (
+        storage.get_bucket_snapshot_segment(bucket_id, 1, 9),
+        storage.read_bucket_snapshot_head(bucket_id),
+    ):
+        try:
+            await read
+        except SnapshotCorruptedError as error:
+            places.add((error.bucket_id, error.entry))
+    return places
+
+
 def test_any_damage_to_an_object_is_corruption(moto: S3Server) -> None:
     """A flipped bit in every byte, a cut, an appendix: reported with the bucket, and with the entry if it is in one."""
     backend = S3Backend(moto)
-
-    async def outcome(storage: S3BucketSnapshotStorage, bucket_id: int) -> set[tuple[int | None, int | None]]:
-        places: set[tuple[int | None, int | None]] = set()
-        for read in (
-            storage.get_bucket_snapshot_segment(bucket_id, 1, 9),
-            storage.read_bucket_snapshot_head(bucket_id),
-        ):
-            try:
-                await read
-            except SnapshotCorruptedError as error:
-                places.add((error.bucket_id, error.entry))
-        return places
 
     async def scenario() -> None:
         async with backend.storage() as storage:
@@ -437,12 +440,12 @@ def test_any_damage_to_an_object_is_corruption(moto: S3Server) -> None:
                 flipped[offset] ^= 1 << offset % 8
                 moto.client.put_object(Bucket=BUCKET, Key=key, Body=bytes(flipped))
                 entry = max((k for k, start in enumerate(starts) if start <= offset), default=None)
-                assert await outcome(storage, bucket_id) == {(bucket_id, entry)}
+                assert await _damage_seen(storage, bucket_id) == {(bucket_id, entry)}
                 # What this process remembers of the object must not hide the damage from the next round.
                 storage._open.snapshots._heads.drop(bucket_id)  # type: ignore[union-attr]
             for damaged in (b"", whole[:10], whole[:-1], whole + b"\0"):
                 moto.client.put_object(Bucket=BUCKET, Key=key, Body=damaged)
-                assert await outcome(storage, bucket_id) == {(bucket_id, None)}
+                assert await _damage_seen(storage, bucket_id) == {(bucket_id, None)}
                 with pytest.raises(SnapshotCorruptedError):
                     await storage.get_bucket_snapshot_length(bucket_id)
             moto.client.put_object(Bucket=BUCKET, Key=key, Body=whole)
@@ -451,6 +454,33 @@ def test_any_damage_to_an_object_is_corruption(moto: S3Server) -> None:
             moto.client.put_object(Bucket=BUCKET, Key=key, Body=whole[:-1])
             with pytest.raises(SnapshotCorruptedError, match="entry 2 of"):
                 await storage.get_bucket_snapshot_segment(bucket_id, 2, 2)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.s3_server
+def test_a_flipped_bit_on_the_disk_of_the_server_is_corruption(s3_servers: object) -> None:
+    """In the file of an object that the server keeps a checksum of, which does not fit any more; each byte in turn."""
+    server: VersityServer = s3_servers(VersityServer)  # type: ignore[operator]
+    backend = S3Backend(server)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            bucket_id = await _create(storage)
+        file = server.file_of(backend.keys()[bucket_id])
+        whole = file.read_bytes()
+        starts = [len(whole) - 14, len(whole) - 6, len(whole) - 3]
+        async with backend.storage() as storage:
+            for offset in range(len(whole)):
+                flipped = bytearray(whole)
+                flipped[offset] ^= 1 << offset % 8
+                file.write_bytes(flipped)
+                entry = max((k for k, start in enumerate(starts) if start <= offset), default=None)
+                assert await _damage_seen(storage, bucket_id) == {(bucket_id, entry)}
+                storage._open.snapshots._heads.drop(bucket_id)  # type: ignore[union-attr]
+        file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        async with backend.storage() as storage:
+            assert [type(error) for error in await storage.find_damage()] == [SnapshotCorruptedError]
 
     asyncio.run(scenario())
 
