@@ -174,12 +174,18 @@ class MultipleConsumersCore(Intake):
         if unacknowledged(left) == 0:
             return False
         before = self._unacked_of(item) if item is not None else 0
-        self.ack_sets[position] = left
+        if item is not None or self._may_wait(position):
+            self.ack_sets[position] = left
         if owner is not None and item is not None:
             messages = before - self._unacked_of(item)
             owner.messages_acked += messages
             self._release(owner, messages)
         return True
+
+    def _may_wait(self, position: Key) -> bool:
+        """Return whether an entry may wait to be given again: a client can name any position."""
+        is_read = self.plan is not None and position < self.plan.read_end
+        return is_read and position > self._mark_deleted_through and self.waiting.may_hold(position)
 
     def _release_done(self, consumer: ConsumerState, items: list[Item]) -> None:
         """Note that entries which were a consumer's own are wholly acknowledged; they are not pending any more."""
@@ -236,20 +242,25 @@ class MultipleConsumersCore(Intake):
             doomed = consumer.pending.positions_through(through)
             if doomed:
                 self._expired.append((consumer, iter(doomed)))
-        if self._expired:
-            self._forget_expired_portion()
+        self._forget_expired_portion()
         return self._serve_all()
 
     def _forget_expired_portion(self) -> None:
         """Let consumers no longer hold some of what has expired."""
-        consumer, doomed = self._expired[0]
-        portion = list(islice(doomed, self.expired_entries_max))
-        if len(portion) < self.expired_entries_max:
-            self._expired.popleft()
-        items, _ = consumer.pending.take(portion)
-        if items:
-            self._release_done(consumer, list(items.values()))
-        self._forget_counts(portion)
+        if self._expired:
+            consumer, doomed = self._expired[0]
+            portion = list(islice(doomed, self.expired_entries_max))
+            if len(portion) < self.expired_entries_max:
+                self._expired.popleft()
+            items, _ = consumer.pending.take(portion)
+            if items:
+                self._release_done(consumer, list(items.values()))
+        if not self._expired:
+            # Not before: the counts of what is held need the acknowledged parts.
+            through = self._mark_deleted_through
+            self._forget_counts(
+                [at for known in (self.redelivery_counts, self.ack_sets) for at in known if at <= through]
+            )
 
     def _forget_all_expired(self) -> None:
         """Do the rest at once: what consumers hold is about to move, and what has expired must not wait again."""

@@ -115,6 +115,11 @@ class ReadPlan:
         """The first position that was not taken yet."""
         return self.ranges[0].next_immediate
 
+    @property
+    def read_end(self) -> Position:
+        """What lies behind everything that was read without a delay."""
+        return self.ranges[-1].next_immediate
+
     def note_recovered(self, is_recovering: Callable[[int], bool]) -> None:
         """Make ranges readable whose ledger is no longer being recovered."""
         for unread in self.ranges:

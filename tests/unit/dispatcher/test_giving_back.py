@@ -145,3 +145,36 @@ def test_who_has_waited_longest_is_served_first() -> None:
     given = feed.given(feed.core.flow(first, 100)) + feed.given(feed.core.flow(second, 100)) + feed.timers()
 
     assert [name for name, _ in given[::3]] == ["c0", "c1"] * 3
+
+
+def test_parts_of_batches_that_nobody_has_been_given_are_not_remembered() -> None:
+    """A client can name any position, as often as it likes."""
+    feed = CoreFeed()
+    consumer = feed.join(100)
+    feed.read("k", messages=3)
+    feed.core.acknowledge(consumer, [(1, 0)], {(1, 0): (0b110,)})
+    for entry in range(1, 1_000):
+        assert feed.core.acknowledge(consumer, [(1, entry)], {(1, entry): (0b110,)}) == ([], [])
+
+    assert feed.core.ack_sets == {(1, 0): (0b110,)}
+
+
+def test_parts_of_batches_that_wait_are_remembered_until_they_expire() -> None:
+    feed = CoreFeed()
+    leaver = feed.join(100)
+    feed.read("k", "k", messages=3)
+    feed.core.redeliver(leaver, None, ())
+    feed.timers()
+    feed.core.acknowledge(leaver, [(1, 0)], {(1, 0): (0b110,)})
+    feed.given(feed.core.remove_consumer(leaver))
+    heir = feed.join(0)
+    feed.timers()
+    for entry in (0, 1):
+        feed.core.acknowledge(None, [(1, entry)], {(1, entry): (0b101,)})
+    assert feed.core.ack_sets == {(1, 0): (0b100,), (1, 1): (0b101,)}
+
+    feed.core.mark_deleted(Position(1, 0))
+
+    assert feed.core.ack_sets == {(1, 1): (0b101,)}
+    assert feed.given(feed.core.flow(heir, 100)) == [("c1", 1)]
+    assert heir.unacked == 2
