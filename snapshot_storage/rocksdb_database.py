@@ -64,7 +64,11 @@ def stop_compacting(path: Path) -> None:
     A compaction that meets a damaged block ends all writes until the folder is opened again, and then the next one
     does. Without any, one flipped bit costs what is in its block, and the space of what is deleted.
     """
-    (path / _NOT_COMPACTED).touch()
+    try:
+        (path / _NOT_COMPACTED).touch()
+    except OSError as error:
+        # A full disk, perhaps: then the next compaction meets the damage once more, and this is tried again.
+        log.warning("cannot write %s: %s", path / _NOT_COMPACTED, error)
 
 
 def _is_compacted(path: Path) -> bool:

@@ -83,6 +83,7 @@ class RocksDBFolder:
         # Guards the next id, and with it the order of batches: the id that a batch stores never goes back.
         self._write_lock = threading.Lock()
         self._next_bucket_id = first_bucket_id()
+        self._is_closed = False
         self.needs_reopening = False
         """Whether it takes no more writes, and will when it is opened again."""
 
@@ -170,7 +171,9 @@ class RocksDBFolder:
                 # Whatever was acknowledged is in the log. A close that fails would help no one.
                 log.warning("closing the snapshots in %s", self._path, exc_info=True)
         # A close that fails, as it does after damage ended all writes, leaves the folder locked while this lives.
-        del self._database
+        with self._write_lock:
+            self._is_closed = True
+            del self._database
 
     def _check_writable(self, operation: str) -> None:
         """Refuse what would write to a folder that was opened to read.
@@ -211,6 +214,9 @@ class RocksDBFolder:
     def _write(self, batch: WriteBatch, *, is_synced: bool) -> None:
         try:
             with self._write_lock, mapped("write", self._path):
+                if self._is_closed:
+                    # A snapshot that was begun before: what there was of it is removed at opening.
+                    raise StorageUnavailableError(f"cannot write: {self._path} was opened again; begin again")
                 self._headers.put_next_bucket_id(batch, self._next_bucket_id)
                 # In two calls: while rocksdict writes no other Python thread runs, while it flushes they do.
                 self._database.write(batch)
@@ -218,8 +224,8 @@ class RocksDBFolder:
                     self._database.flush_wal(sync=True)
         except StorageCorruptedError:
             # A compaction met a damaged block, and RocksDB takes no more writes until it is opened again.
-            stop_compacting(self._path)
             self.needs_reopening = True
+            stop_compacting(self._path)
             raise
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:

@@ -7,11 +7,12 @@ opens it; here is the order of opening, closing and calls in flight.
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from snapshot_storage.errors import SnapshotStorageError, StorageClosedError
+from snapshot_storage.errors import SnapshotStorageError, StorageClosedError, StorageUnavailableError
 from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
@@ -78,6 +79,11 @@ class _Open(NamedTuple, Generic[Snapshots]):
     snapshots: Snapshots
     threads: ThreadPoolExecutor
 
+    def close(self) -> None:
+        """Let calls in flight end, and let go."""
+        self.threads.shutdown()
+        self.snapshots.close()
+
 
 class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
     """Runs a `BlockingSnapshots` on threads of its own."""
@@ -89,54 +95,67 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         self._turn = asyncio.Lock()
         # Calls that come while it is opened again wait for this.
         self._reopening: asyncio.Future[None] | None = None
+        # Whether it is to be open and is not, as opening it again failed: the next call tries once more.
+        self._is_reopening_due = False
+        self._behind: asyncio.Future[None] | None = None
 
     @abstractmethod
     def _open_snapshots(self) -> Snapshots:
         """Open the storage; called in a thread."""
 
     async def start(self) -> None:
-        """See base."""
+        """See base. Cancelled, it leaves the storage as it was."""
         async with self._turn:
             if self._open is None:
-                snapshots = await asyncio.to_thread(self._open_snapshots)
-                self._open = _Open(snapshots, self._new_threads())
+                opening = asyncio.ensure_future(asyncio.to_thread(self._opened))
+                try:
+                    self._open = await _to_the_end(opening)
+                except asyncio.CancelledError:
+                    if not opening.cancelled() and opening.exception() is None:
+                        # Nobody closes what nobody knows to be open.
+                        await _to_the_end(asyncio.to_thread(opening.result().close))
+                    raise
+                self._is_reopening_due = False
 
     async def close(self) -> None:
-        """See base."""
+        """See base. Cancelled, it ends all the same before it says so."""
         async with self._turn:
+            self._is_reopening_due = False
             if self._open is None:
                 return
-            snapshots, threads = self._open
             # From here on no call can begin; those that have begun hold their own reference.
-            self._open = None
-            await asyncio.to_thread(threads.shutdown)
-            await asyncio.to_thread(snapshots.close)
+            opened, self._open = self._open, None
+            await _to_the_end(asyncio.to_thread(opened.close))
 
-    async def _reopen(self, broken: Snapshots) -> None:
+    async def _reopen(self, broken: Snapshots | None) -> None:
         """Close what takes no more calls and start again; calls wait meanwhile. A writer that has begun is lost.
 
         Args:
-            broken: What is to be replaced; nothing is done where it is replaced already.
+            broken: What is to be replaced; nothing is done where it is replaced already. None where an earlier try
+                has closed it and failed.
 
         Raises:
-            SnapshotStorageError: It cannot be opened, and is closed now.
+            SnapshotStorageError: It cannot be opened; the next call tries again.
         """
         async with self._turn:
-            if self._open is None or self._open.snapshots is not broken:
+            if (None if self._open is None else self._open.snapshots) is not broken:
                 return
-            snapshots, threads = self._open
+            if broken is None and not self._is_reopening_due:
+                return
             self._reopening = asyncio.get_running_loop().create_future()
+            self._is_reopening_due = True
             try:
-                await asyncio.to_thread(threads.shutdown)
-                self._open = None
-                await asyncio.to_thread(snapshots.close)
-                self._open = _Open(await asyncio.to_thread(self._open_snapshots), self._new_threads())
+                if self._open is not None:
+                    opened, self._open = self._open, None
+                    await asyncio.to_thread(opened.close)
+                self._open = await asyncio.to_thread(self._opened)
+                self._is_reopening_due = False
             finally:
                 self._reopening.set_result(None)
                 self._reopening = None
 
-    def _new_threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._threads_max, thread_name_prefix="snapshots")
+    def _opened(self) -> _Open[Snapshots]:
+        return _Open(self._open_snapshots(), ThreadPoolExecutor(self._threads_max, thread_name_prefix="snapshots"))
 
     async def create_bucket_snapshot(
         self,
@@ -158,7 +177,10 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
     def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
         """See base."""
         if self._open is None:
-            raise StorageClosedError("create a snapshot")
+            if not self._is_reopening_due:
+                raise StorageClosedError("create a snapshot")
+            self._reopen_behind()
+            raise StorageUnavailableError("cannot create a snapshot: the storage is being opened again; try again")
         writing = self._open.snapshots.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
         return _ThreadedWriter(writing, self._run)
 
@@ -192,13 +214,34 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         """See base."""
         return await self._run("list snapshots", lambda snapshots: snapshots.list(topic_name, cursor_name))
 
+    def _reopen_behind(self) -> None:
+        """Try to open it for a caller that cannot wait."""
+        if self._reopening is None:
+            self._behind = asyncio.ensure_future(self._reopen(None))
+            # What is wrong is told to the next call, which tries again.
+            self._behind.add_done_callback(lambda task: task.cancelled() or task.exception())
+
     async def _run(self, operation: str, work: Callable[[Snapshots], _Result]) -> _Result:
         if self._reopening is not None:
             await asyncio.shield(self._reopening)
+        if self._open is None and self._is_reopening_due:
+            await asyncio.shield(asyncio.ensure_future(self._reopen(None)))
         if self._open is None:
             raise StorageClosedError(operation)
         snapshots, threads = self._open
         return await asyncio.get_running_loop().run_in_executor(threads, work, snapshots)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, _Result] | asyncio.Future[_Result]) -> _Result:
+    """Wait for what must not be left half done: a caller that is cancelled learns so when it is done."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
 
 
 class _Run(Protocol):
