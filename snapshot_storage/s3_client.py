@@ -6,7 +6,8 @@ business, and a conditional write that is repeated blindly would take its own su
 What a failure means:
 
     503 SlowDown, 429, 409                                     StorageBusyError: refused, retriable, had no effect
-    no connection, a timeout, any other 5xx                    StorageUnavailableError, retriable, may have had one
+    no connection, a timeout, any other 5xx, a redirect,
+    a request that did not arrive whole                        StorageUnavailableError, retriable, may have had one
     wrong credentials, rights, bucket, region or clock         StorageAccessError, which says what to do
     no such key, a condition that fails, no such range         a value: what it means is the caller's to say
 """
@@ -55,6 +56,12 @@ _BUSY_CODES = frozenset(
         "TooManyRequests",
     }
 )
+# What was sent did not arrive as it was; and S3 names one of these inside an answer of 200.
+_DISTURBED_CODES = frozenset(
+    {"BadDigest", "IncompleteBody", "InternalError", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+)
+# Request Timeout, and the redirect for the time until the name of a new bucket has spread.
+_PASSING_STATUSES = (307, 408)
 _NONCE = "postdate-nonce"
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
@@ -295,7 +302,7 @@ class S3Client:
             reason = error.response.get("Error", {}).get("Message") or "no reason given"
             if code in _BUSY_CODES or status == _TOO_MANY_REQUESTS:
                 raise StorageBusyError(f"{what}: {code}: {reason}") from error
-            if status >= _SERVER_ERROR:
+            if status >= _SERVER_ERROR or status in _PASSING_STATUSES or code in _DISTURBED_CODES:
                 raise StorageUnavailableError(f"{what}: {code}: {reason}") from error
             advice = _ADVICE.get(code, "correct credentials, rights, region and endpoint")
             raise StorageAccessError(f"{what}: {code}: {reason}; {advice}") from error

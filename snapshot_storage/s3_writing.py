@@ -66,6 +66,8 @@ class S3Writing:
         self._part: list[bytes] = []
         self._part_bytes = 0
         self._upload: Upload | None = None
+        # There may be one that no answer named: its mark stays, and a later start finds it.
+        self._is_upload_unknown = False
         self._bucket_id = -1
         self._tags: list[str] = []
         self._nonce = secrets.token_hex(8)
@@ -104,7 +106,12 @@ class S3Writing:
         if self._upload is None:
             self._bucket_id = self._new_id()
             self._client.create(self._mark, b"")
-            self._upload = self._client.begin_upload(object_key(self._prefix, self._bucket_id), nonce=self._nonce)
+            key = object_key(self._prefix, self._bucket_id)
+            try:
+                self._upload = self._client.begin_upload(key, nonce=self._nonce)
+            except StorageUnavailableError as error:
+                self._is_upload_unknown = not isinstance(error, StorageBusyError)
+                raise
         # 1. Numbers begin at 2.
         part, self._part, self._part_bytes = b"".join(self._part), [], 0
         self._tags.append(self._client.upload_part(self._upload, len(self._tags) + 2, part))
@@ -157,7 +164,7 @@ class S3Writing:
         with self._turn:
             if self._upload is not None:
                 self._client.abort_upload(self._upload)
-            if self._bucket_id >= 0:
+            if self._bucket_id >= 0 and not self._is_upload_unknown:
                 self._client.delete(self._mark)
             if self._unknown_key is not None and self._client.has_nonce(self._unknown_key, self._nonce):
                 self._client.delete(self._unknown_key)

@@ -31,6 +31,12 @@ def _start_error(config: S3Config) -> SnapshotStorageError:
         (400, "RequestTimeout", StorageBusyError),
         (409, "OperationAborted", StorageBusyError),
         (502, "AnythingAProxySays", StorageUnavailableError),
+        (408, "AnythingAProxySays", StorageUnavailableError),
+        (307, "TemporaryRedirect", StorageUnavailableError),
+        (400, "BadDigest", StorageUnavailableError),
+        (400, "IncompleteBody", StorageUnavailableError),
+        (400, "XAmzContentChecksumMismatch", StorageUnavailableError),
+        (400, "XAmzContentSHA256Mismatch", StorageUnavailableError),
     ],
 )
 def test_what_passes_is_retriable_and_is_asked_once(

@@ -208,6 +208,32 @@ def test_abandoned_uploads_are_removed_at_start_when_they_are_old(kind: type[Rea
     assert backend.uploads() == []
 
 
+def test_an_upload_whose_beginning_was_not_answered_is_removed_at_a_later_start(s3_server: S3Server) -> None:
+    """Nobody knows its id, so its mark stays after an abort and leads the next start to it."""
+    backend = S3Backend(s3_server)
+
+    class Client(S3Client):
+        def begin_upload(self, key: str, *, nonce: str) -> Upload:
+            super().begin_upload(key, nonce=nonce)
+            raise StorageUnavailableError("no answer came")
+
+    writing = _writing(s3_server, backend.prefix, kind=Client)
+    with pytest.raises(StorageUnavailableError, match="no answer came"):
+        writing.add(_LARGE)
+    writing.abort()
+    bucket_id = bucket_id_for("t", "c", serial=1)
+    assert len(backend.uploads_of(bucket_id)) == 1
+
+    async def start() -> None:
+        async with S3BucketSnapshotStorage(s3_server.config(backend.prefix, abandoned_upload_age_s_min=0)):
+            pass
+
+    asyncio.run(start())
+
+    assert backend.uploads_of(bucket_id) == []
+    assert backend.uploads() == []
+
+
 def test_a_read_only_storage_writes_nothing(moto: S3Server) -> None:
     backend = S3Backend(moto)
 
