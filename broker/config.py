@@ -99,6 +99,14 @@ class BrokerConfig:
     Smaller finds dead clients sooner; 0 or less never asks. Default 30.
     """
 
+    liveness_timeout_ms: int = field(
+        default=5_000, metadata={"key": "connectionLivenessCheckTimeoutMillis", "range": (0, 3_600_000)}
+    )
+    """How long a client may take to give a sign of life when another wants the key ranges that it has for itself.
+
+    Smaller frees the ranges of a dead client sooner, but may end one that is only slow; 0 never asks. Default 5,000.
+    """
+
     ttl_ms: int = field(
         default=0, metadata={"key": "ttlDurationDefaultInSeconds", "factor": 1_000, "range": (0, _INT64_MAX)}
     )

@@ -76,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_connected = False
         self._has_received = False
         self._pings_unanswered = 0
+        self._has_answered_or_left = asyncio.Event()
         self._dismissed_producers: set[int] = set()
         self._pauses: set[str] = set()
         self._is_leaving = False
@@ -177,6 +178,25 @@ class Connection(asyncio.BufferedProtocol):
         self._pings_unanswered += 1
         self.write(commands.PING)
 
+    async def is_alive(self) -> bool:
+        """Ping the client now; without an answer in time, close and say no.
+
+        One whose answer cannot be seen, since reading pauses, counts as alive, and so does each when nobody is to be
+        asked (`connectionLivenessCheckTimeoutMillis` of 0).
+        """
+        timeout_ms = self.service.config.liveness_timeout_ms
+        if self.is_closed or not timeout_ms:
+            return not self.is_closed
+        self._has_answered_or_left.clear()
+        self.write(commands.PING)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._has_answered_or_left.wait()
+        except TimeoutError:
+            if not self._pauses:
+                self.close(f"no sign of life within {timeout_ms} ms, and another consumer wants its key ranges")
+        return not self.is_closed
+
     def close_producer(self, producer_id: int) -> None:
         """Take a producer away from the client; it comes back by itself."""
         self.producers.pop(producer_id, None)
@@ -244,7 +264,8 @@ class Connection(asyncio.BufferedProtocol):
         self.write(commands.PONG)
 
     def _on_pong(self, _: BaseCommand) -> None:
-        """Any received byte counts as a sign of life already."""
+        """Any received byte counts as a sign of life at the next interval; this is for who waits now."""
+        self._has_answered_or_left.set()
 
     def _on_flow(self, command: BaseCommand) -> None:
         flow = command.flow
@@ -294,6 +315,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._is_leaving:
             self._is_leaving = True
             self.is_writable = False
+            self._has_answered_or_left.set()
             self._requests.put_nowait(None)
 
     async def _leave(self) -> None:

@@ -37,6 +37,9 @@ class ClientLink(Protocol):
     def check_alive(self) -> None:
         """Ask a silent client for a sign of life, or end the connection."""
 
+    async def is_alive(self) -> bool:
+        """Ask the client for a sign of life now; without one in time, end the connection and say no."""
+
     def close_producer(self, producer_id: int) -> None:
         """Take a producer away from the client; it comes back by itself."""
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 from broker.consumer import Consumer
 from broker.errors import ConsumerBusyError, MetadataError
+from broker.link import ClientLink
 from broker.metrics import SubscriptionSnapshot
 from broker.policies import DelayedDeliveryPolicies
 from broker.rates import ConsumerCounters, RateMeter
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
+from dispatcher.errors import RangeConflictError
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
@@ -86,6 +88,9 @@ class Subscription:
     async def add_consumer(self, consumer: Consumer, subscription_type: SubscriptionType) -> None:
         """Attach a consumer; its type may differ from before only when no other consumer is attached.
 
+        Where another consumer has the hash ranges that it asks for, that one's client must give a sign of life; without
+        one it is let go, and the request is decided once more.
+
         Raises:
             ConsumerBusyError: Consumers of another type are attached, or the type allows one consumer only.
             ConsumerAssignError: No key range can be given to it.
@@ -94,7 +99,12 @@ class Subscription:
             if self._type is not subscription_type:
                 await self._change_type(subscription_type)
             assert self.dispatcher is not None
-            self.dispatcher.add_consumer(consumer)
+            try:
+                self.dispatcher.add_consumer(consumer)
+            except RangeConflictError as conflict:
+                if not await self._remove_dead(conflict.consumer_name, consumer.link):
+                    raise
+                self.dispatcher.add_consumer(consumer)
             self.consumers.append(consumer)
 
     def permits_and_unacked_of(self, consumer: Consumer) -> tuple[int, int]:
@@ -205,6 +215,17 @@ class Subscription:
         async with self._lock:
             self._disconnect_consumers()
             await self._close_dispatcher()
+
+    async def _remove_dead(self, consumer_name: str, asking: ClientLink) -> bool:
+        """Ask the consumers of this name for a sign of life, let go those that give none; return whether any went."""
+        holders = [one for one in self.consumers if one.name == consumer_name]
+        links = list({one.link for one in holders} - {asking})
+        alive = dict(zip(links, await asyncio.gather(*(link.is_alive() for link in links)), strict=True))
+        for holder in holders:
+            if not alive.get(holder.link, True):
+                log.info("consumer %s of %s / %s is gone", holder.name, self._ledger.name, self.name)
+                self.remove_consumer(holder)
+        return any(holder not in self.consumers for holder in holders)
 
     def _stats_of(self, consumer: Consumer) -> ConsumerStats | None:
         return None if self.dispatcher is None else self.dispatcher.consumer_stats(consumer)

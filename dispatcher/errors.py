@@ -27,8 +27,8 @@ class RangeConflictError(ConsumerAssignError):
 
     Args:
         message: What was asked for and what it meets.
-        consumer_name: The consumer that holds the range. The broker checks whether that one is still alive and, if
-            not, removes it and asks again.
+        consumer_name: The consumer that holds the range. The broker asks that one's client for a sign of life and,
+            without one, removes it and asks the dispatcher once more.
     """
 
     def __init__(self, message: str, *, consumer_name: str) -> None:

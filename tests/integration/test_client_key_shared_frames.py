@@ -20,7 +20,8 @@ from tests.integration.test_client_topic_stats import ask
 
 KEY_SHARED = 3
 ACK_RESPONSE = 38
-CONSUMER_BUSY, NOT_ALLOWED = 5, 22
+CONSUMER_BUSY, CONSUMER_ASSIGN_ERROR, NOT_ALLOWED = 5, 19, 22
+EVERYTHING = [{1: 0, 2: 65535}]
 CUMULATIVE = 1
 
 
@@ -172,6 +173,51 @@ def test_another_policy_is_refused_while_consumers_are_connected(
         assert (await join(connection, topic, 2, ranges=[{1: 0, 2: 65535}]))[0] == frames.SUCCESS
 
     with_connection(service, story)
+
+
+async def answer_pings(connection: RawConnection) -> None:
+    """Be there, as a client is; for ever."""
+    while True:
+        kind, _, _ = await connection.read(timeout_s=None)
+        if kind == frames.PING:
+            await connection.write(command(frames.PONG, {}))
+
+
+def test_a_range_stays_with_a_holder_that_gives_a_sign_of_life(service: Service, topic: str) -> None:
+    async def story(connection: RawConnection) -> None:
+        await connection.look_up(topic)
+        assert (await join(connection, topic, 1, ranges=EVERYTHING))[0] == frames.SUCCESS
+        there = asyncio.ensure_future(answer_pings(connection))
+        try:
+            async with raw_connection(service.port) as other:
+                kind, fields = await join(other, topic, 2, ranges=[{1: 100, 2: 200}])
+                assert (kind, fields[2]) == (frames.ERROR, CONSUMER_ASSIGN_ERROR)
+            assert not there.done()
+        finally:
+            there.cancel()
+
+    with_connection(service, story)
+
+
+def test_a_holder_that_gives_no_sign_of_life_loses_its_range_and_messages(tmp_path: Path, topic: str) -> None:
+    """Within the time of one request, not of two keep-alive intervals; it is disconnected."""
+    service = make_service(POSTDATE, tmp_path, {"connectionLivenessCheckTimeoutMillis": "200"})
+    service.start()
+
+    async def story(silent: RawConnection) -> None:
+        await silent.open_producer(topic)
+        assert (await join(silent, topic, 1, ranges=EVERYTHING))[0] == frames.SUCCESS
+        await publish(silent, 1)
+        ((_, position, _),) = await messages(silent, 1)
+        async with raw_connection(service.port) as other:
+            assert (await join(other, topic, 2, ranges=EVERYTHING))[0] == frames.SUCCESS
+            assert (await messages(other, 1))[0][:2] == (2, position)
+        assert await silent.is_ended()
+
+    try:
+        with_connection(service, story)
+    finally:
+        service.stop()
 
 
 @pytest.mark.parametrize(

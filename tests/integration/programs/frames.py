@@ -142,14 +142,14 @@ class RawConnection:
         self._writer.write(data)
         await self._writer.drain()
 
-    async def read(self) -> tuple[int, dict[int, Any], bytes]:
+    async def read(self, *, timeout_s: float | None = _REPLY_TIMEOUT_S) -> tuple[int, dict[int, Any], bytes]:
         """Read one frame as (type, fields of the command, what follows the command).
 
         Raises:
             ConnectionEndedError: The service closed the connection instead.
         """
         try:
-            async with asyncio.timeout(_REPLY_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 total, size = struct.unpack(">II", await self._reader.readexactly(8))
                 body = await self._reader.readexactly(size)
                 rest = await self._reader.readexactly(total - 4 - size)

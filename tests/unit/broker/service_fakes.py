@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import Message
+
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.protocol.commands import frame
@@ -91,7 +93,10 @@ class Peer:
         command = BaseCommand(type=kind)
         getattr(command, field).request_id = self._requests
         for name, value in values.items():
-            setattr(getattr(command, field), name, value)
+            if isinstance(value, Message):
+                getattr(getattr(command, field), name).CopyFrom(value)
+            else:
+                setattr(getattr(command, field), name, value)
         self.send(command)
         return await until(lambda: self._answer(self._requests))
 

@@ -41,6 +41,7 @@ REFUSED = {
     "bucketSnapshotRocksDBBlockCacheSizeMB": ("-1", "must be 1 or more"),
     "maxMessageSize": ("0", "must be from 1 to"),
     "keepAliveIntervalSeconds": ("30s", "must be a whole number"),
+    "connectionLivenessCheckTimeoutMillis": ("-1", "must be from 0 to 3600000"),
     "ttlDurationDefaultInSeconds": ("-1", "must be from 0 to"),
     "messageExpiryCheckIntervalInMinutes": (
         "9223372036854775807",

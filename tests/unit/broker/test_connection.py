@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pytest
@@ -10,7 +11,13 @@ from service_fakes import Peer, open_service, until
 
 from broker.connection import REQUESTS_MAX, UNREAD_BYTES_MAX
 from broker.protocol.commands import frame
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, MessageMetadata, ProducerAccessMode
+from broker.protocol.pb.pulsar_api_pb2 import (
+    BaseCommand,
+    KeySharedMeta,
+    KeySharedMode,
+    MessageMetadata,
+    ProducerAccessMode,
+)
 from broker.publishing import Publisher
 from broker.service import Service
 from broker.topic_name import TopicName
@@ -18,11 +25,11 @@ from broker.topic_name import TopicName
 Story = Callable[[Service], Awaitable[None]]
 
 
-def play(folder: Path, story: Story) -> None:
+def play(folder: Path, story: Story, **config: int) -> None:
     """Run a story on an open service."""
 
     async def run() -> None:
-        service = await open_service(folder)
+        service = await open_service(folder, **config)
         try:
             await story(service)
         finally:
@@ -187,10 +194,10 @@ def test_a_silent_client_is_pinged_once_and_then_let_go(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-async def subscribe(peer: Peer, consumer_id: int = 1) -> BaseCommand:
+async def subscribe(peer: Peer, consumer_id: int = 1, **values: Any) -> BaseCommand:
     """Subscribe to topic t, Key_Shared."""
     return await peer.request(
-        BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="s", subType=3, consumer_id=consumer_id
+        BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="s", subType=3, consumer_id=consumer_id, **values
     )
 
 
@@ -256,3 +263,33 @@ def test_topics_and_subscriptions_are_there_after_a_restart(tmp_path: Path) -> N
 
     play(tmp_path, story)
     play(tmp_path, after)
+
+
+async def join_sticky(peer: Peer, consumer_id: int) -> str:
+    """Ask for all hash ranges; return the type of the answer."""
+    meta = KeySharedMeta(keySharedMode=KeySharedMode.STICKY)
+    meta.hashRanges.add(start=0, end=65535)
+    answer = await subscribe(peer, consumer_id, keySharedMeta=meta)
+    return BaseCommand.Type.Name(answer.type)
+
+
+@pytest.mark.parametrize(("does", "answer"), [("answers", "ERROR"), ("leaves", "SUCCESS"), ("asks itself", "ERROR")])
+def test_who_has_ranges_for_itself_is_asked_when_another_wants_them(tmp_path: Path, does: str, answer: str) -> None:
+    """The time-out is an hour: nothing here waits for it. The holder that is silent is asked over real sockets."""
+
+    async def story(service: Service) -> None:
+        holder = Peer(service)
+        other = holder if does == "asks itself" else Peer(service)
+        assert await join_sticky(holder, 1) == "SUCCESS"
+        asked = asyncio.ensure_future(join_sticky(other, 2))
+        if does != "asks itself":
+            await until(lambda: any(one.type == BaseCommand.PING for one in holder.answers()))
+        if does == "answers":
+            holder.send(BaseCommand(type=BaseCommand.PONG, pong={}))
+        elif does == "leaves":
+            holder.connection.close()
+
+        assert await asked == answer
+        assert holder.transport.closed == (answer == "SUCCESS")
+
+    play(tmp_path, story, liveness_timeout_ms=3_600_000)
