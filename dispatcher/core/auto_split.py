@@ -8,8 +8,6 @@ A range is known by its upper bound. A member that leaves hands its range to the
 highest, the next lower one moves up. Assignments depend on history, so a rejoin need not bring them back.
 """
 
-from bisect import bisect_left
-
 from dispatcher.core.selector import Member, OwnerTable, StickyKeyConsumerSelector, empty_table
 from dispatcher.errors import ConsumerAssignError
 from dispatcher.slots import FULL_RANGE
@@ -67,7 +65,3 @@ class HashRangeAutoSplitStickyKeyConsumerSelector(StickyKeyConsumerSelector):
             table[lower : bound + 1] = member.index
             lower = bound + 1
         return table
-
-    def bound_of(self, slot: int) -> int:
-        """Return the upper bound of the range that holds the slot."""
-        return self._bounds[bisect_left(self._bounds, slot)]

@@ -30,10 +30,6 @@ class ConsistentHashingStickyKeyConsumerSelector(StickyKeyConsumerSelector):
         self._points_of: dict[int, list[int]] = {}
         self._name_numbers: dict[str, dict[int, int]] = {}
 
-    def has_points_of_its_own(self, member: Member) -> bool:
-        """Return whether the member owns any slot; with many members all its points may be taken."""
-        return any(self._members_at[point][0] is member for point in self._points_of[member.index])
-
     def _add(self, member: Member) -> None:
         assert member.index not in self._points_of
 

@@ -2,7 +2,7 @@
 
 A selector keeps its own structure for joins and leaves, which are rare, and publishes a table with the index of the
 owner of every slot, which is what dispatching reads: one `take` for a whole batch. A change makes a new table, so the
-old and the new one can be compared slot by slot (`owner_changes`), and nothing ever sees half a change.
+old and the new one can be compared slot by slot, and nothing ever sees half a change.
 """
 
 from abc import ABC, abstractmethod
@@ -86,11 +86,6 @@ def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
     return [(int(first), int(end) - 1) for first, end in edges.reshape(-1, 2)]
-
-
-def owner_changes(before: OwnerTable, after: OwnerTable) -> NDArray[np.intp]:
-    """Return the slots whose owner differs, in order."""
-    return np.flatnonzero(before != after)
 
 
 def impacted_ranges(

@@ -89,7 +89,6 @@ def test_a_member_without_a_point_of_its_own_gets_slots_when_it_is_promoted() ->
     selector.add_consumer(first)
     selector._name_numbers.clear()
     selector.add_consumer(second)
-    assert not selector.has_points_of_its_own(second)
     assert selector.ranges_of(second) == []
 
     selector.remove_consumer(first)
