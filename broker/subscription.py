@@ -106,6 +106,14 @@ class Subscription:
                     raise
                 self.dispatcher.add_consumer(consumer)
             self.consumers.append(consumer)
+            if subscription_type is SubscriptionType.KEY_SHARED and not self.dispatcher.key_hash_ranges(consumer):
+                log.warning(
+                    "consumer %s of %s / %s gets no key until others leave: all its points on the ring are taken; "
+                    "raise subscriptionKeySharedConsistentHashingReplicaPoints",
+                    consumer.name,
+                    self._ledger.name,
+                    self.name,
+                )
 
     def permits_and_unacked_of(self, consumer: Consumer) -> tuple[int, int]:
         """Give a consumer's permits and its unacknowledged messages; zeros when it is detached."""

@@ -21,11 +21,13 @@ from broker.protocol.pb.pulsar_api_pb2 import (
 from broker.publishing import Publisher
 from broker.service import Service
 from broker.topic_name import TopicName
+from dispatcher import DispatcherConfig
+from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 
 Story = Callable[[Service], Awaitable[None]]
 
 
-def play(folder: Path, story: Story, **config: int) -> None:
+def play(folder: Path, story: Story, **config: Any) -> None:
     """Run a story on an open service."""
 
     async def run() -> None:
@@ -293,3 +295,25 @@ def test_who_has_ranges_for_itself_is_asked_when_another_wants_them(tmp_path: Pa
         assert holder.transport.closed == (answer == "SUCCESS")
 
     play(tmp_path, story, liveness_timeout_ms=3_600_000)
+
+
+def test_a_consumer_without_a_point_on_the_ring_is_told_of_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one point each, two names whose points are the same."""
+    names: dict[int, list[str]] = {}
+    for number in range(2_000):
+        point = CONSISTENT_HASHING_RANGE.slot(sticky_hash(b"c%d\0%d\0%d" % (number, 0, 0)))
+        names.setdefault(point, []).append(f"c{number}")
+    first, second = next(found for found in names.values() if len(found) > 1)[:2]
+
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        await subscribe(peer, 1, consumer_name=first)
+        assert "gets no key" not in caplog.text
+        answer = await subscribe(peer, 2, consumer_name=second)
+        assert answer.type == BaseCommand.SUCCESS
+
+    play(tmp_path, story, dispatcher=DispatcherConfig(consistent_hashing_replica_points=1))
+
+    assert f"consumer {second} of persistent://public/default/t / s gets no key" in caplog.text
