@@ -6,6 +6,8 @@ lock while it works.
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -23,11 +25,21 @@ _Result = TypeVar("_Result")
 # local disk.
 _THREADS = 4
 
+# After a write that the disk refused; after damage it is opened again at once.
+_REOPENING_EVERY_S = 5.0
+
 
 class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder]):
     """Keeps snapshots in one folder, which one process at a time may write to and any number may read."""
 
-    def __init__(self, path: Path, *, is_read_only: bool = False, memory: RocksDBMemory | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        is_read_only: bool = False,
+        memory: RocksDBMemory | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Remember the folder; `start` creates or opens it.
 
         Args:
@@ -36,26 +48,37 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
                 nothing. What would write raises `StorageReadOnlyError`, and `start` raises `StorageAccessError`
                 where there is no such folder.
             memory: How much memory to take; by default 8 MiB to read and twice 8 to write.
+            clock_s: A clock that never goes back.
         """
         super().__init__(threads_max=_THREADS)
         self._path = path
         self._is_read_only = is_read_only
         self._memory = memory if memory is not None else RocksDBMemory()
+        self._clock_s = clock_s
+        self._next_reopening_s = -math.inf
 
     def _open_snapshots(self) -> RocksDBFolder:
         return RocksDBFolder.open(self._path, memory=self._memory, is_read_only=self._is_read_only)
 
     async def _run(self, operation: str, work: Callable[[RocksDBFolder], _Result]) -> _Result:
-        """Run a call; where damage ended all writes, open the folder again, after which they go on."""
+        """Run a call; where damage or the disk ended all writes, open the folder again, after which they go on."""
         opened = self._open
         try:
             return await super()._run(operation, work)
-        except StorageCorruptedError as error:
-            if opened is None or not opened.snapshots.needs_reopening:
+        except (StorageCorruptedError, StorageUnavailableError) as error:
+            if opened is None or not opened.snapshots.needs_reopening or not self._may_reopen(error):
                 raise
-            log.warning("opening the snapshots again, without compaction: %s", error)
+            log.warning("opening the snapshots again: %s", error)
             await asyncio.shield(asyncio.ensure_future(self._reopen(opened.snapshots)))
             raise StorageUnavailableError(f"cannot {operation}: {self._path} was opened again; try again") from error
+
+    def _may_reopen(self, error: SnapshotStorageError) -> bool:
+        """Whether to do so now: a disk that goes on refusing would have it closed most of the time."""
+        now_s = self._clock_s()
+        if isinstance(error, StorageUnavailableError) and now_s < self._next_reopening_s:
+            return False
+        self._next_reopening_s = now_s + _REOPENING_EVERY_S
+        return True
 
     async def find_damage(self) -> list[SnapshotStorageError]:
         """See base: headers, which are there twice."""

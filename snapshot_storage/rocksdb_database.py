@@ -19,6 +19,7 @@ blocks of 16 KiB are large enough. Lz4 reads faster, but a segment is read once 
 """
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ log = logging.getLogger(__name__)
 
 # RocksDB fills one buffer while it flushes another, and no third.
 _WRITE_BUFFERS_MAX = 2
+
+# Of what opening writes beside tables: manifest, options, an empty log, its diary.
+_OPENING_BYTES = 2**19
 
 
 def stop_compacting(path: Path) -> None:
@@ -119,6 +123,15 @@ def names_missing_manifest(path: Path) -> bool:
         is_there = (path / name.strip()).is_file()
         return not is_there and (path / "CURRENT").read_text() == name
     except (OSError, ValueError):
+        return False
+
+
+def has_room_to_open(path: Path) -> bool:
+    """Whether the disk has room for what opening the folder writes: a manifest, and its log as tables."""
+    try:
+        logs_bytes = sum(log_file.stat().st_size for log_file in path.glob("*.log"))
+        return shutil.disk_usage(path).free > logs_bytes + _OPENING_BYTES
+    except OSError:
         return False
 
 

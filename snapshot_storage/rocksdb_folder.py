@@ -31,6 +31,7 @@ from snapshot_storage.recently_used import RecentlyUsed
 from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.rocksdb_database import (
     BLOCK_BYTES,
+    has_room_to_open,
     mapped,
     names_missing_manifest,
     open_database,
@@ -136,7 +137,8 @@ class RocksDBFolder:
         try:
             folder._check_format(has_tables)
             if not is_read_only:
-                folder._next_bucket_id = folder._headers.next_bucket_id() or first_bucket_id()
+                # A backup that was put back knows nothing of the ids that were given after it was made.
+                folder._next_bucket_id = max(folder._headers.next_bucket_id() or 0, first_bucket_id())
                 for bucket_id in folder._headers.unfinished():
                     folder._remove(bucket_id)
         except BaseException:
@@ -189,8 +191,16 @@ class RocksDBFolder:
     ) -> int:
         """Store a snapshot and return its id."""
         writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
-        writing.add(segments)
-        return writing.commit(metadata)
+        try:
+            writing.add(segments)
+            return writing.commit(metadata)
+        except SnapshotStorageError:
+            try:
+                writing.abort()
+            except SnapshotStorageError as error:
+                # What was wrong first is what the caller has to know.
+                log.warning("what there is of a snapshot is removed at a later start: %s", error)
+            raise
 
     def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> SnapshotWriting:
         """Begin a snapshot that comes piece by piece."""
@@ -222,10 +232,15 @@ class RocksDBFolder:
                 self._database.write(batch)
                 if is_synced:
                     self._database.flush_wal(sync=True)
+            self.needs_reopening = False
         except StorageCorruptedError:
             # A compaction met a damaged block, and RocksDB takes no more writes until it is opened again.
             self.needs_reopening = True
             stop_compacting(self._path)
+            raise
+        except StorageUnavailableError:
+            # After a full disk, too, though there is room again. Not before: without room it could not be read either.
+            self.needs_reopening = not self._is_closed and has_room_to_open(self._path)
             raise
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:

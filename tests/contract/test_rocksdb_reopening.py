@@ -1,7 +1,12 @@
 """A RocksDB folder that is opened again, or whose opening or closing is interrupted: no failure may last."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,8 +14,10 @@ import pytest
 from snapshot_storage.errors import StorageClosedError, StorageUnavailableError
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.rocksdb_folder import RocksDBFolder
+from snapshot_storage.storage import first_bucket_id
 
 DAMAGE = "Corruption: block checksum mismatch"
+FULL = "IO error: No space left on device"
 WAIT_S = 60
 
 
@@ -34,8 +41,15 @@ class _FailingWrites:
 class _Storage(RocksDBBucketSnapshotStorage):
     """One whose folder fails writes, and opening, as often as it is told."""
 
-    def __init__(self, path: Path, *, writes: list[str | None] | None = None, openings: int = 0) -> None:
-        super().__init__(path)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        writes: list[str | None] | None = None,
+        openings: int = 0,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(path, clock_s=clock_s)
         self._writes = writes if writes is not None else []
         self.failing_openings = openings
         self.openings = 0
@@ -64,7 +78,7 @@ def test_a_folder_that_cannot_be_opened_again_at_once_is_tried_at_the_next_call(
     """It was closed for ever: every call after it failed with an error that no one repeats."""
 
     async def scenario() -> None:
-        storage = _Storage(tmp_path, writes=[DAMAGE], openings=2)
+        storage = _Storage(tmp_path, writes=[DAMAGE, DAMAGE], openings=2)
         await storage.start()
         for _ in range(2):
             with pytest.raises(StorageUnavailableError):
@@ -82,7 +96,7 @@ def test_a_writer_makes_it_open_again_too(tmp_path: Path) -> None:
     """A caller that only begins snapshots must not wait for one that reads."""
 
     async def scenario() -> None:
-        async with _Storage(tmp_path, writes=[DAMAGE], openings=1) as storage:
+        async with _Storage(tmp_path, writes=[DAMAGE, DAMAGE], openings=1) as storage:
             lost = storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
             with pytest.raises(StorageUnavailableError):
                 await _create(storage)
@@ -138,5 +152,87 @@ def test_a_cancelled_close_closes(tmp_path: Path) -> None:
                 await close
         async with RocksDBBucketSnapshotStorage(tmp_path) as other:
             assert len(await other.list_bucket_snapshots()) == 3
+
+    asyncio.run(scenario())
+
+
+def test_writes_go_on_after_the_disk_refused_one(tmp_path: Path) -> None:
+    """RocksDB takes none until it is opened again, which is done every few seconds at most, and compaction stays."""
+    now_s = [100.0]
+
+    async def scenario() -> None:
+        # Each create that fails tries to remove what there is of it.
+        writes = [FULL, FULL, None, FULL, FULL, FULL, FULL]
+        storage = _Storage(tmp_path, writes=writes, clock_s=lambda: now_s[0])
+        async with storage:
+            for is_opened_again in (True, False, True):
+                with pytest.raises(StorageUnavailableError, match="try again" if is_opened_again else "No space left"):
+                    await _create(storage)
+                await _create(storage) if is_opened_again else None
+                now_s[0] += 3
+            assert storage.openings == 3
+            assert len(await storage.list_bucket_snapshots()) == 2
+
+    asyncio.run(scenario())
+    assert not (tmp_path / "NOT-COMPACTED").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small disk")
+def test_a_disk_that_has_room_again_is_written_again(tmp_path: Path) -> None:
+    """While it is full everything can be read; then it goes on without a restart."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(tmp_path)], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    now_s = [100.0]
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path / "snapshots", clock_s=lambda: now_s[0]) as storage:
+            ballast = tmp_path / "ballast"
+            ballast.write_bytes(bytes(4 * 2**20))
+            kept = await _create(storage, [b"kept"])
+            for _ in range(2):
+                with pytest.raises(StorageUnavailableError):
+                    await _create(storage, [os.urandom(2**20) for _ in range(4)])
+                assert await storage.get_bucket_snapshot_segment(kept, 1, 1) == [b"kept"]
+                now_s[0] += 60
+            ballast.unlink()
+            with pytest.raises(StorageUnavailableError, match="was opened again; try again"):
+                await _create(storage)
+            other = await _create(storage)
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept, other]
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_failed_create_leaves_nothing(tmp_path: Path) -> None:
+    """Of a large snapshot some batches are written before the one that fails: they stayed until a restart."""
+
+    async def scenario() -> None:
+        async with _Storage(tmp_path, writes=[None, FULL]) as storage:
+            opened = storage._open
+            assert opened is not None
+            with pytest.raises(StorageUnavailableError, match="No space left"):
+                await _create(storage, [bytes(2**20)] * 5)
+            assert storage._open is opened
+            assert opened.snapshots._headers.unfinished() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_backup_that_is_put_back_gives_no_id_again(tmp_path: Path) -> None:
+    """A cursor may still name one that was given after the backup, and must not find another snapshot under it."""
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path / "snapshots") as storage:
+            await _create(storage)
+            await storage.checkpoint(tmp_path / "backup")
+            given = await _create(storage)
+        deadline_s = time.monotonic() + WAIT_S
+        while first_bucket_id() <= given and time.monotonic() < deadline_s:
+            time.sleep(0.001)  # noqa: ASYNC251 - ids are of the wall clock
+        async with RocksDBBucketSnapshotStorage(tmp_path / "backup") as storage:
+            assert await _create(storage) > given
 
     asyncio.run(scenario())

@@ -406,7 +406,8 @@ def test_snapshots_of_older_layouts_are_read(tmp_path: Path, version: int) -> No
             assert await storage.get_bucket_snapshot_segment(7, 1, 9) == [b"one", b"two"]
         async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
             new_id = await _create(storage, [b"new"])
-            assert [info.bucket_id for info in await storage.list_bucket_snapshots("t", "c")] == [7, new_id] == [7, 8]
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots("t", "c")] == [7, new_id]
+            assert new_id >= 8
             assert await storage.get_bucket_snapshot_metadata(7) == b"meta"
             assert await storage.get_bucket_snapshot_segment(7, 1, 9) == [b"one", b"two"]
             await storage.delete_bucket_snapshot(7)
