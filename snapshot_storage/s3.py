@@ -2,7 +2,7 @@
 
 The blocking work is in `s3_snapshots` and runs on threads (`threaded`), of which there are as many as calls may be in
 flight: recovery is parallel, and never more than that. The server must honour `If-None-Match: *` on writes, also of
-uploads in parts; AWS, MinIO and versitygw do.
+uploads in parts, and `If-Match` where a prefix has an owner (`s3_owner`); AWS, MinIO and versitygw do.
 """
 
 import asyncio

@@ -126,6 +126,11 @@ class S3Client:
                 aws_session_token=config.session_token,
             ).client("s3", region_name=config.region, endpoint_url=config.endpoint, config=_client_config(config))
 
+    @property
+    def endpoint(self) -> str:
+        """The URL of the server."""
+        return str(self._client.meta.endpoint_url)
+
     def close(self) -> None:
         """Close the connections."""
         self._client.close()

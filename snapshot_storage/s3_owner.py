@@ -5,25 +5,33 @@ each would take the other's for that; so would the service of a copied folder, w
 has an object that says who has it, with a token that the folder knows too, in a file. Each opening to write changes the
 token, in this order:
 
-1. the file gets the new token beside the old one, synced;
+1. the file gets the new token beside the last ones, synced;
 2. the object gets it, on the condition that it is still the one that was read.
 
-After a crash in between, the object has one of the two tokens of the file. Of a folder and its copy, the one that is
-opened first keeps the prefix, and the other is refused: its file knows no token that came later.
+After a crash in between, the object has one of the tokens of the file. Of a folder and its copy, the one that is
+opened first keeps the prefix, and the other is refused: its file knows no token that came later. Programs of one folder
+take turns, by a lock beside the file. A token proves the same under any name of the server: the file sorts them by
+endpoint, bucket and prefix only to keep the last ones of each.
 
 Left out: a copy that is opened while the original runs is noticed at the original's next start, not before.
 """
 
+import fcntl
 import json
 import os
 import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from snapshot_storage.errors import StorageAccessError, StorageUnavailableError
 from snapshot_storage.s3_client import Content, S3Client
 from snapshot_storage.s3_layout import owner_key
+
+# More than the one that the object has and the one that it gets: an object that a server lost and had restored.
+_TOKENS_MAX = 16
 
 
 class PrefixOwner:
@@ -33,6 +41,7 @@ class PrefixOwner:
         self._client = client
         self._key = owner_key(prefix)
         self._where = f"{bucket}/{prefix}"
+        self._place = f"{client.endpoint}/{self._where}"
         self._file = file
 
     def check(self, *, is_read_only: bool) -> None:
@@ -42,18 +51,39 @@ class PrefixOwner:
             StorageAccessError: It belongs to another folder, or the folder cannot be written.
             StorageUnavailableError: The server does not answer.
         """
+        if is_read_only:
+            self._proven()
+            return
+        with self._turn():
+            if not self._take(self._proven()):
+                raise StorageAccessError(
+                    f"another folder has just taken {self._where}: "
+                    "set bucketSnapshotS3Prefix to a prefix of this service's own"
+                )
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Keep other programs of this folder away from file and object."""
+        try:
+            lock = self._file.with_name(self._file.name + ".lock").open("w")
+        except OSError as error:
+            raise StorageUnavailableError(f"cannot lock {self._file}: {error}") from error
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _proven(self) -> Content | None:
         found = self._client.read_all(self._key)
-        if found is not None and _token_in(found) not in self._tokens():
+        if found is not None and not any(_token_in(found) in tokens for tokens in self._tokens().values()):
             raise StorageAccessError(self._refusal(found))
-        if not is_read_only and not self._take(found):
-            raise StorageAccessError(
-                f"another service has just taken {self._where}: set bucketSnapshotS3Prefix to one of this service's own"
-            )
+        return found
 
     def _take(self, found: Content | None) -> bool:
         token = secrets.token_hex(16)
         # 1. The file.
-        self._write_tokens(([] if found is None else [_token_in(found)]) + [token])
+        current = [] if found is None else [_token_in(found)]
+        older = [one for one in self._tokens().get(self._place, []) if one not in current]
+        self._write_tokens([*older, *current, token][-_TOKENS_MAX:])
         # 2. The object.
         body = json.dumps({"token": token, "host": socket.gethostname(), "folder": str(self._file.parent.absolute())})
         if found is None:
@@ -63,17 +93,14 @@ class PrefixOwner:
     def _refusal(self, found: Content) -> str:
         owner = _fields_of(found)
         return (
-            f"{self._where} belongs to another service, of the folder {owner.get('folder')} on {owner.get('host')}, "
-            "whose snapshots this one would take for garbage: set bucketSnapshotS3Prefix to one of this service's own. "
-            "If that service is gone for good, or this folder is a restored copy of it, delete the object "
-            f"{self._key} first"
+            f"{self._where} was last taken by the folder {owner.get('folder')} on {owner.get('host')}, with a token "
+            f"that {self._file} does not know. If another service uses it, set bucketSnapshotS3Prefix to a prefix of "
+            "this service's own: each would take the other's snapshots for garbage. If no other one does, as that "
+            f"one is gone for good or this folder is a restored copy of it, delete the object {self._key} of the "
+            "bucket to take the prefix over"
         )
 
-    def _tokens(self) -> list[str]:
-        tokens: list[str] = self._all_tokens().get(self._where, [])
-        return tokens
-
-    def _all_tokens(self) -> dict[str, Any]:
+    def _tokens(self) -> dict[str, list[str]]:
         try:
             found = json.loads(self._file.read_text())
         except FileNotFoundError:
@@ -83,7 +110,7 @@ class PrefixOwner:
         return found if isinstance(found, dict) else {}
 
     def _write_tokens(self, tokens: list[str]) -> None:
-        changed = self._all_tokens() | {self._where: tokens}
+        changed = self._tokens() | {self._place: tokens}
         beside = self._file.with_name(self._file.name + ".new")
         try:
             with beside.open("w") as file:
@@ -91,8 +118,17 @@ class PrefixOwner:
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(self._file)
+            _sync_folder(self._file.parent)
         except OSError as error:
             raise StorageUnavailableError(f"cannot write {self._file}: {error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _token_in(content: Content) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import logging
 import shutil
 import threading
@@ -271,7 +272,7 @@ def test_a_prefix_belongs_to_the_folder_that_took_it(moto: S3Server, tmp_path: P
     start("yours", is_read_only=True)
     start("mine")
     for is_read_only in (True, False):
-        with pytest.raises(StorageAccessError, match=r"belongs to another service, of the folder .*mine on .*Prefix"):
+        with pytest.raises(StorageAccessError, match=r"was last taken by the folder .*mine on .*Prefix"):
             start("yours", is_read_only=is_read_only)
     shutil.copytree(tmp_path / "mine", tmp_path / "copy")
     start("mine", is_read_only=True)
@@ -281,7 +282,7 @@ def test_a_prefix_belongs_to_the_folder_that_took_it(moto: S3Server, tmp_path: P
     start("mine")
     moto.client.delete_object(Bucket=BUCKET, Key=f"{backend.prefix}/owner")
     start("copy")
-    with pytest.raises(StorageAccessError, match=r"of the folder .*copy"):
+    with pytest.raises(StorageAccessError, match=r"by the folder .*copy"):
         start("mine")
 
 
@@ -314,6 +315,45 @@ def test_a_crash_while_a_prefix_is_taken_costs_nothing(moto: S3Server, tmp_path:
         with pytest.raises(KilledError):
             PrefixOwner(client, config.bucket, config.prefix, file).check(is_read_only=False)
     PrefixOwner(S3Client(config), config.bucket, config.prefix, file).check(is_read_only=False)
+
+
+def test_one_folder_may_take_many_prefixes_at_once(moto: S3Server, tmp_path: Path) -> None:
+    """Programs of one folder lose no token to each other, and none takes the proof from another."""
+    file = tmp_path / "owner.json"
+    prefixes = [S3Backend(moto).prefix for _ in range(4)] * 2
+    together = threading.Barrier(len(prefixes))
+
+    def take(prefix: str) -> None:
+        owner = PrefixOwner(S3Client(moto.config(prefix)), BUCKET, prefix, file)
+        together.wait()
+        owner.check(is_read_only=False)
+
+    with ThreadPoolExecutor(len(prefixes)) as threads:
+        list(threads.map(take, prefixes))
+
+    for prefix in prefixes:
+        PrefixOwner(S3Client(moto.config(prefix)), BUCKET, prefix, file).check(is_read_only=True)
+
+
+def test_a_prefix_of_one_name_on_two_servers_belongs_to_the_folder_on_both(moto: S3Server, tmp_path: Path) -> None:
+    """There and back again; and under another name of the server, and with a file of before endpoints were in it."""
+    file = tmp_path / "owner.json"
+    prefix = S3Backend(moto).prefix
+    other = MotoServer()
+
+    def take(endpoint: str) -> None:
+        PrefixOwner(S3Client(moto.config(prefix, endpoint=endpoint)), BUCKET, prefix, file).check(is_read_only=False)
+
+    try:
+        for endpoint in (moto.endpoint, other.endpoint, other.endpoint, moto.endpoint, f"http://localhost:{moto.port}"):
+            take(endpoint)
+        tokens = json.loads(file.read_text())[f"http://localhost:{moto.port}/{BUCKET}/{prefix}"]
+        file.write_text(json.dumps({f"{BUCKET}/{prefix}": tokens}))
+        for _ in range(20):
+            take(moto.endpoint)
+    finally:
+        other.stop()
+    assert len(json.loads(file.read_text())[f"{moto.endpoint}/{BUCKET}/{prefix}"]) == 16
 
 
 def test_of_two_folders_that_take_a_prefix_at_once_one_gets_it(s3_server: S3Server, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
     other.start(wait=False)
     assert other.process is not None
     assert other.process.wait(timeout=TIMEOUT_S) != 0
-    assert f"{BUCKET}/{PREFIX} belongs to another service, of the folder {tmp_path}/service/data" in other.log_tail()
+    assert f"{BUCKET}/{PREFIX} was last taken by the folder {tmp_path}/service/data" in other.log_tail()
     assert SECRET_ACCESS_KEY not in service.log_path.read_text() + other.log_path.read_text()
 
 
