@@ -6,6 +6,7 @@ looks like in `broker.snapshots_report`. What only reads works beside a running 
 
 import asyncio
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -191,6 +192,12 @@ async def _show(place: Place, bucket_id: int, *, is_all: bool) -> None:
         sys.exit(EXIT_CODE_PROBLEMS)
 
 
+def _finite(_context: click.Context, _option: click.Parameter, seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise click.BadParameter(f"{seconds} is no number of seconds")
+    return seconds
+
+
 @snapshots.command(
     "verify",
     short_help="Check everything, and name what is wrong.",
@@ -206,6 +213,7 @@ async def _show(place: Place, bucket_id: int, *, is_all: bool) -> None:
     "--second-look",
     "second_look_after_s",
     type=click.FloatRange(min=0),
+    callback=_finite,
     default=SECOND_LOOK_AFTER_S,
     show_default=True,
     metavar="SECONDS",

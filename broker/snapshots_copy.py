@@ -15,7 +15,7 @@ from pathlib import Path
 
 from broker.config import BrokerConfig
 from broker.snapshots import RETRIES, patient_storage_of, snapshots_folder
-from broker.snapshots_place import Filter, Place, open_place
+from broker.snapshots_place import Filter, Place, open_place, refuse_inside
 from managed_ledger.cursor_properties import CursorName
 from snapshot_storage.copying import copy_snapshot, found_copy
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
@@ -141,6 +141,7 @@ async def make_checkpoint(config: BrokerConfig, path: Path) -> list[BucketSnapsh
             f"bucketSnapshotStorage={config.bucket_snapshot_storage}: only a RocksDB folder has checkpoints; "
             "`postdate snapshots copy --to` makes a copy"
         )
+    refuse_inside(config, path, f"checkpoint {path}")
     async with open_place(config), RocksDBBucketSnapshotStorage(snapshots_folder(config)) as storage:
         await storage.checkpoint(path)
     async with RocksDBBucketSnapshotStorage(path, is_read_only=True) as backup:

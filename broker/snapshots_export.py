@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -82,7 +83,7 @@ class _ParquetFile:
             raise StorageAccessError(f"cannot write {path}: there is no folder {path.parent}")
         self._arrow: Any = pyarrow
         self._path = path
-        self._beside = path.with_name(path.name + ".part")
+        self._beside = path.with_name(f"{path.name}.{uuid4().hex}.part")
         names = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
         numbers = ("bucket_id", "segment", "ledger_id", "entry_id", "deliver_at_ms")
         self._schema: Any = pyarrow.schema(

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from broker.config import BrokerConfig
-from broker.snapshots import patient_storage_of
+from broker.snapshots import patient_storage_of, snapshots_folder
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
 from snapshot_storage.codec import SegmentMetadata, decode_metadata
 from snapshot_storage.copying import pieces_of
@@ -204,6 +204,8 @@ def target_config(config: BrokerConfig, target: str) -> BrokerConfig:
     Raises:
         StorageAccessError: It cannot be one, or it is where the snapshots are now.
     """
+    if not target.strip():
+        raise StorageAccessError("--to must be a folder or s3://BUCKET/PREFIX, and is empty")
     if "://" in target and set("@?#") & set(target):
         raise StorageAccessError(
             "--to must be a folder or s3://BUCKET/PREFIX, without user, password or anything behind a question mark: "
@@ -215,7 +217,20 @@ def target_config(config: BrokerConfig, target: str) -> BrokerConfig:
         raise StorageAccessError(f"--to {target}: {error}") from error
     if _where(changed) == _where(config):
         raise StorageAccessError(f"--to {target}: that is where the snapshots are now")
+    if changed.bucket_snapshot_storage == "rocksdb":
+        refuse_inside(config, snapshots_folder(changed), f"--to {target}")
     return changed
+
+
+def refuse_inside(config: BrokerConfig, folder: Path, name: str) -> None:
+    """Refuse to put a folder where others are that belong to a database as a whole.
+
+    Raises:
+        StorageAccessError: It would be inside the service's snapshots or its log.
+    """
+    for taken in (snapshots_folder(config), config.data_directory / "ledgers"):
+        if folder.resolve() != taken.resolve() and folder.resolve().is_relative_to(taken.resolve()):
+            raise StorageAccessError(f"{name}: that is inside {taken}, which is the service's own: name another folder")
 
 
 def _with_storage(config: BrokerConfig, target: str) -> BrokerConfig:

@@ -18,7 +18,9 @@ the common case; level 9 saves at most 8 % and takes two to five times as long t
 blocks of 16 KiB are large enough. Lz4 reads faster, but a segment is read once and takes 0.1 ms either way.
 """
 
+import errno
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +41,8 @@ from rocksdict import (
 
 from snapshot_storage.errors import (
     SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageAccessError,
     StorageClosedError,
     StorageCorruptedError,
     StorageLockedError,
@@ -169,6 +173,15 @@ def scan(database: Rdict, begin: bytes, end: bytes) -> Iterator[tuple[bytes, byt
         del iterator
 
 
+def disk_refused(operation: str, path: Path, error: OSError) -> SnapshotStorageError:
+    """Return our error: another try helps where there is no room, and not where rights are missing."""
+    text = f"cannot {operation} in {path}: {error}"
+    # Rocksdict's have a text, and no number.
+    if isinstance(error, PermissionError) or os.strerror(errno.EROFS) in str(error):
+        return StorageAccessError(f"{text}: whoever opens it, also to read, must be allowed to write to the folder")
+    return StorageUnavailableError(text)
+
+
 @dataclass(slots=True)
 class Place:
     """What is being read, for the error that names it; moved on while reading goes on."""
@@ -200,6 +213,9 @@ def mapped(
         yield place
     except DbClosedError as error:
         raise StorageClosedError(operation) from error
+    except OSError as error:
+        # Rocksdict's own, as it writes a file of its own at opening, also to read: without a path.
+        raise disk_refused(operation, path, error) from error
     except Exception as error:
         # Rocksdict raises plain exceptions, and only their text tells them apart. Any subclass is not
         # RocksDB's.

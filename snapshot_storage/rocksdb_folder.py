@@ -31,6 +31,7 @@ from snapshot_storage.recently_used import RecentlyUsed
 from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.rocksdb_database import (
     BLOCK_BYTES,
+    disk_refused,
     has_room_to_open,
     mapped,
     names_missing_manifest,
@@ -129,7 +130,7 @@ class RocksDBFolder:
                 path.mkdir(parents=True, exist_ok=True)
             has_tables = any(path.glob("*.sst"))
         except OSError as error:
-            raise StorageUnavailableError(f"cannot use the folder {path}: {error}") from error
+            raise disk_refused("use the folder", path, error) from error
 
         with mapped("open the snapshots", path, is_shared=is_read_only):
             database = open_database(path, INDEX_FAMILY, memory=memory, is_read_only=is_read_only)
@@ -345,7 +346,9 @@ class RocksDBFolder:
         if path.exists():
             raise StorageAccessError(f"cannot make a checkpoint in {path}: it exists already")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            # RocksDB makes it anew, and its errors do not tell a place where there can be none.
+            path.mkdir(parents=True)
+            path.rmdir()
         except OSError as error:
             raise StorageUnavailableError(f"cannot make a checkpoint in {path}: {error}") from error
         with mapped("make a checkpoint", path, is_shared=True):

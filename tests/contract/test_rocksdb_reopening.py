@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshot_storage.errors import StorageClosedError, StorageUnavailableError
+from snapshot_storage.errors import StorageAccessError, StorageClosedError, StorageUnavailableError
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.rocksdb_database import mapped
 from snapshot_storage.rocksdb_folder import RocksDBFolder
 from snapshot_storage.storage import first_bucket_id
 
@@ -72,6 +73,14 @@ class _Storage(RocksDBBucketSnapshotStorage):
 async def _create(storage: RocksDBBucketSnapshotStorage, segments: list[bytes] | None = None) -> int:
     names = {"bucket_key": "k", "topic_name": "t", "cursor_name": "c"}
     return await storage.create_bucket_snapshot(b"metadata", segments or [], **names)
+
+
+def _write(path: Path) -> None:
+    async def write() -> None:
+        async with RocksDBBucketSnapshotStorage(path) as storage:
+            await _create(storage)
+
+    asyncio.run(write())
 
 
 def test_a_folder_that_cannot_be_opened_again_at_once_is_tried_at_the_next_call(tmp_path: Path) -> None:
@@ -236,3 +245,35 @@ def test_a_backup_that_is_put_back_gives_no_id_again(tmp_path: Path) -> None:
             assert await _create(storage) > given
 
     asyncio.run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a folder read-only")
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_a_mount_that_takes_no_writes_is_refused_with_its_path(tmp_path: Path, is_read_only: bool) -> None:
+    """Rocksdict writes beside the data, also to read, and its own error names no path."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(tmp_path)], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    path = tmp_path / "snapshots"
+
+    async def refused() -> None:
+        with pytest.raises(StorageAccessError, match=f"{path}: .*must be allowed to write"):
+            await RocksDBBucketSnapshotStorage(path, is_read_only=is_read_only).start()
+
+    try:
+        _write(path)
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        asyncio.run(refused())
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_what_the_system_refuses_is_our_error_with_the_path(tmp_path: Path) -> None:
+    """Rights are for an operator, room may come."""
+    for error, expected in (
+        (PermissionError("Permission denied (os error 13)"), StorageAccessError),
+        (OSError("Read-only file system (os error 30)"), StorageAccessError),
+        (OSError("No space left on device (os error 28)"), StorageUnavailableError),
+    ):
+        with pytest.raises(expected, match=f"cannot open in {tmp_path}: ") as raised, mapped("open", tmp_path):
+            raise error
+        assert raised.value.__cause__ is error

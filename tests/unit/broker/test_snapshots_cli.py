@@ -531,6 +531,12 @@ def test_a_damaged_snapshot_is_not_copied_and_no_cursor_changes(data: Data, tmp_
     ("words", "expected"),
     [
         (("copy", "--to", "{data}"), "that is where the snapshots are now"),
+        (("copy", "--to", ""), "and is empty"),
+        (("copy", "--to", "{data}/snapshots"), "which is the service's own"),
+        (("checkpoint", "{data}/snapshots/in/it"), "which is the service's own"),
+        (("checkpoint", "/proc/x"), "cannot make a checkpoint in /proc/x: [Errno 2]"),
+        (("verify", "--second-look", "nan"), "nan is no number of seconds"),
+        (("verify", "--second-look", "inf"), "inf is no number of seconds"),
         (("copy", "--to", "ftp://x"), "must be a folder or s3://BUCKET/PREFIX"),
         (("copy", "--to", "s3://bucket/ä"), "prefix must be words of letters"),
         (("copy", "--to", "x", "--delete-source"), "--delete-source needs --update-cursors"),
@@ -607,6 +613,16 @@ def test_export_has_every_row_in_columns(data: Data, tmp_path: Path) -> None:
         expected = np.concatenate([getattr(rows_of(first), name) for _, _, first in NAMES])
         assert table[column].to_numpy().tolist() == expected.tolist()
     assert list(tmp_path.glob("*.part")) == []
+
+
+def test_export_spares_a_file_that_has_the_name_of_a_part(data: Data, tmp_path: Path) -> None:
+    other = tmp_path / "index.parquet.part"
+    other.write_text("someone else's")
+
+    assert data.run("export", str(tmp_path / "index.parquet")).exit_code == 0
+
+    assert other.read_text() == "someone else's"
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "index.parquet", other.name}
 
 
 def test_export_leaves_out_what_is_damaged_and_says_so(data: Data, tmp_path: Path) -> None:
