@@ -102,7 +102,8 @@ def test_an_outage_of_the_snapshots_is_told_until_it_is_over(tmp_path: Path) -> 
         for _ in range(2):
             await topic.ledger.append(b"x", publish_time_ms=_NOW_MS, deliver_at_ms=_NOW_MS + 3_600_000)
         (problem,) = await until(service.problems)
-        assert problem == f"{_TOPIC}: subscription s: snapshots fail: PersistBucket"
+        # Which call failed first, or both, is not the point: the sweep for residual snapshots fails as well.
+        assert problem.startswith(f"{_TOPIC}: subscription s: snapshots fail: ")
 
         storage.is_down = False
         await until(lambda: service.problems() == [])
