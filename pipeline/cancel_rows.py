@@ -18,11 +18,11 @@ from pipeline.row_checks import Acknowledged
 from snapshot_storage.codec import (
     decode_metadata,
     decode_segment,
-    encode_metadata,
-    encode_segment,
+    encode_metadata_of,
+    encode_segments,
     merged_bitmaps,
-    segment_metadata,
 )
+from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.segment_rows import ENTRY_ID_MAX
 from tracker.membership import bitmap_of, ledger_groups
 from tracker.position_set import is_in_bitmap
@@ -132,6 +132,6 @@ def without(segments: Sequence[bytes], gone: Mapping[int, BitMap]) -> RemainingB
         removed_count += len(rows) - len(kept)
         if len(kept):
             kept_parts.append(kept)
-    metadata = encode_metadata([segment_metadata(part) for part in kept_parts])
-    row_count = sum(map(len, kept_parts))
-    return RemainingBucket(metadata, [encode_segment(part) for part in kept_parts], row_count, removed_count)
+    kept_rows, ends = DelayedIndexes.concatenate(kept_parts), np.cumsum([len(part) for part in kept_parts]).tolist()
+    metadata, segments = encode_metadata_of(kept_rows, ends), encode_segments(kept_rows, ends)
+    return RemainingBucket(metadata, segments, len(kept_rows), removed_count)

@@ -205,7 +205,7 @@ def _stage(name: BucketName, rows: DelayedIndexes, rules: RebuildRules, staging:
         topic=name.topic,
         cursor=name.cursor,
         bucket_key=bucket_key(*ledgers),
-        row_count=sum(segment.row_count for segment in snapshot.segment_metadata),
+        row_count=snapshot.row_count,
     )
     return StagedPart(name, ledgers, staged)
 

@@ -106,7 +106,7 @@ def build_task(log: HeaderLog, task: BucketTask, rules: RebuildRules, staging: S
         topic=task.topic,
         cursor=task.cursor,
         bucket_key=task.bucket_key,
-        row_count=sum(segment.row_count for segment in snapshot.segment_metadata),
+        row_count=snapshot.row_count,
     )
 
 

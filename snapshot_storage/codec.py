@@ -12,7 +12,7 @@ Pure functions: no storage, no clock. They are fast enough to matter little and 
 worker thread. With `pb/`, this is the only module of the package that knows protobuf.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -20,11 +20,12 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.columns import DelayedIndexes, Int64Array
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.metadata_columns import MetadataColumns, columns_of, read_columns
+from snapshot_storage.metadata_writing import write_columns
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata, SnapshotSegment
-from snapshot_storage.roaring import bitmap_of, decode_bitmap, value_count
+from snapshot_storage.roaring import decode_bitmap, serialized_bitmaps, value_count
 from snapshot_storage.segment_rows import ENTRY_ID_MAX, decode_rows, encode_rows
 from snapshot_storage.storage import METADATA_ENTRY
 
@@ -156,10 +157,17 @@ def segment_metadata(rows: DelayedIndexes) -> SegmentMetadata:
 
 
 def segments_metadata(rows: DelayedIndexes, ends: Sequence[int]) -> list[SegmentMetadata]:
-    """Return the metadata of the segments that end at these rows.
+    """Return what `encode_metadata_of` writes, for those who look at it segment by segment."""
+    return decode_metadata(encode_metadata_of(rows, ends))
+
+
+def encode_metadata_of(rows: DelayedIndexes, ends: Sequence[int]) -> bytes:
+    """Return entry 0 of the snapshot whose segments end at these rows.
+
+    Runtime complexity: O(n log n); about 60 ns a row, and 1 us a segment.
 
     Args:
-        rows: In order of time, every segment with at least one.
+        rows: In order of time, every segment with at least one. A position that a segment has twice counts once.
         ends: Exclusive end row of each segment, the last one being the number of rows.
     """
     assert (ends[-1] if ends else 0) == len(rows)
@@ -167,24 +175,14 @@ def segments_metadata(rows: DelayedIndexes, ends: Sequence[int]) -> list[Segment
     starts = np.concatenate((np.zeros(1, np.intp), ends_array))[:-1]
     assert (starts < ends_array).all()
 
-    bitmaps: list[dict[int, bytes]] = [{} for _ in ends]
-    for segment, ledger_id, entry_ids in _positions_by_segment_and_ledger(rows, ends_array):
-        bitmaps[segment][ledger_id] = bitmap_of(entry_ids).serialize()
-    return [
-        SegmentMetadata(*fields)
-        for fields in zip(
-            rows.deliver_at_ms[starts].tolist(),
-            rows.deliver_at_ms[ends_array - 1].tolist(),
-            bitmaps,
-            strict=True,
-        )
-    ]
+    segments, ledger_ids, bitmaps = _bitmaps_by_segment_and_ledger(rows, ends_array)
+    return write_columns(rows.deliver_at_ms[starts], rows.deliver_at_ms[ends_array - 1], segments, ledger_ids, bitmaps)
 
 
-def _positions_by_segment_and_ledger(
+def _bitmaps_by_segment_and_ledger(
     rows: DelayedIndexes, ends: NDArray[np.intp]
-) -> Iterator[tuple[int, int, NDArray[np.uint32]]]:
-    """Give (segment, ledger id, entry ids in order) for each pair that has rows, in order.
+) -> tuple[Int64Array, Int64Array, list[bytes]]:
+    """Return segment, ledger id and serialised bitmap for each pair of the first two that has rows, in order.
 
     Sorting whole rows by three keys is slow. Instead a row becomes one number, (segment, rank of the ledger,
     entry id), whose order is the wanted one and whose halves give back what it was made of.
@@ -192,24 +190,21 @@ def _positions_by_segment_and_ledger(
     ledgers, ranks = np.unique(rows.ledger_ids, return_inverse=True)
     # Segment and rank share the upper 31 bits, so that many segments of many ledgers go in several rounds.
     segments_per_round = max(1, (1 << 31) // max(1, len(ledgers)))
+    pairs: list[Int64Array] = []
+    bitmaps: list[bytes] = []
     for first_segment in range(0, len(ends), segments_per_round):
         round_ends = ends[first_segment : first_segment + segments_per_round]
         start, end = int(ends[first_segment - 1]) if first_segment else 0, int(round_ends[-1])
         groups = np.repeat(np.arange(len(round_ends)), np.diff(round_ends, prepend=start)) * len(ledgers)
         groups += ranks[start:end]
         keys = np.sort((groups << 32) | rows.entry_ids[start:end])
-        groups, entry_ids = keys >> 32, (keys & ENTRY_ID_MAX).astype(np.uint32)
+        keys = keys[np.append(True, keys[1:] != keys[:-1])]
+        groups = keys >> 32
         group_starts = np.flatnonzero(np.diff(groups, prepend=-1))
-        group_ends = np.append(group_starts[1:], len(groups)).tolist()
-        segments, ledger_ranks = np.divmod(groups[group_starts], len(ledgers))
-        for segment, ledger_id, a, b in zip(
-            (segments + first_segment).tolist(),
-            ledgers[ledger_ranks].tolist(),
-            group_starts.tolist(),
-            group_ends,
-            strict=True,
-        ):
-            yield segment, ledger_id, entry_ids[a:b]
+        bitmaps += serialized_bitmaps((keys & ENTRY_ID_MAX).astype(np.uint32), group_starts)
+        pairs.append(groups[group_starts] + first_segment * len(ledgers))
+    segments, ledger_ranks = np.divmod(np.concatenate(pairs), len(ledgers)) if pairs else (ranks, ranks)
+    return segments, ledgers[ledger_ranks], bitmaps
 
 
 def merged_bitmaps(segments: Iterable[SegmentMetadata]) -> dict[int, BitMap]:
@@ -227,38 +222,14 @@ def merged_bitmaps(segments: Iterable[SegmentMetadata]) -> dict[int, BitMap]:
 
 def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
     """Return entry 0 of a snapshot: its segments in order, each with its maps in order of ledger id."""
-    # By hand: the generated class cannot be told the order of a map, and "deterministic" means descending to
-    # it.
-    ledger_fields: dict[int, bytes] = {}
-    parts: list[bytes] = []
-    for segment in segments:
-        fields: list[bytes] = []
-        for ledger_id, bitmap in sorted(segment.bitmaps.items()):
-            ledger_field = ledger_fields.get(ledger_id)
-            if ledger_field is None:
-                ledger_field = ledger_fields[ledger_id] = b"\x08" + _varint(ledger_id)
-            value = b"\x12" + _varint(len(bitmap)) + bitmap
-            fields += (b"\x0a", _varint(len(ledger_field) + len(value)), ledger_field, value)
-        fields += (b"\x10", _varint(segment.deliver_at_ms_max), b"\x18", _varint(segment.deliver_at_ms_min))
-        body = b"".join(fields)
-        parts += (b"\x0a", _varint(len(body)), body)
-    return b"".join(parts)
-
-
-def _varint(value: int) -> bytes:
-    """Return seven bits a byte, lowest first, the top bit set on all bytes but the last."""
-    assert value >= 0
-    if value < 0x80:
-        return bytes((value,))
-    if value < 0x4000:
-        # Nearly all lengths.
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    maps = [sorted(segment.bitmaps.items()) for segment in segments]
+    return write_columns(
+        np.array([segment.deliver_at_ms_min for segment in segments], np.int64),
+        np.array([segment.deliver_at_ms_max for segment in segments], np.int64),
+        np.repeat(np.arange(len(maps)), [len(pairs) for pairs in maps]),
+        np.array([ledger_id for pairs in maps for ledger_id, _ in pairs], np.int64),
+        [bitmap for pairs in maps for _, bitmap in pairs],
+    )
 
 
 def decode_metadata(data: bytes) -> list[SegmentMetadata]:

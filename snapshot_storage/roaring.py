@@ -1,4 +1,4 @@
-"""Serialised 32-bit Roaring bitmaps: how many values one holds without decoding it, and decoding one safely.
+"""Serialised 32-bit Roaring bitmaps: many written at once, the count of one from its head, decoding one safely.
 
 The portable format begins with a cookie, then two numbers for each block of 65,536 values: its key and how
 many values it has, less one. So the count of a bitmap costs a look at its head.
@@ -19,12 +19,62 @@ _COOKIE_WITHOUT_RUNS = 12346
 _COOKIE_WITH_RUNS = 12347
 _BLOCKS_MAX = 1 << 16
 
+_LISTED_MAX = 4_096
+"""A block of more values is stored as bits."""
+
+# Cookie, one block, its key and its count less one, where its values begin: each number the lower half first.
+_LISTED_HEAD = np.array([[_COOKIE_WITHOUT_RUNS, 0, 1, 0, 0, 0, 16, 0]], "<u2")
+
 # Almost every bitmap of a segment has one block. These are their first bytes, and where their count is.
 _ONE_BLOCK_WITHOUT_RUNS = bytes.fromhex("3a30000001000000")
 _ONE_BLOCK_WITH_RUNS = bytes.fromhex("3b300000")
 
 
-def bitmap_of(values: NDArray[np.uint32]) -> BitMap:
+def serialized_bitmaps(values: NDArray[np.uint32], starts: NDArray[np.intp]) -> list[bytes]:
+    """Return the run-optimised, serialised bitmap of each group of values: what CRoaring makes of it.
+
+    A group that is one block's plain list of values, as nearly all small ones are, is written here, all of them at
+    once. The others have few values a byte, and so are few.
+
+    Args:
+        values: Group after group, each strictly ascending.
+        starts: Where each group begins; none is empty.
+    """
+    counts = np.diff(starts, append=len(values))
+    is_listed = _is_listed(values, starts, counts)
+    heads = _LISTED_HEAD.repeat(np.count_nonzero(is_listed), axis=0)
+    heads[:, 4] = values[starts[is_listed]] >> 16
+    heads[:, 5] = counts[is_listed] - 1
+    sizes = counts[is_listed] + heads.shape[1]
+    ends = np.cumsum(sizes)
+    listed = np.empty(int(ends[-1]) if len(ends) else 0, "<u2")
+    listed[(ends - sizes)[:, None] + np.arange(heads.shape[1])] = heads
+    is_value = np.ones(len(listed), np.bool_)
+    is_value[(ends - sizes)[:, None] + np.arange(heads.shape[1])] = False
+    listed[is_value] = values[np.repeat(is_listed, counts)]
+
+    data, pieces, start = listed.tobytes(), [], 0
+    for end in (2 * ends).tolist():
+        pieces.append(data[start:end])
+        start = end
+    if len(pieces) == len(starts):
+        return pieces
+    listed_pieces = iter(pieces)
+    bounds = zip(is_listed.tolist(), starts.tolist(), (starts + counts).tolist(), strict=True)
+    return [next(listed_pieces) if is_one else _bitmap_of(values[a:b]).serialize() for is_one, a, b in bounds]
+
+
+def _is_listed(values: NDArray[np.uint32], starts: NDArray[np.intp], counts: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Whether each group is within one block, and neither runs nor bits would take fewer bytes than its values."""
+    begins_run = np.ones(len(values), np.bool_)
+    begins_run[1:] = values[1:] != values[:-1] + np.uint32(1)
+    begins_run[starts] = True
+    run_counts = np.add.reduceat(begins_run, starts, dtype=np.int64) if len(starts) else counts
+    is_one_block = values[starts] >> 16 == values[starts + counts - 1] >> 16
+    return np.asarray(is_one_block & (counts <= _LISTED_MAX) & (2 * run_counts >= counts))
+
+
+def _bitmap_of(values: NDArray[np.uint32]) -> BitMap:
     """Return the run-optimised bitmap of these values.
 
     Handing over an `array` costs half as much as a small numpy array, and a tenth of a large one.

@@ -9,18 +9,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from snapshot_storage.codec import SegmentMetadata, encode_metadata, encode_segments, segments_metadata
+from snapshot_storage.codec import SegmentMetadata, decode_metadata, encode_metadata_of, encode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.segmenter import segment_ends
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The encoded entries of one bucket, and what entry 0 says."""
+    """The encoded entries of one bucket."""
 
     metadata: bytes
     segments: list[bytes]
-    segment_metadata: list[SegmentMetadata]
+    row_count: int
+
+    @property
+    def segment_metadata(self) -> list[SegmentMetadata]:
+        """What entry 0 says of each segment, decoded."""
+        return decode_metadata(self.metadata)
 
     @property
     def length_bytes(self) -> int:
@@ -31,7 +36,7 @@ class Snapshot:
 def build_snapshot(rows: DelayedIndexes, *, step_ms: int, rows_max: int) -> Snapshot:
     """Return the snapshot of these rows, of which the first of each position counts.
 
-    Runtime complexity: O(n log n); about 10 million rows a second where segments are large, 2 million where
+    Runtime complexity: O(n log n); about 10 million rows a second where segments are large, 5 million where
     50,000 rows make 2,000 segments.
 
     Args:
@@ -48,8 +53,7 @@ def build_snapshot(rows: DelayedIndexes, *, step_ms: int, rows_max: int) -> Snap
     rows = first_of_positions(rows)
     ends = segment_ends(rows.deliver_at_ms, step_ms=step_ms, rows_max=rows_max)
     segments = encode_segments(rows, ends)
-    metadata = segments_metadata(rows, ends)
-    return Snapshot(encode_metadata(metadata), segments, metadata)
+    return Snapshot(encode_metadata_of(rows, ends), segments, len(rows))
 
 
 def first_of_positions(rows: DelayedIndexes) -> DelayedIndexes:

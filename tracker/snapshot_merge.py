@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from snapshot_storage.codec import encode_metadata, encode_segments, segments_metadata
+from snapshot_storage.codec import encode_metadata_of, encode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.segmenter import segment_ends
@@ -213,7 +213,7 @@ class SegmentCutter:
         rows = rows.slice(0, ends[-1])
         segments = encode_segments(rows, ends)
         self.segment_bytes += sum(map(len, segments))
-        self._metadata.append(encode_metadata(segments_metadata(rows, ends)))
+        self._metadata.append(encode_metadata_of(rows, ends))
         row_counts: Int64Array = np.array(ends, np.int64) - np.array([0, *ends[:-1]], np.int64)
         lasts = rows.deliver_at_ms[np.array(ends, np.intp) - 1]
         firsts = rows.deliver_at_ms[np.array([0, *ends[:-1]], np.intp)]

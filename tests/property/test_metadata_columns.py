@@ -1,5 +1,6 @@
 """Metadata read by the column says what the generated class says, for what is written, and for what is damaged."""
 
+import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pyroaring import BitMap
@@ -14,6 +15,7 @@ from snapshot_storage.codec import (
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.metadata_columns import MetadataColumns, columns_of, read_columns
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata
+from snapshot_storage.roaring import serialized_bitmaps
 
 _INT63 = st.integers(0, 2**63 - 1) | st.integers(0, 300) | st.sampled_from([2**56 - 1, 2**56])
 _INT55 = st.integers(0, 2**55) | st.integers(0, 300)
@@ -101,3 +103,36 @@ def test_damaged_metadata_is_refused_or_read_as_the_generated_class_reads_it(
             assert _outcome(damaged) is None
         else:
             assert found == _outcome(damaged)
+
+
+_FIRSTS = st.sampled_from([0, 5, 65_530, 2**32 - 9_000])
+_RANGES = st.tuples(_FIRSTS, st.sampled_from([1, 3, 4, 4_096, 4_097]), st.sampled_from([1, 2])).map(
+    lambda r: set(range(r[0], r[0] + r[1] * r[2], r[2]))
+)
+_SETS = st.sets(st.integers(0, 40) | st.sampled_from([65_535, 65_536, 2**32 - 1]), min_size=1)
+_GROUPS = st.lists(_SETS | _RANGES, max_size=8)
+
+
+@given(_GROUPS)
+@example([{1, 2, 3}, {1, 2, 3, 4}, {1, 2, 4, 5}, {5}, {0, 65_536}])
+def test_bitmaps_written_together_are_what_the_library_writes_one_by_one(groups: list[set[int]]) -> None:
+    """Byte for byte: lists of values, runs, bits, one block and several, side by side."""
+    values = np.array([value for group in groups for value in sorted(group)], np.uint32)
+    starts = np.cumsum([0, *map(len, groups)])[:-1]
+
+    assert serialized_bitmaps(values, starts) == [BitMap(group).serialize() for group in groups]
+
+
+@given(st.lists(st.tuples(_INT63, _INT63, st.dictionaries(_INT63, _BITMAPS, max_size=4)), max_size=8))
+def test_metadata_written_by_the_column_is_what_the_generated_class_writes(
+    segments: list[tuple[int, int, dict[int, bytes]]],
+) -> None:
+    """Byte for byte, but for the order of its maps, which the class cannot be told."""
+    ordered = [SegmentMetadata(first, last, dict(sorted(maps.items()))) for first, last, maps in segments]
+
+    data = encode_metadata(ordered)
+
+    assert len(data) == SnapshotMetadata.FromString(data).ByteSize()
+    for part, segment in zip(SnapshotMetadata.FromString(data).metadata_list, ordered, strict=True):
+        assert dict(part.delayed_index_bit_map) == segment.bitmaps
+        assert (part.min_schedule_timestamp, part.max_schedule_timestamp) == segment[:2]
