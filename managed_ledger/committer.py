@@ -1,8 +1,8 @@
 """Group commit: one synced write for everything that all topics have pending, while the next batch collects.
 
 Participants ask to be in the next round. A round lets each of them put its changes into one batch on the event
-loop, hands the batch to a thread that does nothing but write it (RocksDB releases the GIL meanwhile, so the loop
-runs on), and tells them all in one loop callback how it went. A synced write costs the same whatever is in it.
+loop, hands the batch to a thread that does nothing but write it (while it is synced the loop runs on), and tells them
+all in one loop callback how it went. A synced write costs the same whatever is in it.
 A participant that fails to say what it wants to write fails alone: nothing of it is in the batch.
 
 Rounds are written one after the other, so changes are durable in the order in which they were asked for. Every round

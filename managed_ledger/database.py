@@ -10,6 +10,8 @@ What it guards against (each was seen with rocksdict 0.3.29):
   is what was written since: a tail of the last log that is cut off looks like a crash.
 * `items()` and `keys()` stop silently at a damaged block. Scans use `iter()` and ask for its status at the end.
 * Batches and databases must agree on raw mode, and the lock is held while any column family object lives.
+* No other Python thread runs during `write`, also while it syncs; during `flush_wal` they do. In two calls a second
+  thread was held for 2 % of the time instead of 80 % (commits of 1 KB), and at worst 7 ms instead of 60 (of 1 MB).
 
 Any number of processes may read a folder that another one has open: `open_read_only` shows it as it is then.
 
@@ -35,7 +37,6 @@ from rocksdict import (
     Options,
     Rdict,
     WriteBatch,
-    WriteOptions,
 )
 
 from managed_ledger.errors import (
@@ -156,8 +157,6 @@ class RocksDatabase:
         self._marked_at = monotonic()
         self._families = {family: database.get_column_family(family) for family in Family}
         self._handles = {family: database.get_column_family_handle(family) for family in Family}
-        self._plain, self._synced = WriteOptions(), WriteOptions()
-        self._synced.sync = True
 
     @classmethod
     def open(
@@ -246,7 +245,10 @@ class RocksDatabase:
     def write(self, batch: RocksBatch, *, sync: bool) -> None:
         """See base."""
         with _mapped(self._path, "write to the log"):
-            self._database.write(batch.raw, self._synced if sync else self._plain)
+            # In two calls: while rocksdict writes no other Python thread runs, while it syncs they do.
+            self._database.write(batch.raw)
+            if sync:
+                self._database.flush_wal(sync=True)
         if sync and self._monotonic() - self._marked_at >= MARKER_SECONDS:
             self._renew_marker()
 

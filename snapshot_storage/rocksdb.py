@@ -12,7 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from snapshot_storage.errors import SnapshotStorageError, StorageCorruptedError, StorageUnavailableError
+from snapshot_storage.errors import (
+    SnapshotStorageError,
+    StorageAccessError,
+    StorageCorruptedError,
+    StorageUnavailableError,
+)
 from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.rocksdb_folder import RocksDBFolder
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
@@ -26,7 +31,7 @@ _Result = TypeVar("_Result")
 _THREADS = 4
 
 # After a write that the disk refused; after damage it is opened again at once.
-_REOPENING_EVERY_S = 5.0
+_REPLACING_EVERY_S = 5.0
 
 
 class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder]):
@@ -51,12 +56,11 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
             memory: How much memory to take; by default 8 MiB to read and twice 8 to write.
             clock_s: A clock that never goes back.
         """
-        super().__init__(threads_max=_THREADS)
+        super().__init__(threads_max=_THREADS, clock_s=clock_s)
         self._path = path
         self._is_read_only = is_read_only
         self._memory = memory if memory is not None else RocksDBMemory()
-        self._clock_s = clock_s
-        self._next_reopening_s = -math.inf
+        self._next_replacing_s = -math.inf
 
     def _open_snapshots(self) -> RocksDBFolder:
         return RocksDBFolder.open(self._path, memory=self._memory, is_read_only=self._is_read_only)
@@ -66,7 +70,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         opened = self._open
         try:
             return await super()._run(operation, work)
-        except (StorageCorruptedError, StorageUnavailableError) as error:
+        except (StorageAccessError, StorageCorruptedError, StorageUnavailableError) as error:
             if opened is None or not opened.snapshots.needs_reopening or not self._may_reopen(error):
                 raise
             log.warning("opening the snapshots again: %s", error)
@@ -76,9 +80,9 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
     def _may_reopen(self, error: SnapshotStorageError) -> bool:
         """Whether to do so now: a disk that goes on refusing would have it closed most of the time."""
         now_s = self._clock_s()
-        if isinstance(error, StorageUnavailableError) and now_s < self._next_reopening_s:
+        if not isinstance(error, StorageCorruptedError) and now_s < self._next_replacing_s:
             return False
-        self._next_reopening_s = now_s + _REOPENING_EVERY_S
+        self._next_replacing_s = now_s + _REPLACING_EVERY_S
         return True
 
     async def find_damage(self) -> list[SnapshotStorageError]:

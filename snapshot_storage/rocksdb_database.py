@@ -21,7 +21,8 @@ blocks of 16 KiB are large enough. Lz4 reads faster, but a segment is read once 
 import errno
 import logging
 import os
-import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,10 @@ log = logging.getLogger(__name__)
 
 # RocksDB fills one buffer while it flushes another, and no third.
 _WRITE_BUFFERS_MAX = 2
+
+# What no further try helps against.
+_NEEDS_RIGHTS = tuple(map(os.strerror, (errno.EACCES, errno.EPERM, errno.EROFS)))
+_NEEDS_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 # Of what opening writes beside tables: manifest, options, an empty log, its diary.
 _OPENING_BYTES = 2**19
@@ -130,13 +135,21 @@ def names_missing_manifest(path: Path) -> bool:
         return False
 
 
-def has_room_to_open(path: Path) -> bool:
-    """Whether the disk has room for what opening the folder writes: a manifest, and its log as tables."""
+def can_be_opened(path: Path) -> bool:
+    """Whether the disk takes what opening the folder writes: a manifest, and its log as tables.
+
+    Asked by taking the room and giving it back: no figure of a file system tells of quotas and rights.
+    """
     try:
         logs_bytes = sum(log_file.stat().st_size for log_file in path.glob("*.log"))
-        return shutil.disk_usage(path).free > logs_bytes + _OPENING_BYTES
+        with tempfile.TemporaryFile(dir=path) as room:
+            if sys.platform == "linux":
+                os.posix_fallocate(room.fileno(), 0, logs_bytes + _OPENING_BYTES)
+            else:
+                room.write(bytes(logs_bytes + _OPENING_BYTES))
     except OSError:
         return False
+    return True
 
 
 def _options(memory: RocksDBMemory) -> Options:
@@ -173,12 +186,19 @@ def scan(database: Rdict, begin: bytes, end: bytes) -> Iterator[tuple[bytes, byt
         del iterator
 
 
-def disk_refused(operation: str, path: Path, error: OSError) -> SnapshotStorageError:
-    """Return our error: another try helps where there is no room, and not where rights are missing."""
+def disk_refused(operation: str, path: Path, error: Exception) -> SnapshotStorageError:
+    """Return our error: another try helps where there is no room, and not where rights are missing.
+
+    Args:
+        operation: What was being done.
+        path: In which folder.
+        error: The system's, or what rocksdict made of it: a text, and no number.
+    """
     text = f"cannot {operation} in {path}: {error}"
-    # Rocksdict's have a text, and no number.
-    if isinstance(error, PermissionError) or os.strerror(errno.EROFS) in str(error):
-        return StorageAccessError(f"{text}: whoever opens it, also to read, must be allowed to write to the folder")
+    if any(refusal in str(error) for refusal in _NEEDS_RIGHTS):
+        return StorageAccessError(f"{text}: mend that first, whoever opens it must be allowed to write to the folder")
+    if any(refusal in str(error) for refusal in _NEEDS_ROOM):
+        text += ": make room, and it goes on"
     return StorageUnavailableError(text)
 
 
@@ -229,7 +249,7 @@ def mapped(
             reason = f"the service that has it open changed it meanwhile: read it again ({reason})"
             raise StorageUnavailableError(f"cannot {operation} in {path}: {reason}") from error
         if not is_missing and not reason.startswith("Corruption"):
-            raise StorageUnavailableError(f"cannot {operation} in {path}: {reason}") from error
+            raise disk_refused(operation, path, error) from error
         if place.bucket_id is None:
             raise StorageCorruptedError(str(path), reason) from error
         raise SnapshotCorruptedError(reason, bucket_id=place.bucket_id, entry=place.entry) from error

@@ -31,8 +31,8 @@ from snapshot_storage.recently_used import RecentlyUsed
 from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.rocksdb_database import (
     BLOCK_BYTES,
+    can_be_opened,
     disk_refused,
-    has_room_to_open,
     mapped,
     names_missing_manifest,
     open_database,
@@ -239,9 +239,9 @@ class RocksDBFolder:
             self.needs_reopening = True
             stop_compacting(self._path)
             raise
-        except StorageUnavailableError:
+        except (StorageAccessError, StorageUnavailableError):
             # After a full disk, too, though there is room again. Not before: without room it could not be read either.
-            self.needs_reopening = not self._is_closed and has_room_to_open(self._path)
+            self.needs_reopening = not self._is_closed and can_be_opened(self._path)
             raise
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:

@@ -6,6 +6,7 @@ opens it; here is the order of opening, closing and calls in flight.
 
 import asyncio
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,10 @@ from snapshot_storage.storage import (
 )
 
 log = logging.getLogger(__name__)
+
+# Between tries to open again what could not be opened: each pause is twice the one before, up to the last.
+_REOPENING_PAUSE_S_MIN = 1.0
+_REOPENING_PAUSE_S_MAX = 60.0
 
 
 class BlockingWriting(Protocol):
@@ -88,15 +93,19 @@ class _Open(NamedTuple, Generic[Snapshots]):
 class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
     """Runs a `BlockingSnapshots` on threads of its own."""
 
-    def __init__(self, *, threads_max: int) -> None:
+    def __init__(self, *, threads_max: int, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._threads_max = threads_max
+        self._clock_s = clock_s
         self._open: _Open[Snapshots] | None = None
         # Opening and closing take turns, so that a second `close` returns when everything is really free.
         self._turn = asyncio.Lock()
         # Calls that come while it is opened again wait for this.
         self._reopening: asyncio.Future[None] | None = None
-        # Whether it is to be open and is not, as opening it again failed: the next call tries once more.
+        # Whether it is to be open and is not, as opening it again failed: a later call tries once more.
         self._is_reopening_due = False
+        self._refusal: SnapshotStorageError | None = None
+        self._reopening_pause_s = 0.0
+        self._next_reopening_s = 0.0
         self._behind: asyncio.Future[None] | None = None
 
     @abstractmethod
@@ -115,7 +124,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
                         # Nobody closes what nobody knows to be open.
                         await _to_the_end(asyncio.to_thread(opening.result().close))
                     raise
-                self._is_reopening_due = False
+                self._note_opened()
 
     async def close(self) -> None:
         """See base. Cancelled, it ends all the same before it says so."""
@@ -135,13 +144,15 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
                 has closed it and failed.
 
         Raises:
-            SnapshotStorageError: It cannot be opened; the next call tries again.
+            SnapshotStorageError: It cannot be opened, now or at the last try; a call after a pause tries again.
         """
         async with self._turn:
             if (None if self._open is None else self._open.snapshots) is not broken:
                 return
             if broken is None and not self._is_reopening_due:
                 return
+            if self._refusal is not None and self._clock_s() < self._next_reopening_s:
+                raise self._refusal.with_traceback(None)
             self._reopening = asyncio.get_running_loop().create_future()
             self._is_reopening_due = True
             try:
@@ -149,10 +160,25 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
                     opened, self._open = self._open, None
                     await asyncio.to_thread(opened.close)
                 self._open = await asyncio.to_thread(self._opened)
-                self._is_reopening_due = False
+                self._note_opened()
+            except SnapshotStorageError as error:
+                self._note_refusal(error)
+                raise
             finally:
                 self._reopening.set_result(None)
                 self._reopening = None
+
+    def _note_opened(self) -> None:
+        self._is_reopening_due = False
+        self._refusal = None
+        self._reopening_pause_s = 0.0
+
+    def _note_refusal(self, error: SnapshotStorageError) -> None:
+        if self._refusal is None:
+            log.warning("the storage is closed until it can be opened again: %s", error)
+        self._refusal = error
+        self._reopening_pause_s = min(max(_REOPENING_PAUSE_S_MIN, 2 * self._reopening_pause_s), _REOPENING_PAUSE_S_MAX)
+        self._next_reopening_s = self._clock_s() + self._reopening_pause_s
 
     def _opened(self) -> _Open[Snapshots]:
         return _Open(self._open_snapshots(), ThreadPoolExecutor(self._threads_max, thread_name_prefix="snapshots"))

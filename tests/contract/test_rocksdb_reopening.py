@@ -19,6 +19,7 @@ from snapshot_storage.storage import first_bucket_id
 
 DAMAGE = "Corruption: block checksum mismatch"
 FULL = "IO error: No space left on device"
+READ_ONLY = "IO error: Read-only file system"
 WAIT_S = 60
 
 
@@ -83,15 +84,17 @@ def _write(path: Path) -> None:
     asyncio.run(write())
 
 
-def test_a_folder_that_cannot_be_opened_again_at_once_is_tried_at_the_next_call(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_opened_again_at_once_is_tried_at_a_later_call(tmp_path: Path) -> None:
     """It was closed for ever: every call after it failed with an error that no one repeats."""
+    now_s = [100.0]
 
     async def scenario() -> None:
-        storage = _Storage(tmp_path, writes=[DAMAGE, DAMAGE], openings=2)
+        storage = _Storage(tmp_path, writes=[DAMAGE, DAMAGE], openings=2, clock_s=lambda: now_s[0])
         await storage.start()
         for _ in range(2):
             with pytest.raises(StorageUnavailableError):
                 await _create(storage)
+            now_s[0] += 60
         kept = await _create(storage)
         assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept]
         await storage.close()
@@ -101,14 +104,40 @@ def test_a_folder_that_cannot_be_opened_again_at_once_is_tried_at_the_next_call(
     asyncio.run(scenario())
 
 
-def test_a_writer_makes_it_open_again_too(tmp_path: Path) -> None:
-    """A caller that only begins snapshots must not wait for one that reads."""
+def test_a_folder_that_stays_refused_is_tried_ever_more_rarely(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a quota, say: each call tried, without end. It is told once, and goes on when the quota is lifted."""
+    now_s = [100.0]
 
     async def scenario() -> None:
-        async with _Storage(tmp_path, writes=[DAMAGE, DAMAGE], openings=1) as storage:
+        storage = _Storage(tmp_path, writes=[DAMAGE, DAMAGE], openings=10**6, clock_s=lambda: now_s[0])
+        async with storage:
+            for _ in range(6_000):
+                with pytest.raises(StorageUnavailableError, match="No space left"):
+                    await _create(storage)
+                now_s[0] += 0.1
+            # At the start, for the damage, then after 1, 2, 4, 8, 16, 32, and each 60 seconds more, in 600 seconds.
+            assert storage.openings == 2 + 6 + 8
+            assert sum("closed until it can be opened again" in record.message for record in caplog.records) == 1
+            storage.failing_openings = 0
+            now_s[0] += 60
+            kept = await _create(storage)
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept]
+
+    asyncio.run(scenario())
+
+
+def test_a_writer_makes_it_open_again_too(tmp_path: Path) -> None:
+    """A caller that only begins snapshots must not wait for one that reads."""
+    now_s = [100.0]
+
+    async def scenario() -> None:
+        async with _Storage(tmp_path, writes=[DAMAGE, DAMAGE], openings=1, clock_s=lambda: now_s[0]) as storage:
             lost = storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
             with pytest.raises(StorageUnavailableError):
                 await _create(storage)
+            now_s[0] += 60
             with pytest.raises(StorageUnavailableError, match="try again"):
                 storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
             assert storage._behind is not None
@@ -165,17 +194,19 @@ def test_a_cancelled_close_closes(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_writes_go_on_after_the_disk_refused_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refusal", [FULL, READ_ONLY])
+def test_writes_go_on_after_the_disk_refused_one(tmp_path: Path, refusal: str) -> None:
     """RocksDB takes none until it is opened again, which is done every few seconds at most, and compaction stays."""
     now_s = [100.0]
 
     async def scenario() -> None:
         # Each create that fails tries to remove what there is of it.
-        writes = [FULL, FULL, None, FULL, FULL, FULL, FULL]
+        writes = [refusal, refusal, None, refusal, refusal, refusal, refusal]
         storage = _Storage(tmp_path, writes=writes, clock_s=lambda: now_s[0])
         async with storage:
             for is_opened_again in (True, False, True):
-                with pytest.raises(StorageUnavailableError, match="try again" if is_opened_again else "No space left"):
+                expected = StorageUnavailableError if is_opened_again or refusal == FULL else StorageAccessError
+                with pytest.raises(expected, match="try again" if is_opened_again else refusal):
                     await _create(storage)
                 await _create(storage) if is_opened_again else None
                 now_s[0] += 3
@@ -273,7 +304,15 @@ def test_what_the_system_refuses_is_our_error_with_the_path(tmp_path: Path) -> N
         (PermissionError("Permission denied (os error 13)"), StorageAccessError),
         (OSError("Read-only file system (os error 30)"), StorageAccessError),
         (OSError("No space left on device (os error 28)"), StorageUnavailableError),
+        # RocksDB's own, of files that it writes later: an operator was never told, and each was tried for ever.
+        (Exception("IO error: While open a file for appending: /x.log: Permission denied"), StorageAccessError),
+        (Exception("IO error: Operation not permitted: While pwrite: /x.log"), StorageAccessError),
+        (Exception("IO error: Read-only file system: While fdatasync: /x.log"), StorageAccessError),
+        (Exception("IO error: No space left on device: While appending: /x.log"), StorageUnavailableError),
+        (Exception("IO error: Disk quota exceeded: While appending: /x.log"), StorageUnavailableError),
     ):
-        with pytest.raises(expected, match=f"cannot open in {tmp_path}: ") as raised, mapped("open", tmp_path):
+        advice = "mend that first" if expected is StorageAccessError else "make room, and it goes on"
+        text = f"cannot open in {tmp_path}: .*{advice}"
+        with pytest.raises(expected, match=text) as raised, mapped("open", tmp_path):
             raise error
         assert raised.value.__cause__ is error

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from managed_ledger_fakes import CountingDatabase, FakeClock, MemoryDatabase, append_all, open_store
@@ -429,3 +430,51 @@ def test_records_are_there_after_a_restart(tmp_path: Path) -> None:
         await again.close()
 
     asyncio.run(main())
+
+
+class _Recorded:
+    """A database that tells the order of its calls, and may fail to sync."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.calls: list[str] = []
+        self.refusal: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    def write(self, *args: object) -> None:
+        # Options would have it sync inside of the call, with every other thread at a stop.
+        self.calls.append("write" if len(args) == 1 else "write with options")
+        self._database.write(*args)
+
+    def flush_wal(self, *, sync: bool) -> None:
+        self.calls.append("sync" if sync else "flush")
+        if self.refusal is not None:
+            raise Exception(self.refusal)
+        self._database.flush_wal(sync=sync)
+
+
+def test_a_synced_write_is_synced_before_it_returns_and_by_a_call_of_its_own(tmp_path: Path) -> None:
+    """The event loop stood still while the disk synced; and no marker may promise what is not synced."""
+    seconds = iter(range(1000))
+    database = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20, monotonic=lambda: float(next(seconds)))
+    recorded = database._database = _Recorded(database._database)  # type: ignore[assignment]
+    marker = (tmp_path / MARKER_FILE).read_text()
+
+    def write(*, sync: bool) -> list[str]:
+        batch = database.new_batch()
+        batch.put(Family.META, b"x", b"value")
+        recorded.calls.clear()
+        database.write(batch, sync=sync)
+        return recorded.calls
+
+    recorded.refusal = "IO error: No space left on device"
+    with pytest.raises(StoreUnavailableError, match="No space left"):
+        write(sync=True)
+    assert (tmp_path / MARKER_FILE).read_text() == marker
+    recorded.refusal = None
+    assert write(sync=True) == ["write", "sync"]
+    assert (tmp_path / MARKER_FILE).read_text() != marker
+    assert write(sync=False) == ["write"]
+    database.close()
