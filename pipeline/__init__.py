@@ -3,7 +3,8 @@
 What a job reads and writes:
 
 - `header_log`, `log_folder`, `parquet_log`, `open_logs`: headers of messages, from a service's folder or an export.
-- `index_place`, `s3_location`, `cursor_log`: where snapshots are, and the cursors whose properties name them.
+- `index_place`, `s3_location`, `readable_index`, `cursor_log`: where snapshots are, and the cursors whose properties
+  name them.
 - `ledger_source`, `index_source`, `index_writer`: the same as Spark's data sources.
 
 What it does, without Spark:

@@ -9,7 +9,7 @@ and deletes snapshots that no property names.
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from uuid import uuid4
@@ -29,13 +29,21 @@ from pipeline.log_folder import LogFolder
 from pipeline.log_rebuild import rebuild_log
 from pipeline.open_logs import with_log
 from pipeline.parquet_log import file_system
+from pipeline.readable_index import ReadableIndex, list_readable
 from pipeline.row_checks import Acknowledged
 from pipeline.rules import RebuildRules
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.codec import decode_metadata
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
-from snapshot_storage.inspection import BucketProperty, Problem, is_bucket_property, orphans, ownership_problems
+from snapshot_storage.inspection import (
+    BucketProperty,
+    Problem,
+    ProblemKind,
+    is_bucket_property,
+    orphans,
+    ownership_problems,
+)
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
 TASK_ENTRIES_MAX = 500_000
@@ -61,7 +69,10 @@ class AuditReport:
     corrupt: dict[int, tuple[CursorName, str]] = field(default_factory=dict)
     """Snapshots that cannot be read, whose they are, and why; what they held counts as missing."""
     ownership: list[Problem] = field(default_factory=list)
-    """Snapshots without a property, and properties without a snapshot or with a wrong one."""
+    """Snapshots without a property, and properties without a snapshot or with a wrong one.
+
+    One that cannot even be listed and that no property names is `DAMAGED`, and nobody's.
+    """
     log_rows: int = 0
     index_rows: int = 0
 
@@ -76,7 +87,11 @@ class AuditReport:
 
     def affected(self) -> set[CursorName]:
         """The subscriptions whose index is to be rebuilt."""
-        owners = {CursorName(problem.topic_name, problem.cursor_name) for problem in self.ownership}
+        owners = {
+            CursorName(problem.topic_name, problem.cursor_name)
+            for problem in self.ownership
+            if problem.kind is not ProblemKind.DAMAGED
+        }
         of_rows = {CursorName(audited.topic, audited.cursor) for audited in self.positions}
         return owners | of_rows | {cursor for cursor, _ in self.corrupt.values()}
 
@@ -106,8 +121,7 @@ def audit(
 
     Raises:
         LedgerError: The log cannot be read.
-        SnapshotStorageError: The index cannot be opened, or the header of a snapshot is damaged, so that nobody can say
-            whose it is.
+        SnapshotStorageError: The index cannot be opened, or does not answer.
     """
     index = data if index is None else index
     job = uuid4().hex
@@ -115,12 +129,11 @@ def audit(
     every, ledgers = _read_log(folder)
     names = set(selected([cursor.name for cursor in every], topics, cursors))
     # After the cursors: what was stored since then has no property among those that were read.
-    infos, sealed = asyncio.run(_read_index(index, [cursor for cursor in every if cursor.name in names]))
+    readable, sealed = asyncio.run(_read_index(index, every, names))
+    infos = readable.infos
     report = AuditReport(now_ms, {name: Counter() for name in sorted(names)})
-    properties = [one for cursor in every for one in cursor.properties]
-    report.ownership = [
-        problem for problem in ownership_problems(infos, properties) if _is_wanted(problem, topics, cursors)
-    ]
+    _add_ownership(report, readable, [one for cursor in every for one in cursor.properties])
+    report.ownership = [problem for problem in report.ownership if _is_wanted(problem, topics, cursors)]
     tasks = []
     for cursor in every:
         if cursor.name in names:
@@ -132,6 +145,23 @@ def audit(
     for audited in SparkTasks(spark).run("audit", tasks, work, lambda _audited: on_step(1)):
         _add(report, audited)
     return report
+
+
+def _add_ownership(report: AuditReport, readable: ReadableIndex, properties: Sequence[BucketProperty]) -> None:
+    """Say which snapshots and properties do not belong to each other, and which cannot even be listed."""
+    named = {one.bucket_id: CursorName(one.topic_name, one.cursor_name) for one in properties}
+    for bucket_id, why in readable.damaged.items():
+        owner = named.get(bucket_id)
+        if owner is None:
+            report.ownership.append(Problem(ProblemKind.DAMAGED, bucket_id, "", "", f"no property names it; {why}"))
+        elif owner in report.counts:
+            report.corrupt[bucket_id] = (owner, why)
+    report.ownership += [
+        problem
+        for problem in ownership_problems(readable.infos, properties)
+        # What is there, and cannot be read, is named already.
+        if problem.kind is not ProblemKind.MISSING or problem.bucket_id not in readable.damaged
+    ]
 
 
 def _is_wanted(problem: Problem, topics: Sequence[str] | None, cursors: Sequence[str] | None) -> bool:
@@ -156,30 +186,40 @@ def _read_log(folder: str) -> tuple[list[_Cursor], list[LedgerExtent]]:
 
 
 async def _read_index(
-    index: str, cursors: Sequence[_Cursor]
-) -> tuple[list[BucketSnapshotInfo], dict[CursorName, Position]]:
-    """Return all snapshots, and up to where each subscription is in buckets."""
+    index: str, every: Sequence[_Cursor], names: Collection[CursorName]
+) -> tuple[ReadableIndex, dict[CursorName, Position]]:
+    """Return all snapshots, and up to where each of these subscriptions is in buckets."""
     async with open_index(index, is_read_only=True) as storage:
-        infos = await storage.list_bucket_snapshots()
-        return infos, {cursor.name: await _sealed_through(storage, _named(infos, cursor)) for cursor in cursors}
+        readable = await list_readable(storage, _ids([one for cursor in every for one in cursor.properties]))
+        there = {info.bucket_id for info in readable.infos} | readable.damaged.keys()
+        sealed = {
+            cursor.name: await _sealed_through(storage, [one for one in cursor.properties if one.bucket_id in there])
+            for cursor in every
+            if cursor.name in names
+        }
+        return readable, sealed
+
+
+def _ids(properties: Iterable[BucketProperty]) -> set[int]:
+    return {one.bucket_id for one in properties if one.bucket_id is not None}
 
 
 def _named(infos: Sequence[BucketSnapshotInfo], cursor: _Cursor) -> list[BucketSnapshotInfo]:
-    ids = {one.bucket_id for one in cursor.properties}
+    ids = _ids(cursor.properties)
     return [info for info in infos if info.bucket_id in ids]
 
 
-async def _sealed_through(storage: BucketSnapshotStorage, infos: Sequence[BucketSnapshotInfo]) -> Position:
+async def _sealed_through(storage: BucketSnapshotStorage, buckets: Iterable[BucketProperty]) -> Position:
     """Return the last position that a bucket has; the end of its range where it cannot be read."""
-    by_end: defaultdict[int, list[BucketSnapshotInfo]] = defaultdict(list)
-    for info in infos:
-        ledgers = parse_bucket_key(info.bucket_key)
+    by_end: defaultdict[int, set[int]] = defaultdict(set)
+    for one in buckets:
+        ledgers = parse_bucket_key(one.key)
         if ledgers is not None:
-            by_end[ledgers.last_ledger_id].append(info)
+            by_end[ledgers.last_ledger_id] |= _ids([one])
     last = Position(-1, -1)
-    for info in by_end[max(by_end)] if by_end else ():
+    for bucket_id in by_end[max(by_end)] if by_end else ():
         try:
-            segments = decode_metadata(await storage.get_bucket_snapshot_metadata(info.bucket_id))
+            segments = decode_metadata(await storage.get_bucket_snapshot_metadata(bucket_id))
             for segment in segments:
                 for ledger_id in segment.bitmaps:
                     # As live: what entry 0 says beyond the key does not count.
@@ -269,13 +309,11 @@ async def _delete_orphans(data: str, index: str, suspects: Iterable[int | None])
             if is_bucket_property(one[0])
         ]
         async with open_index(index) as storage:
-            gone = [
-                info
-                for info in orphans(await storage.list_bucket_snapshots(), properties)
-                if info.bucket_id in set(suspects)
-            ]
-            for info in gone:
-                await storage.delete_bucket_snapshot(info.bucket_id)
+            readable = await list_readable(storage, _ids(properties))
+            without_owner = {info.bucket_id for info in orphans(readable.infos, properties)}
+            gone = (without_owner | readable.damaged.keys() - _ids(properties)) & set(suspects)
+            for bucket_id in gone:
+                await storage.delete_bucket_snapshot(bucket_id)
     return len(gone)
 
 

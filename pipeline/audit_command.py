@@ -96,5 +96,6 @@ def _tell_findings(report: "AuditReport") -> None:
         click.echo(f"{cursor}: snapshot {bucket_id} is corrupt: {why}")
     for problem in report.ownership:
         kind = "dangling" if problem.kind == "missing" else problem.kind
-        click.echo(f"{problem.cursor_name} of {problem.topic_name}: {kind}: {problem.bucket_id}, {problem.what}")
+        owner = f"{problem.cursor_name} of {problem.topic_name}" if problem.topic_name else "nobody knows whose"
+        click.echo(f"{owner}: {kind}: {problem.bucket_id}, {problem.what}")
     click.echo("nothing is wrong" if report.is_clean else "the index is not as it should be")

@@ -19,6 +19,7 @@ from snapshot_storage.codec import decode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+from tracker.due_queue import NEVER
 
 FIRST_POSITION, LAST_POSITION = Position(0, 0), Position(2**63 - 1, 2**32)
 
@@ -32,6 +33,8 @@ class Finding(StrEnum):
     """In a bucket, and not to be delivered: the log has no such delayed message."""
     DUPLICATE = "duplicate"
     """In buckets more than once."""
+    MISTIMED = "mistimed"
+    """In a bucket with another time than the log has; listed with the bucket's."""
     ACKNOWLEDGED = "acknowledged"
     """In a bucket and acknowledged since: harmless, the tracker never hands it out."""
     UNSEALED = "unsealed"
@@ -112,6 +115,7 @@ def compare(
     once, once_keys = index.take(firsts), index_keys[firsts]
 
     log_is_gone = _is_acknowledged(in_log, acknowledged)
+    is_mistimed = _differ(once.deliver_at_ms, once_keys, in_log.deliver_at_ms, log_keys)
     is_extra = ~np.isin(once_keys, log_keys[~log_is_gone])
     is_gone = _is_acknowledged(once, acknowledged)
     is_absent = (in_log.deliver_at_ms > now_ms) & ~log_is_gone & ~np.isin(log_keys, index_keys)
@@ -120,6 +124,7 @@ def compare(
         Finding.MISSING: in_log.take(is_absent & is_sealed),
         Finding.STRAY: once.take(is_extra & ~is_gone),
         Finding.DUPLICATE: once.take(counts > 1),
+        Finding.MISTIMED: once.take(is_mistimed & ~is_extra),
         Finding.ACKNOWLEDGED: once.take(is_extra & is_gone),
         Finding.UNSEALED: in_log.take(is_absent & ~is_sealed),
     }
@@ -129,6 +134,19 @@ def _keys(rows: DelayedIndexes, ledgers: NDArray[np.int64]) -> NDArray[np.int64]
     """One number for each position: the rank of its ledger and its entry."""
     ranks = np.searchsorted(ledgers, rows.ledger_ids).astype(np.int64)
     return (ranks << 32) | rows.entry_ids
+
+
+def _differ(
+    times: NDArray[np.int64], keys: NDArray[np.int64], log_times: NDArray[np.int64], log_keys: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which rows have another time than the log has; none that the log does not have."""
+    if not len(log_keys):
+        return np.zeros(len(keys), np.bool_)
+    order = np.argsort(log_keys, kind="stable")
+    places = order[np.minimum(np.searchsorted(log_keys, keys, sorter=order), len(order) - 1)]
+    # As live: the largest number stands for "never" in the queues.
+    is_mistimed: NDArray[np.bool_] = (log_keys[places] == keys) & (np.minimum(log_times[places], NEVER - 1) != times)
+    return is_mistimed
 
 
 def _is_acknowledged(rows: DelayedIndexes, acknowledged: Acknowledged) -> NDArray[np.bool_]:

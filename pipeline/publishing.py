@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from managed_ledger.cursor_properties import CursorName
 from pipeline.cursor_log import CursorLog
+from pipeline.readable_index import list_readable
 from pipeline.staging import StagedSnapshot
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.object_format import DecodedObject
@@ -82,7 +83,8 @@ async def publish(
     old = {cursor: dict(cursors.properties(cursor)) for cursor in (*replaced, *gone_keys)}
     for cursor in replaced:
         gone_keys[cursor].update(bucket.key for bucket in read_properties(old[cursor]).buckets)
-    infos = {info.bucket_id: info for info in await storage.list_bucket_snapshots()}
+    # A snapshot that cannot even be listed is replaced, or left alone: it must not keep a rebuild from its work.
+    infos = {info.bucket_id: info for info in (await list_readable(storage, _ids(old.values()))).infos}
     published = Published()
     store = _Store(storage, infos, on_stored)
     try:

@@ -12,13 +12,17 @@ from pyspark.sql import SparkSession
 
 from broker.cli import main
 from managed_ledger.cursor_properties import CursorName
-from pipeline.audit import audit
+from pipeline.audit import audit, repair
+from pipeline.audit_rows import Finding
 from pipeline.cancel import cancel
 from pipeline.cursor_log import CursorLog
 from pipeline.index_place import open_index
 from pipeline.log_rebuild import rebuild_log
 from pipeline.merge import merge
 from pipeline.migrate import MigrateReport, migrate
+from pipeline.s3_location import s3_location
+from snapshot_storage.inspection import ProblemKind
+from snapshot_storage.s3_layout import object_key
 from tests.bulk_data import RULES, Header, live, some_times, stored, write_log
 from tests.contract.s3_servers import BUCKET, MinioServer, RealServer, VersityServer
 from tests.live_index import NOW_MS, StoredEntries
@@ -155,6 +159,33 @@ def test_an_index_is_made_and_merged_on_s3(spark: SparkSession, tmp_path: Path, 
     assert (moved.snapshots, moved.written) == (len(on_s3), len(on_s3))
     assert stored(tmp_path, SUB) == on_s3
     assert list(tmp_path.glob("*.staging")) == []
+
+
+@pytest.mark.parametrize("server", [VersityServer], indirect=True)
+def test_objects_that_are_no_snapshots_any_more_are_found_and_replaced(
+    spark: SparkSession, tmp_path: Path, location: str, server: RealServer
+) -> None:
+    """One that a property names, and one that none does: nothing of either can be read, not even whose it is."""
+    data = str(tmp_path)
+    headers = write_log(tmp_path, {"a": some_times(1, 430)})["a"]
+    rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
+    with CursorLog(tmp_path / "ledgers") as cursors:
+        named = read_properties(cursors.properties(SUB)).buckets[-1].bucket_id
+    prefix = s3_location(location).prefix
+    for bucket_id in (named, named + 1):
+        server.client.put_object(Bucket=BUCKET, Key=object_key(prefix, bucket_id), Body=b"no header")
+
+    torn = audit(spark, data, location, now_ms=NOW_MS)
+    deleted = repair(spark, data, torn, location, rules=SMALL)
+    again = audit(spark, data, location, now_ms=NOW_MS)
+
+    assert [(bucket_id, owner) for bucket_id, (owner, _) in torn.corrupt.items()] == [(named, SUB)]
+    assert [(problem.kind, problem.bucket_id) for problem in torn.ownership] == [(ProblemKind.DAMAGED, named + 1)]
+    assert torn.total(Finding.MISSING) > 0
+    assert torn.affected() == {SUB}
+    assert deleted == 1
+    assert again.is_clean
+    assert _stored_at(tmp_path, location, SUB) == live(headers, SMALL)
 
 
 @pytest.mark.parametrize("server", [VersityServer], indirect=True)

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-import numpy as np
+from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from pipeline.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, Finding, audit_task, compare
@@ -13,17 +13,16 @@ from pipeline.log_folder import LogFolder
 from pipeline.row_checks import Acknowledged
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.roaring import bitmap_of
 from tests.bulk_data import write_log
 
 NOW_MS = 1_000
 
 
 def test_every_position_is_judged_once() -> None:
-    """Missing, stray, duplicate, acknowledged, unsealed; due and indexed are in order."""
+    """Missing, stray, duplicate, acknowledged, unsealed, mistimed; due and indexed are in order."""
     in_log = DelayedIndexes.of([2_000] * 6 + [500, 2_000], [5, 5, 5, 5, 6, 7, 5, 6], [0, 1, 2, 3, 0, 0, 9, 1])
     index = DelayedIndexes.of([2_000] * 7, [5, 5, 5, 4, 6, 3, 5], [0, 1, 1, 7, 0, 3, 8])
-    gone = Acknowledged(Position(3, 10), {6: bitmap_of(np.array([0], np.uint32)).serialize()})
+    gone = Acknowledged(Position(3, 10), {6: BitMap([0]).serialize()})
 
     found = compare(index, in_log, gone, sealed_through=Position(6, 1), now_ms=NOW_MS)
 
@@ -31,9 +30,22 @@ def test_every_position_is_judged_once() -> None:
         Finding.MISSING: [(5, 2), (5, 3), (6, 1)],
         Finding.STRAY: [(4, 7), (5, 8)],
         Finding.DUPLICATE: [(5, 1)],
+        Finding.MISTIMED: [],
         Finding.ACKNOWLEDGED: [(3, 3), (6, 0)],
         Finding.UNSEALED: [(7, 0)],
     }
+
+
+def test_a_row_with_another_time_than_the_log_has_is_found() -> None:
+    """Too early, too late, or in a message that has no delay; "never" is stored as the last time but one."""
+    never = 2**63 - 1
+    in_log = DelayedIndexes.of([2_000, 2_000, 2_000, -1, never, 2_000], [5] * 6, [3, 2, 1, 0, 4, 9])
+    index = DelayedIndexes.of([7, 1_999, 2_000, 2_001, never - 1, 7], [5] * 6, [0, 1, 2, 3, 4, 8])
+
+    found = compare(index, in_log, Acknowledged(), sealed_through=Position(5, 9), now_ms=NOW_MS)
+
+    assert found[Finding.MISTIMED].to_rows() == [(7, 5, 0), (1_999, 5, 1), (2_001, 5, 3)]
+    assert [row[1:] for row in found[Finding.STRAY].to_rows()] == [(5, 8)]
 
 
 def test_nothing_and_nothing_agree() -> None:

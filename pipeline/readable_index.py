@@ -1,0 +1,50 @@
+"""What an index has where headers of snapshots are damaged: a list ends at the first one, and a repair must not.
+
+RocksDB keeps headers twice; on S3 one object that is cut short is enough. Whose such a snapshot was, only the property
+that names it can say.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+
+
+class ReadableIndex(NamedTuple):
+    """The snapshots of a storage."""
+
+    infos: list[BucketSnapshotInfo]
+    """All of them; where a header is damaged, those that are named and can be read."""
+    damaged: dict[int, str]
+    """Those that cannot even be listed, by id, and why."""
+
+
+async def list_readable(storage: BucketSnapshotStorage, named: Iterable[int]) -> ReadableIndex:
+    """List snapshots, whatever is damaged.
+
+    Args:
+        storage: Open.
+        named: The ids that cursors' properties name.
+
+    Raises:
+        SnapshotStorageError: The storage does not answer, or is damaged as a whole.
+    """
+    try:
+        return ReadableIndex(await storage.list_bucket_snapshots(), {})
+    except SnapshotCorruptedError as error:
+        found = [error, *await storage.find_damage()]
+    damaged = {
+        error.bucket_id: str(error)
+        for error in found
+        if isinstance(error, SnapshotCorruptedError) and error.bucket_id is not None
+    }
+    infos = []
+    for bucket_id in sorted(set(named) - damaged.keys()):
+        try:
+            infos.append((await storage.read_bucket_snapshot_head(bucket_id)).info)
+        except BucketNotFoundError:
+            continue
+        except SnapshotCorruptedError as error:
+            damaged[bucket_id] = str(error)
+    return ReadableIndex(infos, damaged)
