@@ -23,7 +23,6 @@ from uuid import uuid4
 
 from pyroaring import BitMap
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import CursorNotFoundError
@@ -40,6 +39,7 @@ from pipeline.cancel_rows import (
 )
 from pipeline.cursor_log import CursorLog, selected
 from pipeline.index_place import cursor_folder, may_have_index, open_index, staging_place, with_index
+from pipeline.number_columns import check_types, whole
 from pipeline.publishing import each_of, publish
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, attempt_name
 from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter
@@ -56,7 +56,7 @@ INTERNAL_PREFIX = "#"
 
 
 class BadPosition(NamedTuple):
-    """A row that is no position; None where its column is null."""
+    """A row that is no position; None where its column is null or no whole number."""
 
     topic: str | None
     ledger_id: int | None
@@ -131,7 +131,7 @@ def cancel(
         CursorNotFoundError: No topic has a subscription of one of these names; nothing was cancelled.
         SnapshotStorageError: The index was not changed; the messages may be cancelled all the same: run it again.
     """
-    _check_columns(positions)
+    check_types(dict(positions.dtypes), POSITION_COLUMNS, "positions need")
     report = CancelReport()
     folder = cursor_folder(data, cursor_log)
     with CursorLog(folder) as owners:
@@ -160,15 +160,6 @@ def cancel(
     return report
 
 
-def _check_columns(positions: DataFrame) -> None:
-    types = dict(positions.dtypes)
-    for name in POSITION_COLUMNS:
-        allowed = ("string",) if name == "topic" else ("tinyint", "smallint", "int", "bigint")
-        if types.get(name) not in allowed:
-            found = f"is {types[name]}" if name in types else "is missing"
-            raise ValueError(f"positions need the columns {', '.join(POSITION_COLUMNS)}, but {name} {found}")
-
-
 def _named(owners: CursorLog, cursors: Sequence[str]) -> list[CursorName]:
     subscriptions = [name for name in owners.names() if not name.cursor.startswith(INTERNAL_PREFIX)]
     there = {name.cursor for name in subscriptions}
@@ -179,7 +170,8 @@ def _named(owners: CursorLog, cursors: Sequence[str]) -> list[CursorName]:
 
 
 def _gathered(positions: DataFrame, report: CancelReport) -> dict[str, Positions]:
-    columns = [F.col(name) if name == "topic" else F.col(name).cast("bigint") for name in POSITION_COLUMNS]
+    types = dict(positions.dtypes)
+    columns = ["topic", *(whole(name, types[name]).alias(name) for name in POSITION_COLUMNS if name != "topic")]
     asked: defaultdict[str, Positions] = defaultdict(dict)
     for topic, ledger_id, entry_id, data in positions.select(*columns).mapInArrow(gather, GATHERED_DDL).collect():
         if data is None:

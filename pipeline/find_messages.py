@@ -81,12 +81,17 @@ def find_messages(
 def read_positions(spark: SparkSession, path: str) -> DataFrame:
     """Return the positions in Parquet files, or in CSV files with a header if the name ends so.
 
+    What is no number in a CSV file is null.
+
     Raises:
         ValueError: They cannot be read.
     """
     try:
         if path.endswith(".csv"):
-            return spark.read.csv(path, header=True, inferSchema=True)
+            # Spark would guess the types from the rows: of a file without any, or with one bad one, text.
+            texts = spark.read.csv(path, header=True)
+            numbers = [name for name in POSITION_COLUMNS if name in texts.columns and name != "topic"]
+            return texts.withColumns({name: F.col(name).try_cast("bigint") for name in numbers})
         return spark.read.parquet(path)
     except AnalysisException as error:
         raise ValueError(f"The positions in {path} cannot be read: {error}") from error

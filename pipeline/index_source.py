@@ -33,8 +33,9 @@ from pyspark.sql.types import StructType
 
 from pipeline.header_log import BATCH_ROWS
 from pipeline.index_place import with_index
-from pipeline.index_writer import IndexWriter
+from pipeline.index_writer import WRITTEN_COLUMNS, IndexWriter
 from pipeline.ledger_source import required_path
+from pipeline.number_columns import check_types
 from pipeline.pushed_filters import PushedFilters, is_pushing
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.codec import decode_segment
@@ -88,6 +89,7 @@ class IndexDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> IndexWriter:
         """See base."""
         location = required_path(self.options, "postdate_index")
+        check_types({field.name: field.dataType.simpleString() for field in schema}, WRITTEN_COLUMNS, "an index needs")
         return IndexWriter(location, self.options, schema.names, overwrite=overwrite)
 
 

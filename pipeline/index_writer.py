@@ -73,9 +73,6 @@ class IndexWriter(DataSourceArrowWriter):
     """See module; made on the driver, sent to the tasks, and asked to commit on the driver."""
 
     def __init__(self, location: str, options: Mapping[str, str], columns: Sequence[str], *, overwrite: bool) -> None:
-        missing = [name for name in WRITTEN_COLUMNS if name not in columns]
-        if missing:
-            raise ValueError(f"an index needs the columns {', '.join(WRITTEN_COLUMNS)}; missing: {', '.join(missing)}")
         self._location = location
         self._columns = [list(columns).index(name) for name in WRITTEN_COLUMNS]
         self._overwrite = overwrite

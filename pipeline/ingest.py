@@ -22,7 +22,7 @@ from managed_ledger.errors import CursorNotFoundError
 from pipeline.cursor_log import CursorLog
 from pipeline.index_place import cursor_folder
 from pipeline.index_writer import write_index
-from pipeline.rebuild import HEADER_COLUMNS, rebuild, set_aside
+from pipeline.rebuild import check_headers, rebuild, set_aside
 from pipeline.rules import RebuildRules
 
 STREAM_SCHEMA = "topic string, ledger_id bigint, entry_id bigint, deliver_at_ms bigint"
@@ -65,15 +65,13 @@ def ingest(
         on_batch: Told of each batch when it is in the index, and before Spark knows; from a thread.
 
     Raises:
-        ValueError: `stream` is none, or a column is missing.
+        ValueError: `stream` is none, or a column is missing or has another type.
         LedgerError: There is no log, or a service has it open.
         CursorNotFoundError: No topic has a subscription of one of these names.
     """
     if not stream.isStreaming:
         raise ValueError("ingest needs a stream (spark.readStream); for what is at rest, use rebuild and write_index")
-    missing = [name for name in HEADER_COLUMNS if name not in stream.columns]
-    if missing:
-        raise ValueError(f"the stream needs the columns {', '.join(HEADER_COLUMNS)}; missing: {', '.join(missing)}")
+    check_headers(stream)
     _check_cursors(data, cursors)
 
     def write(batch: DataFrame, batch_id: int) -> None:

@@ -3,9 +3,9 @@
     headers ──► usable and delayed ──► rows per ledger ──► plan (driver) ──► index rows, each with its bucket
             └─► set aside                                                    ──► `write_index`
 
-Headers are four columns: topic, ledger_id, entry_id, deliver_at_ms (-1 where a message has no delay). They are read
-twice, to count and to build, so cache what is expensive to read; one shuffle brings the rows of a bucket together.
-A log of Postdate needs neither: that is `log_rebuild`.
+Headers are four columns: topic, ledger_id, entry_id, deliver_at_ms (-1 where a message has no delay); numbers may be
+decimals. They are read twice, to count and to build, so cache what is expensive to read; one shuffle brings the rows of
+a bucket together. A log of Postdate needs neither: that is `log_rebuild`.
 
 A position that comes twice is indexed once. It is counted twice, though, so a bucket may then end a ledger earlier than
 the live one. A ledger is never split: `rows_per_bucket_max` does not count here.
@@ -16,6 +16,7 @@ Not here: subtracting acknowledged positions, which is an anti join of the calle
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
+from pipeline.number_columns import check_types, is_decimal, whole
 from pipeline.planning import LedgerCount, PlannedBucket, plan_buckets
 from pipeline.rules import RebuildRules
 from snapshot_storage.segment_rows import ENTRY_ID_MAX
@@ -30,8 +31,8 @@ def set_aside(headers: DataFrame) -> DataFrame:
 
     Nothing that is wrong with one row fails a job over millions. Count these, look at them, and mend their source.
     """
-    _check_columns(headers)
-    return headers.withColumn("reason", _reason()).where("reason is not null")
+    check_headers(headers)
+    return headers.withColumn("reason", _reason(headers)).where("reason is not null")
 
 
 def rebuild(headers: DataFrame, rules: RebuildRules, *, cursor: str) -> DataFrame:
@@ -42,9 +43,11 @@ def rebuild(headers: DataFrame, rules: RebuildRules, *, cursor: str) -> DataFram
     Raises:
         ValueError: A column is missing or holds no whole numbers.
     """
-    _check_columns(headers)
-    delayed = headers.select(*HEADER_COLUMNS).where(_reason().isNull() & (F.col("deliver_at_ms") > rules.now_ms))
-
+    check_headers(headers)
+    types = dict(headers.dtypes)
+    numbers = [whole(name, types[name]).alias(name) for name in HEADER_COLUMNS if name != "topic"]
+    good = headers.where(_reason(headers).isNull() & (F.col("deliver_at_ms") > rules.now_ms))
+    delayed = good.select("topic", *numbers)
     buckets = _plan(delayed, rules, cursor)
     ledgers = headers.sparkSession.createDataFrame(
         [(bucket.topic, piece.ledger_id, k) for k, bucket in enumerate(buckets) for piece in bucket.pieces],
@@ -55,24 +58,26 @@ def rebuild(headers: DataFrame, rules: RebuildRules, *, cursor: str) -> DataFram
     )
 
 
-def _check_columns(headers: DataFrame) -> None:
-    types = dict(headers.dtypes)
-    missing = [name for name in HEADER_COLUMNS if name not in types]
-    if missing:
-        raise ValueError(f"headers need the columns {', '.join(HEADER_COLUMNS)}; missing: {', '.join(missing)}")
-    for name in HEADER_COLUMNS:
-        allowed = ("string",) if name == "topic" else ("tinyint", "smallint", "int", "bigint")
-        if types[name] not in allowed:
-            raise ValueError(f"the column {name} must be {allowed[-1]}, but is {types[name]}")
+def check_headers(headers: DataFrame) -> None:
+    """Refuse what are no headers.
+
+    Raises:
+        ValueError: A column is missing or holds no whole numbers.
+    """
+    check_types(dict(headers.dtypes), HEADER_COLUMNS, "headers need")
 
 
-def _reason() -> Column:
+def _reason(headers: DataFrame) -> Column:
     """Say why no index can hold a row; null where one can."""
-    is_null = F.lit(False)
+    types = dict(headers.dtypes)
+    is_null, is_odd = F.lit(False), F.lit(False)
     for name in HEADER_COLUMNS:
         is_null = is_null | F.col(name).isNull()
+        if is_decimal(types[name]):
+            is_odd = is_odd | whole(name, types[name]).isNull()
     return (
         F.when(is_null, "a column is null")
+        .when(is_odd, "a number is not whole or needs more than 64 bits")
         .when(F.col("ledger_id") < 0, "ledger_id is negative")
         .when((F.col("entry_id") < 0) | (F.col("entry_id") > ENTRY_ID_MAX), "entry_id is not within 0 and 2^32 - 1")
         .when(F.col("deliver_at_ms") < NOT_DELAYED, "deliver_at_ms is below -1")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
 from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
 from dispatcher.slots import sticky_hash
@@ -155,6 +156,29 @@ def test_what_is_no_position_or_unknown_is_counted(spark: SparkSession, tmp_path
     assert _acknowledged(tmp_path, SUB) == {ledger_id: BitMap([49])}
 
 
+def test_positions_of_a_file_are_read_whatever_is_in_it(spark: SparkSession, tmp_path: Path) -> None:
+    """A header without rows, a word where a number must be, columns in another order; decimals, as databases give."""
+    headers = write_log(tmp_path, {"a": [NOW_MS + 5 + entry for entry in range(9)]})["a"]
+    ledger_id = headers[0].ledger_id
+    (tmp_path / "empty.csv").write_text("topic,ledger_id,entry_id\n")
+    (tmp_path / "odd.csv").write_text(f"entry_id,note,topic,ledger_id\nx,?,a,{ledger_id}\n3,!,a,{ledger_id}\n")
+    decimals = _frame(spark, [("a", ledger_id, 4)]).withColumns(
+        {"ledger_id": F.col("ledger_id").cast("decimal(38,0)"), "entry_id": F.col("entry_id").cast("decimal(20,2)")}
+    )
+
+    empty, odd = (
+        cancel(read_positions(spark, str(tmp_path / name)), str(tmp_path), cursors=["sub"])
+        for name in ("empty.csv", "odd.csv")
+    )
+    cancel(decimals, str(tmp_path), cursors=["sub"])
+    half = cancel(decimals.withColumn("entry_id", F.lit("4.5").cast("decimal(5,1)")), str(tmp_path), cursors=["sub"])
+
+    assert (empty.asked, empty.bad_rows) == (0, [])
+    assert (odd.asked, odd.bad_rows) == (1, [BadPosition("a", ledger_id, None)])
+    assert (half.asked, half.bad_rows) == (0, [BadPosition("a", ledger_id, None)])
+    assert _acknowledged(tmp_path, SUB) == {ledger_id: BitMap([3, 4])}
+
+
 def test_a_damaged_bucket_keeps_nobody_from_cancelling(spark: SparkSession, tmp_path: Path) -> None:
     """It is told of and left alone; the acknowledgement is what counts."""
     headers = write_log(tmp_path, {"a": [NOW_MS + 5 + entry for entry in range(300)]})["a"]
@@ -267,7 +291,7 @@ def test_a_cancellation_that_cannot_be_done_changes_nothing(spark: SparkSession,
     asyncio.run(beside())
     with pytest.raises(CursorNotFoundError, match="No topic has a subscription none"):
         cancel(positions, str(tmp_path), cursors=["sub", "none"])
-    with pytest.raises(ValueError, match="but entry_id is missing"):
+    with pytest.raises(ValueError, match="missing: entry_id"):
         cancel(positions.drop("entry_id"), str(tmp_path), cursors=["sub"])
     with pytest.raises(ValueError, match="cannot be read"):
         read_positions(spark, str(tmp_path / "none.parquet"))

@@ -157,6 +157,25 @@ def test_rows_that_no_index_can_hold_are_set_aside(spark: SparkSession) -> None:
     assert sorted(map(tuple, index)) == [(1, 0, NOW_MS + 5), (1, 2**32 - 1, NOW_MS + 6)]
 
 
+def test_decimals_of_a_database_are_whole_numbers_or_bad_rows(spark: SparkSession) -> None:
+    """A fraction and what needs more than 64 bits are set aside, and fail nothing."""
+    numbers = [("1", "0", NOW_MS + 5), ("1", "1.5", NOW_MS + 5), (str(2**63), "2", NOW_MS + 5), ("-1", "3", NOW_MS + 5)]
+    headers = _frame(spark, []).union(
+        spark.createDataFrame(numbers, "ledger_id string, entry_id string, deliver_at_ms bigint").selectExpr(
+            "'t'", "cast(ledger_id as decimal(38,0))", "cast(entry_id as decimal(10,2))", "deliver_at_ms"
+        )
+    )
+
+    reasons = {str(row.entry_id): row.reason for row in set_aside(headers).collect()}
+    index = rebuild(headers, RULES, cursor="c").select("ledger_id", "entry_id", "deliver_at_ms")
+
+    assert headers.dtypes[1][1].startswith("decimal")
+    odd = "a number is not whole or needs more than 64 bits"
+    assert reasons == {"1.50": odd, "2.00": odd, "3.00": "ledger_id is negative"}
+    assert [tuple(row) for row in index.collect()] == [(1, 0, NOW_MS + 5)]
+    assert {type_name for _, type_name in index.dtypes} == {"bigint"}
+
+
 def test_headers_of_another_form_are_refused(spark: SparkSession) -> None:
     """Before anything runs, with the column."""
     headers = _frame(spark, [])

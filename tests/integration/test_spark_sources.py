@@ -187,6 +187,11 @@ def test_a_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) 
             write_index(rows.withColumn(column, value), str(tmp_path), mode="overwrite", options=CUT)
     with pytest.raises(PySparkException, match="missing: cursor"):
         rows.drop("cursor").write.format("postdate_index").mode("append").save(str(tmp_path))
+    # Spark's timestamps are microseconds: they would be taken for times a thousand times as late.
+    with pytest.raises(PySparkException, match=r"must be bigint, but is timestamp: take unix_millis\(deliver_at_ms\)"):
+        write_index(rows.withColumn("deliver_at_ms", F.current_timestamp()), str(tmp_path), mode="append")
+    with pytest.raises(PySparkException, match="the column entry_id must be bigint, but is double"):
+        write_index(rows.withColumn("entry_id", F.lit(1.0)), str(tmp_path), mode="append")
 
     assert stored(tmp_path, SUB) == index
     assert list(tmp_path.glob("*.staging")) == []
