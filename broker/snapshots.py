@@ -9,17 +9,22 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
+from snapshot_storage.unreadable import PATIENT, Patience
 
+OWNER_FILE_NAME: Final = "snapshot-owner.json"
 RETRIES: Final = Retries()
 """How patient the tools and the start of a service are."""
 
 
-def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
+def snapshot_storage_of(
+    config: BrokerConfig, *, is_read_only: bool = False, patience: Patience = PATIENT
+) -> BucketSnapshotStorage:
     """Return the storage that the configuration names, not started.
 
     Args:
         config: The configuration.
         is_read_only: For a program that reads beside a service, and must change nothing.
+        patience: How long an object on S3 may fail before it counts as unreadable.
 
     Raises:
         StorageAccessError: It needs what is not installed.
@@ -35,8 +40,9 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
                 raise StorageAccessError(
                     f"bucketSnapshotStorage=s3 needs `pip install 'postdate[s3]'`: {error}"
                 ) from error
-            owner_file = config.data_directory / "snapshot-owner.json"
-            return S3BucketSnapshotStorage(config.s3, is_read_only=is_read_only, owner_file=owner_file)
+            return S3BucketSnapshotStorage(
+                config.s3, is_read_only=is_read_only, owner_file=owner_file(config.data_directory), patience=patience
+            )
         case _:
             return RocksDBBucketSnapshotStorage(
                 snapshots_folder(config), is_read_only=is_read_only, memory=config.rocksdb
@@ -45,7 +51,15 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
 
 def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
     """Return the same for a program that has no patience of its own, as a tracker has: see `Retries`."""
-    return RetryingBucketSnapshotStorage(snapshot_storage_of(config, is_read_only=is_read_only), RETRIES)
+    # What fails at each try is unreadable for a tool, which comes back tomorrow.
+    patience = Patience(failures_min=RETRIES.tries_max, failing_s_min=0)
+    storage = snapshot_storage_of(config, is_read_only=is_read_only, patience=patience)
+    return RetryingBucketSnapshotStorage(storage, RETRIES)
+
+
+def owner_file(data_directory: Path) -> Path:
+    """Return the file by which a data folder proves that a prefix on S3 is its own."""
+    return data_directory / OWNER_FILE_NAME
 
 
 def snapshots_folder(config: BrokerConfig) -> Path:

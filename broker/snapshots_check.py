@@ -150,7 +150,18 @@ def _check_segment(
         report(ProblemKind.INCONSISTENT, f"segment {number}: {what}")
 
 
-async def collect_garbage(config: BrokerConfig, which: Filter, *, is_dry_run: bool) -> list[BucketSnapshotInfo]:
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """What no property names."""
+
+    infos: list[BucketSnapshotInfo]
+    unreadable: dict[int, str]
+    """Why nobody can say whose some others were, by id; looked for only where all topics and cursors are meant."""
+    damaged: dict[int | None, str]
+    """What is wrong with snapshots that are no garbage, as far as their ids are known."""
+
+
+async def collect_garbage(config: BrokerConfig, which: Filter, *, is_dry_run: bool) -> Garbage:
     """Delete the snapshots that no property names, and return them.
 
     Args:
@@ -164,8 +175,13 @@ async def collect_garbage(config: BrokerConfig, which: Filter, *, is_dry_run: bo
         SnapshotStorageError: The storage cannot be opened or does not answer.
     """
     async with open_place(config, is_read_only=is_dry_run) as place:
-        garbage = orphans(await place.infos(which), await place.properties(Filter()))
+        infos, damaged = await place.readable_infos(which)
+        properties = await place.properties(Filter())
+        named = {one.bucket_id for one in properties}
+        unreadable = {one: what for one, what in damaged.items() if one is not None and one not in named}
+        damaged = {one: what for one, what in damaged.items() if one not in unreadable}
+        garbage = Garbage(orphans(infos, properties), unreadable, damaged)
         if not is_dry_run:
-            for info in garbage:
-                await place.storage.delete_bucket_snapshot(info.bucket_id)
+            for bucket_id in (*(info.bucket_id for info in garbage.infos), *unreadable):
+                await place.storage.delete_bucket_snapshot(bucket_id)
         return garbage

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -134,10 +134,7 @@ def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
         click.echo(json.dumps([summary_json(summary) for summary in summaries], indent=2))
     else:
         print_list(_console(), summaries)
-    for reason in damaged.values():
-        click.echo(f"postdate: {reason}; listed is what else the cursors name", err=True)
-    if damaged:
-        sys.exit(EXIT_CODE_PROBLEMS)
+    _tell_damage(damaged)
 
 
 @snapshots.command(
@@ -158,7 +155,18 @@ def show(config: BrokerConfig, *, bucket_id: int, is_all: bool) -> None:
         async with open_place(config) as place:
             await _show(place, bucket_id, is_all=is_all)
 
-    _run(read())
+    try:
+        _run(read())
+    except SnapshotCorruptedError as error:
+        _tell_damage({bucket_id: str(error)})
+
+
+def _tell_damage(damaged: Mapping[int | None, str]) -> None:
+    """Name what could not be looked at, and end with the exit code of damage, if there is any."""
+    for reason in damaged.values():
+        click.echo(f"postdate: {reason}", err=True)
+    if damaged:
+        sys.exit(EXIT_CODE_PROBLEMS)
 
 
 async def _show(place: Place, bucket_id: int, *, is_all: bool) -> None:
@@ -223,7 +231,8 @@ def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float) 
     """Check every checksum, every bitmap against its segment, and every cursor property against the storage.
 
     Exit code 1 and a table if anything is wrong. What seems wrong is looked at a second time a little later, as the
-    snapshots of a running service come and go.
+    snapshots of a running service come and go. A snapshot that the storage has lost without a trace is known by the
+    property that names it, and by nothing else.
     """
     with _progress("verified") as advance:
         verdict = _run(verify(config, which, advance, second_look_after_s=second_look_after_s))
@@ -247,9 +256,12 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool) -> None:
     """Delete the snapshots that no cursor names. Refuses beside a running service, which cleans up by itself.
 
     Beside a running service, --dry-run may name a snapshot that is just being made. An S3 prefix belongs to one
-    service: on that of another one, this and every other command is refused.
+    service: on that of another one, this and every other command is refused. Exit code 1 if a snapshot that a cursor
+    names is damaged; that one is left to the service.
     """
-    print_garbage(_console(), _run(collect_garbage(config, which, is_dry_run=dry_run)), is_dry_run=dry_run)
+    garbage = _run(collect_garbage(config, which, is_dry_run=dry_run))
+    print_garbage(_console(), garbage, is_dry_run=dry_run)
+    _tell_damage(garbage.damaged)
 
 
 @snapshots.command(

@@ -70,17 +70,26 @@ class Place:
         return _in_order(await self.storage.list_bucket_snapshots(which.topic_name, which.cursor_name))
 
     async def readable_infos(self, which: Filter) -> tuple[list[BucketSnapshotInfo], dict[int | None, str]]:
-        """List snapshots; where headers are damaged, those that the cursors' properties name.
+        """List the snapshots that can be found, by a list or as the cursors' properties name them.
 
         Returns:
-            The snapshots in order, and what is wrong with others, by id as far as that is known.
+            The snapshots in order, and what is wrong with others, by id as far as that is known. Of one topic or
+            cursor, others are those that its properties name: whose a damaged header was, nobody can say.
         """
-        try:
-            return await self.infos(which), {}
-        except (SnapshotCorruptedError, StorageCorruptedError) as error:
-            damaged: dict[int | None, str] = {_bucket_id_in(error): str(error)}
+        named = {one.bucket_id for one in await self.properties(which) if one.bucket_id is not None}
+        damaged: dict[int | None, str] = {}
         infos: list[BucketSnapshotInfo] = []
-        for bucket_id in sorted({one.bucket_id for one in await self.properties(which) if one.bucket_id is not None}):
+        try:
+            infos = await self.infos(which)
+            damaged = {
+                bucket_id: what
+                for bucket_id, what in (await self._left_out(infos)).items()
+                if which == Filter() or bucket_id in named
+            }
+        except (SnapshotCorruptedError, StorageCorruptedError) as error:
+            damaged[error.bucket_id if isinstance(error, SnapshotCorruptedError) else None] = str(error)
+        found = {info.bucket_id for info in infos}
+        for bucket_id in sorted(named - found - damaged.keys()):
             try:
                 infos.append((await self.storage.read_bucket_snapshot_head(bucket_id)).info)
             except SnapshotCorruptedError as error:
@@ -88,6 +97,15 @@ class Place:
             except BucketNotFoundError:
                 continue
         return _in_order(infos), damaged
+
+    async def _left_out(self, infos: list[BucketSnapshotInfo]) -> dict[int | None, str]:
+        """Return what is wrong with snapshots that a list leaves out; a second copy of a header is as good as one."""
+        found = {info.bucket_id for info in infos}
+        return {
+            error.bucket_id: str(error)
+            for error in await self.storage.find_damage()
+            if isinstance(error, SnapshotCorruptedError) and error.bucket_id not in found
+        }
 
     async def info(self, bucket_id: int) -> BucketSnapshotInfo:
         """Find one snapshot.
@@ -142,10 +160,6 @@ class Place:
 
 def _in_order(infos: list[BucketSnapshotInfo]) -> list[BucketSnapshotInfo]:
     return sorted(infos, key=lambda info: (info.topic_name, info.cursor_name, info.bucket_id))
-
-
-def _bucket_id_in(error: SnapshotCorruptedError | StorageCorruptedError) -> int | None:
-    return error.bucket_id if isinstance(error, SnapshotCorruptedError) else None
 
 
 async def readable_segments(

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from broker.snapshots_check import Verdict
+from broker.snapshots_check import Garbage, Verdict
 from broker.snapshots_copy import Copied
 from broker.snapshots_place import Summary
 from snapshot_storage.bucket_key import parse_bucket_key
@@ -204,6 +204,12 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
         f"{verdict.properties:,} cursor " + ("property" if verdict.properties == 1 else "properties"),
     )
     console.print(f"Checked {', '.join(looked_at)}.")
+    if not verdict.properties:
+        console.print(
+            "No cursor property was there to compare with: a snapshot that the storage has lost without a trace is not "
+            "missed here.",
+            soft_wrap=True,
+        )
     if not verdict.problems:
         console.print("[green]Nothing is wrong.[/]")
         return
@@ -232,19 +238,22 @@ def _advice(verdict: Verdict) -> str:
     return " ".join(parts)
 
 
-def print_garbage(console: Console, garbage: Sequence[BucketSnapshotInfo], *, is_dry_run: bool) -> None:
+def print_garbage(console: Console, garbage: Garbage, *, is_dry_run: bool) -> None:
     """Print what was deleted, or would be."""
-    if not garbage:
+    if not garbage.infos and not garbage.unreadable:
         console.print("Every snapshot is named by a cursor: nothing to delete.")
         return
-    for group in _by_cursor(console, garbage):
+    for group in _by_cursor(console, garbage.infos):
         table = _table(("id", "right"), ("ledgers", "left"), ("bytes", "right"))
         for info in group:
             table.add_row(str(info.bucket_id), ledgers_of(info), size(info.length_bytes))
         console.print(table)
-    freed = size(sum(info.length_bytes for info in garbage))
+    for bucket_id, what in garbage.unreadable.items():
+        console.print(f"[red]Unreadable:[/] {id_shown(bucket_id)}: {escape(what)}", soft_wrap=True)
+    freed = size(sum(info.length_bytes for info in garbage.infos))
     done = "Would delete" if is_dry_run else "Deleted"
-    console.print(f"{done} {counted(len(garbage), 'snapshot')} that no cursor names, {freed}.")
+    count = len(garbage.infos) + len(garbage.unreadable)
+    console.print(f"{done} {counted(count, 'snapshot')} that no cursor names, {freed}.")
 
 
 def print_copied(console: Console, copied: Copied, target: str) -> None:

@@ -44,6 +44,8 @@ class Fault(StrEnum):
     FLIPPED_BIT = "flipped bit"
     LOST_DELETE = "lost delete"
     """Reported as done, and not done."""
+    UNREADABLE = "unreadable for ever"
+    """The snapshot is stored, and no read of it ever succeeds; all others do."""
 
 
 READS: Final = frozenset({Operation.HEAD, Operation.METADATA, Operation.SEGMENT})
@@ -53,6 +55,7 @@ _ONLY_OF: Final = {
     Fault.TORN_READ: READS,
     Fault.FLIPPED_BIT: READS,
     Fault.LOST_DELETE: frozenset({Operation.DELETE}),
+    Fault.UNREADABLE: frozenset({Operation.CREATE}),
 }
 
 

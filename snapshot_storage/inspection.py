@@ -93,7 +93,7 @@ def _property_problem(
         return ProblemKind.ALIEN, f"{one.key} names it, and so does {other.key} of {other.topic_name}"
     info = by_id.get(one.bucket_id)
     if info is None:
-        return ProblemKind.MISSING, f"{one.key} names it"
+        return ProblemKind.MISSING, f"{one.key} names it, and the storage does not have it"
     if (info.topic_name, info.cursor_name, info.bucket_key) != (one.topic_name, one.cursor_name, one.key):
         return (
             ProblemKind.ALIEN,

@@ -234,7 +234,8 @@ class BucketSnapshotStorage(ABC):
         """Delete a snapshot. Atomic, durable on return, and idempotent: an unknown id is no error.
 
         A retry is always safe. A read that runs meanwhile returns all it asked for or raises
-        `BucketNotFoundError`.
+        `BucketNotFoundError`. What a server can neither read nor delete because of damage counts as deleted in the end,
+        though it may be listed.
         """
 
     @abstractmethod
@@ -243,15 +244,16 @@ class BucketSnapshotStorage(ABC):
     ) -> list[BucketSnapshotInfo]:
         """Return the snapshots in order of id, all or those of one topic, one cursor or both.
 
-        A snapshot that is created or deleted meanwhile may or may not be in the list; any other is. A retry is
-        always safe.
+        A snapshot that is created or deleted meanwhile may or may not be in the list; any other is, unless its header
+        is damaged, so that no one can say whose it is: then it is left out where the rest can be told without it (S3),
+        and otherwise there is no list. `find_damage` names it. A retry is always safe.
 
         Raises:
-            SnapshotCorruptedError: The header of a snapshot is damaged, so that no one can say whose it is.
+            SnapshotCorruptedError: Because of damage to a header nobody can say what else there is.
         """
 
     async def find_damage(self) -> list[SnapshotStorageError]:
-        """Return what is damaged among that by which snapshots are found: all of it, where a list ends at the first.
+        """Return what is damaged among that by which snapshots are found: all that a list leaves out or ends at.
 
         Also what costs nothing, as there is a second copy. Entries are not read. A retry is always safe.
         """

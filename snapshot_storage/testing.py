@@ -4,14 +4,17 @@
 
 It keeps the interface's promises and breaks nothing else: what comes out is the errors that a real storage gives when
 its network, its disk or its machine fails. That includes that each entry is under a checksum, so a flipped bit is
-reported and never handed out; `are_reads_checked=False` is a storage without one. What goes wrong is decided by
-`faults`, counted in `fault_counts`, and ends when `plan` is set to `NO_FAULTS`.
+reported and never handed out; `are_reads_checked=False` is a storage without one. A snapshot that alone can never be
+read counts as corrupt in the end, as on S3 (`unreadable`); `patience=None` is a storage that never says so. What goes
+wrong is decided by `faults`, counted in `fault_counts`, and ends when `plan` is set to `NO_FAULTS`; what is unreadable
+stays so.
 """
 
 import asyncio
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -27,6 +30,7 @@ from snapshot_storage.storage import (
     check_segment_range,
     writer_is_done,
 )
+from snapshot_storage.unreadable import PATIENT, Patience, UnreadableSnapshots
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -48,6 +52,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         plan: What goes wrong; `plan` may be set at any time.
         sleep: Waits for so many seconds; the running loop's clock unless told otherwise.
         are_reads_checked: Whether the storage finds damaged entries out by their checksums.
+        patience: How long a snapshot may fail alone before the storage calls it corrupt; None never does.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         *,
         sleep: Sleep = asyncio.sleep,
         are_reads_checked: bool = True,
+        patience: Patience | None = PATIENT,
     ) -> None:
         self.plan = plan
         self.is_down = False
@@ -67,6 +73,11 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         self.fault_counts: Counter[Fault] = Counter()
         self.damaged_ids: set[int] = set()
         """Of which snapshots something damaged was read."""
+        self.unreadable_ids: set[int] = set()
+        """Which snapshots can never be read."""
+        self.reads_in_vain = 0
+        """How often they were asked for."""
+        self._unreadable = None if patience is None else UnreadableSnapshots(patience, self._answers_besides)
         self._storage = storage
         self._sleep = sleep
         self._are_reads_checked = are_reads_checked
@@ -90,11 +101,10 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
     ) -> int:
         """See base."""
         segments = tuple(segments)
-        return await self._call(
-            Operation.CREATE,
+        return await self._create(
             lambda: self._storage.create_bucket_snapshot(
                 metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
-            ),
+            )
         )
 
     def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
@@ -102,7 +112,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         writer = self._storage.new_bucket_snapshot(
             bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
         )
-        return _FaultInjectingWriter(writer, self._call)
+        return _FaultInjectingWriter(writer, self._call, self._create)
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         """See base."""
@@ -149,6 +159,17 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         """See base."""
         return await self._call(Operation.LIST, lambda: self._storage.list_bucket_snapshots(topic_name, cursor_name))
 
+    async def _create(self, create: Callable[[], Awaitable[int]]) -> int:
+        number, fault = self._begin(Operation.CREATE)
+        bucket_id = await self._with(fault, Operation.CREATE, number, create)
+        if fault is Fault.UNREADABLE:
+            self.unreadable_ids.add(bucket_id)
+        return bucket_id
+
+    async def _answers_besides(self, bucket_id: int) -> bool:
+        del bucket_id
+        return not self.is_down and not self.is_hanging
+
     def _begin(self, operation: Operation) -> tuple[int, Fault | None]:
         """Count a call, and say which one it is and what happens to it."""
         number = self.calls[operation]
@@ -171,6 +192,8 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         self, operation: Operation, read: Callable[[], Awaitable[list[bytes]]], bucket_id: int, first_entry: int
     ) -> list[bytes]:
         number, fault = self._begin(operation)
+        if bucket_id in self.unreadable_ids and fault is not Fault.HANG:
+            await self._fail_for_ever(operation, bucket_id, first_entry)
         payloads = await self._with(fault, operation, number, read)
         damages = {
             entry: self._damage_at_rest[bucket_id, entry]
@@ -184,6 +207,16 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
             place = entry - first_entry
             payloads[place] = self._damaged(payloads[place], *damage, bucket_id, entry)
         return payloads
+
+    async def _fail_for_ever(self, operation: Operation, bucket_id: int, first_entry: int) -> None:
+        async def fail() -> None:
+            self.reads_in_vain += 1
+            raise StorageUnavailableError(f"cannot {operation}: nobody can ever read the snapshot of {bucket_id}")
+
+        if self._unreadable is None:
+            await fail()
+        else:
+            await self._unreadable.call(bucket_id, (operation, first_entry), fail)
 
     def _damaged(self, payload: bytes, fault: Fault, number: int, bucket_id: int, entry: int) -> bytes:
         """Return what a medium gives instead of an entry, if the checksum that was stored with it lets it pass."""
@@ -219,19 +252,27 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
 class _FaultInjectingWriter(BucketSnapshotWriter):
     """Writes through another writer; aborting always works, as no caller could do anything if it did not."""
 
-    def __init__(self, writer: BucketSnapshotWriter, call: _Call) -> None:
+    def __init__(
+        self,
+        writer: BucketSnapshotWriter,
+        call: _Call,
+        create: Callable[[Callable[[], Awaitable[int]]], Awaitable[int]],
+    ) -> None:
         self._writer = writer
         self._call = call
+        self._create = create
         self._is_done = False
 
     async def write_segments(self, segments: Sequence[bytes]) -> None:
         """See base."""
         segments = tuple(segments)
-        await self._once(Operation.WRITE, lambda: self._writer.write_segments(segments))
+        write = partial(self._writer.write_segments, segments)
+        await self._once(lambda: self._call(Operation.WRITE, write))
 
     async def commit(self, metadata: bytes) -> int:
         """See base."""
-        bucket_id = await self._once(Operation.CREATE, lambda: self._writer.commit(metadata))
+        commit = partial(self._writer.commit, metadata)
+        bucket_id = await self._once(lambda: self._create(commit))
         self._is_done = True
         return bucket_id
 
@@ -240,11 +281,11 @@ class _FaultInjectingWriter(BucketSnapshotWriter):
         self._is_done = True
         await self._writer.abort()
 
-    async def _once(self, operation: Operation, call: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def _once(self, call: Callable[[], Awaitable[_Result]]) -> _Result:
         if self._is_done:
             raise writer_is_done()
         try:
-            return await self._call(operation, call)
+            return await call()
         except BaseException:
             self._is_done = True
             raise

@@ -172,5 +172,16 @@ class MinioServer(RealServer):
             "MINIO_KMS_SECRET_KEY": f"{KMS_KEY_ID}:{base64.b64encode(bytes(32)).decode()}",
         }
 
+    def files_of(self, key: str) -> list[Path]:
+        """Return the files that have an object of the bucket; first that with its name, and with its bytes if few."""
+        return sorted((self._folder / "data" / BUCKET / key).rglob("*.*"), key=lambda file: file.name != "xl.meta")
+
+    def rot(self, key: str, *, from_end: int = 20) -> None:
+        """Flip a bit in the bytes of an object on the disk."""
+        file = self.files_of(key)[-1]
+        data = bytearray(file.read_bytes())
+        data[-from_end] ^= 1
+        file.write_bytes(data)
+
     def _arguments(self) -> list[str]:
         return ["server", "--quiet", "--address", f"127.0.0.1:{self.port}", str(self._folder / "data")]

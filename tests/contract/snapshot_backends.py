@@ -17,6 +17,7 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3 import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
+from snapshot_storage.unreadable import PATIENT, Patience
 from tests.contract.s3_servers import BUCKET, S3Server
 
 
@@ -93,8 +94,8 @@ class S3Backend(Backend):
         self.prefix = f"tests/{uuid.uuid4().hex}"
         self._client = server.client
 
-    def storage(self, **changes: Any) -> S3BucketSnapshotStorage:
-        return S3BucketSnapshotStorage(self._server.config(self.prefix, **changes))
+    def storage(self, *, patience: Patience = PATIENT, **changes: Any) -> S3BucketSnapshotStorage:
+        return S3BucketSnapshotStorage(self._server.config(self.prefix, **changes), patience=patience)
 
     def entries(self, bucket_id: int) -> list[bytes] | None:
         if bucket_id not in self.keys():

@@ -1,9 +1,9 @@
 """The bucket tracker over a storage that goes wrong in every way at once, by seed, in virtual time.
 
 Messages are published with delays while calls of the storage are late, hang, fail before and after their effect, lose
-deletes, and give damaged entries. The tracker is stopped and started, and cut off from its storage as by a crash. Then
-the faults end. Verdict: each message was handed out exactly once, none early; at rest, the storage holds the snapshots
-that the cursor's properties name, and no other.
+deletes, give damaged entries, and store what can never be read. The tracker is stopped and started, and cut off from
+its storage as by a crash. Then the faults end. Verdict: each message was handed out exactly once, none early; at rest,
+the storage holds the snapshots that the cursor's properties name, and no other.
 """
 
 import asyncio
@@ -13,9 +13,11 @@ from random import Random
 import pytest
 
 from managed_ledger.position import Position
+from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from snapshot_storage.unreadable import Patience
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
@@ -36,6 +38,7 @@ CONFIG = TrackerConfig(
     operation_timeout_ms=1_500,
     close_timeout_ms=2_000,
 )
+PATIENCE = Patience(failures_min=4, failing_s_min=3)
 MESSAGES = 160
 MESSAGES_PER_LEDGER = 4
 LIVES = 4
@@ -44,11 +47,15 @@ LIVES = 4
 class Story:
     """One subscription, its log and its storage, over several lives of its tracker."""
 
-    def __init__(self, plan: FaultPlan, *, are_reads_checked: bool = True) -> None:
+    def __init__(
+        self, plan: FaultPlan, *, are_reads_checked: bool = True, patience: Patience | None = PATIENCE
+    ) -> None:
         self.plan = plan
         self.chance = Random(f"story {plan.seed}")
         self.stored = MemoryBucketSnapshotStorage()
-        self.storage = FaultInjectingBucketSnapshotStorage(self.stored, plan, are_reads_checked=are_reads_checked)
+        self.storage = FaultInjectingBucketSnapshotStorage(
+            self.stored, plan, are_reads_checked=are_reads_checked, patience=patience
+        )
         self.cursor = FakeCursor()
         self.log: list[tuple[int, int]] = []
         self.waiting: dict[tuple[int, int], int] = {}
@@ -192,3 +199,47 @@ def test_a_segment_without_its_end_is_found_out_without_a_checksum(seed: int) ->
 
     told(story, main())
     assert story.buckets_lost
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_snapshot_that_alone_can_never_be_read_is_given_up_after_some_calls(seed: int) -> None:
+    """Of every third one: its messages come from the log, all others from their snapshots, and nothing is left."""
+    unreadable = {(Operation.CREATE, number): Fault.UNREADABLE for number in range(seed % 3, 1_000, 3)}
+    story = Story(FaultPlan(seed=seed, at=unreadable))
+
+    async def main() -> None:
+        await story.play()
+        await story.end_faults()
+        await story.finish()
+
+    told(story, main())
+    assert story.storage.unreadable_ids
+    assert story.buckets_lost
+    # For 3 s, with pauses of up to 0.4 s, and by what was under way: some twenty calls; a busy loop makes thousands.
+    assert story.storage.reads_in_vain <= 40 * len(story.storage.unreadable_ids)
+
+
+def test_a_storage_that_never_says_so_is_asked_seldom_and_holds_up_its_own_messages_alone() -> None:
+    """As one without such a verdict: an hour later, the rest was on time, and the call is still made now and then."""
+    story = Story(FaultPlan(seed=1, at={(Operation.CREATE, 1): Fault.UNREADABLE}), patience=None)
+
+    async def main() -> None:
+        await story.stored.start()
+        await story.start()
+        await story.publish(MESSAGES // 2)
+        await story.stop(is_crash=False)
+        await story.start()
+        await story.publish(MESSAGES // 2)
+        await asyncio.sleep(120)
+        in_vain = story.storage.reads_in_vain
+        await asyncio.sleep(3_600)
+        # At most one retry each 0.2 s, as the longest pause is 0.4 s; a busy loop would make millions.
+        assert 1_000 <= story.storage.reads_in_vain - in_vain <= 3_600 * 5
+        (bucket_id,) = story.storage.unreadable_ids & story.named_ids()
+        info = next(info for info in await story.stored.list_bucket_snapshots() if info.bucket_id == bucket_id)
+        first, last = parse_bucket_key(info.bucket_key) or (0, -1)
+        assert {ledger_id for ledger_id, _ in story.waiting} <= set(range(first, last + 1))
+        assert story.waiting
+        await story.stop(is_crash=False)
+
+    told(story, main())

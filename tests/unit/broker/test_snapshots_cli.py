@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -359,8 +360,8 @@ def test_a_storage_that_fails_now_and_then_is_asked_again(
     async def no_pause(_: float) -> None:
         pass
 
-    def faulty(config: BrokerConfig, *, is_read_only: bool = False) -> FaultInjectingBucketSnapshotStorage:
-        storage = FaultInjectingBucketSnapshotStorage(made(config, is_read_only=is_read_only), plan)
+    def faulty(config: BrokerConfig, **options: Any) -> FaultInjectingBucketSnapshotStorage:
+        storage = FaultInjectingBucketSnapshotStorage(made(config, **options), plan)
         storages.append(storage)
         return storage
 
