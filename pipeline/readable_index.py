@@ -1,4 +1,4 @@
-"""What an index has where headers of snapshots are damaged: a list ends at the first one, and a repair must not.
+"""What an index has where headers of snapshots are damaged: a list ends at one or leaves it out, and a repair must not.
 
 RocksDB keeps headers twice; on S3 one object that is cut short is enough. Whose such a snapshot was, only the property
 that names it can say.
@@ -7,7 +7,7 @@ that names it can say.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
 
@@ -30,17 +30,21 @@ async def list_readable(storage: BucketSnapshotStorage, named: Iterable[int]) ->
     Raises:
         SnapshotStorageError: The storage does not answer, or is damaged as a whole.
     """
+    infos: list[BucketSnapshotInfo] = []
+    found: list[SnapshotStorageError] = []
     try:
-        return ReadableIndex(await storage.list_bucket_snapshots(), {})
+        infos = await storage.list_bucket_snapshots()
     except SnapshotCorruptedError as error:
-        found = [error, *await storage.find_damage()]
+        found.append(error)
+    found += await storage.find_damage()
+    # A header that a second copy stands for is listed all the same.
+    listed = {info.bucket_id for info in infos}
     damaged = {
         error.bucket_id: str(error)
         for error in found
-        if isinstance(error, SnapshotCorruptedError) and error.bucket_id is not None
+        if isinstance(error, SnapshotCorruptedError) and error.bucket_id is not None and error.bucket_id not in listed
     }
-    infos = []
-    for bucket_id in sorted(set(named) - damaged.keys()):
+    for bucket_id in sorted(set(named) - listed - damaged.keys()):
         try:
             infos.append((await storage.read_bucket_snapshot_head(bucket_id)).info)
         except BucketNotFoundError:
