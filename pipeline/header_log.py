@@ -89,25 +89,29 @@ def header_batch(topic: str, headers: EntryHeaders) -> pa.RecordBatch:
     return pa.record_batch([pa.repeat(topic, len(headers)), *map(pa.array, columns)], schema=HEADER_SCHEMA)
 
 
-def split_ranges(ledgers: Iterable[LedgerExtent], *, entries_max: int) -> Iterator[tuple[HeaderRange, ...]]:
+def split_ranges(
+    ledgers: Iterable[LedgerExtent], *, entries_max: int, range_max: int | None = None
+) -> Iterator[tuple[HeaderRange, ...]]:
     """Pack ledgers into parts of about `entries_max` entries of one topic, in order; a larger ledger is cut.
 
-    So one ledger with half of all messages is read by many, and a thousand small ledgers are no thousand tasks.
+    So one ledger with half of all messages is read by many, and a thousand small ledgers are no thousand tasks. No
+    range has more than `range_max` entries, where each is read at once.
 
     >>> small, large = (LedgerExtent("t", k, entries, False, 0, 0) for k, entries in ((1, 3), (2, 7)))
-    >>> [[part[1:] for part in parts] for parts in split_ranges([small, large], entries_max=5)]
-    [[(1, 0, 3), (2, 0, 2)], [(2, 2, 7)]]
+    >>> [[part[1:] for part in parts] for parts in split_ranges([small, large], entries_max=5, range_max=4)]
+    [[(1, 0, 3), (2, 0, 2)], [(2, 2, 6), (2, 6, 7)]]
     """
     assert entries_max > 0
     parts: list[HeaderRange] = []
     room = entries_max
+    range_max = range_max or entries_max
     for ledger in ledgers:
         if parts and parts[0].topic != ledger.topic:
             yield tuple(parts)
             parts, room = [], entries_max
         first = 0
         while first < ledger.entries:
-            end = min(ledger.entries, first + room)
+            end = min(ledger.entries, first + min(room, range_max))
             parts.append(HeaderRange(ledger.topic, ledger.ledger_id, first, end))
             room -= end - first
             first = end

@@ -40,9 +40,8 @@ def plan_counts(
         and any(not of_cursor.covers_ledger(ledger.ledger_id) for of_cursor in by_topic[ledger.topic].values())
     ]
     entries = sum(ledger.entries for ledger in wanted)
-    entries_max = min(READ_ENTRIES_MAX, _rows_per_task(entries, cores))
     tasks = []
-    for ranges in split_ranges(wanted, entries_max=entries_max):
+    for ranges in split_ranges(wanted, entries_max=_rows_per_task(entries, cores), range_max=READ_ENTRIES_MAX):
         ids = {part.ledger_id for part in ranges}
         cursors = {name: of_cursor.in_ledgers(ids) for name, of_cursor in by_topic[ranges[0].topic].items()}
         tasks.append(CountTask(ranges, cursors))

@@ -87,6 +87,9 @@ def _own_session(master: str, name: str) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         # The work is in Python, and a job is short: the JVM's own start is most of what it costs.
         .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        # Java and the workers of this machine speak over sockets of the file system: over TCP each task waits some
+        # 40 ms for an acknowledgement that is put off.
+        .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )

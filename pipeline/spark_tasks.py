@@ -5,6 +5,7 @@ nothing. Spark retries what fails and may run a task twice; what comes back is o
 """
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Sequence
 from threading import Event, Thread
 from typing import Any, TypeVar
@@ -62,6 +63,7 @@ class SparkTasks:
         watch.start()
 
         def run_one(task: Task) -> Result:
+            _spare_imports()
             result = work(task)
             ended.add([result])
             return result
@@ -161,6 +163,15 @@ class _Appending(AccumulatorParam[list[Any]]):
         """See base."""
         value1 += value2
         return value1
+
+
+def _spare_imports() -> None:
+    """Let the collector pass over what this worker has imported: Spark has it walk over everything after each task.
+
+    That took 20 ms of processor time each; once is enough.
+    """
+    if TaskContext.get() is not None and not gc.get_freeze_count():
+        gc.freeze()
 
 
 def attempt_name() -> str:
