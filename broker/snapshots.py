@@ -8,10 +8,10 @@ from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.s3_config import OWNER_FILE_NAME
 from snapshot_storage.storage import BucketSnapshotStorage
 from snapshot_storage.unreadable import PATIENT, Patience
 
-OWNER_FILE_NAME: Final = "snapshot-owner.json"
 RETRIES: Final = Retries()
 """How patient the tools and the start of a service are."""
 
@@ -41,7 +41,7 @@ def snapshot_storage_of(
                     f"bucketSnapshotStorage=s3 needs `pip install 'postdate[s3]'`: {error}"
                 ) from error
             return S3BucketSnapshotStorage(
-                config.s3, is_read_only=is_read_only, owner_file=owner_file(config.data_directory), patience=patience
+                config.s3, is_read_only=is_read_only, owner_file=owner_file(config), patience=patience
             )
         case _:
             return RocksDBBucketSnapshotStorage(
@@ -57,9 +57,9 @@ def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> B
     return RetryingBucketSnapshotStorage(storage, RETRIES)
 
 
-def owner_file(data_directory: Path) -> Path:
-    """Return the file by which a data folder proves that a prefix on S3 is its own."""
-    return data_directory / OWNER_FILE_NAME
+def owner_file(config: BrokerConfig) -> Path:
+    """Return the file by which the data folder proves that a prefix on S3 is its own."""
+    return config.data_directory / OWNER_FILE_NAME
 
 
 def snapshots_folder(config: BrokerConfig) -> Path:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
@@ -129,7 +130,7 @@ def audit(
     every, ledgers = _read_log(folder)
     names = set(selected([cursor.name for cursor in every], topics, cursors))
     # After the cursors: what was stored since then has no property among those that were read.
-    readable, sealed = asyncio.run(_read_index(index, every, names))
+    readable, sealed = asyncio.run(_read_index(index, Path(folder), every, names))
     infos = readable.infos
     report = AuditReport(now_ms, {name: Counter() for name in sorted(names)})
     _add_ownership(report, readable, [one for cursor in every for one in cursor.properties])
@@ -186,10 +187,10 @@ def _read_log(folder: str) -> tuple[list[_Cursor], list[LedgerExtent]]:
 
 
 async def _read_index(
-    index: str, every: Sequence[_Cursor], names: Collection[CursorName]
+    index: str, log: Path, every: Sequence[_Cursor], names: Collection[CursorName]
 ) -> tuple[ReadableIndex, dict[CursorName, Position]]:
     """Return all snapshots, and up to where each of these subscriptions is in buckets."""
-    async with open_index(index, is_read_only=True) as storage:
+    async with open_index(index, log=log, is_read_only=True) as storage:
         readable = await list_readable(storage, _ids([one for cursor in every for one in cursor.properties]))
         there = {info.bucket_id for info in readable.infos} | readable.damaged.keys()
         sealed = {
@@ -308,7 +309,7 @@ async def _delete_orphans(data: str, index: str, suspects: Iterable[int | None])
             for one in owners.properties(name).items()
             if is_bucket_property(one[0])
         ]
-        async with open_index(index) as storage:
+        async with open_index(index, log=folder) as storage:
             readable = await list_readable(storage, _ids(properties))
             without_owner = {info.bucket_id for info in orphans(readable.infos, properties)}
             gone = (without_owner | readable.damaged.keys() - _ids(properties)) & set(suspects)

@@ -38,7 +38,7 @@ from pipeline.cancel_rows import (
     without,
 )
 from pipeline.cursor_log import CursorLog, selected
-from pipeline.index_place import cursor_folder, may_have_index, open_index, staging_place, with_index
+from pipeline.index_place import check_owner, cursor_folder, may_have_index, open_index, staging_place, with_index
 from pipeline.number_columns import check_types, whole
 from pipeline.publishing import each_of, publish
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, attempt_name
@@ -151,12 +151,14 @@ def cancel(
         buckets = _buckets(owners, [name for name in names if name.topic in found], found) if has_index else []
         if buckets and not may_have_index(data):
             raise ValueError(f"There is no index in {data}, but the log names snapshots: where is it?")
+        if buckets:
+            asyncio.run(check_owner(data, folder))
         on_stage("index", len(buckets))
         with ExitStack() as stack:
             shrunk = _shrunk(positions.sparkSession, data, folder, buckets, stack, on_step)
             if any(new.values()):
                 owners.acknowledge({name: bitmaps for name, bitmaps in new.items() if bitmaps})
-            asyncio.run(_publish(shrunk, data, owners, report))
+            asyncio.run(_publish(shrunk, data, folder, owners, report))
     return report
 
 
@@ -254,13 +256,15 @@ def _shrink(bucket: BucketToShrink, *, location: str, job: str, staging: Path) -
     return ShrunkBucket(bucket.cursor, bucket.bucket_key, left.removed_count, staged)
 
 
-async def _publish(shrunk: Sequence[ShrunkBucket], data: str, owners: CursorLog, report: CancelReport) -> None:
+async def _publish(
+    shrunk: Sequence[ShrunkBucket], data: str, log: Path, owners: CursorLog, report: CancelReport
+) -> None:
     report.buckets_unreadable = [bucket for bucket in shrunk if bucket.error]
     report.index_rows = sum(bucket.removed_count for bucket in shrunk)
     if not report.index_rows:
         return
     staged = [bucket.staged for bucket in shrunk if bucket.staged is not None]
     empty = [(bucket.cursor, bucket.bucket_key) for bucket in shrunk if bucket.removed_count and not bucket.staged]
-    async with open_index(data) as storage:
+    async with open_index(data, log=log) as storage:
         await publish(each_of(staged), storage, owners, gone=empty)
     report.buckets_shrunk, report.buckets_removed = len(staged), len(empty)

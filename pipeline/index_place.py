@@ -15,9 +15,12 @@ from pipeline.open_logs import log_folder_of
 from pipeline.s3_location import is_s3, s3_location
 from pipeline.staging import staging_root
 from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.rocksdb_config import RocksDBMemory
+from snapshot_storage.s3_config import OWNER_FILE_NAME
 from snapshot_storage.storage import BucketSnapshotStorage
+from snapshot_storage.unreadable import Patience
 
 Result = TypeVar("Result")
 
@@ -41,19 +44,47 @@ def index_folder(location: str) -> Path:
     return folder / "snapshots" if log_folder_of(location) == folder / "ledgers" else folder
 
 
-def open_index(location: str, *, is_read_only: bool = False) -> BucketSnapshotStorage:
-    """Return the storage at a location, not started.
+def open_index(location: str, *, log: Path | None = None, is_read_only: bool = False) -> BucketSnapshotStorage:
+    """Return the storage at a location, not started; on S3 one that asks again what it may.
+
+    Args:
+        location: Where.
+        log: What `cursor_folder` says. A prefix on S3 must belong to the data folder that it is in, as for a service;
+            who changes anything has to name it.
+        is_read_only: Change nothing.
 
     Raises:
         ValueError: No storage is known for such a location.
     """
     if is_s3(location):
-        # Boto3 is an extra, and slow to import.
-        from snapshot_storage.s3 import S3BucketSnapshotStorage
-
-        return S3BucketSnapshotStorage(s3_location(location).config)
+        assert is_read_only or log is not None
+        return _on_s3(location, None if log is None else log.parent / OWNER_FILE_NAME, is_read_only=is_read_only)
     memory = None if is_read_only else RocksDBMemory(write_buffer_bytes=WRITE_BUFFER_BYTES)
     return RocksDBBucketSnapshotStorage(index_folder(location), is_read_only=is_read_only, memory=memory)
+
+
+def _on_s3(location: str, owner_file: Path | None, *, is_read_only: bool) -> BucketSnapshotStorage:
+    # Boto3 is an extra, and slow to import.
+    from snapshot_storage.s3 import S3BucketSnapshotStorage
+
+    retries = Retries()
+    patience = Patience(failures_min=retries.tries_max, failing_s_min=0)
+    storage = S3BucketSnapshotStorage(
+        s3_location(location).config, is_read_only=is_read_only, owner_file=owner_file, patience=patience
+    )
+    return RetryingBucketSnapshotStorage(storage, retries)
+
+
+async def check_owner(location: str, log: Path) -> None:
+    """Make sure that an index may be changed, before anything is.
+
+    Raises:
+        StorageAccessError: It is on S3 under a prefix that belongs to another data folder.
+        SnapshotStorageError: It cannot be opened.
+    """
+    if is_s3(location):
+        async with open_index(location, log=log, is_read_only=True):
+            pass
 
 
 def cursor_folder(index: str, log: str | None) -> Path:
@@ -120,7 +151,10 @@ def _runner() -> asyncio.Runner:
 async def _kept_open(location: str, job: str) -> BucketSnapshotStorage:
     """Return the storage that this job has open already, if so: a later job sees what was written since."""
     if (location, job) not in _opened:
-        storage = open_index(location, is_read_only=True)
+        # Whose a prefix on S3 is, the driver has proven: a worker may be on another machine than the data folder.
+        storage = (
+            _on_s3(location, None, is_read_only=False) if is_s3(location) else open_index(location, is_read_only=True)
+        )
         await storage.start()
         while len(_opened) >= STORAGES_OPEN_MAX:
             _opened.pop(next(iter(_opened)))

@@ -116,7 +116,7 @@ class IndexWriter(DataSourceArrowWriter):
             names = {CursorName(*part.name[:2]) for part in whole}
             old = {name: read_properties(cursors.properties(name)).buckets for name in names}
             keys = {name: set() if self._overwrite else {bucket.key for bucket in old[name]} for name in names}
-            async with open_index(self._location) as storage:
+            async with open_index(self._location, log=self._cursor_folder) as storage:
                 replaced = names if self._overwrite else ()
                 marks = {} if self._mark is None else self._mark.properties
                 named = each_of(_named_anew(whole, keys))

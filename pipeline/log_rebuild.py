@@ -85,7 +85,7 @@ def rebuild_log(
         folder = cursor_folder(index, cursor_log)
         owners = stack.enter_context(CursorLog(folder))
         runner = stack.enter_context(asyncio.Runner())
-        storage = open_index(index)
+        storage = open_index(index, log=folder)
         runner.run(storage.start())
         stack.callback(lambda: runner.run(storage.close()))
         staging = stack.enter_context(StagingFolder(staging_place(index, folder), job))

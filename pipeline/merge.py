@@ -111,7 +111,7 @@ def merge(
         if is_dry_run or not tasks:
             return report
         runner = stack.enter_context(asyncio.Runner())
-        storage = open_index(index)
+        storage = open_index(index, log=folder)
         runner.run(storage.start())
         stack.callback(lambda: runner.run(storage.close()))
         staging = stack.enter_context(StagingFolder(staging_place(index, folder), job))

@@ -109,14 +109,14 @@ def migrate(
     with ExitStack() as stack:
         owners = stack.enter_context(CursorLog(folder))
         runner = stack.enter_context(asyncio.Runner())
-        there = open_index(target)
+        there = open_index(target, log=folder)
         runner.run(there.start())
         stack.callback(lambda: runner.run(there.close()))
         names = selected(owners.names(), topics, cursors)
         named = {
             bucket.bucket_id: name for name in names for bucket in read_properties(owners.properties(name)).buckets
         }
-        report, wanted = runner.run(_find(source, there, named))
+        report, wanted = runner.run(_find(source, folder, there, named))
         if not wanted:
             return report
         staging = stack.enter_context(StagingFolder(staging_place(target, folder), job))
@@ -128,12 +128,12 @@ def migrate(
             return report
         report.cursors_updated = _name_copies(owners, names, new_ids)
         runner.run(_delete_leftovers(there, wanted, new_ids))
-        report.deleted = runner.run(_delete_source(source, new_ids)) if deletes_source else 0
+        report.deleted = runner.run(_delete_source(source, folder, new_ids)) if deletes_source else 0
     return report
 
 
 async def _find(
-    source: str, there: BucketSnapshotStorage, named: Mapping[int, CursorName]
+    source: str, log: Path, there: BucketSnapshotStorage, named: Mapping[int, CursorName]
 ) -> tuple[MigrateReport, list[SnapshotToMove]]:
     """Tell what is to be moved from what was moved before, and what is missing."""
     report = MigrateReport()
@@ -143,7 +143,7 @@ async def _find(
     report.there_already = len(moved)
     if not left:
         return report, []
-    async with open_index(source, is_read_only=True) as here:
+    async with open_index(source, log=log, is_read_only=True) as here:
         infos = [
             info for info in await here.list_bucket_snapshots() if info.bucket_id in left and _is_named(info, named)
         ]
@@ -282,8 +282,8 @@ async def _delete_leftovers(
         await there.delete_bucket_snapshot(bucket_id)
 
 
-async def _delete_source(source: str, new_ids: Mapping[int, int]) -> int:
-    async with open_index(source) as here:
+async def _delete_source(source: str, log: Path, new_ids: Mapping[int, int]) -> int:
+    async with open_index(source, log=log) as here:
         for old_id in new_ids:
             await here.delete_bucket_snapshot(old_id)
     return len(new_ids)

@@ -8,6 +8,9 @@ _REGION = re.compile(r"[A-Za-z0-9-]+")
 _PREFIX = re.compile(r"[A-Za-z0-9._=-]+(/[A-Za-z0-9._=-]+)*")
 _PREFIX_LENGTH_MAX = 500
 
+OWNER_FILE_NAME = "snapshot-owner.json"
+"""The file of a data folder by which it proves that a prefix is its own: see `s3_owner`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Config:

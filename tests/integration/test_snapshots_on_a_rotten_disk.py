@@ -13,13 +13,13 @@ from pyarrow import parquet
 
 from broker import snapshots
 from broker.cli import main
-from broker.snapshots import OWNER_FILE_NAME
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.retrying import Retries
 from snapshot_storage.s3 import S3BucketSnapshotStorage
+from snapshot_storage.s3_config import OWNER_FILE_NAME
 from snapshot_storage.s3_layout import object_key
 from snapshot_storage.snapshot import build_snapshot
 from tests.contract.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MinioServer

@@ -1,6 +1,7 @@
 """An index and an offload on real S3 servers: moved there and back, made there, read there."""
 
 import asyncio
+import shutil
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from broker.cli import main
 from managed_ledger.cursor_properties import CursorName
-from pipeline.audit import audit, repair
+from pipeline.audit import AuditReport, audit, repair
 from pipeline.audit_rows import Finding
 from pipeline.cancel import cancel
 from pipeline.cursor_log import CursorLog
@@ -21,7 +22,10 @@ from pipeline.log_rebuild import rebuild_log
 from pipeline.merge import merge
 from pipeline.migrate import MigrateReport, migrate
 from pipeline.s3_location import s3_location
+from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
+from snapshot_storage.s3 import S3BucketSnapshotStorage
+from snapshot_storage.s3_config import OWNER_FILE_NAME
 from snapshot_storage.s3_layout import object_key
 from tests.bulk_data import RULES, Header, live, some_times, stored, write_log
 from tests.contract.s3_servers import BUCKET, MinioServer, RealServer, VersityServer
@@ -65,7 +69,7 @@ def _stored_at(data: Path, location: str, cursor: CursorName) -> list[StoredEntr
     async def read() -> list[StoredEntries]:
         with CursorLog(data / "ledgers") as cursors:
             named = read_properties(cursors.properties(cursor)).buckets
-        async with open_index(location) as storage:
+        async with open_index(location, is_read_only=True) as storage:
             infos = await storage.list_bucket_snapshots(*cursor)
             assert {info.bucket_id for info in infos} == {bucket.bucket_id for bucket in named}
             return sorted(
@@ -186,6 +190,55 @@ def test_objects_that_are_no_snapshots_any_more_are_found_and_replaced(
     assert deleted == 1
     assert again.is_clean
     assert _stored_at(tmp_path, location, SUB) == live(headers, SMALL)
+
+
+@pytest.mark.parametrize("server", [VersityServer], indirect=True)
+def test_no_job_changes_an_index_under_a_prefix_of_another_service(
+    spark: SparkSession, tmp_path: Path, location: str, server: RealServer
+) -> None:
+    """Each is refused before it writes, deletes or acknowledges; the owner's own jobs go on, and its service may."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    headers = write_log(ours, {"a": some_times(1, 430)})["a"]
+    rebuild_log(spark, str(ours), location, rules=SMALL, cursor_log=str(ours))
+    shutil.copytree(ours / "ledgers", theirs / "ledgers")
+    prefix = s3_location(location).prefix
+    before = _objects(server, prefix)
+    positions = spark.createDataFrame([("a", headers[0].ledger_id, entry) for entry in range(9)], POSITIONS)
+
+    for job in (
+        lambda: rebuild_log(spark, str(theirs), location, rules=SMALL, cursor_log=str(theirs)),
+        lambda: merge(spark, str(theirs), location, bucket_count_max=3, rules=SMALL),
+        lambda: audit(spark, str(theirs), location, now_ms=NOW_MS),
+        lambda: repair(spark, str(theirs), AuditReport(NOW_MS, {}), location, rules=SMALL),
+        lambda: cancel(positions, location, cursors=["sub"], cursor_log=str(theirs)),
+        lambda: migrate(spark, str(theirs), str(theirs), location),
+        lambda: migrate(spark, str(theirs), location, str(theirs), deletes_source=True),
+    ):
+        with pytest.raises(StorageAccessError, match="was last taken by the folder"):
+            job()
+
+    assert _objects(server, prefix) == before
+    with CursorLog(ours / "ledgers") as mine, CursorLog(theirs / "ledgers") as other:
+        assert other.acknowledged(SUB).mark_delete == mine.acknowledged(SUB).mark_delete
+        assert other.acknowledged(SUB).bitmaps == mine.acknowledged(SUB).bitmaps
+    assert merge(spark, str(ours), location, bucket_count_max=3, rules=SMALL).published.created_count > 0
+    _start_service_storage(ours, location)
+
+
+def _objects(server: RealServer, prefix: str) -> dict[str, str]:
+    found = server.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/")["Contents"]
+    return {one["Key"]: one["ETag"] for one in found}
+
+
+def _start_service_storage(data: Path, location: str) -> None:
+    """Open the index as the service of a data folder does."""
+
+    async def start() -> None:
+        storage = S3BucketSnapshotStorage(s3_location(location).config, owner_file=data / OWNER_FILE_NAME)
+        async with storage:
+            assert await storage.list_bucket_snapshots()
+
+    asyncio.run(start())
 
 
 @pytest.mark.parametrize("server", [VersityServer], indirect=True)
