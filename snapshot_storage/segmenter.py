@@ -20,11 +20,19 @@ from numpy.typing import NDArray
 
 ROWS_UNLIMITED = -1
 
+_TIME_MAX = 2**63 - 1
+
+# A search of numpy's costs several microseconds a call, but then tens of nanoseconds a row, without the interpreter. It
+# pays where segments follow that are about this small, and for this many rows at once.
+_SMALL_ROWS_MAX = 64
+_WINDOW_ROWS = 4_096
+
 
 def segment_ends(timestamps: NDArray[np.int64], *, step_ms: int, rows_max: int) -> list[int]:
     """Return the exclusive end row of every segment, in order.
 
-    Runtime complexity: O(s log n) for s segments over n rows; about 1 us a segment.
+    Runtime complexity: O(s log n) for s segments over n rows; about 1 us a segment, 0.2 us and 50 ns a row where they
+    are small, as in a bucket whose times are spread over days.
 
     >>> segment_ends(np.array([100, 101, 105, 400, 401, 900]), step_ms=300, rows_max=-1)
     [3, 5, 6]
@@ -41,16 +49,35 @@ def segment_ends(timestamps: NDArray[np.int64], *, step_ms: int, rows_max: int) 
     assert step_ms >= 0
     assert rows_max == ROWS_UNLIMITED or rows_max > 0
 
+    # Plain bisection over the same memory compares Python integers, so it cannot overflow at the end of time.
+    times = np.ascontiguousarray(timestamps)
+    values = times.data
+    row_count = len(times)
     ends: list[int] = []
-    row_count = len(timestamps)
-    # Numpy's own search takes several microseconds a call, and a bucket whose times are spread over days has
-    # thousands of segments. Plain bisection over the same memory compares Python integers, so it cannot
-    # overflow at the end of time either.
-    times = np.ascontiguousarray(timestamps).data
     start = 0
     while start < row_count:
         end_max = row_count if rows_max == ROWS_UNLIMITED else min(start + rows_max, row_count)
         # The search begins behind the first row: each pass must consume one, or the loop would never end.
-        start = bisect_left(times, times[start] + step_ms, start + 1, end_max)
-        ends.append(start)
+        end = bisect_left(values, values[start] + step_ms, start + 1, end_max)
+        ends.append(end)
+        if end - start <= _SMALL_ROWS_MAX:
+            end = _append_small(ends, times[: end + _WINDOW_ROWS], step_ms=step_ms, rows_max=rows_max)
+        start = end
     return ends
+
+
+def _append_small(ends: list[int], times: NDArray[np.int64], *, step_ms: int, rows_max: int) -> int:
+    """Append the ends of the segments that follow and surely end before these rows do; return the last end."""
+    start = first = ends[-1]
+    window = times[first:]
+    # What a segment that begins here would end before, for every row at once: beyond the window nobody knows.
+    next_times = np.minimum(window, _TIME_MAX - step_ms) + step_ms
+    next_starts = window.searchsorted(next_times) + first
+    if rows_max != ROWS_UNLIMITED:
+        next_starts = np.minimum(next_starts, np.arange(first, len(times)) + rows_max)
+    next_starts = np.maximum(next_starts, np.arange(first, len(times)) + 1)
+    followers = next_starts.data
+    while start < len(times) and (end := followers[start - first]) < len(times):
+        ends.append(end)
+        start = end
+    return start

@@ -105,15 +105,15 @@ class TrackerCore:
         if not len(ledgers):
             return np.empty(0, np.bool_)
         _check_positions(ledgers, entries)
-        is_late = times > max(-1, now_ms + self._buckets.lead_ms)
+        cutoff_ms = max(-1, now_ms + self._buckets.lead_ms)
+        is_late = np.ones(len(times), np.bool_) if times.min() > cutoff_ms else times > cutoff_ms
         if not is_late.all():
             for row in np.flatnonzero(~is_late & (times >= 0)).tolist():
                 self._refuse(int(ledgers[row]), int(entries[row]))
             ledgers, entries, times = ledgers[is_late], entries[is_late], times[is_late]
         # Ledger by ledger, since a seal comes between two ledgers.
-        ends = np.append(np.flatnonzero(ledgers[1:] != ledgers[:-1]) + 1, len(ledgers)) if len(ledgers) else ()
         start = 0
-        for end in map(int, ends):
+        for end in _ledger_ends(ledgers):
             self._add_rows(int(ledgers[start]), ledgers[start:end], entries[start:end], times[start:end])
             start = end
         return is_late
@@ -392,10 +392,20 @@ def _column(values: ArrayLike) -> Int64Array:
 
 
 def _check_positions(ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-    if ledger_ids.min() >= 0 and entry_ids.min() >= 0 and entry_ids.max() <= ENTRY_ID_MAX:
+    # One pass says of all whether any has a bit that none may have: a sign, or one above those of entry ids. Each pass
+    # also gives the interpreter away for a moment, to a worker that may keep it for longer.
+    if np.bitwise_or.reduce(ledger_ids) >= 0 and 0 <= np.bitwise_or.reduce(entry_ids) <= ENTRY_ID_MAX:
         return
     row = int(np.flatnonzero((ledger_ids < 0) | (entry_ids < 0) | (entry_ids > ENTRY_ID_MAX))[0])
     raise _position_error(int(ledger_ids[row]), int(entry_ids[row]))
+
+
+def _ledger_ends(ledger_ids: Int64Array) -> list[int]:
+    """Return the exclusive end row of each stretch of one ledger."""
+    if not len(ledger_ids):
+        return []
+    ends: list[int] = (np.flatnonzero(ledger_ids[1:] != ledger_ids[:-1]) + 1).tolist()
+    return [*ends, len(ledger_ids)]
 
 
 def _position_error(ledger_id: int, entry_id: int) -> ValueError:

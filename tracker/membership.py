@@ -35,7 +35,7 @@ def bitmap_of(entry_ids: Int64Array) -> BitMap:
     if len(entry_ids) <= _SMALL_BITMAP_ROWS:
         return BitMap(entry_ids.tolist())
     first, last = int(entry_ids[0]), int(entry_ids[-1])
-    if last - first == len(entry_ids) - 1 and (entry_ids[1:] - entry_ids[:-1] == 1).all():
+    if last - first == len(entry_ids) - 1 and entry_ids.tobytes() == np.arange(first, last + 1).tobytes():
         return BitMap(range(first, last + 1))
     values = entry_ids.astype(np.uint32)
     values.sort()
