@@ -187,7 +187,9 @@ def _bitmaps_by_segment_and_ledger(
     Sorting whole rows by three keys is slow. Instead a row becomes one number, (segment, rank of the ledger,
     entry id), whose order is the wanted one and whose halves give back what it was made of.
     """
-    ledgers, ranks = np.unique(rows.ledger_ids, return_inverse=True)
+    ledgers = np.unique(rows.ledger_ids)
+    # Searching leaves the interpreter to others, which numpy's inverse and repetition of so many rows do not.
+    ranks = ledgers.searchsorted(rows.ledger_ids)
     # Segment and rank share the upper 31 bits, so that many segments of many ledgers go in several rounds.
     segments_per_round = max(1, (1 << 31) // max(1, len(ledgers)))
     pairs: list[Int64Array] = []
@@ -195,7 +197,7 @@ def _bitmaps_by_segment_and_ledger(
     for first_segment in range(0, len(ends), segments_per_round):
         round_ends = ends[first_segment : first_segment + segments_per_round]
         start, end = int(ends[first_segment - 1]) if first_segment else 0, int(round_ends[-1])
-        groups = np.repeat(np.arange(len(round_ends)), np.diff(round_ends, prepend=start)) * len(ledgers)
+        groups = round_ends.searchsorted(np.arange(start, end), "right") * len(ledgers)
         groups += ranks[start:end]
         keys = np.sort((groups << 32) | rows.entry_ids[start:end])
         keys = keys[np.append(True, keys[1:] != keys[:-1])]
