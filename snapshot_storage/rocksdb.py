@@ -49,10 +49,10 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
 
         Args:
             path: A folder for nothing else. Missing parents are created too.
-            is_read_only: Read the folder as it is at `start`, also beside a process that writes to it, and change
-                no data. What would write raises `StorageReadOnlyError`, and `start` raises `StorageAccessError`
-                where there is no such folder. Rocksdict writes its `rocksdict-config.json` anew and RocksDB its
-                diary, so that a read-only mount is refused with `StorageAccessError` too.
+            is_read_only: Read the folder as it is at `start`, also beside a process that writes to it or where
+                nobody may write, and write nothing there: what must be written goes to a temporary folder. What
+                would write raises `StorageReadOnlyError`, and `start` raises `StorageAccessError` where there is no
+                such folder.
             memory: How much memory to take; by default 8 MiB to read and twice 8 to write.
             clock_s: A clock that never goes back.
         """

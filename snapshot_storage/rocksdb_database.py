@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from rocksdict import (
@@ -95,20 +96,41 @@ def _is_compacted(path: Path) -> bool:
     return False
 
 
-def open_database(path: Path, index: str, *, memory: RocksDBMemory, is_read_only: bool) -> Rdict:
-    """Open the folder's database, with a column family of this name unless it is only read.
+class Leniency(StrEnum):
+    """With how much damage a folder is opened to write; each is also how to say so."""
 
-    Read-only sees it as it is at this moment, also beside a writer.
-    """
-    options, index_options = _options(memory), _options(memory)
-    if not is_read_only and not _is_compacted(path):
-        options.set_disable_auto_compactions(True)
-        index_options.set_disable_auto_compactions(True)
-    if is_read_only:
-        # An old folder has no such family, and naming what is missing is refused: all that are there are opened.
-        return Rdict(str(path), options, access_type=AccessType.read_only(False))
-    options.create_missing_column_families(True)
-    return Rdict(str(path), options, column_families={index: index_options})
+    STRICT = "as it is"
+    BROKEN_LOG = "without what is damaged of its log"
+    BROKEN_TABLES = "with damaged tables"
+    REPAIRED = "after a repair"
+
+
+def open_database(path: Path, index: str, *, memory: RocksDBMemory, leniency: Leniency) -> Rdict:
+    """Open the folder's database to write, with a column family of this name."""
+    families = _options(memory), _options(memory)
+    is_compacted = _is_compacted(path)
+    for options in families:
+        options.create_missing_column_families(True)
+        if leniency is not Leniency.STRICT:
+            options.set_wal_recovery_mode(DBRecoveryMode.skip_any_corrupted_record())
+        # Without these checks a table that cannot be opened is an error of those who read from it.
+        options.set_paranoid_checks(leniency is not Leniency.BROKEN_TABLES)
+        options.set_disable_auto_compactions(leniency is Leniency.BROKEN_TABLES or not is_compacted)
+    database = Rdict(str(path), families[0], column_families={index: families[1]})
+    if leniency is Leniency.BROKEN_TABLES:
+        stop_compacting(path)
+    return database
+
+
+def open_database_to_read(path: Path, *, memory: RocksDBMemory) -> Rdict:
+    """Open the folder's database as it is at this moment; beside the data this writes too."""
+    # An old folder has no index, and naming what is missing is refused: all families that are there are opened.
+    return Rdict(str(path), _options(memory), access_type=AccessType.read_only(False))
+
+
+def repair(path: Path, *, memory: RocksDBMemory) -> None:
+    """Make a folder's list of files anew, of the tables and logs that can be read; others go to a folder `lost`."""
+    Rdict.repair(str(path), _options(memory))
 
 
 def column_family(database: Rdict, name: str) -> Rdict | None:

@@ -1,11 +1,8 @@
 """One RocksDB folder of snapshots, with blocking calls that any thread may make.
 
-The layout is in `rocksdb_layout`, headers are read and written in `rocksdb_headers`, how a snapshot comes to be in
-`rocksdb_writing`, and what rocksdict does to whoever trusts it in `rocksdb_database`. A damaged manifest can open as an
-empty database without an error: the format key is the proof that this did not happen.
-
-Beside a writer a folder changes while it is being opened: its tables and its log are read one after the other, and a
-file may go in between. So what looks like damage to a reader is looked at again, a few times.
+The layout is in `rocksdb_layout`, how a folder is opened in `rocksdb_opening`, headers are read and written in
+`rocksdb_headers`, how a snapshot comes to be in `rocksdb_writing`, and what rocksdict does to whoever trusts it in
+`rocksdb_database`.
 """
 
 import logging
@@ -15,13 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from rocksdict import Checkpoint, Rdict, WriteBatch, WriteOptions
+from rocksdict import Checkpoint, WriteBatch
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
     SnapshotStorageError,
-    SnapshotVersionError,
     StorageAccessError,
     StorageCorruptedError,
     StorageReadOnlyError,
@@ -34,21 +30,13 @@ from snapshot_storage.rocksdb_database import (
     can_be_opened,
     disk_refused,
     mapped,
-    names_missing_manifest,
-    open_database,
     scan,
     stop_compacting,
 )
-from snapshot_storage.rocksdb_headers import Damage, RocksDBHeaders
-from snapshot_storage.rocksdb_layout import (
-    BUCKET_ID_RANGE,
-    FORMAT,
-    FORMATS_READ,
-    INDEX_FAMILY,
-    StoredHeader,
-    checked_entry,
-    entry_key,
-)
+from snapshot_storage.rocksdb_headers import Damage
+from snapshot_storage.rocksdb_layout import BUCKET_ID_RANGE, StoredHeader, checked_entry, entry_key
+from snapshot_storage.rocksdb_opening import OpenDatabase, open_to_read, open_to_write
+from snapshot_storage.rocksdb_reached import Reached, ReachedFile
 from snapshot_storage.rocksdb_writing import SnapshotWriting
 from snapshot_storage.storage import (
     FIRST_SEGMENT_ENTRY,
@@ -60,11 +48,6 @@ from snapshot_storage.storage import (
 
 log = logging.getLogger(__name__)
 
-
-# What a writer does to its files takes some milliseconds, and a slow disk's time.
-_READ_ONLY_TRIES: Final = 5
-_READ_ONLY_PAUSE_S: Final = 0.1
-
 # Of headers that were read, so that a segment is one read. Some 300 bytes, with Python's objects for them 600.
 _HEADER_CACHE_BYTES: Final = 2**20
 _HEADER_BYTES: Final = 600
@@ -73,18 +56,26 @@ _HEADER_BYTES: Final = 600
 class RocksDBFolder:
     """An open folder. Reads run side by side, writes one after the other."""
 
-    def __init__(self, path: Path, database: Rdict, *, is_read_only: bool) -> None:
-        """Take over a database that `open` checks."""
-        self._path = path
-        self._database = database
+    def __init__(self, opened: OpenDatabase, *, is_read_only: bool) -> None:
+        """Take over a database that was checked.
+
+        Raises:
+            OSError: The system refuses.
+        """
+        self._opened = opened
+        self._path = opened.path
+        self._database = opened.database
         self._is_read_only = is_read_only
-        self._headers = RocksDBHeaders(path, database, is_read_only=is_read_only)
+        self._headers = opened.headers
+        self._lost = opened.lost
         self._known = RecentlyUsed[StoredHeader](_HEADER_CACHE_BYTES, lambda _: _HEADER_BYTES)
-        self._synced = WriteOptions()
-        self._synced.sync = True
         # Guards the next id, and with it the order of batches: the id that a batch stores never goes back.
         self._write_lock = threading.Lock()
-        self._next_bucket_id = first_bucket_id()
+        # A backup that was put back knows nothing of the ids that were given after it was made.
+        self._first_bucket_id = self._next_bucket_id = max(opened.next_bucket_id, first_bucket_id())
+        self._reached: ReachedFile | None = None
+        if not is_read_only:
+            self._reached = ReachedFile(opened.path, self._has_reached())
         self._is_closed = False
         self.needs_reopening = False
         """Whether it takes no more writes, and will when it is opened again."""
@@ -93,79 +84,32 @@ class RocksDBFolder:
     def open(
         cls, path: Path, *, memory: RocksDBMemory, is_read_only: bool, pause: Callable[[float], None] = time.sleep
     ) -> Self:
-        """Open the folder; create it unless it is only to be read.
-
-        Args:
-            path: The folder.
-            memory: How much memory to take.
-            is_read_only: Change nothing, and allow for someone else who does.
-            pause: Waits for so many seconds before a reader looks again.
-
-        Raises:
-            StorageLockedError: It is in use by another writer.
-            SnapshotVersionError: Its layout is another one.
-            StorageCorruptedError: It is damaged.
-            StorageAccessError: It is only to be read, and there is none.
-            StorageUnavailableError: The disk refuses, or what is to be read changes all the time.
-        """
-        for tries_left in reversed(range(_READ_ONLY_TRIES if is_read_only else 1)):
-            try:
-                return cls._open_once(path, memory=memory, is_read_only=is_read_only)
-            except (StorageCorruptedError, StorageUnavailableError) as error:
-                if not tries_left:
-                    if names_missing_manifest(path):
-                        raise StorageCorruptedError(str(path), "CURRENT names a file that is not there") from error
-                    raise
-                pause(_READ_ONLY_PAUSE_S)
-        raise AssertionError("there was no try")
-
-    @classmethod
-    def _open_once(cls, path: Path, *, memory: RocksDBMemory, is_read_only: bool) -> Self:
+        """Open the folder; create it unless it is only to be read: see `rocksdb_opening` for both and for errors."""
+        if is_read_only:
+            return cls(open_to_read(path, memory=memory, pause=pause), is_read_only=True)
+        opened = open_to_write(path, memory=memory)
         try:
-            if is_read_only and not (path / "CURRENT").exists():
-                raise StorageAccessError(
-                    f"there are no snapshots in {path}: name the folder that a service has written"
-                )
-            if not is_read_only:
-                path.mkdir(parents=True, exist_ok=True)
-            has_tables = any(path.glob("*.sst"))
+            folder = cls(opened, is_read_only=False)
         except OSError as error:
-            raise disk_refused("use the folder", path, error) from error
-
-        with mapped("open the snapshots", path, is_shared=is_read_only):
-            database = open_database(path, INDEX_FAMILY, memory=memory, is_read_only=is_read_only)
-            folder = cls(path, database, is_read_only=is_read_only)
+            opened.close()
+            raise disk_refused("write", path, error) from error
         try:
-            folder._check_format(has_tables)
-            if not is_read_only:
-                # A backup that was put back knows nothing of the ids that were given after it was made.
-                folder._next_bucket_id = max(folder._headers.next_bucket_id() or 0, first_bucket_id())
-                for bucket_id in folder._headers.unfinished():
-                    folder._remove(bucket_id)
+            for bucket_id in folder._headers.unfinished():
+                folder._remove(bucket_id)
         except BaseException:
             folder.close()
             raise
         return folder
 
-    def _check_format(self, has_tables: bool) -> None:
-        found = self._headers.format()
-        if found is not None and found not in FORMATS_READ:
-            supported = " or ".join(known.decode() for known in FORMATS_READ)
-            raise SnapshotVersionError(str(self._path), found=found.decode(errors="replace"), supported=supported)
-        if found is None and has_tables:
-            raise StorageCorruptedError(str(self._path), "there are tables, but the database came up empty")
-        if found != FORMAT and not self._is_read_only:
-            batch = WriteBatch(raw_mode=True)
-            with mapped("make the index", self._path):
-                self._headers.put_format(batch)
-                self._database.write(batch, self._synced)
-
     def close(self) -> None:
         """Let go of the folder; no other call may be running or follow."""
         # RocksDB keeps its log at close: a flush is not for safety, but the next start then has nothing to
         # replay.
-        flush = () if self._is_read_only else (self._database.flush,)
-        steps: tuple[Callable[[], None], ...] = (*flush, self._headers.close, self._database.close)
+        steps = [self._headers.close, self._database.close]
+        if self._reached is not None:
+            steps = [self._database.flush, *steps, self._reached.close]
+        if self._opened.view is not None:
+            steps.append(self._opened.view.close)
         for step in steps:
             try:
                 with mapped("close the snapshots", self._path):
@@ -176,7 +120,7 @@ class RocksDBFolder:
         # A close that fails, as it does after damage ended all writes, leaves the folder locked while this lives.
         with self._write_lock:
             self._is_closed = True
-            del self._database
+            del self._database, self._opened
 
     def _check_writable(self, operation: str) -> None:
         """Refuse what would write to a folder that was opened to read.
@@ -233,6 +177,8 @@ class RocksDBFolder:
                 self._database.write(batch)
                 if is_synced:
                     self._database.flush_wal(sync=True)
+                    assert self._reached is not None
+                    self._reached.put(self._has_reached())
             self.needs_reopening = False
         except StorageCorruptedError:
             # A compaction met a damaged block, and RocksDB takes no more writes until it is opened again.
@@ -243,6 +189,9 @@ class RocksDBFolder:
             # After a full disk, too, though there is room again. Not before: without room it could not be read either.
             self.needs_reopening = not self._is_closed and can_be_opened(self._path)
             raise
+
+    def _has_reached(self) -> Reached:
+        return Reached(self._database.latest_sequence_number(), self._first_bucket_id, self._next_bucket_id)
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return header and metadata; a snapshot that fits one block comes whole, as it is read whole."""
@@ -333,7 +282,7 @@ class RocksDBFolder:
 
     def header_damage(self) -> Sequence[Damage]:
         """Return what is wrong with headers, also where a second copy of them is read instead."""
-        return self._headers.damage()
+        return [*self._lost, *self._headers.damage()]
 
     def checkpoint(self, path: Path) -> None:
         """Make a folder that holds what this one holds now; files are shared by hard links where possible.

@@ -80,12 +80,13 @@ class RocksDBHeaders:
 
     def _read_twice(self, key: bytes) -> bytes | None:
         try:
-            return self._read(self._database, key)
+            value = self._read(self._database, key)
         except StorageCorruptedError as error:
             if self._index is None:
                 raise
             log.warning("reading from the index what cannot be read: %s", error)
-            return self._read(self._index, key)
+            value = None
+        return value if value is not None or self._index is None else self._read(self._index, key)
 
     def _read(self, family: Rdict, key: bytes) -> bytes | None:
         with mapped("read the snapshots", self._path, is_shared=self._is_read_only):

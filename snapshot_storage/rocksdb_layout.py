@@ -97,6 +97,11 @@ def bucket_id_in(key: bytes) -> int:
     return int.from_bytes(key[1:9])
 
 
+def entry_of(key: bytes) -> int:
+    """Return the number of the entry in its key."""
+    return int.from_bytes(key[9:])
+
+
 def with_checksum(key: bytes, value: bytes) -> bytes:
     """Return what is stored under the key for a value."""
     return b"".join((value, _checksum(key, value)))

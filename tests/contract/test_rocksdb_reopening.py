@@ -279,23 +279,27 @@ def test_a_backup_that_is_put_back_gives_no_id_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a folder read-only")
-@pytest.mark.parametrize("is_read_only", [False, True])
-def test_a_mount_that_takes_no_writes_is_refused_with_its_path(tmp_path: Path, is_read_only: bool) -> None:
-    """Rocksdict writes beside the data, also to read, and its own error names no path."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(tmp_path)], check=False).returncode:
+def test_a_mount_that_takes_no_writes_is_read_and_refuses_a_writer_with_its_path(tmp_path: Path) -> None:
+    """Rocksdict writes beside the data also to read, and its own error names no path."""
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(mounted)], check=False).returncode:
         pytest.skip("mounting is not allowed here")
-    path = tmp_path / "snapshots"
+    path = mounted / "snapshots"
 
-    async def refused() -> None:
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(path, is_read_only=True) as storage:
+            (info,) = await storage.list_bucket_snapshots()
+            assert await storage.get_bucket_snapshot_metadata(info.bucket_id) == b"metadata"
         with pytest.raises(StorageAccessError, match=f"{path}: .*must be allowed to write"):
-            await RocksDBBucketSnapshotStorage(path, is_read_only=is_read_only).start()
+            await RocksDBBucketSnapshotStorage(path).start()
 
     try:
         _write(path)
-        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
-        asyncio.run(refused())
+        subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
+        asyncio.run(scenario())
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        subprocess.run(["umount", str(mounted)], check=True)
 
 
 def test_what_the_system_refuses_is_our_error_with_the_path(tmp_path: Path) -> None:
