@@ -22,7 +22,11 @@ EXIT_CODE_FINDINGS = 1
     )
 )
 @click.argument("data")
-@click.option("--index", metavar="INDEX", help="Snapshots are here: a folder or s3://BUCKET/PREFIX. Default: in DATA.")
+@click.option(
+    "--index",
+    metavar="INDEX",
+    help="Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA.",
+)
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
 @click.option("--cursor", "cursors", multiple=True, metavar="NAME", help="Only subscriptions of this name; repeatable.")
 @click.option("--now-ms", type=int, help="What is due at this time need not be in the index. Default: now.")

@@ -23,7 +23,11 @@ BAD_ROWS_SHOWN = 10
 )
 @click.argument("data")
 @click.option("--cursor", "cursors", multiple=True, required=True, metavar="NAME", help="Subscription; repeatable.")
-@click.option("--index", metavar="INDEX", help="Snapshots are here: a folder or s3://BUCKET/PREFIX. Default: in DATA.")
+@click.option(
+    "--index",
+    metavar="INDEX",
+    help="Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA.",
+)
 @click.option("--positions", metavar="FILE", help="Parquet or .csv with a header: topic, ledger_id, entry_id.")
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
 @click.option("--key", "message_keys", multiple=True, metavar="KEY", help="Only messages of this key; repeatable.")

@@ -79,7 +79,11 @@ def pipeline() -> None:
 )
 @click.argument("data")
 @click.option("--log", metavar="LOG", help="Read headers from here: a log's folder or an export. Default: DATA.")
-@click.option("--index", metavar="INDEX", help="Snapshots are here: a folder or s3://BUCKET/PREFIX. Default: in DATA.")
+@click.option(
+    "--index",
+    metavar="INDEX",
+    help="Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA.",
+)
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
 @click.option("--cursor", "cursors", multiple=True, metavar="NAME", help="Only subscriptions of this name; repeatable.")
 @click.option("--now-ms", type=int, help="What is due at this time is left out. Default: now.")

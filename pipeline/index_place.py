@@ -1,20 +1,27 @@
 """Where an index is: which storage is at a location, and one open storage for all tasks of a worker process.
 
-A location is a data directory of a service (its index is in `snapshots`), a RocksDB folder of snapshots, or S3
-(`s3_location`).
+A location is one of
+
+    FOLDER                  a data directory of a service (the index is in `snapshots`), or a RocksDB folder of its own
+    s3://BUCKET/PREFIX      objects on S3 (`s3_location`)
+    file:///FOLDER          the same objects as plain files (`object_folder`): a copy of a prefix, a backup
+    python://MODULE:NAME    any other `BucketSnapshotStorage`: what MODULE.NAME(is_read_only=...) gives each process
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import unquote, urlsplit
 
 from managed_ledger.errors import StoreUnavailableError
 from pipeline.open_logs import log_folder_of
 from pipeline.s3_location import is_s3, s3_location
 from pipeline.staging import staging_root
 from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.object_folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.rocksdb_config import RocksDBMemory
@@ -24,6 +31,9 @@ from snapshot_storage.unreadable import Patience
 
 Result = TypeVar("Result")
 
+_FILE, _PYTHON = "file://", "python://"
+_URIS = ("s3://BUCKET/PREFIX", f"{_FILE}/FOLDER", f"{_PYTHON}MODULE:NAME")
+
 STORAGES_OPEN_MAX = 2
 WRITE_BUFFER_BYTES = 64 * 2**20
 """More than a service takes: a job writes everything at once, and small buffers are compacted again and again.
@@ -32,14 +42,19 @@ Storing 200 buckets of 50,000 rows took 16.5 ms each with 8 MiB, 9.7 with 32, 8.
 """
 
 
+def is_uri(location: str) -> bool:
+    """Whether a location is no folder that RocksDB has, so that no log lies beside it."""
+    return "://" in location
+
+
 def index_folder(location: str) -> Path:
     """Return the folder of snapshots at a location.
 
     Raises:
         ValueError: No storage is known for such a location.
     """
-    if "://" in location:
-        raise ValueError(f"{location} is no folder for an index: name a folder, or s3://BUCKET/PREFIX")
+    if is_uri(location):
+        raise ValueError(f"{location} is no folder for an index: name a folder, or {', '.join(_URIS)}")
     folder = Path(location).absolute()
     return folder / "snapshots" if log_folder_of(location) == folder / "ledgers" else folder
 
@@ -59,8 +74,31 @@ def open_index(location: str, *, log: Path | None = None, is_read_only: bool = F
     if is_s3(location):
         assert is_read_only or log is not None
         return _on_s3(location, None if log is None else log.parent / OWNER_FILE_NAME, is_read_only=is_read_only)
+    if location.startswith(_FILE):
+        return ObjectFolderBucketSnapshotStorage(_file_folder(location), is_read_only=is_read_only)
+    if location.startswith(_PYTHON):
+        return _made_by(location.removeprefix(_PYTHON), is_read_only=is_read_only)
     memory = None if is_read_only else RocksDBMemory(write_buffer_bytes=WRITE_BUFFER_BYTES)
     return RocksDBBucketSnapshotStorage(index_folder(location), is_read_only=is_read_only, memory=memory)
+
+
+def _file_folder(location: str) -> Path:
+    parts = urlsplit(location)
+    if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
+        raise ValueError(f"{location} names no folder of this machine: it is {_FILE}/FOLDER")
+    return Path(unquote(parts.path))
+
+
+def _made_by(name: str, *, is_read_only: bool) -> BucketSnapshotStorage:
+    module, _, attribute = name.partition(":")
+    try:
+        make = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{_PYTHON}{name} cannot be found: {error}") from error
+    storage = make(is_read_only=is_read_only)
+    if not isinstance(storage, BucketSnapshotStorage):
+        raise ValueError(f"{_PYTHON}{name} gives a {type(storage).__name__} and no BucketSnapshotStorage")
+    return storage
 
 
 def _on_s3(location: str, owner_file: Path | None, *, is_read_only: bool) -> BucketSnapshotStorage:
@@ -93,8 +131,8 @@ def cursor_folder(index: str, log: str | None) -> Path:
     Raises:
         StoreUnavailableError: There is none.
     """
-    if log is None and is_s3(index):
-        raise StoreUnavailableError("An index on S3 has no log beside it: name the one whose cursors it belongs to")
+    if log is None and is_uri(index):
+        raise StoreUnavailableError("An index at a URI has no log beside it: name the one whose cursors it belongs to")
     folder = log_folder_of(str(index_folder(index).parent) if log is None else log)
     if folder is None:
         where = f"beside {index}" if log is None else f"in {log}"
@@ -104,17 +142,17 @@ def cursor_folder(index: str, log: str | None) -> Path:
 
 def may_have_index(location: str) -> bool:
     """Whether there can be an index: a folder that is missing has none."""
-    return is_s3(location) or index_folder(location).is_dir()
+    return is_uri(location) or index_folder(location).is_dir()
 
 
 def staging_place(index: str, log: Path) -> Path:
-    """Return where jobs stage snapshots: beside the index, or beside the log if the index is on S3.
+    """Return where jobs stage snapshots: beside the index, or beside the log if the index is at a URI.
 
     Args:
         index: A location.
         log: What `cursor_folder` says.
     """
-    return staging_root(log.with_name("snapshots") if is_s3(index) else index_folder(index))
+    return staging_root(log.with_name("snapshots") if is_uri(index) else index_folder(index))
 
 
 def with_index(location: str, job: str, work: Callable[[BucketSnapshotStorage], Awaitable[Result]]) -> Result:

@@ -10,7 +10,7 @@
     ledger_id, entry_id, deliver_at_ms
 
     option           meaning
-    path             a service's data directory, or a RocksDB folder of snapshots
+    path             where the index is, on RocksDB, on S3, as plain files or elsewhere: see `index_place`
     <column>, <column>_min, <column>_max    read: only these rows, for any column
     push_filters     read: true takes the filters of the query too; read `pushed_filters` before you set it
     log              write: the log whose cursors own the index (default: the one beside it)

@@ -25,7 +25,11 @@ UNREADABLE_SHOWN = 10
 @click.option(
     "--buckets", "bucket_count_max", type=click.IntRange(min=1), required=True, help="Most buckets of a subscription."
 )
-@click.option("--index", metavar="INDEX", help="Snapshots are here: a folder or s3://BUCKET/PREFIX. Default: in DATA.")
+@click.option(
+    "--index",
+    metavar="INDEX",
+    help="Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA.",
+)
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
 @click.option("--cursor", "cursors", multiple=True, metavar="NAME", help="Only subscriptions of this name; repeatable.")
 @click.option("--segment-seconds", type=int, default=300, show_default=True, help="Longest time span of a segment.")

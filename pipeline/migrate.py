@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
 from pipeline.cursor_log import CursorLog, selected
-from pipeline.index_place import cursor_folder, open_index, staging_place, with_indexes
+from pipeline.index_place import cursor_folder, is_uri, open_index, staging_place, with_indexes
 from pipeline.s3_location import is_s3
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, as_they_come, attempt_name
 from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter
@@ -103,8 +103,10 @@ def migrate(
         LedgerError: The cursors cannot be read or written, or a service has them open; the index is as before.
         SnapshotStorageError: One of the storages cannot be opened, or does not answer; the same.
     """
-    if is_s3(source) == is_s3(target):
-        raise ValueError("one of the places must be on S3: `postdate snapshots copy` copies between two of a kind")
+    if is_uri(source) == is_uri(target):
+        raise ValueError(
+            "one place must be a folder, the other a URI: `postdate snapshots copy` copies between folders"
+        )
     folder, job, jobs = cursor_folder(data, None), uuid4().hex, SparkTasks(spark)
     with ExitStack() as stack:
         owners = stack.enter_context(CursorLog(folder))

@@ -20,7 +20,9 @@ FAILED_SHOWN = 10
 )
 @click.argument("data")
 @click.option("--from", "source", metavar="INDEX", help="Snapshots are here. Default: in DATA.")
-@click.option("--to", "target", metavar="INDEX", required=True, help="Where to: s3://BUCKET/PREFIX or a folder.")
+@click.option(
+    "--to", "target", metavar="INDEX", required=True, help="Where to: s3://BUCKET/PREFIX, file:///FOLDER or a folder."
+)
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
 @click.option("--cursor", "cursors", multiple=True, metavar="NAME", help="Only subscriptions of this name; repeatable.")
 @click.option("--delete-source", is_flag=True, help="Delete the old snapshots in the end.")

@@ -14,6 +14,7 @@ import google_crc32c
 from rocksdict import AccessType, Options, Rdict
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.object_folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3 import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
@@ -86,6 +87,39 @@ class RocksDBBackend(Backend):
             database.close()
 
 
+class ObjectFolderBackend(Backend):
+    """The place is a folder of files, which are taken apart by hand."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / "objects"
+
+    def storage(self) -> BucketSnapshotStorage:
+        return ObjectFolderBucketSnapshotStorage(self._path)
+
+    def entries(self, bucket_id: int) -> list[bytes] | None:
+        path = self._files().get(bucket_id)
+        return None if path is None else _object_entries(path.read_bytes())
+
+    def ids(self) -> set[int]:
+        return set(self._files()) | set(range(-len(list(self._path.glob("uploads/*"))), 0))
+
+    def _files(self) -> dict[int, Path]:
+        return {int("".join(path.parts[-3:]), 16): path for path in self._path.glob("*/*/*")}
+
+
+def _object_entries(data: bytes) -> list[bytes]:
+    names_bytes, entry_count = struct.unpack_from(">II", data, 12)
+    table = 28 + names_bytes + 4
+    start = table + 8 * entry_count + 4
+    found: list[bytes] = []
+    for length, checksum in struct.iter_unpack(">II", data[table : table + 8 * entry_count]):
+        found.append(data[start : start + length])
+        assert google_crc32c.value(found[-1]) == checksum
+        start += length
+    assert start == len(data)
+    return found
+
+
 class S3Backend(Backend):
     """The place is a prefix of a bucket, whose objects are read with boto3 and taken apart by hand."""
 
@@ -100,17 +134,7 @@ class S3Backend(Backend):
     def entries(self, bucket_id: int) -> list[bytes] | None:
         if bucket_id not in self.keys():
             return None
-        data = self._client.get_object(Bucket=BUCKET, Key=self.keys()[bucket_id])["Body"].read()
-        names_bytes, entry_count = struct.unpack_from(">II", data, 12)
-        table = 28 + names_bytes + 4
-        start = table + 8 * entry_count + 4
-        found: list[bytes] = []
-        for length, checksum in struct.iter_unpack(">II", data[table : table + 8 * entry_count]):
-            found.append(data[start : start + length])
-            assert google_crc32c.value(found[-1]) == checksum
-            start += length
-        assert start == len(data)
-        return found
+        return _object_entries(self._client.get_object(Bucket=BUCKET, Key=self.keys()[bucket_id])["Body"].read())
 
     def ids(self) -> set[int]:
         return set(self.keys()) | set(range(-len(self.uploads()), 0))

@@ -11,8 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
+from pipeline.audit import audit
 from pipeline.index_writer import write_index
 from pipeline.log_folder import LogFolder
+from pipeline.log_rebuild import rebuild_log
+from pipeline.migrate import migrate
 from pipeline.parquet_log import export_ledgers
 from pipeline.rebuild import rebuild
 from snapshot_storage.codec import decode_segments
@@ -34,7 +37,7 @@ def _ledger_frame(spark: SparkSession, location: Path, **options: str) -> DataFr
     return spark.read.format("postdate_ledger").options(**options).load(str(location))
 
 
-def _index_frame(spark: SparkSession, location: Path, **options: object) -> DataFrame:
+def _index_frame(spark: SparkSession, location: Path | str, **options: object) -> DataFrame:
     return spark.read.format("postdate_index").options(**options).load(str(location))
 
 
@@ -145,6 +148,28 @@ def test_written_rows_are_the_live_index_and_are_read_again(spark: SparkSession,
     first = _index_frame(spark, tmp_path, bucket_id=ids[0])
     assert first.rdd.getNumPartitions() == 1
     assert first.agg(F.max("segment")).first()[0] == len(index[0].segments)
+    assert list(tmp_path.glob("*.staging")) == []
+
+
+def test_plain_files_are_an_index(spark: SparkSession, tmp_path: Path) -> None:
+    """Made there by the rebuild, read, written by Spark, audited, and moved into the service's folder."""
+    data, location = str(tmp_path), f"file://{tmp_path}/plain files"
+    headers = write_log(tmp_path, {"a": some_times(3, 700)})["a"]
+
+    rebuilt = rebuild_log(spark, data, location, rules=RULES, cursor_log=data)
+    ids = bucket_ids(tmp_path, SUB)
+    rows = _index_frame(spark, location).localCheckpoint()
+    write_index(rows, location, mode="overwrite", options={**CUT, "log": data})
+    files = {int("".join(path.parts[-3:]), 16) for path in (tmp_path / "plain files").glob("*/*/*")}
+    audited = audit(spark, data, location, now_ms=NOW_MS)
+    moved = migrate(spark, data, location, data, deletes_source=True)
+
+    assert rows.count() == rebuilt.rows > 0
+    assert files == set(ids)
+    assert audited.is_clean
+    assert (audited.index_rows, moved.snapshots, moved.deleted) == (rebuilt.rows, len(ids), len(ids))
+    assert stored(tmp_path, SUB) == live(headers)
+    assert list((tmp_path / "plain files").glob("*/*/*")) == []
     assert list(tmp_path.glob("*.staging")) == []
 
 
