@@ -4,33 +4,13 @@ On a cluster `spark-submit` brings its own session: give that to `register`.
 """
 
 import os
-import shutil
 import sys
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from pipeline.index_source import IndexDataSource
+from pipeline.java import use_java
 from pipeline.ledger_source import LedgerDataSource
-
-
-class JavaNotFoundError(RuntimeError):
-    """Spark runs on Java, and there is none."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "Spark needs Java 17 or later, and there is no `java` on the PATH and no JAVA_HOME: "
-            "install a Java runtime (on Debian and Ubuntu the package openjdk-17-jre-headless)"
-        )
-
-
-def find_java() -> Path | None:
-    """Return the `java` that Spark would start, or None."""
-    home = os.environ.get("JAVA_HOME")
-    # As Spark's own launcher has it: JAVA_HOME decides, and the PATH counts only without it.
-    candidate = str(Path(home) / "bin" / "java") if home else "java"
-    found = shutil.which(candidate)
-    return None if found is None else Path(found)
 
 
 def register(spark: SparkSession) -> SparkSession:
@@ -73,8 +53,7 @@ def _own_session(master: str, name: str) -> SparkSession:
     Its Python workers are the interpreter that runs now, unless PYSPARK_PYTHON names another. No port is opened
     but on the loopback address, unless the master is on another machine.
     """
-    if find_java() is None:
-        raise JavaNotFoundError
+    use_java()
     # A session that is not made by spark-submit reads the workers' interpreter from here alone; its default is
     # whatever `python3` is on the PATH, which has none of our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

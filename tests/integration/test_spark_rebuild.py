@@ -19,7 +19,6 @@ from pipeline.log_rebuild import rebuild_log
 from pipeline.parquet_log import export_ledgers
 from pipeline.rebuild import rebuild, set_aside
 from pipeline.row_checks import REASONS
-from pipeline.session import JavaNotFoundError, local_session
 from tests.bulk_data import RULES, live, some_times, stored, without, write_log
 from tests.live_index import NOW_MS
 
@@ -184,11 +183,3 @@ def test_headers_of_another_form_are_refused(spark: SparkSession) -> None:
         rebuild(headers.drop("entry_id"), RULES, cursor="c")
     with pytest.raises(ValueError, match="the column ledger_id must be bigint, but is string"):
         set_aside(headers.selectExpr("topic", "cast(ledger_id as string)", "entry_id", "deliver_at_ms"))
-
-
-def test_a_machine_without_java_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One error that says what to install, instead of a gateway that did not start."""
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-
-    with pytest.raises(JavaNotFoundError, match="install a Java runtime"):
-        local_session(cores=1)
