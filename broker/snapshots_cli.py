@@ -1,32 +1,25 @@
 """`postdate snapshots`: look at the index on disk, check it, clean up, move it, hand it to other tools.
 
-Here are the commands and their options; what they do is in `broker.snapshots_check`, `_copy` and `_export`, what it
-looks like in `broker.snapshots_report`. What only reads works beside a running service.
+Here are the commands and their options; what they do is in `broker.snapshots_check`, `_copy`, `_export` and
+`_takeover`, what it looks like in `broker.snapshots_report`. What only reads works beside a running service.
 """
 
-import asyncio
 import json
 import math
-import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import wraps
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from broker.cli_common import EXIT_CODE_REFUSED, config_options, configure_logging, examples, refusing
-from broker.config import BrokerConfig, load_config
+from broker.cli_common import examples
+from broker.config import BrokerConfig
 from broker.snapshots import snapshots_folder
-from broker.snapshots_check import SECOND_LOOK_AFTER_S, Advance, collect_garbage, verify
+from broker.snapshots_check import SECOND_LOOK_AFTER_S, collect_garbage, verify
 from broker.snapshots_copy import copy_snapshots, make_checkpoint
 from broker.snapshots_export import export_snapshots
+from broker.snapshots_options import filters, make_console, on_config, progress_bar, run_command
 from broker.snapshots_place import Filter, Place, Summary, open_place, readable_segments, target_config
 from broker.snapshots_report import (
     counted,
@@ -35,6 +28,7 @@ from broker.snapshots_report import (
     print_garbage,
     print_histogram,
     print_list,
+    print_owner,
     print_segments,
     print_snapshot,
     print_verdict,
@@ -45,19 +39,16 @@ from snapshot_storage.codec import decode_metadata, decode_segment
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.inspection import TimeHistogram
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 EXIT_CODE_PROBLEMS = 1
 _HISTOGRAM_BINS_MAX = 16
-_COLUMNS_WHEN_PIPED = 100
 
 
 @click.group()
 def snapshots() -> None:
     """Look at the snapshots of the delayed index, check, clean up, copy, back up and export them.
 
-    Everything but `gc`, `checkpoint` and `copy --update-cursors` only reads, and works beside a running service.
+    Everything but `gc`, `checkpoint`, `take-over` and `copy --update-cursors` only reads, and works beside a running
+    service.
     """
 
 
@@ -66,47 +57,6 @@ snapshots.epilog = examples(
     "postdate snapshots verify --config config/broker.conf",
     "postdate snapshots copy --to s3://bucket/prefix --data /var/lib/postdate",
 )
-
-
-def _on_config(command: Callable[Concatenate[BrokerConfig, P], T]) -> Callable[..., T]:
-    """Add `--config`, `--set` and `--data`, and pass the configuration; refuse in one line."""
-
-    @wraps(command)
-    def run(
-        config_path: Path | None, overrides: tuple[str, ...], data: Path | None, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        configure_logging("error")
-        config = load_config(config_path, environment=os.environ, overrides=overrides)
-        if data is not None:
-            config = replace(config, data_directory=data)
-        return command(config, *args, **kwargs)
-
-    option = click.option(
-        "--data",
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        help="The service's data folder. Default: dataDirectory of the configuration.",
-    )
-    return config_options(option(refusing(run)))
-
-
-def _filters(command: Callable[..., T]) -> Callable[..., T]:
-    """Add `--topic` and `--cursor`."""
-
-    @wraps(command)
-    def run(*args: Any, topic: str | None, cursor: str | None, **kwargs: Any) -> T:
-        return command(*args, which=Filter(_full_name(topic), cursor), **kwargs)
-
-    for name, what in (("cursor", "subscription"), ("topic", "topic, by full or short name")):
-        run = click.option(f"--{name}", help=f"Only of this {what}.")(run)
-    return run
-
-
-def _full_name(topic: str | None) -> str | None:
-    """Complete a short name as clients do."""
-    if topic is None or "://" in topic:
-        return topic
-    return f"persistent://public/default/{topic}" if "/" not in topic else f"persistent://{topic}"
 
 
 @snapshots.command(
@@ -118,8 +68,8 @@ def _full_name(topic: str | None) -> str | None:
         "postdate snapshots list --json | jq '.[] | select(.rows > 100000)'",
     ),
 )
-@_on_config
-@_filters
+@on_config
+@filters
 @click.option("--json", "is_json", is_flag=True, help="As a list of JSON objects, sizes in bytes and times in ms.")
 def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
     """List snapshots: whose, which ledgers, how many segments, rows and bytes, and when they are due."""
@@ -129,11 +79,11 @@ def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
             infos, damaged = await place.readable_infos(which)
             return [summary async for summary in place.summaries(infos)], damaged
 
-    summaries, damaged = _run(read())
+    summaries, damaged = run_command(read())
     if is_json:
         click.echo(json.dumps([summary_json(summary) for summary in summaries], indent=2))
     else:
-        print_list(_console(), summaries)
+        print_list(make_console(), summaries)
     _tell_damage(damaged)
 
 
@@ -146,7 +96,7 @@ def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
     ),
 )
 @click.argument("bucket_id", metavar="ID", type=click.IntRange(min=0))
-@_on_config
+@on_config
 @click.option("--all", "is_all", is_flag=True, help="Every segment. Default: the first and the last ten.")
 def show(config: BrokerConfig, *, bucket_id: int, is_all: bool) -> None:
     """Show one snapshot: its ranges, segments, times and sizes, and when its messages are due."""
@@ -156,7 +106,7 @@ def show(config: BrokerConfig, *, bucket_id: int, is_all: bool) -> None:
             await _show(place, bucket_id, is_all=is_all)
 
     try:
-        _run(read())
+        run_command(read())
     except SnapshotCorruptedError as error:
         _tell_damage({bucket_id: str(error)})
 
@@ -170,7 +120,7 @@ def _tell_damage(damaged: Mapping[int | None, str]) -> None:
 
 
 async def _show(place: Place, bucket_id: int, *, is_all: bool) -> None:
-    console = _console()
+    console = make_console()
     info = await place.info(bucket_id)
     metadata = await place.storage.get_bucket_snapshot_metadata(bucket_id)
     summary = Summary(info, decode_metadata(metadata))
@@ -215,8 +165,8 @@ def _finite(_context: click.Context, _option: click.Parameter, seconds: float) -
         "postdate snapshots verify --data /var/lib/postdate || echo 'look at the table'",
     ),
 )
-@_on_config
-@_filters
+@on_config
+@filters
 @click.option(
     "--second-look",
     "second_look_after_s",
@@ -234,9 +184,9 @@ def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float) 
     snapshots of a running service come and go. A snapshot that the storage has lost without a trace is known by the
     property that names it, and by nothing else.
     """
-    with _progress("verified") as advance:
-        verdict = _run(verify(config, which, advance, second_look_after_s=second_look_after_s))
-    print_verdict(_console(), verdict)
+    with progress_bar("verified") as advance:
+        verdict = run_command(verify(config, which, advance, second_look_after_s=second_look_after_s))
+    print_verdict(make_console(), verdict)
     if verdict.problems:
         sys.exit(EXIT_CODE_PROBLEMS)
 
@@ -249,8 +199,8 @@ def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float) 
         "postdate snapshots gc --data /var/lib/postdate --topic orders",
     ),
 )
-@_on_config
-@_filters
+@on_config
+@filters
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted; works beside a running service.")
 def gc(config: BrokerConfig, *, which: Filter, dry_run: bool) -> None:
     """Delete the snapshots that no cursor names. Refuses beside a running service, which cleans up by itself.
@@ -259,8 +209,8 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool) -> None:
     service: on that of another one, this and every other command is refused. Exit code 1 if a snapshot that a cursor
     names is damaged; that one is left to the service.
     """
-    garbage = _run(collect_garbage(config, which, is_dry_run=dry_run))
-    print_garbage(_console(), garbage, is_dry_run=dry_run)
+    garbage = run_command(collect_garbage(config, which, is_dry_run=dry_run))
+    print_garbage(make_console(), garbage, is_dry_run=dry_run)
     _tell_damage(garbage.damaged)
 
 
@@ -272,8 +222,8 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool) -> None:
         "postdate snapshots copy --to /mnt/new-data --topic orders",
     ),
 )
-@_on_config
-@_filters
+@on_config
+@filters
 @click.option(
     "--to",
     "target",
@@ -300,11 +250,11 @@ def copy(config: BrokerConfig, *, which: Filter, target: str, update_cursors: bo
             "would find only a part in either"
         )
     where = target_config(config, target)
-    with _progress("copied") as advance:
-        copied = _run(
+    with progress_bar("copied") as advance:
+        copied = run_command(
             copy_snapshots(config, where, which, advance, updates_cursors=update_cursors, deletes_source=delete_source)
         )
-    print_copied(_console(), copied, target)
+    print_copied(make_console(), copied, target)
     if copied.failed:
         sys.exit(EXIT_CODE_PROBLEMS)
 
@@ -318,20 +268,61 @@ def copy(config: BrokerConfig, *, which: Filter, target: str, update_cursors: bo
     ),
 )
 @click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
-@_on_config
+@on_config
 def checkpoint(config: BrokerConfig, *, path: Path) -> None:
     """Make a backup of the snapshot folder as it is now: DIR, which must not exist, takes its place when it is lost.
 
     At once, and at the cost of no space while both have the same tables, where DIR is on the same file system. For
     RocksDB, on a stopped service; `copy` makes a backup beside a running one, and of snapshots on S3.
     """
-    infos = _run(make_checkpoint(config, path))
+    infos = run_command(make_checkpoint(config, path))
     length_bytes = sum(info.length_bytes for info in infos)
-    _console().print(
+    make_console().print(
         f"{escape(str(path))} has {counted(len(infos), 'snapshot')}, {size(length_bytes)}. To restore it, put it where "
         f"{escape(str(snapshots_folder(config)))} is.",
         soft_wrap=True,
     )
+
+
+@snapshots.command(
+    "take-over",
+    short_help="Take an S3 prefix from a dead owner.",
+    epilog=examples(
+        "postdate snapshots take-over --config config/broker.conf",
+        "postdate snapshots take-over --data /restored/postdate --yes",
+        "postdate snapshots take-over --data /restored/postdate --owner-is-dead && postdate snapshots verify",
+    ),
+)
+@on_config
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+@click.option(
+    "--owner-is-dead",
+    "is_owner_dead",
+    is_flag=True,
+    help="Also if something was written under the prefix in the last minutes.",
+)
+def take_over(config: BrokerConfig, *, is_sure: bool, is_owner_dead: bool) -> None:
+    """Give the prefix on S3 to this data folder, though another one has it.
+
+    For a folder that was restored from a copy, or a service whose machine is gone for good. Be sure of that: an owner
+    that still runs notices nothing before its next start, and the two services delete each other's snapshots until
+    then. Refused while the owner is seen to run: its folder is on this machine and in use, or something was written
+    under the prefix in the last minutes.
+    """
+    # Boto3 is an extra, and slow to import.
+    from broker.snapshots_takeover import open_takeover, refuse_alive
+
+    with open_takeover(config) as takeover:
+        seen = takeover.look()
+        if seen is None:
+            click.echo("The prefix is this folder's, or nobody's: there is nothing to take over.")
+            return
+        refuse_alive(seen, was_just_written=is_owner_dead)
+        print_owner(make_console(), seen, takeover.named_count(seen))
+        if not is_sure:
+            click.confirm("Is that owner gone for good?", abort=True)
+        takeover.take(seen, was_just_written=is_owner_dead)
+    click.echo("Taken: it is refused to the old owner from its next start on.")
 
 
 @snapshots.command(
@@ -343,13 +334,13 @@ def checkpoint(config: BrokerConfig, *, path: Path) -> None:
     ),
 )
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
-@_on_config
-@_filters
+@on_config
+@filters
 def export(config: BrokerConfig, *, path: Path, which: Filter) -> None:
     """Write every row to a Parquet file: topic, cursor, bucket_id, segment, ledger_id, entry_id, deliver_at_ms."""
-    with _progress("exported") as advance:
-        exported = _run(export_snapshots(config, path, which, advance))
-    console = _console()
+    with progress_bar("exported") as advance:
+        exported = run_command(export_snapshots(config, path, which, advance))
+    console = make_console()
     console.print(
         f"Wrote {counted(exported.rows, 'row')} of {counted(exported.snapshots, 'snapshot')} to {path}", soft_wrap=True
     )
@@ -357,36 +348,3 @@ def export(config: BrokerConfig, *, path: Path, which: Filter) -> None:
         console.print(f"[red]Not whole:[/] {id_shown(bucket_id)}: {escape(reason)}", soft_wrap=True)
     if exported.failed:
         sys.exit(EXIT_CODE_PROBLEMS)
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command to its end; Ctrl-C ends it in order."""
-    try:
-        return asyncio.run(work)
-    except KeyboardInterrupt:
-        click.echo("postdate: interrupted; what was begun is not visible, and the same command goes on", err=True)
-        sys.exit(EXIT_CODE_REFUSED)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_COLUMNS_WHEN_PIPED)
-
-
-@contextmanager
-def _progress(done: str) -> Iterator[Advance]:
-    """Show how far the work is, on a terminal; gone when it is done."""
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn(" "),
-        BarColumn(bar_width=40),
-        DownloadColumn(binary_units=True),
-        TextColumn(done),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    task = progress.add_task("", total=None)
-    with progress:
-        yield lambda completed, total: progress.update(task, completed=completed, total=total)

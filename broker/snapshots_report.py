@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,6 +17,9 @@ from broker.snapshots_place import Summary
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.inspection import TimeHistogram
 from snapshot_storage.storage import BucketSnapshotInfo
+
+if TYPE_CHECKING:
+    from snapshot_storage.s3_takeover import OwnedPrefix
 
 SEGMENTS_SHOWN_MAX: Final = 20
 PROBLEMS_SHOWN_MAX: Final = 50
@@ -254,6 +257,24 @@ def print_garbage(console: Console, garbage: Garbage, *, is_dry_run: bool) -> No
     done = "Would delete" if is_dry_run else "Deleted"
     count = len(garbage.infos) + len(garbage.unreadable)
     console.print(f"{done} {counted(count, 'snapshot')} that no cursor names, {freed}.")
+
+
+def print_owner(console: Console, seen: "OwnedPrefix", named_count: int) -> None:
+    """Print whose a prefix is, what is under it, and what becomes of that."""
+    facts = {
+        "owner": f"{seen.owner.folder} on {seen.owner.host}",
+        "taken": f"{timedelta(seconds=round(seen.taken_s_ago))} ago",
+        "written": f"{timedelta(seconds=round(seen.written_s_ago))} ago",
+        "snapshots": f"{len(seen.bucket_ids):,}, of which this folder's cursors name {named_count:,}",
+    }
+    for name, value in facts.items():
+        console.print(f"  {name:<10} {escape(value)}", soft_wrap=True)
+    if named_count < len(seen.bucket_ids):
+        console.print(
+            "[bold red]Warning:[/] what no cursor here names is garbage to this folder's service, which deletes what "
+            "is of its own subscriptions; `postdate snapshots gc` deletes the rest.",
+            soft_wrap=True,
+        )
 
 
 def print_copied(console: Console, copied: Copied, target: str) -> None:

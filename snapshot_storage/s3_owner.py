@@ -13,6 +13,8 @@ opened first keeps the prefix, and the other is refused: its file knows no token
 take turns, by a lock beside the file. A token proves the same under any name of the server: the file sorts them by
 endpoint, bucket and prefix only to keep the last ones of each.
 
+A folder that has no such token gets the prefix only if someone decides so (`take_over`), as its owner is gone for good.
+
 Left out: a copy that is opened while the original runs is noticed at the original's next start, not before.
 """
 
@@ -24,7 +26,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from snapshot_storage.errors import StorageAccessError, StorageUnavailableError
 from snapshot_storage.s3_client import Content, S3Client
@@ -32,6 +34,16 @@ from snapshot_storage.s3_layout import owner_key
 
 # More than the one that the object has and the one that it gets: an object that a server lost and had restored.
 _TOKENS_MAX = 16
+
+
+class LastOwner(NamedTuple):
+    """Who took a prefix last, as the object says; empty where it does not."""
+
+    folder: str
+    host: str
+    token: str
+    is_this_folder: bool
+    """Whether the token is one of this folder's."""
 
 
 class PrefixOwner:
@@ -61,6 +73,31 @@ class PrefixOwner:
                     "set bucketSnapshotS3Prefix to a prefix of this service's own"
                 )
 
+    def last_owner(self) -> LastOwner | None:
+        """Say who took the prefix last; None where nobody has.
+
+        Raises:
+            StorageAccessError: The folder's file or the prefix cannot be read.
+            StorageUnavailableError: The server does not answer.
+        """
+        found = self._client.read_all(self._key)
+        if found is None:
+            return None
+        fields, token = _fields_of(found), _token_in(found)
+        return LastOwner(str(fields.get("folder")), str(fields.get("host")), token, self._is_ours(found))
+
+    def take_over(self, last: LastOwner) -> None:
+        """Give the prefix to this folder, whoever had it: only where that one is gone for good.
+
+        Raises:
+            StorageAccessError: Somebody has taken it since, so the last owner is not the one that was looked at.
+            StorageUnavailableError: The server does not answer.
+        """
+        with self._turn():
+            found = self._client.read_all(self._key)
+            if found is None or _token_in(found) != last.token or not self._take(found):
+                raise StorageAccessError(f"{self._where} was taken a moment ago: somebody uses it")
+
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Keep other programs of this folder away from file and object."""
@@ -74,9 +111,12 @@ class PrefixOwner:
 
     def _proven(self) -> Content | None:
         found = self._client.read_all(self._key)
-        if found is not None and not any(_token_in(found) in tokens for tokens in self._tokens().values()):
+        if found is not None and not self._is_ours(found):
             raise StorageAccessError(self._refusal(found))
         return found
+
+    def _is_ours(self, found: Content) -> bool:
+        return any(_token_in(found) in tokens for tokens in self._tokens().values())
 
     def _take(self, found: Content | None) -> bool:
         token = secrets.token_hex(16)
@@ -96,8 +136,8 @@ class PrefixOwner:
             f"{self._where} was last taken by the folder {owner.get('folder')} on {owner.get('host')}, with a token "
             f"that {self._file} does not know. If another service uses it, set bucketSnapshotS3Prefix to a prefix of "
             "this service's own: each would take the other's snapshots for garbage. If no other one does, as that "
-            f"one is gone for good or this folder is a restored copy of it, delete the object {self._key} of the "
-            "bucket to take the prefix over"
+            "one is gone for good or this folder is a restored copy of it, `postdate snapshots take-over` gives the "
+            f"prefix to this folder; so does deleting the object {self._key} of the bucket"
         )
 
     def _tokens(self) -> dict[str, list[str]]:

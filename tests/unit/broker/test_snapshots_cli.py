@@ -120,7 +120,7 @@ def add_orphan(data: Data) -> int:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("list",), ("show",), ("verify",), ("gc",), ("copy",), ("checkpoint",), ("export",)]
+    "command", [(), ("list",), ("show",), ("verify",), ("gc",), ("copy",), ("checkpoint",), ("export",), ("take-over",)]
 )
 def test_every_help_text_has_examples(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, ["snapshots", *command, "--help"])
@@ -428,7 +428,7 @@ def test_nothing_is_cut_off_on_a_narrow_screen(
     data: Data, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every id, time and count is there whole; also ids of S3, which have 19 digits."""
-    monkeypatch.setattr("broker.snapshots_cli._COLUMNS_WHEN_PIPED", columns)
+    monkeypatch.setattr("broker.snapshots_options._COLUMNS_WHEN_PIPED", columns)
     with_long_ids(data)
     ids = data.listed()
     orphan = add_orphan(data)
