@@ -1,10 +1,11 @@
 """Show what merging costs: index rows written per row added, over the number of ledgers.
 
-    python -m benchmarks.merge_curve [--ledgers 20000] [--output benchmarks/results]
+    python -m benchmarks.merge_curve [--ledgers 20000] [--mixed-ledgers 3000] [--output benchmarks/results]
 
-Pure counting with the tracker's own choice of what to merge: buckets come one by one, and after each one windows are
-merged down to the limit. `one` has one message in each ledger (any number that is the same in each
-gives the same curve); the other loads mix sizes as topics do. Nothing is handed out meanwhile, which is the worst case.
+The tracker's own core seals, registers, chooses, merges and deletes; a storage that keeps nothing but how many rows
+each snapshot has answers at once. Buckets come one by one, each after all work for the one before is done. `one` has
+one message in each ledger (any number that is the same in each gives the same curve); the other loads mix sizes as
+topics do, a thousandth of them. Nothing is handed out meanwhile, which is the worst case.
 
 Beside the tracker's own figures for `one` is the least that any choice could write, however much it knew beforehand
 (`least_written_per_row`): few buckets must be rewritten often. Writes `merge-curve.png` and the same figures as tables,
@@ -13,24 +14,42 @@ Beside the tracker's own figures for `one` is the least that any choice could wr
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Final
 
 import numpy as np
+from pyroaring import BitMap
 
-from tracker.merging import window_to_merge
+from tracker.actions import (
+    Action,
+    DeleteSnapshot,
+    Event,
+    MergeBuckets,
+    PersistBucket,
+    PropertyPut,
+    PropertyRemoved,
+    PutProperty,
+    SegmentTable,
+    SnapshotCreated,
+    SnapshotDeleted,
+)
+from tracker.config import TrackerConfig
+from tracker.core import TrackerCore
 
 LIMITS: Final = (1, 2, 3, 4, 5, 10, 50)
 LIMITS_WITH_LEAST: Final = (1, 2, 3, 4, 5)
 LOADS: dict[str, Callable[[Random], int]] = {
     "one": lambda _: 1,
-    "uniform": lambda chance: chance.randint(1, 100_000),
-    "exponential": lambda chance: 1 + int(chance.expovariate(1 / 50_000)),
-    "heavy": lambda chance: int(50_000 * chance.paretovariate(1.1)),
+    "uniform": lambda chance: chance.randint(1, 100),
+    "exponential": lambda chance: 1 + int(chance.expovariate(1 / 50)),
+    "heavy": lambda chance: int(50 * chance.paretovariate(1.1)),
 }
 Curve = list[float]
+
+_DELIVER_AT_MS: Final = 10**12
+_STEP_MS: Final = 10
 
 _EXPLANATION: Final = """\
 `least` is what the best choice there is must write at this limit, if it keeps the limit after every ledger and knows
@@ -42,26 +61,52 @@ possible: its choice knows nothing of what will come. * marks figures above 2 lo
 
 
 def rows_written_per_row(load: str, limit: int, ledger_counts: list[int]) -> Iterator[float]:
-    """Yield rows written per row added, after each of these numbers of ledgers, which ascend."""
+    """Yield rows written per row added, after each of these numbers of ledgers."""
     chance = Random(195)
-    buckets: list[int] = []
-    added = written = 0
-    wanted = iter(ledger_counts)
-    next_count = next(wanted)
-    for ledger in range(1, ledger_counts[-1] + 1):
-        row_count = LOADS[load](chance)
-        buckets.append(row_count)
+    row_counts = (LOADS[load](chance) for _ in range(max(ledger_counts)))
+    for ledger_count, written in enumerate(written_per_row_of(row_counts, limit), start=1):
+        if ledger_count in ledger_counts:
+            yield written
+
+
+def written_per_row_of(row_counts: Iterable[int], limit: int) -> Iterator[float]:
+    """Yield rows written per row added by the tracker, after each ledger with so many rows."""
+    config = TrackerConfig(index_count_per_bucket_min=1, bucket_count_max=limit)
+    core = TrackerCore(config, acknowledged_in=lambda _: BitMap(), rng=Random(195))
+    added = written = now_ms = 0
+    for ledger_id, row_count in enumerate(row_counts):
+        rows = np.full(row_count, ledger_id), np.arange(row_count), np.full(row_count, _DELIVER_AT_MS)
+        core.add_messages(*rows, now_ms=now_ms)
+        core.seal(index_count_min=1)
         added += row_count
-        written += row_count
-        while len(buckets) > limit:
-            window = window_to_merge(buckets, [True] * len(buckets))
-            assert window is not None
-            merged = sum(buckets[window.start : window.stop])
-            buckets[window.start : window.stop] = [merged]
-            written += merged
-        if ledger == next_count:
-            yield written / added
-            next_count = next(wanted, 0)
+        while actions := core.plan(now_ms=now_ms):
+            for action in actions:
+                event = _answer(action)
+                if isinstance(event, SnapshotCreated):
+                    written += event.table.row_count
+                core.handle(event, now_ms=now_ms)
+        assert core.unsettled_count == 0
+        now_ms += _STEP_MS
+        yield written / added
+
+
+def _answer(action: Action) -> Event:
+    """Return what a storage says that keeps nothing and never fails."""
+    match action:
+        case PersistBucket():
+            return _created(action.serial, sum(map(len, action.parts)))
+        case MergeBuckets():
+            return _created(action.serial, sum(source.table.row_count for source in action.sources))
+        case PutProperty():
+            return PropertyPut(action.serial)
+        case DeleteSnapshot():
+            return SnapshotDeleted(action.serial)
+    return PropertyRemoved(action.serial)
+
+
+def _created(serial: int, row_count: int) -> SnapshotCreated:
+    times, ends = np.array([_DELIVER_AT_MS]), np.array([row_count], np.int32)
+    return SnapshotCreated(serial, serial, row_count, SegmentTable(times, times, ends, np.ones(1, np.int32)))
 
 
 def least_written_per_row(ledger_count: int, limit: int) -> list[float]:
@@ -92,7 +137,7 @@ def least_written_per_row(ledger_count: int, limit: int) -> list[float]:
 
 
 def tables_of(ledger_counts: list[int], curves: dict[tuple[str, int], Curve], least: dict[int, Curve]) -> str:
-    """Return the figures as lines of text, a table for each load."""
+    """Return the figures as lines of text, a table for each load, as far as its curves go."""
     lines = ["Index rows written per row added (benchmarks/merge_curve.py)", "", _EXPLANATION]
     for load in LOADS:
         columns: dict[str, Curve] = {}
@@ -102,7 +147,7 @@ def tables_of(ledger_counts: list[int], curves: dict[tuple[str, int], Curve], le
                 columns[f"least, {limit}"] = least[limit]
         title = "one message a ledger" if load == "one" else f"{load} sizes"
         lines += [title, "", f"{'ledgers':>8} {'2 log2 N':>9}" + "".join(f"{name:>11}" for name in columns)]
-        for place, count in enumerate(ledger_counts):
+        for place, count in enumerate(ledger_counts[: len(curves[load, LIMITS[0]])]):
             bound = 2 * math.log2(count)
             figures = "".join(_cell(column[place], bound) for column in columns.values())
             lines.append(f"{count:>8} {bound:>9.1f}{figures}".rstrip())
@@ -128,7 +173,8 @@ def draw(ledger_counts: list[int], curves: dict[tuple[str, int], Curve], least: 
             left.plot(ledger_counts, least[limit], ":", color=f"C{number}")
     for number, load in enumerate(LOADS):
         for limit, style in ((5, "--"), (10, "-")):
-            right.plot(ledger_counts, curves[load, limit], style, color=f"C{number}", label=f"{load}, at most {limit}")
+            curve = curves[load, limit]
+            right.plot(ledger_counts[: len(curve)], curve, style, color=f"C{number}", label=f"{load}, at most {limit}")
     left.set(title="One message a ledger; dotted: the least possible", yscale="log")
     right.set(title="Loads", ylim=(0, None))
     for axes in (left, right):
@@ -144,17 +190,19 @@ def main() -> None:
     """Count, and write tables and picture."""
     parser = argparse.ArgumentParser(description="Show what merging costs: index rows written per row added.")
     parser.add_argument("--ledgers", type=int, default=20_000, help="the largest number of ledgers, at least 10")
+    parser.add_argument("--mixed-ledgers", type=int, default=3_000, help="the same for loads that mix sizes")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="the folder to write to")
     arguments = parser.parse_args()
-    if arguments.ledgers < 10:
-        parser.error("--ledgers must be at least 10")
+    if min(arguments.ledgers, arguments.mixed_ledgers) < 10:
+        parser.error("--ledgers and --mixed-ledgers must be at least 10")
     steps = int(4 * math.log10(arguments.ledgers))
     ledger_counts = sorted({round(10 ** (step / 4)) for step in range(4, steps + 1)} | {arguments.ledgers})
     curves: dict[tuple[str, int], Curve] = {}
     for load in LOADS:
+        counts = [count for count in ledger_counts if load == "one" or count <= arguments.mixed_ledgers]
         for limit in LIMITS:
-            curves[load, limit] = list(rows_written_per_row(load, limit, ledger_counts))
-            print(f"{load}, at most {limit} buckets: {curves[load, limit][-1]:.2f}", flush=True)
+            curves[load, limit] = list(rows_written_per_row(load, limit, counts))
+            print(f"{load}, at most {limit} buckets, {counts[-1]} ledgers: {curves[load, limit][-1]:.2f}", flush=True)
     least: dict[int, Curve] = {}
     for limit in LIMITS_WITH_LEAST:
         of_each = least_written_per_row(arguments.ledgers, limit)

@@ -320,6 +320,7 @@ def _on_work_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now
         give_up(buckets, bucket, event.reason)
         return
     bucket.work_attempts += 1
+    buckets.is_merge_wanted = True
     bucket.work_retry_at_ms = now_ms + backoff_ms(buckets.config, bucket.work_attempts, buckets.rng)
 
 

@@ -157,13 +157,21 @@ def _remove_exhausted(buckets: BucketSet) -> None:
 
 
 def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
-    if buckets.config.bucket_count_max <= 0 or now_ms < buckets.merge_retry_at_ms:
+    """Merge what is too many, once what is on its way has come to rest.
+
+    A bucket that is being sealed counts when it is sealed: the newest one mostly is in the cheapest window, and a
+    choice without it is that of a limit lower by one, which costs several times as much where the limit is low.
+    """
+    if buckets.config.bucket_count_max <= 0 or now_ms < buckets.merge_retry_at_ms or not buckets.is_merge_wanted:
         return
+    # From now on, whatever would change the answer wants another look.
+    buckets.is_merge_wanted = False
     if any(bucket.sources for bucket in buckets.buckets.values()):
         return
-    served = sorted(buckets.served(), key=lambda bucket: (bucket.ledgers, bucket.serial))
-    if len(served) <= buckets.config.bucket_count_max:
+    counted = [bucket for bucket in buckets.served() if not _is_on_its_way(bucket)]
+    if len(counted) <= buckets.config.bucket_count_max:
         return
+    served = sorted(buckets.served(), key=lambda bucket: (bucket.ledgers, bucket.serial))
     window = window_to_merge(
         [bucket.table.row_count if bucket.table is not None else 0 for bucket in served],
         [bucket.state is BucketState.SEALED and bucket.merge_retry_at_ms <= now_ms for bucket in served],
@@ -181,6 +189,14 @@ def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
         source.merging_into = target.serial
     # Rows of the sources are handed out while it is made of them.
     buckets.doubts.mark(target)
+
+
+def _is_on_its_way(bucket: Bucket) -> bool:
+    """Whether a bucket will be one that may be merged before long."""
+    if bucket.state is BucketState.RECOVERING:
+        # One that cannot be read may stay so for long, and the others must not wait for it.
+        return not bucket.work_attempts
+    return bucket.state in (BucketState.SEALING, BucketState.REGISTERING)
 
 
 def _may_sweep(buckets: BucketSet, now_ms: int) -> bool:

@@ -57,6 +57,8 @@ class BucketSet:
         """The ranges of lost buckets of which that is not known, likewise."""
         self.losses: list[tuple[str, str]] = []
         """Key and reason of buckets that were given up, until someone reports them."""
+        self.is_merge_wanted = True
+        """Whether a merge may be due that was not when it was last looked."""
         self.merge_retry_at_ms = -1
         self.merge_failures = 0
         self.is_sweep_wanted = False
@@ -233,6 +235,7 @@ class BucketSet:
             if source is not None:
                 source.merging_into = None
         target.sources = ()
+        self.is_merge_wanted = True
 
     def delete_orphan(self, bucket_id: int) -> None:
         """Delete a snapshot that no property names."""
@@ -292,6 +295,7 @@ class BucketSet:
         if owned_key and not _owns_key(bucket):
             self.keys.remove(bucket.key)
         bucket.parts, bucket.tracked_parts = (), None
+        self.is_merge_wanted = True
         if state is BucketState.GONE:
             del self.buckets[bucket.serial]
         self._join_lane(bucket)
