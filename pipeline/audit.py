@@ -282,21 +282,34 @@ def repair(
         LedgerError: A service has the log open, or it cannot be written.
         SnapshotStorageError: The same of the index.
     """
-    affected = report.affected()
-    if affected:
-        topics, cursors = ({name[part] for name in affected} for part in (0, 1))
+    for topics, cursors in rebuilds_of(report.affected()):
         rebuild_log(
             spark,
             data,
             index,
             rules=rules,
             cursor_log=data,
-            topics=sorted(topics),
-            cursors=sorted(cursors),
+            topics=topics,
+            cursors=cursors,
             on_stage=on_stage,
             on_step=on_step,
         )
     return asyncio.run(_delete_orphans(data, index or data, {problem.bucket_id for problem in report.ownership}))
+
+
+def rebuilds_of(affected: Iterable[CursorName]) -> list[tuple[list[str], list[str]]]:
+    """Return topics and cursors of as few rebuilds as there can be that touch no other subscription.
+
+    >>> rebuilds_of([CursorName("t", "a"), CursorName("t", "b"), CursorName("u", "a"), CursorName("v", "a")])
+    [(['t'], ['a', 'b']), (['u', 'v'], ['a'])]
+    """
+    by_topic: defaultdict[str, list[str]] = defaultdict(list)
+    for topic, cursor in sorted(affected):
+        by_topic[topic].append(cursor)
+    by_cursors: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for topic, cursors in by_topic.items():
+        by_cursors[tuple(cursors)].append(topic)
+    return [(topics, list(cursors)) for cursors, topics in by_cursors.items()]
 
 
 async def _delete_orphans(data: str, index: str, suspects: Iterable[int | None]) -> int:

@@ -22,11 +22,15 @@ from managed_ledger.errors import CursorNotFoundError
 from pipeline.cursor_log import CursorLog
 from pipeline.index_place import cursor_folder
 from pipeline.index_writer import write_index
-from pipeline.rebuild import check_headers, rebuild, set_aside
+from pipeline.rebuild import HEADER_COLUMNS, check_headers, rebuild, set_aside
+from pipeline.row_checks import BadRow
 from pipeline.rules import RebuildRules
 
 STREAM_SCHEMA = "topic string, ledger_id bigint, entry_id bigint, deliver_at_ms bigint"
 """The columns of a stream, as Spark writes them."""
+
+
+BAD_EXAMPLES_MAX = 10
 
 
 class IngestedBatch(NamedTuple):
@@ -35,7 +39,9 @@ class IngestedBatch(NamedTuple):
     batch_id: int
     messages: int
     bad_rows: int
-    """Rows that no index can hold; they were left out (`rebuild.set_aside` finds them)."""
+    """How many rows no index can hold; they were left out."""
+    bad_examples: tuple[BadRow, ...] = ()
+    """Some of them."""
 
 
 OnBatch = Callable[[IngestedBatch], None]
@@ -50,6 +56,7 @@ def ingest(
     now_ms: Callable[[], int],
     is_endless: bool = False,
     rows_per_bucket_min: int = 50_000,
+    rejects: str | None = None,
     on_batch: OnBatch = lambda _batch: None,
 ) -> StreamingQuery:
     """Start a query that adds what a stream brings to the index of subscriptions; the caller awaits its end.
@@ -62,6 +69,8 @@ def ingest(
         now_ms: The clock, asked once a batch.
         is_endless: Whether to go on when all that is there has been read.
         rows_per_bucket_min: As in `RebuildRules`; the last bucket of a batch may have less.
+        rejects: A folder for the rows that no index can hold, as Parquet with the reason; in one of its own for each
+            batch, so that one that comes again does not write them twice.
         on_batch: Told of each batch when it is in the index, and before Spark knows; from a thread.
 
     Raises:
@@ -76,7 +85,7 @@ def ingest(
 
     def write(batch: DataFrame, batch_id: int) -> None:
         rules = RebuildRules(now_ms=now_ms(), rows_per_bucket_min=rows_per_bucket_min)
-        on_batch(_write_batch(batch, batch_id, data, cursors, rules))
+        on_batch(_write_batch(batch, batch_id, data, cursors, rules, rejects))
 
     writer = stream.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
     return (writer if is_endless else writer.trigger(availableNow=True)).start()
@@ -91,15 +100,20 @@ def _check_cursors(data: str, cursors: Sequence[str]) -> None:
 
 
 def _write_batch(
-    batch: DataFrame, batch_id: int, data: str, cursors: Sequence[str], rules: RebuildRules
+    batch: DataFrame, batch_id: int, data: str, cursors: Sequence[str], rules: RebuildRules, rejects: str | None
 ) -> IngestedBatch:
     query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     assert query_id, "Spark names the query of a batch"
     # It is read to be counted, to be planned and to be built.
     batch.persist()
     try:
+        bad = set_aside(batch)
+        bad_count = bad.count()
+        if bad_count and rejects is not None:
+            bad.write.mode("overwrite").parquet(f"{rejects}/query_id={query_id}/batch_id={batch_id}")
+        examples = tuple(BadRow(*row) for row in bad.select(*HEADER_COLUMNS, "reason").head(BAD_EXAMPLES_MAX))
         rows = reduce(DataFrame.union, [rebuild(batch, rules, cursor=cursor) for cursor in cursors])
         write_index(rows, data, options={"query_id": query_id, "batch_id": str(batch_id)})
-        return IngestedBatch(batch_id, batch.count(), set_aside(batch).count())
+        return IngestedBatch(batch_id, batch.count(), bad_count, examples)
     finally:
         batch.unpersist()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--format", "file_format", type=click.Choice(["parquet", "csv", "json"]), default="parquet")
 @click.option("--files-per-batch", type=click.IntRange(1), default=1_000, show_default=True, help="Most files at once.")
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C; else end when all is read.")
+@click.option("--rejects", metavar="FOLDER", help="Write rows that no index can hold to Parquet files below it.")
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark runs; spark-submit's own wins.")
 @refusing
 def ingest(
@@ -36,6 +37,7 @@ def ingest(
     file_format: str,
     files_per_batch: int,
     follow: bool,
+    rejects: str | None,
     master: str,
 ) -> None:
     """Add a stream of scheduled messages to the delayed index, each once, whatever is killed and restarted.
@@ -61,6 +63,7 @@ def ingest(
         checkpoint=checkpoint,
         now_ms=lambda: time.time_ns() // 1_000_000,
         is_endless=follow,
+        rejects=rejects,
         on_batch=_tell_batch,
     )
     try:
@@ -86,5 +89,7 @@ def cause_of(text: str) -> str:
 
 
 def _tell_batch(batch: "IngestedBatch") -> None:
-    bad = f", of which {batch.bad_rows:,} cannot be indexed and were left out" if batch.bad_rows else ""
+    bad = f", of which {batch.bad_rows:,} cannot be indexed and were left out, such as" if batch.bad_rows else ""
     click.echo(f"batch {batch.batch_id}: {batch.messages:,} messages{bad}")
+    for row in batch.bad_examples:
+        click.echo(f"  {row.topic} {row.ledger_id}:{row.entry_id} at {row.deliver_at_ms}: {row.reason}", err=True)

@@ -30,7 +30,7 @@ REASONS = (
 class BadRow(NamedTuple):
     """A row that no index can hold; None where its column is null."""
 
-    topic: str
+    topic: str | None
     ledger_id: int | None
     entry_id: int | None
     deliver_at_ms: int | None

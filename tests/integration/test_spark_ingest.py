@@ -15,6 +15,7 @@ from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
 from pipeline.ingest import IngestedBatch, ingest
+from pipeline.row_checks import BadRow
 from snapshot_storage.codec import decode_segments
 from tests.bulk_data import Header, stored, write_log
 from tests.live_index import NOW_MS
@@ -81,6 +82,7 @@ def _ingest(spark: SparkSession, data: Path) -> list[IngestedBatch]:
         cursors=["sub"],
         checkpoint=str(data / "checkpoint"),
         now_ms=lambda: NOW_MS,
+        rejects=str(data / "rejects"),
         on_batch=batches.append,
     )
     query.awaitTermination()
@@ -119,14 +121,17 @@ def test_a_killed_stream_writes_each_message_once(spark: SparkSession, tmp_path:
 
 
 def test_a_stream_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
-    """Bad rows are counted and left out, as is what is due or has no delay; nothing new writes nothing."""
+    """Bad rows are counted, shown and kept elsewhere; what is due or has no delay is left out; no news, no batch."""
     headers = write_log(tmp_path, {"a": [NOW_MS + 1_000 + entry for entry in range(60)]})["a"]
     _put_file(tmp_path, "1", headers[:30])
     first = _ingest(spark, tmp_path)
     _put_file(tmp_path, "2", [*headers[30:], Header(1, 70, NOW_MS), Header(1, 71, -1), Header(-1, 72, NOW_MS + 9)])
     second, third = _ingest(spark, tmp_path), _ingest(spark, tmp_path)
 
-    assert (first, second, third) == ([IngestedBatch(0, 30, 0)], [IngestedBatch(1, 33, 1)], [])
+    bad = BadRow("a", -1, 72, NOW_MS + 9, "ledger_id is negative")
+    assert (first, second, third) == ([IngestedBatch(0, 30, 0)], [IngestedBatch(1, 33, 1, (bad,))], [])
+    rejected = spark.read.parquet(str(tmp_path / "rejects")).select(*BadRow._fields, "batch_id").collect()
+    assert [tuple(row) for row in rejected] == [(*bad, 1)]
     assert _index(tmp_path) == headers
 
 
