@@ -33,7 +33,7 @@ BUFFER_ROWS_MAX: Final = 8_192
 SINGLES_MAX: Final = 1_024
 """Single adds become columns at this many: about 0.1 ms while the numbers are still in the processor's cache."""
 
-POP_ROWS_MIN: Final = 4_096
+POP_ROWS_MIN: Final = 8_192
 """Runs are merged at least this many rows at a time; small polls are then served from what was merged."""
 
 

@@ -187,10 +187,12 @@ class Index:
 
     def _are_nowhere_else(self, ledger_ids: Int64Array) -> bool:
         """Whether no position that the shared holding has of these ledgers is in another holding as well."""
-        others = [holding.members.bitmaps for holding in (self.mutable, *self.residents) if holding.members.count]
+        shared = self._shared.members.bitmaps
+        holdings = (self.mutable, *self.residents)
+        others = [b for holding in holdings if not (b := holding.members.bitmaps).keys().isdisjoint(shared)]
         if not others:
             return True
-        asked, shared = set(np.unique(ledger_ids).tolist()), self._shared.members.bitmaps
+        asked = set(np.unique(ledger_ids).tolist())
         return not any(
             shared[ledger_id].intersect(bitmaps[ledger_id])
             for bitmaps in others

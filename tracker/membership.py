@@ -39,7 +39,8 @@ def bitmap_of(entry_ids: Int64Array) -> BitMap:
         return BitMap(range(first, last + 1))
     values = entry_ids.astype(np.uint32)
     values.sort()
-    return BitMap(array("I", values.tobytes()))
+    # Looking for runs, of which few are left, would take as long again.
+    return BitMap(array("I", values.tobytes()), optimize=False)
 
 
 def ledger_groups(ledger_ids: Int64Array) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
