@@ -139,34 +139,41 @@ class Index:
 
     def _pop_some(self, through: RowKey, limit: int) -> DelayedIndexes | None:
         """Take rows from the queues, and hand out those that are tracked; None if there are none at all."""
-        # Every row of the shared holding is a position's only one.
-        is_exact = len(self._shared.queue) == self._shared_count
         others = self._due_beside_shared(through)
         row_counts = [len(holding.queue) for holding in others]
+        # Every row of these is a position's only one.
+        is_exact = len(self._shared.queue) == self._shared_count and all(
+            count == holding.members.count for holding, count in zip(others, row_counts, strict=True)
+        )
         self._rest = _NO_COLUMNS
         times, ledger_ids, entry_ids = pop_sorted(self.queues, through, limit, rest=self)
         if not len(times):
             return None
         touched = [holding for holding, count in zip(others, row_counts, strict=True) if len(holding.queue) != count]
-        if touched:
-            return self._take_mixed(touched, (times, ledger_ids, entry_ids))
+        for holding in touched:
+            holding.is_popped = True
+        self.residents.note_popped()
+        popped = (np.append(ledger_ids, self._rest[1]), np.append(entry_ids, self._rest[2]))
+        is_exact = is_exact and self._are_nowhere_else(touched, popped[0])
+        if touched and not is_exact:
+            return self._take_mixed((times, ledger_ids, entry_ids))
+        for holding in touched:
+            self._adopt(holding, *popped)
         if len(self._rest[0]):
             self._shared.queue.push_front(*self._rest)
-        if is_exact and self._are_nowhere_else(ledger_ids):
-            self._note_taken(ledger_ids, entry_ids)
-            return DelayedIndexes(times, ledger_ids, entry_ids)
-        return DelayedIndexes(times, ledger_ids, entry_ids).take(self._take(ledger_ids, entry_ids))
+        rows = DelayedIndexes(times, ledger_ids, entry_ids)
+        if not is_exact:
+            return rows.take(self._take(ledger_ids, entry_ids))
+        self._note_taken(ledger_ids, entry_ids)
+        return rows
 
     def _due_beside_shared(self, through: RowKey) -> list[Holding]:
         due_ms = through.deliver_at_ms
         residents = self.residents if self.residents.next_ms <= due_ms else ()
         return [holding for holding in (self.mutable, *residents) if holding.queue.next_ms <= due_ms]
 
-    def _take_mixed(self, touched: Sequence[Holding], columns: Columns) -> DelayedIndexes:
+    def _take_mixed(self, columns: Columns) -> DelayedIndexes:
         """Hand out rows of several holdings; what was popped beyond them, the shared one has from now on."""
-        for holding in touched:
-            holding.is_popped = True
-        self.residents.note_popped()
         row_count = len(columns[0])
         rows = DelayedIndexes(*(np.concatenate(both) for both in zip(columns, self._rest, strict=True)))
         is_tracked = self._take(rows.ledger_ids, rows.entry_ids)
@@ -177,6 +184,16 @@ class Index:
             self._shared.queue.push_front(rest.deliver_at_ms, rest.ledger_ids, rest.entry_ids)
         return rows.slice(0, row_count).take(is_tracked[:row_count])
 
+    def _adopt(self, holding: Holding, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        """Let the shared holding have what another one has of these positions, all of which only one holding has."""
+        members = holding.members
+        is_theirs = np.isin(ledger_ids, np.fromiter(members.bitmaps, np.int64, len(members.bitmaps)))
+        ledger_ids, entry_ids = ledger_ids[is_theirs], entry_ids[is_theirs]
+        for ledger_id, group in ledger_groups(ledger_ids):
+            adopted = bitmap_of(entry_ids[group]) & members.bitmaps[ledger_id]
+            members.discard_all(ledger_id, adopted)
+            self._shared.members.unite(ledger_id, adopted)
+
     def push_front(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Keep sorted rows that `pop_sorted` took with others, until it is known where they are from."""
         self._rest = (times, ledger_ids, entry_ids)
@@ -185,19 +202,19 @@ class Index:
     def _shared_count(self) -> int:
         return self._shared.members.count - self._taken_count
 
-    def _are_nowhere_else(self, ledger_ids: Int64Array) -> bool:
-        """Whether no position that the shared holding has of these ledgers is in another holding as well."""
-        shared = self._shared.members.bitmaps
-        holdings = (self.mutable, *self.residents)
-        others = [b for holding in holdings if not (b := holding.members.bitmaps).keys().isdisjoint(shared)]
-        if not others:
-            return True
-        asked = set(np.unique(ledger_ids).tolist())
-        return not any(
-            shared[ledger_id].intersect(bitmaps[ledger_id])
-            for bitmaps in others
-            for ledger_id in asked & bitmaps.keys()
-        )
+    def _are_nowhere_else(self, touched: Sequence[Holding], ledger_ids: Int64Array) -> bool:
+        """Whether no position that these and the shared holding have of these ledgers is in two holdings."""
+        holdings = [self._shared, self.mutable, *self.residents]
+        asked: set[int] = set()
+        for one in (self._shared, *touched):
+            bitmaps = one.members.bitmaps
+            for other in holdings:
+                if other is one or (others := other.members.bitmaps).keys().isdisjoint(bitmaps):
+                    continue
+                asked = asked or set(np.unique(ledger_ids).tolist())
+                if any(bitmaps[k].intersect(others[k]) for k in asked & bitmaps.keys() & others.keys()):
+                    return False
+        return True
 
     def _note_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Forget the positions of rows of the shared holding, when each row in it is a position's only one.
