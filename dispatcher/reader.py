@@ -361,7 +361,7 @@ class Reader:
             if part.first < read.next_position <= part.through:
                 self._untracked_parts.appendleft(_LogPart(read.next_position, part.through))
             self._core.advance(self._now_ms())
-            self._run_actions(self._intake.on_untracked(read.headers))
+            self._run_actions(self._intake.on_untracked(self._untracked_of(self._unacknowledged(read.headers))))
         return True
 
     async def _unacknowledged_headers(self, ledger_ids: Int64s, entry_ids: Int64s) -> EntryHeaders:

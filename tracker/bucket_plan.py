@@ -174,7 +174,7 @@ def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
     served = sorted(buckets.served(), key=lambda bucket: (bucket.ledgers, bucket.serial))
     window = window_to_merge(
         [bucket.table.row_count if bucket.table is not None else 0 for bucket in served],
-        [bucket.state is BucketState.SEALED and bucket.merge_retry_at_ms <= now_ms for bucket in served],
+        [buckets.may_merge(bucket, now_ms) for bucket in served],
     )
     if window is None:
         return

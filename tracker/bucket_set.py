@@ -309,6 +309,14 @@ class BucketSet:
         """Return the lane of a state's action."""
         return self.property_lane if state in _STATE_USES_PROPERTIES else self.storage_lane
 
+    def may_merge(self, bucket: Bucket, now_ms: int) -> bool:
+        """Whether a bucket is at rest; where all positions are kept, also whether its own are known already.
+
+        Otherwise the target would know none, and which of them somebody has passed over would be forgotten.
+        """
+        is_known = bucket.is_warm or not self.questions.keeps_all
+        return bucket.state is BucketState.SEALED and bucket.merge_retry_at_ms <= now_ms and is_known
+
     @property
     def is_creating(self) -> bool:
         """Whether a snapshot exists or may come to exist whose id is not known."""
@@ -414,6 +422,7 @@ class BucketSet:
         for bucket in self.served():
             assert bucket.serial in self.ranges.covering(bucket.ledgers.first_ledger_id)
         assert len(self.ranges) == sum(1 for _ in self.served())
+        assert not self.questions.keeps_all or not self.untracked_ranges
         self.ranges.check()
         self.doubts.check()
         assert self.unread_count == sum(bucket.unread.count for bucket in self.buckets.values())

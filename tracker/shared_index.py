@@ -28,30 +28,21 @@ comes, and lies unread in the log: from 1 straight to 4. The same holds after a 
 The subscriptions' acknowledgements filter what a view receives; the tracker itself regards as acknowledged what all
 subscriptions have acknowledged. A lost snapshot's positions are read again by every view; the first puts them back.
 
-Left out: which subscriptions there are, and the life of the cursor (`broker.topic_index`).
+Left out: what a view does for its dispatcher (`shared_view`); which subscriptions there are, and the life of the
+cursor (`broker.topic_index`).
 """
 
-import asyncio
-from collections.abc import Mapping
-from typing import Final
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from pyroaring import BitMap
+from numpy.typing import NDArray
 
-from snapshot_storage.columns import DelayedIndexes
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
-from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
-from tracker.due_queue import NEVER, RowKey, first_key_at, last_key_at
-from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, ledger_groups
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.membership import ledger_groups
 from tracker.position_set import Int64Array, is_in_bitmap
 from tracker.shared_cursor import SharedCursor
-from tracker.view_rows import ViewRows
+from tracker.shared_view import SharedIndexView
 
 Mask = NDArray[np.bool_]
-
-_POLLS_MAX: Final = 16
-"""Polls of the index in one call: what a subscription has acknowledged may fill several, and others want their turn."""
 
 
 class SharedDelayedIndex:
@@ -82,7 +73,7 @@ class SharedDelayedIndex:
             )
         )
 
-    def new_view(self, context: TrackerContext) -> "SharedIndexView":
+    def new_view(self, context: TrackerContext) -> SharedIndexView:
         """Return the view of a subscription whose dispatcher begins to read."""
         if context.tick_time_ms is not None:
             self.tracker.reset_tick_time(context.tick_time_ms)
@@ -91,7 +82,7 @@ class SharedDelayedIndex:
         self._views.append(view)
         return view
 
-    def forget(self, view: "SharedIndexView") -> None:
+    def forget(self, view: SharedIndexView) -> None:
         """Let a view go; its subscription finds in the log what it did not take."""
         self._views.remove(view)
 
@@ -99,7 +90,7 @@ class SharedDelayedIndex:
         """Follow the slowest subscription."""
         self._cursor.refresh()
 
-    def poll(self, limit: int, poller: "SharedIndexView") -> bool:
+    def poll(self, limit: int, poller: SharedIndexView) -> bool:
         """Let due messages leave the index and be due for every view; return whether there were any."""
         self.refresh()
         rows = self.tracker.get_scheduled_messages(limit)
@@ -111,7 +102,7 @@ class SharedDelayedIndex:
                 view.tell_soon()
         return True
 
-    def add(self, ledger_ids: Int64Array, entry_ids: Int64Array, times: Int64Array, adder: "SharedIndexView") -> Mask:
+    def add(self, ledger_ids: Int64Array, entry_ids: Int64Array, times: Int64Array, adder: SharedIndexView) -> Mask:
         """Index what is not indexed yet; return which rows are indexed now. The others are due."""
         is_indexed = self.mask(ledger_ids, entry_ids)
         is_new = ~is_indexed
@@ -140,218 +131,6 @@ class SharedDelayedIndex:
         await self.tracker.close()
 
     def _on_available(self) -> None:
-        lost = self.tracker.take_untracked()
+        lost, lost_ranges = self.tracker.take_untracked(), self.tracker.take_untracked_ranges()
         for view in tuple(self._views):
-            view.on_available(lost)
-
-
-class SharedIndexView(DelayedDeliveryTracker):
-    """One subscription's tracker on a shared index."""
-
-    def __init__(self, index: SharedDelayedIndex, context: TrackerContext) -> None:
-        self._index = index
-        self._context = context
-        self._cursor = context.cursor
-        self._rows = ViewRows(index.row_count_max)
-        self._first_ledger_id = -1
-        self._handle: asyncio.Handle | None = None
-        self._is_closed = False
-
-    # What the index tells.
-
-    def receive(self, rows: DelayedIndexes) -> None:
-        """Take rows that left the index, without those that the subscription has acknowledged."""
-        self._rows.receive(self._without_acknowledged(rows))
-
-    def note_added(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Note that another view indexed positions."""
-        self._rows.note_added(ledger_ids, entry_ids, self._context.has_taken(ledger_ids, entry_ids))
-
-    def on_available(self, lost: Mapping[int, BitMap]) -> None:
-        """Tell the dispatcher to look."""
-        self._rows.note_lost(lost)
-        self._context.on_available()
-
-    def tell_soon(self) -> None:
-        """Tell the dispatcher to look, once per turn of the loop."""
-        if self._handle is None and not self._is_closed:
-            self._handle = asyncio.get_running_loop().call_soon(self._tell)
-
-    def _tell(self) -> None:
-        self._handle = None
-        self._context.on_available()
-
-    def _without_acknowledged(self, rows: DelayedIndexes) -> DelayedIndexes:
-        first = self._cursor.mark_delete_position.ledger_id
-        is_wanted = rows.ledger_ids >= first
-        for ledger_id, group in ledger_groups(rows.ledger_ids):
-            if ledger_id >= first:
-                is_wanted[group] &= ~is_in_bitmap(rows.entry_ids[group], self._cursor.acknowledged_in(ledger_id))
-        return rows if is_wanted.all() else rows.take(is_wanted)
-
-    # The tracker's interface.
-
-    def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
-        """See base."""
-        if deliver_at < 0:
-            return False
-        return bool(self.add_messages([ledger_id], [entry_id], [deliver_at])[0])
-
-    def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> Mask:
-        """See base; what another subscription has indexed is tracked already."""
-        rows = DelayedIndexes.of(deliver_ats, ledger_ids, entry_ids)
-        _check_positions(rows)
-        if self._rows.returning:
-            self._rows.take_back(rows)
-            # It may have waited for nothing else, also when there are no rows: what is acknowledged is not offered.
-            self.tell_soon()
-        is_tracked = self._rows.answer(rows.ledger_ids, rows.entry_ids)
-        is_open = ~is_tracked
-        if is_open.any():
-            wanted = rows.take(is_open)
-            is_tracked[is_open] = self._index.add(wanted.ledger_ids, wanted.entry_ids, wanted.deliver_at_ms, self)
-        return is_tracked
-
-    def contains_message(self, ledger_id: int, entry_id: int) -> bool:
-        """See base."""
-        return self._rows.queued.contains(ledger_id, entry_id) or self._index.tracker.contains_message(
-            ledger_id, entry_id
-        )
-
-    def tracked_in(self, ledger_id: int) -> BitMap | None:
-        """See base; with what is due for this subscription and was not taken yet."""
-        indexed, claimed = self._index.tracker.tracked_in(ledger_id), self._rows.claimed_in(ledger_id)
-        return indexed | claimed if indexed and claimed else indexed or claimed
-
-    def tracked_meanwhile(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> Mask | None:
-        """See base."""
-        is_tracked = self._index.mask(ledger_ids, entry_ids)
-        if self._rows.queued:
-            is_tracked |= self._rows.queued.mask(ledger_ids, entry_ids)
-        if self._rows.lost:
-            is_tracked |= self._rows.lost.mask(ledger_ids, entry_ids)
-        return is_tracked if is_tracked.any() else None
-
-    def is_recovering(self, ledger_id: int) -> bool:
-        """See base."""
-        return self._index.tracker.is_recovering(ledger_id)
-
-    def take_untracked(self) -> Mapping[int, BitMap]:
-        """See base; every view reads again what the index lost."""
-        return self._rows.take_to_read()
-
-    def has_message_available(self) -> bool:
-        """See base."""
-        rows = self._rows
-        return rows.has_row_through(self._through()) or rows.wants_refill or self._index.tracker.has_message_available()
-
-    def next_delivery_time(self) -> int | None:
-        """See base."""
-        indexed_ms = self._index.tracker.next_delivery_time()
-        due_ms = self._rows.next_ms
-        if due_ms == NEVER:
-            return indexed_ms
-        return due_ms if indexed_ms is None else min(due_ms, indexed_ms)
-
-    def first_withheld_time(self) -> int | None:
-        """See base."""
-        withheld_ms = (self._index.tracker.first_withheld_time(), self._rows.first_withheld_ms)
-        return min((time_ms for time_ms in withheld_ms if time_ms is not None), default=None)
-
-    def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
-        """See base; what this polls from the index becomes due for the other subscriptions too."""
-        self._forget_passed()
-        self._refill()
-        # More than is kept in memory would have to be read again at once.
-        wanted = min(max_messages, self._index.row_count_max)
-        through = last_key_at(NEVER)
-        for _ in range(_POLLS_MAX):
-            through = self._through()
-            indexed_ms = self._available_ms()
-            if len(self._rows) >= wanted and self._rows.next_ms < indexed_ms:
-                # Enough that nothing in the index could come before.
-                through = min(through, first_key_at(indexed_ms))
-                break
-            if indexed_ms == NEVER or not self._index.poll(wanted, self):
-                break
-        else:
-            # All of it was acknowledged; more may follow, and nobody else would tell.
-            self.tell_soon()
-        rows = self._rows.pop(through, wanted)
-        # Also what was polled just now may have been too much.
-        self._refill()
-        return rows
-
-    def _refill(self) -> None:
-        if self._rows.refill(self._cursor.acknowledged_in):
-            self.tell_soon()
-
-    def _available_ms(self) -> int:
-        """Return the earliest time in the index when it has something to give, else `NEVER`."""
-        tracker = self._index.tracker
-        next_ms = tracker.next_delivery_time() if tracker.has_message_available() else None
-        return NEVER if next_ms is None else next_ms
-
-    def _through(self) -> RowKey:
-        """Return the key before which due rows may go as far as the index knows: nothing it withholds comes before."""
-        withheld_ms = self._index.tracker.first_withheld_time()
-        return last_key_at(NEVER) if withheld_ms is None else first_key_at(withheld_ms)
-
-    def _forget_passed(self) -> None:
-        first_ledger_id = self._cursor.mark_delete_position.ledger_id
-        if first_ledger_id > self._first_ledger_id:
-            self._rows.forget_below(first_ledger_id)
-        self._first_ledger_id = first_ledger_id
-
-    def number_of_delayed_messages(self) -> int:
-        """See base; of this subscription: without what it has acknowledged or taken.
-
-        Runtime complexity: O(ledgers with delayed messages).
-        """
-        tracker = self._index.tracker
-        count = len(self._rows) - len(self._rows.foreign)
-        for ledger_id in tracker.tracked_ledger_ids():
-            count += self._unacknowledged_count(ledger_id, tracker.tracked_in(ledger_id))
-        for ledger_id, lost in self._rows.lost.bitmaps.items():
-            count += self._unacknowledged_count(ledger_id, lost)
-        return max(0, count)
-
-    def _unacknowledged_count(self, ledger_id: int, entry_ids: BitMap | None) -> int:
-        if entry_ids is None or ledger_id < self._cursor.mark_delete_position.ledger_id:
-            return 0
-        acknowledged = self._cursor.acknowledged_in(ledger_id)
-        return len(entry_ids) - (entry_ids.intersection_cardinality(acknowledged) if acknowledged else 0)
-
-    def should_pause_all_deliveries(self) -> bool:
-        """See base."""
-        return self._index.tracker.should_pause_all_deliveries() and not self._rows.queued
-
-    def reset_tick_time(self, tick_time_ms: int) -> None:
-        """See base; the tick is the topic's, so it is every view's."""
-        self._index.tracker.reset_tick_time(tick_time_ms)
-
-    def set_active(self, is_active: bool) -> None:
-        """See base; for every view."""
-        self._index.tracker.set_active(is_active)
-
-    async def clear(self) -> None:
-        """Forget what is this subscription's; the index is the others' too, and stays."""
-        self._rows = ViewRows(self._index.row_count_max)
-        self._first_ledger_id = -1
-
-    async def close(self) -> None:
-        """See base; the index stays open for the others."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._handle is not None:
-            self._handle.cancel()
-        self._index.forget(self)
-
-
-def _check_positions(rows: DelayedIndexes) -> None:
-    if len(rows) and (rows.ledger_ids.min() < 0 or rows.entry_ids.min() < 0 or rows.entry_ids.max() > ENTRY_ID_MAX):
-        raise ValueError(
-            f"cannot track positions with ids out of range: ledger ids are 0 to {LEDGER_ID_MAX}, "
-            f"entry ids 0 to {ENTRY_ID_MAX}"
-        )
+            view.on_available(lost, lost_ranges)

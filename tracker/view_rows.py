@@ -11,12 +11,13 @@ what a snapshot lost. Nothing at or behind the first row that is spilled or retu
 Pure: no clock, no storage, no event loop.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
 from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at, pop_sorted, sorted_rows
 from tracker.position_set import Int64Array, PositionSet
@@ -52,6 +53,8 @@ class ViewRows:
         self.foreign = PositionSet()
         """What is in the index only because another subscription put it there: this one took it before."""
         self._to_read: dict[int, BitMap] = {}
+        self._lost_ranges: list[LedgerRange] = []
+        self._ranges_to_read: list[LedgerRange] = []
 
     def __len__(self) -> int:
         return len(self.queued)
@@ -184,6 +187,9 @@ class ViewRows:
             entry_ids: Their entries.
             is_taken: Which of them this subscription's dispatcher has read or been given already.
         """
+        for first, last in self._lost_ranges:
+            # It may have read them as tracked. Twice is better than never.
+            is_taken = is_taken & ((ledger_ids < first) | (ledger_ids > last))
         is_foreign = is_taken | self.queued.mask(ledger_ids, entry_ids)
         if self.lost and is_foreign.any():
             # What it read as tracked and the index lost since, it never got.
@@ -201,6 +207,16 @@ class ViewRows:
                 self.lost.unite(ledger_id, wanted)
                 self._to_read[ledger_id] = wanted | self._to_read.get(ledger_id, BitMap())
 
+    def note_lost_ranges(self, ranges: Sequence[LedgerRange]) -> None:
+        """Note that the index lost positions in these ranges, and nobody knows which."""
+        self._lost_ranges += ranges
+        self._ranges_to_read += ranges
+
+    def take_ranges_to_read(self) -> list[LedgerRange]:
+        """Return where to look for what was lost, once."""
+        to_read, self._ranges_to_read = self._ranges_to_read, []
+        return to_read
+
     def take_to_read(self) -> dict[int, BitMap]:
         """Return what has to be read again, once."""
         to_read, self._to_read = self._to_read, {}
@@ -215,6 +231,7 @@ class ViewRows:
         """Forget ledgers that the subscription is past."""
         for positions in (self.queued, self.spilled, self.returning, self.lost, self.answered, self.foreign):
             positions.forget_below(ledger_id)
+        self._lost_ranges = [ledgers for ledgers in self._lost_ranges if ledgers.last_ledger_id >= ledger_id]
 
 
 def _before(key: RowKey) -> RowKey:

@@ -26,7 +26,8 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shared_cursor import SharedCursor
-from tracker.shared_index import SharedDelayedIndex, SharedIndexView
+from tracker.shared_index import SharedDelayedIndex
+from tracker.shared_view import SharedIndexView
 from tracker.testing import FakeCursor, VirtualTimeLoop, run_inline, virtual_now_ms
 
 Key = tuple[int, int]

@@ -29,7 +29,7 @@ from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.questions import COOL_AFTER_MS, READS_IN_FLIGHT_MAX
-from tracker.snapshot_work import SnapshotWork, is_lost
+from tracker.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, is_lost
 from tracker.testing import FakeCursor, run_inline
 
 NOW_MS = 1_000
@@ -48,10 +48,16 @@ class Driver:
         self.work = SnapshotWork(self.config, context, self.storage, run_inline, asyncio.Lock())
         runner.run(self.storage.start())
         self.now_ms = NOW_MS
+        self.keeps_positions = False
         self.recover()
 
     def recover(self) -> None:
-        self.core = TrackerCore(self.config, acknowledged_in=self.cursor.acknowledged_in, rng=Random(1))
+        self.core = TrackerCore(
+            self.config,
+            acknowledged_in=self.cursor.acknowledged_in,
+            rng=Random(1),
+            keeps_positions=self.keeps_positions,
+        )
         self.pending: list[Action] = []
         self.core.trim(self.cursor.mark_delete_position.ledger_id)
         self.named = self.core.recover(self.cursor.properties, now_ms=self.now_ms)
@@ -812,6 +818,32 @@ def test_a_snapshot_that_is_lost_when_it_is_cold_again_is_reported_as_a_range(dr
 
     assert driver.core.take_untracked() == {}
     assert driver.core.take_untracked_ranges() == [LedgerRange(1, 5)]
+    assert driver.core.take_untracked_ranges() == []
+
+
+def test_positions_that_are_all_kept_are_not_forgotten_by_a_merge_with_a_bucket_that_is_still_read(
+    runner: asyncio.Runner,
+) -> None:
+    """That one waits: when all is lost, each position is known that somebody may have passed over."""
+    driver = Driver(runner, segment_row_count_max=1, bucket_count_max=1)
+    driver.add(*((60_000, 1, n) for n in range(BITMAPS_AT_ONCE_MAX + 1)), (60_000, 2, 0))
+    driver.answer_all()
+    driver.keeps_positions = True
+    driver.recover()
+    while others := [action for action in driver.pending if not isinstance(action, ReadPositions)]:
+        driver.answer(others[0])
+    driver.add(*((60_000, ledger, n) for ledger in (10, 11) for n in range(5)), (60_000, 12, 0))
+    while others := [action for action in driver.pending if not isinstance(action, ReadPositions)]:
+        driver.answer(others[0])
+    assert driver.waiting(ReadPositions)
+    for bucket_id in map(int, driver.cursor.properties.values()):
+        driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
+    driver.now_ms = 58_000
+    driver.plan()
+    driver.answer_all()
+
+    # Nobody has passed over anything of ledger 1.
+    assert driver.core.take_untracked() == {10: BitMap(range(5)), 11: BitMap(range(5))}
     assert driver.core.take_untracked_ranges() == []
 
 

@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.position_set import PositionSet, is_in_bitmap
 from tracker.shared_cursor import SharedCursor
-from tracker.shared_index import SharedDelayedIndex, SharedIndexView
+from tracker.shared_index import SharedDelayedIndex
+from tracker.shared_view import SharedIndexView
 from tracker.testing import VIRTUAL_START_MS as START_MS
 from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
@@ -302,6 +303,24 @@ def test_what_a_snapshot_lost_is_read_again_by_every_view() -> None:
         assert world.views["b"].add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6).all()
         assert world.rows("b") == []
         assert world.views["b"].number_of_delayed_messages() == 0
+
+    play(story, "a", "b")
+
+
+def test_a_range_of_which_something_was_lost_is_read_again_by_every_view() -> None:
+    """What one puts back, another one that had read it as tracked gets too."""
+
+    async def story(world: World) -> None:
+        world.taken["b"] = {(1, 0), (7, 0)}
+        for view in world.views.values():
+            view.on_available({}, [LedgerRange(1, 5)])
+        assert [list(view.take_untracked_ranges()) for view in world.views.values()] == [[LedgerRange(1, 5)]] * 2
+        assert list(world.views["b"].take_untracked_ranges()) == []
+        assert world.views["a"].add_messages([1, 7], [0, 0], [START_MS + 100] * 2).all()
+        await asyncio.sleep(0.2)
+        assert len(world.rows("a")) == 2
+        # Of what was not lost, it holds what it read.
+        assert world.rows("b") == [(START_MS + 100, 1, 0)]
 
     play(story, "a", "b")
 
