@@ -20,10 +20,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
-from managed_ledger.cursor_records import encode_base
 from managed_ledger.position import Position
 from pipeline.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, Finding, audit_task
-from pipeline.cursor_log import CursorLog, selected
+from pipeline.cursor_log import CursorLog, acknowledged_of, selected
 from pipeline.header_log import HeaderLog, LedgerExtent, split_ranges
 from pipeline.index_place import cursor_folder, open_index, with_index
 from pipeline.log_folder import LogFolder
@@ -172,16 +171,16 @@ def _is_wanted(problem: Problem, topics: Sequence[str] | None, cursors: Sequence
 def _read_log(folder: str) -> tuple[list[_Cursor], list[LedgerExtent]]:
     log = LogFolder(cursor_folder(folder, folder))
     try:
-        found = []
+        found, ledgers = [], log.ledgers()
         for topic in log.topics():
-            for name, (_, stored) in log.cursors(topic).items():
-                bitmaps = {ledger_id: encode_base(bitmap) for ledger_id, bitmap in stored.bitmaps.items()}
+            cursors = log.cursors(topic)
+            acknowledged = acknowledged_of(cursors, [ledger for ledger in ledgers if ledger.topic == topic])
+            for name, (_, stored) in cursors.items():
                 properties = [
                     BucketProperty(topic, name, *one) for one in stored.properties.items() if is_bucket_property(one[0])
                 ]
-                acknowledged = Acknowledged(Position(*stored.mark_delete), bitmaps)
-                found.append(_Cursor(CursorName(topic, name), acknowledged, properties))
-        return found, log.ledgers()
+                found.append(_Cursor(CursorName(topic, name), acknowledged[name], properties))
+        return found, ledgers
     finally:
         log.close()
 

@@ -37,7 +37,7 @@ from pipeline.cancel_rows import (
     unacknowledged,
     without,
 )
-from pipeline.cursor_log import CursorLog, selected
+from pipeline.cursor_log import CursorLog, is_index_cursor, selected
 from pipeline.index_place import check_owner, cursor_folder, may_have_index, open_index, staging_place, with_index
 from pipeline.number_columns import check_types, whole
 from pipeline.publishing import each_of, publish
@@ -50,9 +50,6 @@ from tracker.recovery import read_properties
 
 Positions = dict[int, BitMap]
 """Entry ids by ledger id."""
-
-INTERNAL_PREFIX = "#"
-"""Cursors of the service's own begin with it; it is quoted in the names of subscriptions."""
 
 
 class BadPosition(NamedTuple):
@@ -163,7 +160,7 @@ def cancel(
 
 
 def _named(owners: CursorLog, cursors: Sequence[str]) -> list[CursorName]:
-    subscriptions = [name for name in owners.names() if not name.cursor.startswith(INTERNAL_PREFIX)]
+    subscriptions = [name for name in owners.names() if not is_index_cursor(name.cursor)]
     there = {name.cursor for name in subscriptions}
     missing = sorted(set(cursors) - there)
     if missing:

@@ -14,13 +14,13 @@ from pyroaring import BitMap
 
 from managed_ledger import keys
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
-from managed_ledger.cursor_records import encode_base, encode_journal
+from managed_ledger.cursor_records import StoredCursor, encode_base, encode_journal
 from managed_ledger.errors import CursorNotFoundError
 from managed_ledger.keys import Family
 from managed_ledger.position import Position
 from pipeline.header_log import LedgerExtent
 from pipeline.log_folder import LogFolder
-from pipeline.row_checks import Acknowledged
+from pipeline.row_checks import Acknowledged, acknowledged_by_all
 
 
 class CursorLog:
@@ -42,17 +42,23 @@ class CursorLog:
         self._journal_sequences: dict[CursorName, int] = {}
         self._ledgers = log.ledgers()
         for topic in log.topics():
-            for name, (cursor_id, stored) in log.cursors(topic).items():
+            cursors = log.cursors(topic)
+            acknowledged = acknowledged_of(cursors, [ledger for ledger in self._ledgers if ledger.topic == topic])
+            for name, (cursor_id, stored) in cursors.items():
                 cursor = CursorName(topic, name)
                 self._ids[cursor] = cursor_id
                 self._properties[cursor] = stored.properties
                 self._journal_sequences[cursor] = stored.journal_sequence
-                bitmaps = {ledger_id: encode_base(bitmap) for ledger_id, bitmap in stored.bitmaps.items()}
-                self._acknowledged[cursor] = Acknowledged(Position(*stored.mark_delete), bitmaps)
+                self._acknowledged[cursor] = acknowledged[name]
 
     def names(self) -> list[CursorName]:
         """All subscriptions."""
         return sorted(self._ids)
+
+    def with_index(self, names: Iterable[CursorName]) -> list[CursorName]:
+        """Leave out subscriptions of topics whose subscriptions share an index: that one is the index cursor's."""
+        shared = {name.topic for name in self._ids if is_index_cursor(name.cursor)}
+        return [name for name in names if is_index_cursor(name.cursor) or name.topic not in shared]
 
     def ledgers(self) -> list[LedgerExtent]:
         """All ledgers that have entries."""
@@ -70,7 +76,7 @@ class CursorLog:
             raise CursorNotFoundError(f"The log has no subscription {cursor}") from None
 
     def acknowledged(self, cursor: CursorName) -> Acknowledged:
-        """What a subscription has acknowledged."""
+        """What a subscription has acknowledged; of a shared index, what all of them have."""
         return self._acknowledged[cursor]
 
     def put_properties(self, changed: Mapping[CursorName, Mapping[str, str]]) -> None:
@@ -111,6 +117,31 @@ class CursorLog:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def is_index_cursor(name: str) -> bool:
+    """Whether a cursor is no subscription but a service's own, of a shared index; `#` is quoted in others' names."""
+    return name.startswith("#")
+
+
+def acknowledged_of(
+    cursors: Mapping[str, tuple[int, StoredCursor]], ledgers: Iterable[LedgerExtent]
+) -> dict[str, Acknowledged]:
+    """Return what each cursor of a topic counts as acknowledged.
+
+    Args:
+        cursors: By name, as `LogFolder.cursors` gives them.
+        ledgers: Those of the topic.
+    """
+    found = {}
+    for name, (_, stored) in cursors.items():
+        bitmaps = {ledger_id: encode_base(bitmap) for ledger_id, bitmap in stored.bitmaps.items()}
+        found[name] = Acknowledged(Position(*stored.mark_delete), bitmaps)
+    subscriptions = [acknowledged for name, acknowledged in found.items() if not is_index_cursor(name)]
+    if subscriptions and len(subscriptions) < len(found):
+        common = acknowledged_by_all(subscriptions, {ledger.ledger_id: ledger.entries for ledger in ledgers})
+        found |= dict.fromkeys(filter(is_index_cursor, found), common)
+    return found
 
 
 def selected(

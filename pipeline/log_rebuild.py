@@ -89,7 +89,7 @@ def rebuild_log(
         runner.run(storage.start())
         stack.callback(lambda: runner.run(storage.close()))
         staging = stack.enter_context(StagingFolder(staging_place(index, folder), job))
-        names = selected(owners.names(), topics, cursors)
+        names = owners.with_index(selected(owners.names(), topics, cursors))
         acknowledged = {name: owners.acknowledged(name) for name in names}
 
         jobs = SparkTasks(spark)

@@ -4,7 +4,7 @@ Nothing that is wrong with one row fails a job over millions: bad rows are count
 set aside. Pure functions over columns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,6 +82,23 @@ class Acknowledged:
             entry_ids = np.frombuffer(BitMap.deserialize(data).to_array(), np.uint32)
             masks.append(np.isin(rows.entry_ids, entry_ids.astype(np.int64)))
         return np.logical_or.reduce(masks) if masks else None
+
+
+def acknowledged_by_all(subscriptions: Sequence[Acknowledged], entries: Mapping[int, int]) -> Acknowledged:
+    """Return what every subscription of a topic has acknowledged: what counts for an index that they share.
+
+    Args:
+        subscriptions: One or more.
+        entries: How many entries each ledger of the topic has.
+    """
+    first = min(subscriptions, key=lambda one: one.mark_delete).mark_delete
+    common = {}
+    for ledger_id, count in entries.items():
+        if ledger_id >= first.ledger_id:
+            bitmap = BitMap.intersection(*(one.entries_of(ledger_id, count) for one in subscriptions))
+            if bitmap:
+                common[ledger_id] = bitmap.serialize()
+    return Acknowledged(first, common)
 
 
 def split_rows(topic: str, rows: DelayedIndexes, ledger_id: int) -> tuple[DelayedIndexes, list[BadRow]]:

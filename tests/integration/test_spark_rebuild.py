@@ -10,10 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from broker.topic_index import INDEX_CURSOR_NAME
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
+from pipeline.audit import audit
+from pipeline.audit_rows import Finding
 from pipeline.log_folder import LogFolder
 from pipeline.log_rebuild import rebuild_log
 from pipeline.parquet_log import export_ledgers
@@ -61,6 +64,22 @@ def test_the_index_of_every_subscription_equals_the_live_one(spark: SparkSession
     assert len(later.published.removed_ids) == len(live(of_slow))
     assert stored(tmp_path, SUB) == live(headers["a"])
     assert list(tmp_path.glob("*.staging")) == []
+
+
+def test_an_index_that_subscriptions_share_is_made_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Without what all of them have acknowledged, and none for each, which a service would delete; nothing is amiss."""
+    index, two = CursorName("a", INDEX_CURSOR_NAME), CursorName("a", "two")
+    both = [(nth, entry) for nth in (0, 2) for entry in range(3, 90, 7)]
+    acknowledged = {SUB: [*both, (1, 4)], two: [*both, (1, 5)], index: []}
+    headers = write_log(tmp_path, {"a": some_times(3, 330)}, acknowledged)["a"]
+
+    rebuild_log(spark, str(tmp_path), rules=RULES)
+    audited = audit(spark, str(tmp_path), now_ms=NOW_MS)
+
+    assert stored(tmp_path, index) == live(without(headers, both))
+    assert stored(tmp_path, SUB) == stored(tmp_path, two) == []
+    assert audited.is_clean
+    assert audited.counts[index][Finding.ACKNOWLEDGED] == 0
 
 
 def _change_row(export: Path, row: int, column: str, value: object) -> None:

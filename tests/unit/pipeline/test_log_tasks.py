@@ -17,7 +17,7 @@ from managed_ledger.position import Position
 from pipeline.header_log import MISSING, LedgerExtent
 from pipeline.log_plan import plan_counts, plan_tasks
 from pipeline.log_tasks import LogChangedError, RangeCount, build_task, count_rows
-from pipeline.row_checks import REASONS, Acknowledged, BadRow, split_rows
+from pipeline.row_checks import REASONS, Acknowledged, BadRow, acknowledged_by_all, split_rows
 from pipeline.rules import RebuildRules
 from pipeline.staging import StagingWriter
 from snapshot_storage.columns import DelayedIndexes
@@ -168,3 +168,31 @@ def test_a_log_that_changed_between_is_noticed(tmp_path: Path) -> None:
         build_task(log, bucket, rules, writer)
 
     assert list(tmp_path.iterdir()) == []
+
+
+_POSITIONS = st.sets(st.tuples(st.integers(3, 6), st.integers(0, 3)))
+
+
+@given(st.lists(st.tuples(st.tuples(st.integers(2, 6), st.integers(-1, 3)), _POSITIONS), min_size=1, max_size=3))
+def test_a_shared_index_lacks_what_all_subscriptions_have_acknowledged(
+    subscriptions: list[tuple[tuple[int, int], set[tuple[int, int]]]],
+) -> None:
+    """Position by position, whatever each of them has up to its mark-delete position or beyond it."""
+    entries = dict.fromkeys(range(3, 7), 4)
+    each = [
+        Acknowledged(
+            Position(*mark_delete),
+            {ledger: BitMap(e for of, e in beyond if of == ledger).serialize() for ledger in {of for of, _ in beyond}},
+        )
+        for mark_delete, beyond in subscriptions
+    ]
+
+    common = acknowledged_by_all(each, entries)
+
+    for ledger_id, count in entries.items():
+        expected = {
+            entry
+            for entry in range(count)
+            if all((ledger_id, entry) <= mark or (ledger_id, entry) in beyond for mark, beyond in subscriptions)
+        }
+        assert set(common.entries_of(ledger_id, count)) == expected
