@@ -57,9 +57,9 @@ class Steps:
         self._is_shown = console.is_terminal
         self._task: TaskID | None = None
 
-    def begin(self, name: str, steps: int) -> None:
-        """Begin a stage."""
-        if not self._is_shown:
+    def begin(self, name: str, steps: int | None) -> None:
+        """Begin a stage; None where nobody knows how long it is."""
+        if not self._is_shown and steps is not None:
             click.echo(f"{name}: {steps}", err=True)
         self._task = self._progress.add_task(name, total=steps)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.commands import examples, new_session, refusing
+from pipeline.commands import Steps, examples, new_session, refusing
 
 if TYPE_CHECKING:
     from pipeline.ingest import IngestedBatch
@@ -56,23 +56,30 @@ def ingest(
     cursor_folder(data, None)
     spark = new_session(master)
     stream = spark.readStream.schema(STREAM_SCHEMA).option("header", "true").format(file_format)
-    query = start_ingest(
-        stream.option("maxFilesPerTrigger", files_per_batch).load(source),
-        data,
-        cursors=cursors,
-        checkpoint=checkpoint,
-        now_ms=lambda: time.time_ns() // 1_000_000,
-        is_endless=follow,
-        rejects=rejects,
-        on_batch=_tell_batch,
-    )
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        cause = cause_of(str(error))
-        raise RuntimeError(f"the stream stopped, and goes on where it was when started again: {cause}") from error
-    except KeyboardInterrupt:
-        query.stop()
+    with Steps().shown() as steps:
+        steps.begin("ingest", None)
+
+        def on_batch(batch: "IngestedBatch") -> None:
+            _tell_batch(batch)
+            steps.advance(batch.messages)
+
+        query = start_ingest(
+            stream.option("maxFilesPerTrigger", files_per_batch).load(source),
+            data,
+            cursors=cursors,
+            checkpoint=checkpoint,
+            now_ms=lambda: time.time_ns() // 1_000_000,
+            is_endless=follow,
+            rejects=rejects,
+            on_batch=on_batch,
+        )
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            cause = cause_of(str(error))
+            raise RuntimeError(f"the stream stopped, and goes on where it was when started again: {cause}") from error
+        except KeyboardInterrupt:
+            query.stop()
     spark.stop()
 
 
