@@ -17,7 +17,7 @@ What it does, without Spark:
 - `cancel_rows`: positions as bitmaps, and a bucket without some of its rows.
 - `message_metadata`: properties and keys, from what stands before a payload.
 - `batch_mark`: which batch of a stream an index has already.
-- `number_columns`: what a column of somebody else's DataFrame may be.
+- `number_columns`, `ledger_splits`: what a column of somebody else's DataFrame may be, and where a large ledger is cut.
 
 And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `merge` for too many buckets, `migrate` for
 another storage, `cancel` for messages that must not be delivered (`find_messages` by time, key or property), `ingest`

@@ -124,8 +124,8 @@ class IndexWriter(DataSourceArrowWriter):
 
 
 def _named_anew(parts: Iterable[StagedPart], taken: Mapping[CursorName, set[str]]) -> Iterator[StagedSnapshot]:
-    """Give each bucket the key that a tracker would: by its ledgers, in order, and no key twice."""
-    for name, ledgers, snapshot in sorted(parts, key=lambda part: (part.name[:2], part.ledgers)):
+    """Give each bucket the key that a tracker would: by its ledgers, in order, then its number, and no key twice."""
+    for name, ledgers, snapshot in sorted(parts, key=lambda part: (part.name[:2], part.ledgers, part.name.bucket_id)):
         keys = taken[CursorName(*name[:2])]
         key = free_key(ledgers, keys)
         keys.add(key)

@@ -5,17 +5,21 @@
 
 Headers are four columns: topic, ledger_id, entry_id, deliver_at_ms (-1 where a message has no delay); numbers may be
 decimals. They are read twice, to count and to build, so cache what is expensive to read; one shuffle brings the rows of
-a bucket together. A log of Postdate needs neither: that is `log_rebuild`.
+a bucket together. A log of Postdate needs neither: that is `log_rebuild`. A ledger of more rows than a bucket may have
+is cut, which reads it twice more (`ledger_splits`).
 
-A position that comes twice is indexed once. It is counted twice, though, so a bucket may then end a ledger earlier than
-the live one. A ledger is never split: `rows_per_bucket_max` does not count here.
+A position that comes twice is indexed once. It is counted twice, though, so a bucket may then end earlier than the
+live one.
 
 Not here: subtracting acknowledged positions, which is an anti join of the caller's.
 """
 
+from collections.abc import Sequence
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
+from pipeline.ledger_splits import RowOfLedger, entries_at
 from pipeline.number_columns import check_types, is_decimal, whole
 from pipeline.planning import LedgerCount, PlannedBucket, plan_buckets
 from pipeline.rules import RebuildRules
@@ -49,13 +53,30 @@ def rebuild(headers: DataFrame, rules: RebuildRules, *, cursor: str) -> DataFram
     good = headers.where(_reason(headers).isNull() & (F.col("deliver_at_ms") > rules.now_ms))
     delayed = good.select("topic", *numbers)
     buckets = _plan(delayed, rules, cursor)
-    ledgers = headers.sparkSession.createDataFrame(
-        [(bucket.topic, piece.ledger_id, k) for k, bucket in enumerate(buckets) for piece in bucket.pieces],
-        "topic string, ledger_id bigint, bucket_id bigint",
+    pieces = headers.sparkSession.createDataFrame(
+        _ranges(delayed, buckets),
+        "topic string, ledger_id bigint, bucket_id bigint, first_entry bigint, last_entry bigint",
     )
-    return delayed.join(F.broadcast(ledgers), ["topic", "ledger_id"]).select(
-        "topic", F.lit(cursor).alias("cursor"), "bucket_id", "ledger_id", "entry_id", "deliver_at_ms"
+    return (
+        delayed.join(F.broadcast(pieces), ["topic", "ledger_id"])
+        .where(F.col("entry_id").between(F.col("first_entry"), F.col("last_entry")))
+        .select("topic", F.lit(cursor).alias("cursor"), "bucket_id", "ledger_id", "entry_id", "deliver_at_ms")
     )
+
+
+def _ranges(delayed: DataFrame, buckets: Sequence[PlannedBucket]) -> list[tuple[str, int, int, int, int]]:
+    """Say which entries of which ledgers are which bucket's: (topic, ledger id, number, first entry, last entry)."""
+    pieces = [(bucket.topic, piece, k) for k, bucket in enumerate(buckets) for piece in bucket.pieces]
+    cuts = entries_at(
+        delayed, [RowOfLedger(topic, piece.ledger_id, piece.first) for topic, piece, _ in pieces if piece.first]
+    )
+    ranges = []
+    for topic, piece, k in pieces:
+        first = cuts.get(RowOfLedger(topic, piece.ledger_id, piece.first), 0)
+        # No row is at the end of a ledger: there it is the last piece.
+        end = cuts.get(RowOfLedger(topic, piece.ledger_id, piece.first + piece.row_count), ENTRY_ID_MAX + 1)
+        ranges.append((topic, piece.ledger_id, k, first, end - 1))
+    return ranges
 
 
 def check_headers(headers: DataFrame) -> None:
@@ -89,5 +110,6 @@ def _plan(delayed: DataFrame, rules: RebuildRules, cursor: str) -> list[PlannedB
     return plan_buckets(
         [LedgerCount(topic, cursor, ledger_id, row_count) for topic, ledger_id, row_count in counts],
         rows_per_bucket_min=rules.rows_per_bucket_min,
+        rows_per_bucket_max=rules.rows_per_bucket_max,
         last_bucket_rows_min=rules.last_bucket_rows_min,
     )

@@ -81,6 +81,7 @@ def live(headers: Sequence[Header], rules: RebuildRules = RULES) -> list[StoredE
         step_ms=rules.step_ms,
         rows_max=rules.rows_max,
         rows_per_bucket_min=rules.rows_per_bucket_min,
+        rows_per_bucket_max=rules.rows_per_bucket_max,
         last_bucket_rows_min=rules.last_bucket_rows_min,
     )
 

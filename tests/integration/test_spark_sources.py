@@ -1,6 +1,7 @@
 """The data sources on a real Spark: headers from a log in use and from its export, and the index, read and written."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,20 @@ def test_written_rows_are_the_live_index_and_are_read_again(spark: SparkSession,
     assert first.rdd.getNumPartitions() == 1
     assert first.agg(F.max("segment")).first()[0] == len(index[0].segments)
     assert list(tmp_path.glob("*.staging")) == []
+
+
+def test_a_ledger_that_is_several_buckets_is_cut_as_live(spark: SparkSession, tmp_path: Path) -> None:
+    """Also in the middle of what is written by several tasks: one ledger with most of a topic holds up no job."""
+    rules = replace(RULES, rows_per_bucket_min=20, rows_per_bucket_max=30)
+    headers = write_log(tmp_path, {"a": some_times(6, 330), "b": [NOW_MS + 9] * 70})
+    rows = rebuild(_ledger_frame(spark, tmp_path).repartition(3), rules, cursor="sub")
+
+    write_index(rows, str(tmp_path), mode="overwrite", options=CUT)
+
+    assert stored(tmp_path, SUB) == live(headers["a"], rules)
+    assert stored(tmp_path, CursorName("b", "sub")) == live(headers["b"], rules)
+    # `b` has less than a ledger.
+    assert len(stored(tmp_path, CursorName("b", "sub"))) == 3
 
 
 def test_plain_files_are_an_index(spark: SparkSession, tmp_path: Path) -> None:
