@@ -204,15 +204,13 @@ class Index:
 
     def _are_nowhere_else(self, touched: Sequence[Holding], ledger_ids: Int64Array) -> bool:
         """Whether no position that these and the shared holding have of these ledgers is in two holdings."""
-        holdings = [self._shared, self.mutable, *self.residents]
-        asked: set[int] = set()
         for one in (self._shared, *touched):
             bitmaps = one.members.bitmaps
-            for other in holdings:
-                if other is one or (others := other.members.bitmaps).keys().isdisjoint(bitmaps):
-                    continue
-                asked = asked or set(np.unique(ledger_ids).tolist())
-                if any(bitmaps[k].intersect(others[k]) for k in asked & bitmaps.keys() & others.keys()):
+            for other in (self._shared, self.mutable, *self.residents):
+                if other is not one and any(
+                    bitmaps[k].intersect(other.members.bitmaps[k]) and (ledger_ids == k).any()
+                    for k in bitmaps.keys() & other.members.bitmaps.keys()
+                ):
                     return False
         return True
 
