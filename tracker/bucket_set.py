@@ -197,6 +197,8 @@ class BucketSet:
             elif bucket.ledgers.first_ledger_id < self.index.first_ledger_id:
                 bucket.unread.trim(self.index.first_ledger_id)
                 self._unread_count = None
+                # How many messages are left is in its bitmaps alone.
+                self._ask(bucket)
 
     def clear(self) -> None:
         """Remove every bucket."""
@@ -259,8 +261,7 @@ class BucketSet:
         """Let a bucket count; where its range overlaps another's, one position may be in both."""
         others = [self.buckets[serial] for serial in self.ranges.overlapping(bucket.ledgers)]
         if others:
-            for doubtful in (bucket, *others):
-                self.doubts.mark(doubtful)
+            self.doubts.mark_all((bucket, *others))
         self.ranges.add(bucket.serial, bucket.ledgers)
 
     def changed(self) -> None:

@@ -163,10 +163,11 @@ class Bucket:
             return self.unread.known is not None or self.is_fully_loaded
         return self.state is not BucketState.RECOVERING
 
-    def may_hold(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether a position may be in a segment that is still to be loaded, as far as that is known."""
+    def may_hold(self, ledger_id: int, entry_ids: BitMap) -> bool:
+        """Whether any of these positions may be in a segment that is still to be loaded, as far as that is known."""
         if self.unread.known is not None:
-            return self.unread.known.contains(ledger_id, entry_id)
+            known = self.unread.known.bitmaps.get(ledger_id)
+            return known is not None and known.intersect(entry_ids)
         return not (self.state is BucketState.SEALED and self.is_fully_loaded)
 
     @property

@@ -29,7 +29,7 @@ from tracker.config import UNLIMITED, TrackerConfig
 from tracker.due_queue import NEVER, last_key_at
 from tracker.holding import Holding
 from tracker.index import Index
-from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of
+from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, ledger_groups
 from tracker.recovery import BucketProperties, read_properties
 
 Int64Array = NDArray[np.int64]
@@ -80,12 +80,15 @@ class TrackerCore:
             # It never had a delay, so nothing of it is anywhere.
             return False
         if deliver_at_ms <= now_ms + self._buckets.lead_ms:
-            self._refuse(ledger_id, entry_id)
+            self._refuse(ledger_id, BitMap((entry_id,)))
             return False
         if ledger_id != self._ledger_id or self._adds_before_cap <= 0:
             self._make_room(ledger_id)
         self._adds_before_cap -= 1
-        mutable = self._index.mutable
+        index = self._index
+        if index.forgotten:
+            index.drop_forgotten(ledger_id, BitMap((entry_id,)))
+        mutable = index.mutable
         mutable.members.add(ledger_id, entry_id)
         # The largest number stands for "never" in the queues.
         mutable.queue.push(deliver_at_ms if deliver_at_ms < NEVER else NEVER - 1, ledger_id, entry_id)
@@ -108,8 +111,10 @@ class TrackerCore:
         cutoff_ms = max(-1, now_ms + self._buckets.lead_ms)
         is_late = np.ones(len(times), np.bool_) if times.min() > cutoff_ms else times > cutoff_ms
         if not is_late.all():
-            for row in np.flatnonzero(~is_late & (times >= 0)).tolist():
-                self._refuse(int(ledgers[row]), int(entries[row]))
+            is_due = ~is_late & (times >= 0)
+            due_ledgers, due_entries = ledgers[is_due], entries[is_due]
+            for ledger_id, rows in ledger_groups(due_ledgers):
+                self._refuse(ledger_id, bitmap_of(due_entries[rows]))
             ledgers, entries, times = ledgers[is_late], entries[is_late], times[is_late]
         # Ledger by ledger, since a seal comes between two ledgers.
         start = 0
@@ -126,18 +131,20 @@ class TrackerCore:
                 self._make_room(ledger_id)
             end = min(len(entries), start + self._adds_before_cap)
             self._adds_before_cap -= end - start
+            entry_ids = bitmap_of(entries[start:end])
+            if self._index.forgotten:
+                self._index.drop_forgotten(ledger_id, entry_ids)
             mutable = self._index.mutable
-            mutable.members.unite(ledger_id, bitmap_of(entries[start:end]))
+            mutable.members.unite(ledger_id, entry_ids)
             times_ms = np.minimum(times[start:end], NEVER - 1)
             mutable.queue.push_rows(times_ms, ledgers[start:end], entries[start:end])
             start = end
 
-    def _refuse(self, ledger_id: int, entry_id: int) -> None:
-        """A message that is due is delivered by whoever offered it: forget it, here and in what is recovered."""
-        for bucket in self._buckets.covering(ledger_id):
-            if bucket.may_hold(ledger_id, entry_id):
-                self._buckets.doubts.mark(bucket)
-        self._index.refuse(ledger_id, entry_id)
+    def _refuse(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Messages that are due are delivered by whoever offered them: forget them, here and in what is recovered."""
+        covering = self._buckets.covering(ledger_id)
+        self._buckets.doubts.mark_all(bucket for bucket in covering if bucket.may_hold(ledger_id, entry_ids))
+        self._index.refuse(ledger_id, entry_ids)
 
     def _make_room(self, ledger_id: int) -> None:
         """Let the mutable bucket take a row of this ledger: seal what it holds before, if it is time.
@@ -149,9 +156,8 @@ class TrackerCore:
             is_next and len(self._index.mutable.queue) >= self._config.index_count_per_bucket_min
         ):
             self._seal()
-        for bucket in self._buckets.covering(ledger_id):
-            # It may have a position that is added again.
-            self._buckets.doubts.mark(bucket)
+        # They may have a position that is added again.
+        self._buckets.doubts.mark_all(self._buckets.covering(ledger_id))
         self._ledger_id = ledger_id
         is_first = self._first_ledger_id == _NO_LEDGER
         self._first_ledger_id = ledger_id if is_first else min(self._first_ledger_id, ledger_id)

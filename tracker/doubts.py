@@ -5,6 +5,8 @@ has its position. Where somebody may (ranges that overlap, a late message within
 way), what is handed out of the range is remembered, and rows of these positions are dropped when they are loaded.
 """
 
+from collections.abc import Iterable
+
 from tracker.buckets import NOT_SERVED, Bucket, BucketState
 from tracker.due_queue import NEVER
 from tracker.index import Index
@@ -22,6 +24,15 @@ class Doubts:
         if bucket.doubt_ms < through_ms:
             bucket.doubt_ms = through_ms
             self._buckets[bucket.serial] = bucket
+            self._watch()
+
+    def mark_all(self, buckets: Iterable[Bucket]) -> None:
+        """Watch the ledgers of buckets until all of their rows are loaded."""
+        new = [bucket for bucket in buckets if bucket.doubt_ms < NEVER]
+        for bucket in new:
+            bucket.doubt_ms = NEVER
+            self._buckets[bucket.serial] = bucket
+        if new:
             self._watch()
 
     def lower(self, bucket: Bucket, through_ms: int) -> None:

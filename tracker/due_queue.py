@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
 from snapshot_storage.columns import DelayedIndexes
 
@@ -240,6 +241,23 @@ class DueQueue:
             run = _sorted_run([older.columns(len(older.times)), run.columns(len(run.times))])
         runs.append(run)
         self._runs = runs
+
+    def drop(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Drop every row of these positions of a ledger; O(n)."""
+        self._fold()
+        wanted = np.frombuffer(entry_ids.to_array(), np.uint32)
+        runs: list[_Run] = []
+        for run in self._runs:
+            times, ledgers, entries = run.columns(len(run.times))
+            is_kept = ledgers != ledger_id
+            if not is_kept.all():
+                is_kept |= ~np.isin(entries, wanted)
+            if is_kept.all():
+                runs.append(run)
+            elif is_kept.any():
+                runs.append(_Run(times[is_kept], ledgers[is_kept], entries[is_kept]))
+        self._runs = runs
+        self.drop_empty_runs()
 
     def runs_through(self, through_ms: int) -> list[_Run]:
         """Return the runs that hold rows due by this time; only those are touched."""

@@ -48,6 +48,8 @@ class Index:
         """Ranges of which something may be handed out that a bucket has in a segment that is not loaded."""
         self.settled: dict[int, BitMap] = {}
         """What was handed out or refused of watched ranges, by ledger."""
+        self.forgotten: dict[int, BitMap] = {}
+        """What was refused, by ledger, and may still have a row in a queue: that is dropped when it is added again."""
         self._acknowledged_in = acknowledged_in
         self._rest = _NO_COLUMNS
 
@@ -260,12 +262,31 @@ class Index:
                 settled = self.settled.setdefault(ledger_id, BitMap())
                 settled |= bitmap_of(entry_ids[rows])
 
-    def refuse(self, ledger_id: int, entry_id: int) -> None:
-        """Forget a position; whoever offered it has it."""
+    def refuse(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Forget positions of a ledger; whoever offered them has them."""
         for holding in self.holdings:
-            holding.members.discard(ledger_id, entry_id)
+            tracked = holding.members.bitmaps.get(ledger_id)
+            if tracked is not None and tracked.intersect(entry_ids):
+                self.forgotten[ledger_id] = (tracked & entry_ids) | self.forgotten.get(ledger_id, _NONE)
+                holding.members.discard_all(ledger_id, entry_ids)
         if self._is_watched(ledger_id):
-            self.settled.setdefault(ledger_id, BitMap()).add(entry_id)
+            settled = self.settled.setdefault(ledger_id, BitMap())
+            settled |= entry_ids
+
+    def drop_forgotten(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Drop the rows that positions had before they were refused: they are added again, with a time of their own.
+
+        Runtime complexity: O(rows in memory) where any was refused, which hardly ever happens; O(1) otherwise.
+        """
+        again = self.forgotten.get(ledger_id, _NONE) & entry_ids
+        if not again:
+            return
+        for queue in self.queues:
+            queue.drop(ledger_id, again)
+        self.residents.note_popped()
+        self.forgotten[ledger_id] -= again
+        if not self.forgotten[ledger_id]:
+            del self.forgotten[ledger_id]
 
     def unsettle(self, members: Membership) -> None:
         """Let these positions come from a snapshot again: they were added again, and go into one."""
@@ -291,6 +312,7 @@ class Index:
             rows = rows.take(is_own)
         members = self.shared.members
         count_before = members.count
+        is_wanted = np.ones(len(rows), np.bool_)
         for ledger_id, group in ledger_groups(rows.ledger_ids):
             entry_ids = bitmap_of(rows.entry_ids[group])
             if known is None:
@@ -298,9 +320,15 @@ class Index:
             else:
                 entry_ids &= known.bitmaps.get(ledger_id, _NONE)
                 known.discard_all(ledger_id, entry_ids)
-            if ledger_id in self.settled:
-                entry_ids -= self.settled[ledger_id]
+            settled = self.settled.get(ledger_id)
+            if settled is not None and settled.intersect(entry_ids):
+                # Added again since, one of them would be handed out at the time of this row.
+                gone = np.frombuffer((entry_ids & settled).to_array(), np.uint32)
+                is_wanted[group] = ~np.isin(rows.entry_ids[group], gone)
+                entry_ids -= settled
             members.unite(ledger_id, entry_ids)
+        if not is_wanted.all():
+            rows = rows.take(is_wanted)
         self.shared.queue.push_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
         return members.count - count_before
 
@@ -354,12 +382,15 @@ class Index:
         for holding in self.holdings:
             for ledger_id in [ledger for ledger in holding.members.bitmaps if ledger < first_ledger_id]:
                 holding.members.drop_ledger(ledger_id)
+        for ledger_id in [ledger for ledger in self.forgotten if ledger < first_ledger_id]:
+            del self.forgotten[ledger_id]
 
     def clear(self) -> None:
         """Forget everything."""
         self._shared, self.mutable, self.residents = Holding(), Holding(), Residents()
         self._taken, self._taken_count = [], 0
         self.settled = {}
+        self.forgotten = {}
 
     def check(self) -> None:
         """Assert every invariant of the index."""

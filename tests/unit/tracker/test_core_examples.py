@@ -25,6 +25,7 @@ from tracker.actions import (
     ReadMetadata,
     ReadPositions,
 )
+from tracker.buckets import Bucket
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
@@ -199,6 +200,65 @@ def test_a_message_that_is_offered_when_due_is_forgotten(driver: Driver) -> None
 
     assert driver.add((2_000, 1, 1)) == [False]
     assert driver.pop() == []
+
+
+def test_a_message_that_was_forgotten_and_is_added_again_keeps_its_new_time(driver: Driver) -> None:
+    """Whether its first row is still in the mutable bucket, in one that is being sealed, or was loaded."""
+    driver.add((3_000, 1, 0), (NOW_MS, 1, 0), (9_000, 1, 0))
+    driver.add(*((4_000, 2, entry) for entry in range(5)), (3_000, 3, 0))
+    assert driver.waiting(PersistBucket)
+    driver.add((NOW_MS, 2, 4), (9_000, 2, 4))
+    driver.core._check()
+
+    driver.now_ms = 8_999
+    assert driver.pop() == [(3_000, 3, 0), *((4_000, 2, entry) for entry in range(4))]
+    driver.answer_all()
+    driver.now_ms = 9_000
+    assert driver.pop() == [(9_000, 1, 0), (9_000, 2, 4)]
+    assert driver.core.message_count == 0
+
+
+def test_a_row_that_is_loaded_after_its_message_was_forgotten_does_not_bring_the_new_one_forward(
+    driver: Driver,
+) -> None:
+    """Nobody had a bit of it to clear."""
+    driver.add(*((50_000, 1, entry) for entry in range(5)), (60_000, 2, 0))
+    driver.answer_all()
+    driver.add((NOW_MS, 1, 3), (90_000, 1, 3))
+
+    driver.now_ms = 60_000
+    driver.plan()
+    driver.answer_all()
+    assert driver.pop() == [*((50_000, 1, entry) for entry in (0, 1, 2, 4)), (60_000, 2, 0)]
+    driver.now_ms = 90_000
+    assert driver.pop() == [(90_000, 1, 3)]
+
+
+def test_many_messages_that_are_due_are_looked_up_once_for_each_bucket(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call forgets what it says at a cost for each bucket of the ledger, not for each row and bucket."""
+    for number in range(20):
+        # A late message of ledger 0 widens every range.
+        driver.add((50_000, 0, number), *((50_000, number + 1, entry) for entry in range(5)))
+    driver.answer_all()
+    looked_up: list[int] = []
+    may_hold = Bucket.may_hold
+    monkeypatch.setattr(
+        Bucket, "may_hold", lambda bucket, *asked: looked_up.append(bucket.serial) or may_hold(bucket, *asked)
+    )
+
+    row_count = 1_000
+    driver.core.add_messages(
+        np.zeros(row_count, np.int64), np.arange(row_count), np.full(row_count, NOW_MS), now_ms=driver.now_ms
+    )
+
+    assert len(looked_up) == len(set(looked_up)) > 10
+    driver.core._check()
+    driver.now_ms = 50_000
+    driver.plan()
+    driver.answer_all()
+    assert {ledger_id for _, ledger_id, _ in driver.pop(1_000)} == set(range(1, 21))
 
 
 def test_the_callers_arrays_may_be_reused(driver: Driver) -> None:
@@ -635,6 +695,24 @@ def test_whoever_asked_about_a_bucket_that_is_merged_is_answered_by_the_target(r
 
     assert driver.bucket_names == ["1_10"]
     assert not driver.core.is_recovering(3)
+
+
+def test_the_messages_of_a_ledger_that_the_cursor_passes_count_no_more_in_a_cold_bucket(
+    runner: asyncio.Runner,
+) -> None:
+    """To pass a part of a bucket is to ask how much of it is left."""
+    driver = cold_driver(runner, index_count_per_bucket_min=150)
+    driver.add(*((50_000, ledger, entry) for ledger in range(1, 6) for entry in range(30)), (50_000, 9, 0))
+    driver.answer_all()
+    driver.recover()
+    driver.answer_all()
+    assert driver.core.message_count == 150
+
+    driver.core.trim(3)
+    driver.plan()
+    driver.answer_all()
+
+    assert driver.core.message_count == 90
 
 
 def test_rows_that_have_no_bit_are_stale(runner: asyncio.Runner) -> None:
