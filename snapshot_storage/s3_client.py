@@ -6,13 +6,13 @@ business, and a conditional write that is repeated blindly would take its own su
 What a failure means:
 
     503 SlowDown, 429, 409                                     StorageBusyError: refused, retriable, had no effect
+    credentials that the AWS chain has others for by now       the same: the next request is made with those
     no connection, a timeout, any other 5xx, a redirect,
     a request that did not arrive whole                        StorageUnavailableError, retriable, may have had one
     wrong credentials, rights, bucket, region or clock         StorageAccessError, which says what to do
     no such key, a condition that fails, no such range         a value: what it means is the caller's to say
 """
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,15 +20,12 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
-import boto3
 from botocore import exceptions
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from snapshot_storage.errors import StorageAccessError, StorageBusyError, StorageUnavailableError
 from snapshot_storage.s3_config import S3Config
-
-log = logging.getLogger(__name__)
+from snapshot_storage.s3_connection import S3Connection
 
 _UNREACHED = (
     exceptions.ConnectionError,
@@ -66,6 +63,16 @@ _NONCE = "postdate-nonce"
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 _BEFORE_HOST = re.compile(r"//[^/\s\"]*@")
+_REFUSED_CREDENTIALS = frozenset(
+    {
+        "AccessDenied",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
 _ADVICE = {
     "NoSuchBucket": "create the bucket, or correct bucketSnapshotS3Bucket",
     "AccessDenied": "allow reading, writing, deleting and listing under the prefix",
@@ -110,9 +117,6 @@ class S3Client:
         Raises:
             StorageAccessError: The AWS chain's own files are wrong.
         """
-        # At this level botocore logs whole requests, with session tokens in them.
-        botocore_log = logging.getLogger("botocore")
-        botocore_log.setLevel(max(botocore_log.getEffectiveLevel(), logging.INFO))
         self._bucket = config.bucket
         self._write_options: dict[str, str] = {}
         if config.server_side_encryption is not None:
@@ -120,20 +124,20 @@ class S3Client:
         if config.kms_key_id is not None:
             self._write_options["SSEKMSKeyId"] = config.kms_key_id
         with self._mapped("open"):
-            self._client: Any = boto3.session.Session(
-                aws_access_key_id=config.access_key_id,
-                aws_secret_access_key=config.secret_access_key,
-                aws_session_token=config.session_token,
-            ).client("s3", region_name=config.region, endpoint_url=config.endpoint, config=_client_config(config))
+            self._connection = S3Connection(config)
 
     @property
     def endpoint(self) -> str:
         """The URL of the server."""
-        return str(self._client.meta.endpoint_url)
+        return self._connection.endpoint
+
+    @property
+    def _client(self) -> Any:
+        return self._connection.client
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._connection.close()
 
     def read(self, key: str, start: int, end: int) -> Piece | None:
         """Return the bytes from `start` to before `end`, fewer where the object ends; None where there is none."""
@@ -288,7 +292,7 @@ class S3Client:
         self, operation: str, request: Callable[..., dict[str, Any]], *, expected: Sequence[str] = (), **arguments: Any
     ) -> dict[str, Any] | str:
         """Send a request and return the answer, or the code of a refusal that is expected."""
-        with self._mapped(operation):
+        with self._mapped(operation, getattr(request, "__self__", None)):
             try:
                 return request(Bucket=self._bucket, **arguments)
             except ClientError as error:
@@ -298,7 +302,7 @@ class S3Client:
                 raise
 
     @contextmanager
-    def _mapped(self, operation: str) -> Iterator[None]:
+    def _mapped(self, operation: str, client: Any = None) -> Iterator[None]:
         what = f"cannot {operation} the bucket {self._bucket}"
         try:
             yield
@@ -309,6 +313,8 @@ class S3Client:
                 raise StorageBusyError(f"{what}: {code}: {reason}") from error
             if status >= _SERVER_ERROR or status in _PASSING_STATUSES or code in _DISTURBED_CODES:
                 raise StorageUnavailableError(f"{what}: {code}: {reason}") from error
+            if code in _REFUSED_CREDENTIALS and self._connection.is_renewed(client):
+                raise StorageBusyError(f"{what}: {code}: there are other credentials now: try again") from error
             advice = _ADVICE.get(code, "correct credentials, rights, region and endpoint")
             raise StorageAccessError(f"{what}: {code}: {reason}; {advice}") from error
         except _UNREACHED as error:
@@ -332,17 +338,3 @@ def _code(error: ClientError) -> str:
 def _shown(error: Exception) -> str:
     """Return what an error says, without what stands before the host in a URL of the AWS chain's own settings."""
     return _BEFORE_HOST.sub("//(secret)@", str(error))
-
-
-def _client_config(config: S3Config) -> Config:
-    return Config(
-        connect_timeout=config.connect_timeout_ms / 1_000,
-        read_timeout=config.read_timeout_ms / 1_000,
-        retries={"mode": "standard", "total_max_attempts": 1},
-        max_pool_connections=config.calls_in_flight_max,
-        # The server's checksum of a whole object names no entry, and would come before ours: a flipped bit would be a
-        # failed call, not damage to rebuild from.
-        response_checksum_validation="when_required",
-        s3={"addressing_style": "path" if config.is_path_style else "auto"},
-        tcp_keepalive=True,
-    )

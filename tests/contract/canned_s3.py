@@ -29,6 +29,8 @@ class CannedS3:
     def __init__(self, port: int) -> None:
         self.port = port
         self.requests: list[str] = []
+        self.access_keys: list[str] = []
+        """With whose key each was signed."""
 
     def config(self, **changes: int) -> S3Config:
         """Return how to use the server."""
@@ -58,6 +60,8 @@ def canned_s3(answer: Callable[[str], Answer]) -> Iterator[CannedS3]:
             self.rfile.read(int(self.headers.get("Content-Length", "0")))
             request = f"{self.command} {self.path}"
             server.requests.append(request)
+            signed = self.headers.get("Authorization", "")
+            server.access_keys.append(signed.partition("Credential=")[2].partition("/")[0])
             found = answer(request)
             self.send_response(found.status)
             self.send_header("Content-Length", str(found.content_length or len(found.body)))

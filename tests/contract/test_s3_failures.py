@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -184,3 +186,44 @@ def test_recovery_is_parallel_and_never_more_than_allowed() -> None:
 
     assert len(seen) == 9
     assert max(seen) == 3
+
+
+def test_credentials_that_expired_are_taken_anew_from_the_file_that_somebody_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a new start; and until then every call says what is wrong."""
+    file = tmp_path / "credentials"
+
+    def write(access_key_id: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id={access_key_id}\naws_secret_access_key=secret\n")
+
+    def answer(_: str) -> Answer:
+        return refusal(400, "ExpiredToken") if server.access_keys[-1] in expired else _EMPTY_LIST
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    expired: set[str] = set()
+    write("first")
+
+    async def scenario() -> None:
+        config = replace(server.config(), access_key_id=None, secret_access_key=None)
+        async with S3BucketSnapshotStorage(config) as storage:
+            assert await storage.list_bucket_snapshots() == []
+            expired.add("first")
+            for _ in range(3):
+                with pytest.raises(StorageAccessError, match="renew the credentials"):
+                    await storage.list_bucket_snapshots()
+            write("second")
+            # Refused for now, so that whoever tries again tries with the others.
+            with pytest.raises(StorageBusyError, match="other credentials"):
+                await storage.list_bucket_snapshots()
+            assert await storage.list_bucket_snapshots() == []
+            expired.add("second")
+            write("third")
+            async with RetryingBucketSnapshotStorage(storage, Retries(first_pause_ms=1)) as patient:
+                assert await patient.list_bucket_snapshots() == []
+
+    with canned_s3(answer) as server:
+        asyncio.run(scenario())
+    assert server.access_keys[-1] == "third"
