@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
+from pipeline.number_columns import check_types
 from pipeline.parquet_log import file_system
 from pipeline.spark_tasks import OnStage, OnStep, count_tasks
 from snapshot_storage.columns import Int64Array
@@ -90,11 +91,9 @@ def forecast(
         on_step: Told how many partitions were read since it was told last.
 
     Raises:
-        ValueError: A column is missing.
+        ValueError: A column is missing, or is no number.
     """
-    missing = [name for name in ("topic", "deliver_at_ms") if name not in rows.columns]
-    if missing:
-        raise ValueError(f"a forecast needs the columns topic and deliver_at_ms; missing: {', '.join(missing)}")
+    check_types(dict(rows.dtypes), ("topic", "deliver_at_ms"), "a forecast needs")
     minute = F.least(F.expr(f"deliver_at_ms div {MINUTE_MS}"), F.lit(MINUTE_MAX)).alias("minute")
     ahead = rows.where(F.col("topic").isNotNull() & (F.col("deliver_at_ms") > now_ms))
     counts = ahead.groupBy("topic", minute).agg(F.count("*").alias("deliveries"))

@@ -89,14 +89,17 @@ class ParquetLog:
         """Read some columns of a range.
 
         Raises:
-            StoreCorruptedError: The file is missing, damaged or has other columns.
+            StoreCorruptedError: The file is missing, damaged, too short or has other columns.
         """
         path = _ledger_path(self._path, part.topic, part.ledger_id)
         try:
             with self._system.open_input_file(path) as file:
                 table = _read_rows(pq.ParquetFile(file), part, names)
+            if table.num_rows != part.entries:
+                raise OSError(f"{table.num_rows} of the rows {part.first} to {part.end - 1} are there")
+            columns = [as_type(table.column(name), HEADER_SCHEMA.field(name).type) for name in names]
             schema = pa.schema([HEADER_SCHEMA.field(name) for name in names])
-            return _one_batch(table.cast(schema))
+            return _one_batch(pa.table(columns, schema=schema))
         except (OSError, pa.ArrowException, KeyError) as error:
             raise StoreCorruptedError(
                 f"{path} of the export {self._location} cannot be read ({error}): export the ledger again"
@@ -130,38 +133,47 @@ def export_ledgers(
     for ledger in log.ledgers(topics):
         if ledger.is_open and not with_open:
             continue
-        before = known.get((ledger.topic, ledger.ledger_id))
-        is_new = before is None or before.entries != ledger.entries
-        if is_new:
-            _write_ledger(system, path, log, ledger)
+        key = (ledger.topic, ledger.ledger_id)
+        is_new = key not in known or known[key].entries != ledger.entries
+        known[key] = ledger
+        if is_new and _write_ledger(system, path, log, ledger):
             written.append(ledger)
-        known[ledger.topic, ledger.ledger_id] = ledger
+        elif is_new:
+            del known[key]
         on_ledger(ledger, is_new)
     table = pa.Table.from_pylist([known[key]._asdict() for key in sorted(known)], schema=_LEDGERS_SCHEMA)
     _write_whole(system, f"{path}/{LEDGERS_FILE}", [table.combine_chunks()], _LEDGERS_SCHEMA)
     return written
 
 
-def _write_ledger(system: fs.FileSystem, path: str, log: HeaderLog, ledger: LedgerExtent) -> None:
+def _write_ledger(system: fs.FileSystem, path: str, log: HeaderLog, ledger: LedgerExtent) -> bool:
+    """Write a ledger, or leave nothing where it was trimmed meanwhile."""
     system.create_dir(f"{path}/{quote(ledger.topic, safe='')}", recursive=True)
     parts = (
         HeaderRange(ledger.topic, ledger.ledger_id, first, min(ledger.entries, first + ROW_GROUP_ROWS))
         for first in range(0, ledger.entries, ROW_GROUP_ROWS)
     )
     tables = (pa.Table.from_batches([log.read_batch(part)]) for part in parts)
-    _write_whole(system, _ledger_path(path, ledger.topic, ledger.ledger_id), tables, HEADER_SCHEMA)
+    file = _ledger_path(path, ledger.topic, ledger.ledger_id)
+    is_whole = _write_whole(system, file, tables, HEADER_SCHEMA) == ledger.entries
+    if not is_whole:
+        system.delete_file(file)
+    return is_whole
 
 
-def _write_whole(system: fs.FileSystem, path: str, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
-    """Write a file that is there whole or not at all."""
+def _write_whole(system: fs.FileSystem, path: str, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
+    """Write a file that is there whole or not at all, and return its rows."""
     is_local = isinstance(system, fs.LocalFileSystem)
     # An upload to an object store becomes visible when it ends; a local file would be seen as it grows.
     beside = f"{path}.new" if is_local else path
     with system.open_output_stream(beside) as stream, pq.ParquetWriter(stream, schema, compression="zstd") as writer:
+        rows = 0
         for table in tables:
             writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+            rows += table.num_rows
     if is_local:
         system.move(beside, path)
+    return rows
 
 
 def _read_ledgers(system: fs.FileSystem, path: str, location: str) -> list[LedgerExtent]:
@@ -188,6 +200,39 @@ def _read_rows(file: pq.ParquetFile, part: HeaderRange, names: list[str]) -> pa.
             groups.append(group)
         first = end
     return file.read_row_groups(groups, columns=names).slice(part.first - skipped, part.entries)
+
+
+def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a column as an export has it; what is no whole number of that size is null, and so a bad row.
+
+    >>> as_type(pa.chunked_array([pa.array([1, 2**64 - 1], pa.uint64())]), pa.int64()).to_pylist()
+    [1, None]
+
+    Raises:
+        ArrowException: It is something else altogether; a time, too, as nobody can say what it counts.
+    """
+    if column.type == kind:
+        return column
+    if pa.types.is_temporal(column.type):
+        raise pa.ArrowTypeError(f"it has {column.type} where {kind} must be")
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        if not pa.types.is_integer(kind):
+            raise
+        largest = 2 ** (kind.bit_width - 1) - 1
+        # Rare enough for one value at a time.
+        values = [_whole_or_none(value, largest) for value in column.to_pylist()]
+        return pa.chunked_array([pa.array(values, kind)])
+
+
+def _whole_or_none(value: object, largest: int) -> int | None:
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    is_whole = isinstance(value, str) or number == value
+    return number if is_whole and -largest <= number <= largest else None
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
