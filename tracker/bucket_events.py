@@ -102,7 +102,7 @@ def _leave_memory(buckets: BucketSet, bucket: Bucket, now_ms: int) -> None:
     """Keep the rows that are due soon, and whole spans of them."""
     resident = bucket.resident
     assert resident is not None
-    horizon_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
+    horizon_ms = buckets.due_through_ms(now_ms, buckets.config.prefetch_ms)
     if resident.is_popped:
         # What was handed out before the clock was put back must not come again.
         horizon_ms = max(horizon_ms, resident.queue.next_ms)
@@ -141,6 +141,8 @@ def _take_over(buckets: BucketSet, target: Bucket) -> None:
     buckets.move(target, BucketState.SEALED)
     if target.has_unloaded and all(members is not None for members in known):
         target.unread.warm(Membership.union(members for members in known if members is not None))
+        # A merge leaves out what was added below the mark-delete position.
+        target.unread.trim(buckets.index.first_ledger_id)
         buckets.questions.note_warm(target)
         count = min(count, target.unread.count)
     target.unread.count = min(count, target.rows_left)

@@ -87,13 +87,13 @@ def _action_of(buckets: BucketSet, bucket: Bucket, now_ms: int) -> Action:
         )
     assert bucket.state is BucketState.RECOVERING
     room = buckets.config.loaded_row_count_max - len(buckets.index.shared_queue) - buckets.held_row_count
-    through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
+    through_ms = buckets.due_through_ms(now_ms, buckets.config.prefetch_ms)
     return ReadMetadata(bucket.serial, bucket.bucket_id, through_ms, min(room, LOAD_ROW_COUNT_MAX))
 
 
 def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
     """Yield loads of segments that begin soon, the one that holds up hand-out first."""
-    through_ms = now_ms + buckets.lead_ms + buckets.config.prefetch_ms
+    through_ms = buckets.due_through_ms(now_ms, buckets.config.prefetch_ms)
     buckets.next_load_ms = NEVER
     loaded_row_count = len(buckets.index.shared_queue)
     row_count_max = min(LOAD_ROW_COUNT_MAX, buckets.config.loaded_row_count_max)

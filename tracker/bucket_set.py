@@ -86,6 +86,10 @@ class BucketSet:
         """The serial of the newest bucket."""
         return self._serial
 
+    def due_through_ms(self, now_ms: int, ahead_ms: int = 0) -> int:
+        """Return the last time that counts as due, now or so long ahead of now."""
+        return min(now_ms + self.lead_ms + ahead_ms, NEVER - 1)
+
     def served(self) -> Iterator[Bucket]:
         """Yield the buckets that count: all but those that are being deleted, and merges that are not done."""
         return (
@@ -106,11 +110,19 @@ class BucketSet:
 
     def bitmaps_of(self, ledger_id: int) -> list[BitMap]:
         """Return the positions of a ledger in segments that are not loaded, as far as they are known, and ask."""
-        buckets = self.covering(ledger_id)
-        for bucket in buckets:
-            self._ask(bucket)
-        bitmaps = (bucket.unread.bitmap_of(ledger_id, self.index.settled) for bucket in buckets)
-        return [bitmap for bitmap in bitmaps if bitmap]
+        bitmaps: list[BitMap] = []
+        for serial in self.ranges.covering(ledger_id):
+            bucket = self.buckets[serial]
+            unread = bucket.unread
+            if unread.known is None:
+                self._ask(bucket)
+                continue
+            unread.is_asked = True
+            if ledger_id in unread.known.bitmaps:
+                bitmap = unread.bitmap_of(ledger_id, self.index.settled)
+                if bitmap:
+                    bitmaps.append(bitmap)
+        return bitmaps
 
     def known_ledger_ids(self) -> set[int]:
         """Return the ledgers of which segments that are not loaded are known to hold a position."""

@@ -120,6 +120,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """See base."""
+        if self._is_closed:
+            raise TrackerClosedError("add a message")
         core = self._core
         is_tracked = core.add_message(ledger_id, entry_id, deliver_at, now_ms=self._now_ms())
         if is_tracked and (self._timer_at_ms is None or deliver_at < self._timer_at_ms or core.is_dirty):
@@ -128,6 +130,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
         """See base."""
+        self._check_open("add messages")
         is_tracked = self._core.add_messages(ledger_ids, entry_ids, deliver_ats, now_ms=self._now_ms())
         self._turn_soon()
         return is_tracked

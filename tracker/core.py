@@ -13,7 +13,6 @@ rows in memory are never handed out past a segment that may hold an earlier one.
 
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,14 +29,12 @@ from tracker.due_queue import NEVER, last_key_at
 from tracker.holding import Holding
 from tracker.index import Index
 from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, ledger_groups
+from tracker.offers import check_offer, check_tick_time, columns_of
 from tracker.recovery import BucketProperties, read_properties
 
 Int64Array = NDArray[np.int64]
 
 _NO_LEDGER = -1
-
-LEAD_MS_UNLIMITED: Final = 2**62
-"""So early that everything is due; with the time of day added, still a 64-bit integer."""
 
 
 class TrackerCore:
@@ -74,10 +71,13 @@ class TrackerCore:
         Raises:
             ValueError: The position is not one that can be tracked; nothing has changed.
         """
-        if not (0 <= entry_id <= ENTRY_ID_MAX and 0 <= ledger_id <= LEDGER_ID_MAX):
-            raise _position_error(ledger_id, entry_id)
-        if deliver_at_ms < 0:
-            # It never had a delay, so nothing of it is anywhere.
+        try:
+            is_odd = (ledger_id | entry_id | deliver_at_ms) < 0
+        except TypeError:
+            is_odd = True
+        if is_odd or entry_id > ENTRY_ID_MAX or ledger_id > LEDGER_ID_MAX:
+            check_offer(ledger_id, entry_id, deliver_at_ms)
+            # The time is below 0: it never had a delay, so nothing of it is anywhere.
             return False
         if deliver_at_ms <= now_ms + self._buckets.lead_ms:
             self._refuse(ledger_id, BitMap((entry_id,)))
@@ -102,13 +102,10 @@ class TrackerCore:
         Raises:
             ValueError: A position cannot be tracked, or the lengths differ; nothing has changed.
         """
-        ledgers, entries, times = (_column(values) for values in (ledger_ids, entry_ids, deliver_at_ms))
-        if not len(ledgers) == len(entries) == len(times):
-            raise ValueError(f"columns of {len(ledgers)}, {len(entries)} and {len(times)} rows do not belong together")
+        ledgers, entries, times = columns_of(ledger_ids, entry_ids, deliver_at_ms)
         if not len(ledgers):
             return np.empty(0, np.bool_)
-        _check_positions(ledgers, entries)
-        cutoff_ms = max(-1, now_ms + self._buckets.lead_ms)
+        cutoff_ms = max(-1, min(NEVER, now_ms + self._buckets.lead_ms))
         is_late = np.ones(len(times), np.bool_) if times.min() > cutoff_ms else times > cutoff_ms
         if not is_late.all():
             is_due = ~is_late & (times >= 0)
@@ -218,7 +215,7 @@ class TrackerCore:
 
     def has_due(self, *, now_ms: int) -> bool:
         """Whether `pop_due` may have something to give."""
-        cutoff_ms = now_ms + self._buckets.lead_ms
+        cutoff_ms = self._buckets.due_through_ms(now_ms)
         if self._index.next_ms > cutoff_ms or not self._index.position_count:
             return False
         return self._index.has_row_through(min(last_key_at(cutoff_ms), self._buckets.barrier(now_ms)))
@@ -232,7 +229,7 @@ class TrackerCore:
     def first_withheld_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first due row that may be in a segment that is not loaded, None if there is none."""
         withheld_ms = self._buckets.barrier(now_ms).deliver_at_ms
-        return withheld_ms if withheld_ms <= now_ms + self._buckets.lead_ms else None
+        return withheld_ms if withheld_ms <= self._buckets.due_through_ms(now_ms) else None
 
     def should_pause(self, *, now_ms: int) -> bool:
         """Whether too much waits in memory because the storage takes nothing, and nothing is due."""
@@ -280,7 +277,7 @@ class TrackerCore:
 
     def pop_due(self, *, now_ms: int, limit: int) -> DelayedIndexes:
         """Hand out due messages in order of time, then position; each once."""
-        through = min(last_key_at(now_ms + self._buckets.lead_ms), self._buckets.barrier(now_ms))
+        through = min(last_key_at(self._buckets.due_through_ms(now_ms)), self._buckets.barrier(now_ms))
         rows = self._index.pop(through, limit)
         self._buckets.note_popped()
         return rows
@@ -288,8 +285,12 @@ class TrackerCore:
     # Life.
 
     def set_tick_time(self, tick_time_ms: int) -> None:
-        """Set how early messages may be handed out, unless times are strict."""
-        assert tick_time_ms >= 0
+        """Set how early messages may be handed out, unless times are strict.
+
+        Raises:
+            ValueError: It is below 0.
+        """
+        check_tick_time(tick_time_ms)
         self._tick_time_ms = tick_time_ms
         self._set_lead()
 
@@ -301,7 +302,7 @@ class TrackerCore:
     def _set_lead(self) -> None:
         lead_ms = 0 if self._config.is_deliver_at_time_strict else self._tick_time_ms
         if not self._is_active:
-            lead_ms = LEAD_MS_UNLIMITED
+            lead_ms = NEVER
         if lead_ms != self._buckets.lead_ms:
             self._buckets.lead_ms = lead_ms
             self._buckets.is_dirty = True
@@ -385,37 +386,9 @@ class TrackerCore:
             assert not len(self._index.mutable.queue)
 
 
-def _column(values: ArrayLike) -> Int64Array:
-    column = np.asarray(values)
-    if column.dtype != np.int64:
-        if column.size and not np.issubdtype(column.dtype, np.integer):
-            raise ValueError(f"positions and times are integers, not {column.dtype}")
-        if column.size and column.dtype == np.uint64 and int(column.max()) > LEDGER_ID_MAX:
-            raise ValueError(f"{column.max()} is above 2**63 - 1")
-        column = column.astype(np.int64)
-    # Rows are kept: a caller who reuses its buffer must not change them.
-    return column.copy() if column.flags.writeable else column
-
-
-def _check_positions(ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-    # One pass says of all whether any has a bit that none may have: a sign, or one above those of entry ids. Each pass
-    # also gives the interpreter away for a moment, to a worker that may keep it for longer.
-    if np.bitwise_or.reduce(ledger_ids) >= 0 and 0 <= np.bitwise_or.reduce(entry_ids) <= ENTRY_ID_MAX:
-        return
-    row = int(np.flatnonzero((ledger_ids < 0) | (entry_ids < 0) | (entry_ids > ENTRY_ID_MAX))[0])
-    raise _position_error(int(ledger_ids[row]), int(entry_ids[row]))
-
-
 def _ledger_ends(ledger_ids: Int64Array) -> list[int]:
     """Return the exclusive end row of each stretch of one ledger."""
     if not len(ledger_ids):
         return []
     ends: list[int] = (np.flatnonzero(ledger_ids[1:] != ledger_ids[:-1]) + 1).tolist()
     return [*ends, len(ledger_ids)]
-
-
-def _position_error(ledger_id: int, entry_id: int) -> ValueError:
-    return ValueError(
-        f"cannot track position {ledger_id}:{entry_id}: "
-        f"ledger ids are 0 to 2**63 - 1, and entry ids 0 to 2**32 - 1 (what a Roaring bitmap holds)"
-    )

@@ -242,6 +242,13 @@ class DueQueue:
         runs.append(run)
         self._runs = runs
 
+    def absorb(self, other: "DueQueue") -> None:
+        """Take all rows of another queue, which must not be used any more; its runs stay as they are."""
+        other._fold()
+        self._runs += other._runs
+        self._runs_rows += other._runs_rows
+        self.next_ms = min(self.next_ms, other.next_ms)
+
     def drop(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Drop every row of these positions of a ledger; O(n)."""
         self._fold()

@@ -7,7 +7,7 @@ are spread widely cost a bitmap each, and the bucket tracker is the better choic
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,7 +25,9 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.due_queue import NEVER
-from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, Membership, bitmap_of, ledger_groups
+from tracker.errors import TrackerClosedError
+from tracker.membership import Membership, bitmap_of, ledger_groups
+from tracker.offers import check_offer, check_tick_time, columns_of
 
 Int64Array = NDArray[np.int64]
 
@@ -56,6 +58,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         """Time of a window to ledger to entry ids."""
         self._times: list[int] = []
         """The times of the windows, as a heap."""
+        self._forgotten: dict[int, BitMap] = {}
+        """What was refused, by ledger, and may still be in a window."""
         self._highest_deliver_at_ms = 0
         self._have_fixed_delays = True
         self._timer: asyncio.TimerHandle | None = None
@@ -66,12 +70,14 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """See base."""
-        if not (0 <= entry_id <= ENTRY_ID_MAX and 0 <= ledger_id <= LEDGER_ID_MAX):
-            raise ValueError(f"cannot track position {ledger_id}:{entry_id}: ids are out of range")
+        self._check_open()
+        check_offer(ledger_id, entry_id, deliver_at)
         if deliver_at < 0 or deliver_at <= self._cutoff_ms():
             self._have_fixed_delays = False
-            self._members.discard(ledger_id, entry_id)
+            self._refuse(ledger_id, BitMap((entry_id,)))
             return False
+        if self._forgotten:
+            self._drop_forgotten(ledger_id, BitMap((entry_id,)))
         window = self._window_at(self._window_of(deliver_at))
         entry_ids = window.get(ledger_id)
         if entry_ids is None:
@@ -87,18 +93,15 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
         """See base."""
-        try:
-            rows = DelayedIndexes.of(deliver_ats, ledger_ids, entry_ids)
-        except OverflowError as error:
-            raise ValueError("cannot track positions or times out of range: above 2**63 - 1") from error
-        if len(rows) and (rows.ledger_ids.min() < 0 or rows.entry_ids.min() < 0 or rows.entry_ids.max() > ENTRY_ID_MAX):
-            raise ValueError("cannot track positions with ids out of range")
+        self._check_open()
+        ledgers, entries, times = columns_of(ledger_ids, entry_ids, deliver_ats)
+        rows = DelayedIndexes(times, ledgers, entries)
         is_tracked = rows.deliver_at_ms > max(-1, self._cutoff_ms())
         if not is_tracked.all():
             self._have_fixed_delays = False
             refused = rows.take(~is_tracked)
             for ledger_id, group in ledger_groups(refused.ledger_ids):
-                self._members.discard_all(ledger_id, bitmap_of(refused.entry_ids[group]))
+                self._refuse(ledger_id, bitmap_of(refused.entry_ids[group]))
             rows = rows.take(is_tracked)
         if len(rows):
             self._add_rows(rows)
@@ -114,6 +117,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         start = 0
         for end in [*(np.flatnonzero(is_end) + 1).tolist(), len(rows)]:
             ledger_id, entry_ids = int(ledger_ids[start]), bitmap_of(rows.entry_ids[order[start:end]])
+            if self._forgotten:
+                self._drop_forgotten(ledger_id, entry_ids)
             self._members.unite(ledger_id, entry_ids)
             self._put(int(windows_ms[start]), ledger_id, entry_ids)
             start = end
@@ -122,6 +127,25 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         if (rows.deliver_at_ms < highest_ms[:-1] - self._tick_time_ms).any():
             self._have_fixed_delays = False
         self._highest_deliver_at_ms = int(highest_ms[-1])
+
+    def _refuse(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Forget positions of a ledger; whoever offered them has them."""
+        tracked = self._members.bitmaps.get(ledger_id)
+        if tracked is not None and tracked.intersect(entry_ids):
+            self._forgotten[ledger_id] = (tracked & entry_ids) | self._forgotten.get(ledger_id, BitMap())
+            self._members.discard_all(ledger_id, entry_ids)
+
+    def _drop_forgotten(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Take positions out of the windows that they were in before they were refused: they are added again."""
+        again = self._forgotten.get(ledger_id, BitMap()) & entry_ids
+        if not again:
+            return
+        for window in self._windows.values():
+            if ledger_id in window:
+                window[ledger_id] -= again
+        self._forgotten[ledger_id] -= again
+        if not self._forgotten[ledger_id]:
+            del self._forgotten[ledger_id]
 
     def _put(self, window_ms: int, ledger_id: int, entry_ids: BitMap) -> None:
         """Put entries of a ledger into a window; the bitmap may be kept."""
@@ -239,6 +263,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """See base; with a smaller tick, windows that were rounded down are due when their last message is."""
+        check_tick_time(tick_time_ms)
         bits, self._bits = self._bits, precision_bits(tick_time_ms)
         self._tick_time_ms = tick_time_ms
         if not self._is_strict and self._bits < bits:
@@ -252,9 +277,29 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         if mark_delete.ledger_id == self._first_ledger_id:
             return
         self._first_ledger_id = mark_delete.ledger_id
-        for ledger_id in list(self._members.bitmaps):
-            if ledger_id < mark_delete.ledger_id:
-                self._members.drop_ledger(ledger_id)
+        passed = [ledger_id for ledger_id in self._members.bitmaps if ledger_id < mark_delete.ledger_id]
+        for ledger_id in passed:
+            self._members.drop_ledger(ledger_id)
+            self._forgotten.pop(ledger_id, None)
+        if passed:
+            self._drop_ledgers(passed)
+            self._set_timer()
+
+    def _drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
+        """Free the windows of ledgers of which nothing is tracked any more."""
+        for window in self._windows.values():
+            if len(ledger_ids) < len(window):
+                for ledger_id in ledger_ids:
+                    window.pop(ledger_id, None)
+            else:
+                for ledger_id in [ledger for ledger in window if ledger < self._first_ledger_id]:
+                    del window[ledger_id]
+        self._windows = {window_ms: window for window_ms, window in self._windows.items() if window}
+        self._times = sorted(self._windows)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TrackerClosedError("add a message")
 
     def set_active(self, is_active: bool) -> None:
         """See base."""
@@ -271,6 +316,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._members = Membership()
         self._windows.clear()
         self._times.clear()
+        self._forgotten.clear()
         self._forget_delays()
         self._set_timer()
 

@@ -353,8 +353,7 @@ class Index:
         self.residents.remove(resident)
         if through.deliver_at_ms == NEVER:
             self.shared.members.absorb(resident.members)
-            for part in resident.queue.rows_of():
-                self.shared.queue.push_rows(part.deliver_at_ms, part.ledger_ids, part.entry_ids)
+            self.shared.queue.absorb(resident.queue)
             return Membership()
         while True:
             columns = pop_sorted([resident.queue], through, len(resident.queue), rest=resident.queue)

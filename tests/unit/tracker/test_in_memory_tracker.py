@@ -221,21 +221,6 @@ def test_the_latest_time_there_is_is_a_time() -> None:
     run(test, is_deliver_at_time_strict=True)
 
 
-def test_positions_out_of_range_are_refused() -> None:
-    """Before anything changes."""
-
-    def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
-        with pytest.raises(ValueError, match="out of range"):
-            tracker.add_message(1, 2**32, 30_000)
-        with pytest.raises(ValueError, match="out of range"):
-            tracker.add_messages([1, 1], [0, -1], [30_000] * 2)
-        with pytest.raises(ValueError, match="out of range"):
-            tracker.add_messages([1, 2**63], [0, 0], [30_000] * 2)
-        assert tracker.number_of_delayed_messages() == 0
-
-    run(test)
-
-
 def test_the_dispatcher_is_told_when_a_window_is_due() -> None:
     """And clearing forgets everything."""
 

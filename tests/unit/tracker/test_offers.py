@@ -1,0 +1,186 @@
+"""What is offered to either tracker: what it refuses, and that it means the same to both."""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from managed_ledger.position import Position
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
+from tracker.errors import TrackerClosedError
+from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
+from tracker.testing import FakeClock, FakeCursor, run_inline
+
+NOW_MS = 1_000_000
+LATER_MS = NOW_MS + 100_000
+Test = Callable[[DelayedDeliveryTracker, FakeClock], None]
+Run = Callable[[Test], None]
+
+
+@pytest.fixture(params=["bucket", "in-memory"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a test with a tracker of each kind whose clock stands still."""
+
+    async def main(test: Test) -> None:
+        clock = FakeClock(NOW_MS)
+        config = TrackerConfig(tick_time_ms=1, is_deliver_at_time_strict=True)
+        storage = MemoryBucketSnapshotStorage()
+        await storage.start()
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=lambda: None)
+        tracker: DelayedDeliveryTracker
+        if request.param == "bucket":
+            tracker = BucketDelayedDeliveryTrackerFactory(
+                config, storage, now_ms=clock, run_blocking=run_inline, rng=Random(1)
+            ).new_tracker(context)
+        else:
+            tracker = InMemoryDelayedDeliveryTrackerFactory(config, now_ms=clock).new_tracker(context)
+        test(tracker, clock)
+        await tracker.close()
+
+    return lambda test: asyncio.run(main(test))
+
+
+@pytest.mark.parametrize(
+    ("ledger_id", "entry_id", "deliver_at"),
+    [
+        (1, 2**32, LATER_MS),
+        (1, -1, LATER_MS),
+        (2**63, 1, LATER_MS),
+        (-1, 1, LATER_MS),
+        (1, 2**40, -1),
+        (1, 1.5, LATER_MS),
+        (1.0, 1, LATER_MS),
+        (1, 1, LATER_MS + 0.5),
+    ],
+)
+def test_an_offer_that_is_none_is_refused_before_anything_changes(
+    run: Run, ledger_id: Any, entry_id: Any, deliver_at: Any
+) -> None:
+    """One by one, and among others."""
+
+    def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
+        with pytest.raises(ValueError, match=r"integers|cannot track position"):
+            tracker.add_message(ledger_id, entry_id, deliver_at)
+        with pytest.raises(ValueError, match=r"integers|cannot track position|above"):
+            tracker.add_messages([7, ledger_id], [7, entry_id], [LATER_MS, deliver_at])
+        assert tracker.number_of_delayed_messages() == 0
+
+    run(test)
+
+
+def test_columns_that_do_not_belong_together_are_refused(run: Run) -> None:
+    """Of different lengths, of no length, or of times that no signed integer holds."""
+
+    def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
+        with pytest.raises(ValueError, match="do not belong together"):
+            tracker.add_messages([1, 2], [1], [LATER_MS])
+        with pytest.raises(ValueError, match="dimensions"):
+            tracker.add_messages(1, 1, LATER_MS)
+        with pytest.raises(ValueError, match="above"):
+            tracker.add_messages([5], [5], np.array([2**63 + 7], np.uint64))
+        assert tracker.number_of_delayed_messages() == 0
+        assert tracker.add_messages([], [], []).tolist() == []
+
+    run(test)
+
+
+def test_integers_of_numpy_are_integers(run: Run) -> None:
+    """Whoever reads columns may offer one row of them."""
+
+    def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
+        assert tracker.add_message(int(np.int64(1)), np.int64(2), np.int64(LATER_MS))  # type: ignore[arg-type]
+        assert tracker.contains_message(1, 2)
+
+    run(test)
+
+
+def test_a_tick_below_0_is_refused(run: Run) -> None:
+    """And the one before stays."""
+
+    def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
+        with pytest.raises(ValueError, match="at least 0, but is -5"):
+            tracker.reset_tick_time(-5)
+        assert tracker.add_message(1, 1, LATER_MS)
+
+    run(test)
+
+
+def test_a_closed_tracker_takes_nothing(run: Run) -> None:
+    """True would be a promise that nobody keeps, and False would have it delivered early."""
+    closed: list[DelayedDeliveryTracker] = []
+    run(lambda tracker, clock: closed.append(tracker))
+
+    with pytest.raises(TrackerClosedError):
+        closed[0].add_message(1, 1, LATER_MS)
+    with pytest.raises(TrackerClosedError):
+        closed[0].add_messages([1], [1], [LATER_MS])
+    assert closed[0].number_of_delayed_messages() == 0
+
+
+def test_while_delays_are_off_no_time_is_too_late(run: Run) -> None:
+    """Up to the last one there is."""
+
+    def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
+        times = [LATER_MS, 2**61, 2**62, 2**62 + NOW_MS + 1, 2**63 - 2, 2**63 - 1]
+        for entry_id, deliver_at in enumerate(times):
+            assert tracker.add_message(1, entry_id, deliver_at)
+        assert not tracker.has_message_available()
+        tracker.set_active(False)
+        assert tracker.has_message_available()
+        assert [entry_id for _, _, entry_id in tracker.get_scheduled_messages(10).to_rows()] == list(range(len(times)))
+        assert not tracker.add_message(9, 9, 2**63 - 1)
+        assert tracker.add_messages([9, 9], [1, 2], [2**63 - 1, 2**62]).tolist() == [False, False]
+        assert not tracker.has_message_available()
+
+    run(test)
+
+
+@pytest.mark.parametrize("are_many", [False, True])
+def test_a_message_that_was_refused_and_is_added_again_is_not_early(run: Run, are_many: bool) -> None:
+    """The time that was forgotten with it does not come back."""
+
+    def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
+        def offer(deliver_at: int) -> list[bool]:
+            if are_many:
+                return tracker.add_messages([1, 1], [1, 2], [deliver_at] * 2).tolist()
+            return [tracker.add_message(1, entry_id, deliver_at) for entry_id in (1, 2)]
+
+        assert offer(NOW_MS + 5_000) == [True, True]
+        assert tracker.add_message(1, 3, NOW_MS + 5_000)
+        assert offer(NOW_MS - 1) == [False, False]
+        assert offer(NOW_MS + 50_000) == [True, True]
+        clock.now_ms = NOW_MS + 49_999
+        assert [row[1:] for row in tracker.get_scheduled_messages(5).to_rows()] == [(1, 3)]
+        clock.now_ms = NOW_MS + 50_000
+        assert [row[1:] for row in tracker.get_scheduled_messages(5).to_rows()] == [(1, 1), (1, 2)]
+        assert tracker.number_of_delayed_messages() == 0
+
+    run(test)
+
+
+def test_the_in_memory_tracker_frees_what_the_cursor_has_passed() -> None:
+    """At once, not when it would have been due."""
+
+    async def main() -> None:
+        cursor = FakeCursor()
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
+        config = TrackerConfig(tick_time_ms=1, is_deliver_at_time_strict=True)
+        tracker = InMemoryDelayedDeliveryTracker(context, config, now_ms=FakeClock(NOW_MS))
+        for ledger_id in range(10):
+            tracker.add_messages([ledger_id] * 5, range(5), range(LATER_MS + ledger_id, LATER_MS + ledger_id + 5))
+        cursor.mark_delete_position = Position(9, -1)
+        assert tracker.number_of_delayed_messages() == 5
+        assert [list(window) for window in tracker._windows.values()] == [[9]] * 5
+        assert tracker.next_delivery_time() == LATER_MS + 9
+        cursor.mark_delete_position = Position(10, -1)
+        assert not tracker._windows
+        assert tracker.next_delivery_time() is None
+        await tracker.close()
+
+    asyncio.run(main())

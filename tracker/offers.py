@@ -1,0 +1,80 @@
+"""What may be offered to a tracker, of either kind: positions and times as integers, in range.
+
+Nothing is rounded, wrapped or cut to fit. A time below 0 stands for a message without a delay.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX
+
+Int64Array = NDArray[np.int64]
+
+
+def check_offer(ledger_id: int, entry_id: int, deliver_at_ms: int) -> None:
+    """Check one offer.
+
+    Raises:
+        ValueError: The position is not one that can be tracked, or the time is no integer.
+    """
+    for value in (ledger_id, entry_id, deliver_at_ms):
+        if not isinstance(value, int | np.integer):
+            raise ValueError(f"positions and times are integers, not {type(value).__name__}: {value}")
+    if not (0 <= entry_id <= ENTRY_ID_MAX and 0 <= ledger_id <= LEDGER_ID_MAX):
+        raise _position_error(ledger_id, entry_id)
+
+
+def columns_of(
+    ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_at_ms: ArrayLike
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return many offers as columns that nobody else changes.
+
+    Raises:
+        ValueError: A position cannot be tracked, something is no integer, or the lengths differ.
+    """
+    ledgers, entries, times = (_column(values) for values in (ledger_ids, entry_ids, deliver_at_ms))
+    if not len(ledgers) == len(entries) == len(times):
+        raise ValueError(f"columns of {len(ledgers)}, {len(entries)} and {len(times)} rows do not belong together")
+    if len(ledgers):
+        _check_positions(ledgers, entries)
+    return ledgers, entries, times
+
+
+def check_tick_time(tick_time_ms: int) -> None:
+    """Check how early messages may be.
+
+    Raises:
+        ValueError: It is below 0.
+    """
+    if tick_time_ms < 0:
+        raise ValueError(f"tick_time_ms must be at least 0, but is {tick_time_ms}")
+
+
+def _column(values: ArrayLike) -> Int64Array:
+    column = np.asarray(values)
+    if column.ndim != 1:
+        raise ValueError(f"positions and times are columns, not arrays of {column.ndim} dimensions")
+    if column.dtype != np.int64:
+        if column.size and not np.issubdtype(column.dtype, np.integer):
+            raise ValueError(f"positions and times are integers, not {column.dtype}")
+        if column.size and column.dtype == np.uint64 and int(column.max()) > LEDGER_ID_MAX:
+            raise ValueError(f"{column.max()} is above 2**63 - 1")
+        column = column.astype(np.int64)
+    # Rows are kept: a caller who reuses its buffer must not change them.
+    return column.copy() if column.flags.writeable else column
+
+
+def _check_positions(ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+    # One pass says of all whether any has a bit that none may have: a sign, or one above those of entry ids. Each pass
+    # also gives the interpreter away for a moment, to a worker that may keep it for longer.
+    if np.bitwise_or.reduce(ledger_ids) >= 0 and 0 <= np.bitwise_or.reduce(entry_ids) <= ENTRY_ID_MAX:
+        return
+    row = int(np.flatnonzero((ledger_ids < 0) | (entry_ids < 0) | (entry_ids > ENTRY_ID_MAX))[0])
+    raise _position_error(int(ledger_ids[row]), int(entry_ids[row]))
+
+
+def _position_error(ledger_id: int, entry_id: int) -> ValueError:
+    return ValueError(
+        f"cannot track position {ledger_id}:{entry_id}: "
+        f"ledger ids are 0 to 2**63 - 1, and entry ids 0 to 2**32 - 1 (what a Roaring bitmap holds)"
+    )
