@@ -138,7 +138,7 @@ def _open_view(path: Path, *, memory: RocksDBMemory) -> OpenDatabase:
     view = _view(path, copies_logs=False)
     try:
         with mapped("open the snapshots", path, is_shared=True):
-            database = open_database_to_read(view.path, memory=memory)
+            database = open_database_to_read(view.path, INDEX_FAMILY, memory=memory)
             headers = RocksDBHeaders(path, database, is_read_only=True)
         opened = OpenDatabase(path, database, headers, view=view)
     except BaseException:

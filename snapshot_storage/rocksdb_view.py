@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-_COPIED = ("CURRENT", "MANIFEST-*", "OPTIONS-*", "IDENTITY", "rocksdict-config.json")
+_COPIED = ("CURRENT", "MANIFEST-*", "IDENTITY", "rocksdict-config.json")
 
 
 class FolderView:
