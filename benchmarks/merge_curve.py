@@ -55,8 +55,8 @@ _EXPLANATION: Final = """\
 `least` is what the best choice there is must write at this limit, if it keeps the limit after every ledger and knows
 beforehand what will come: with one bucket, every ledger rewrites all rows, (N + 3) / 2 times each; with k buckets it is
 about k / (k + 1) * (k! N)^(1 / k). So a limit of 1 to 3 costs more than 2 log2(N) whatever is chosen, from some number
-of ledgers on. At 4 the tracker stays below it up to 10,000 one-message ledgers and writes more at 20,000, where less is
-possible: its choice knows nothing of what will come. * marks figures above 2 log2(N).
+of ledgers on. At 4 less is possible than the tracker writes of very many: its choice knows nothing of what will come.
+* marks figures above 2 log2(N).
 """
 
 
@@ -139,6 +139,8 @@ def least_written_per_row(ledger_count: int, limit: int) -> list[float]:
 def tables_of(ledger_counts: list[int], curves: dict[tuple[str, int], Curve], least: dict[int, Curve]) -> str:
     """Return the figures as lines of text, a table for each load, as far as its curves go."""
     lines = ["Index rows written per row added (benchmarks/merge_curve.py)", "", _EXPLANATION]
+    lines += ["Below 2 log2(N) with one message a ledger, of the numbers of ledgers in the table:"]
+    lines += [f"    limit {limit}: {_reach(ledger_counts, curves['one', limit])}" for limit in LIMITS] + [""]
     for load in LOADS:
         columns: dict[str, Curve] = {}
         for limit in LIMITS:
@@ -153,6 +155,11 @@ def tables_of(ledger_counts: list[int], curves: dict[tuple[str, int], Curve], le
             lines.append(f"{count:>8} {bound:>9.1f}{figures}".rstrip())
         lines.append("")
     return "\n".join(lines)
+
+
+def _reach(ledger_counts: list[int], curve: Curve) -> str:
+    above = [count for count, figure in zip(ledger_counts, curve, strict=True) if figure > 2 * math.log2(count)]
+    return f"below {above[0]} ledgers" if above else "all"
 
 
 def _cell(figure: float, bound: float) -> str:
@@ -176,7 +183,7 @@ def draw(ledger_counts: list[int], curves: dict[tuple[str, int], Curve], least: 
             curve = curves[load, limit]
             right.plot(ledger_counts[: len(curve)], curve, style, color=f"C{number}", label=f"{load}, at most {limit}")
     left.set(title="One message a ledger; dotted: the least possible", yscale="log")
-    right.set(title="Loads", ylim=(0, None))
+    right.set(title="Loads", ylim=(0, 36))
     for axes in (left, right):
         axes.plot(ledger_counts, [2 * math.log2(count) for count in ledger_counts], "k", linewidth=2, label="2 log2(N)")
         axes.set(xscale="log", xlabel="ledgers (N)", ylabel="rows written per row added")

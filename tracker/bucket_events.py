@@ -141,8 +141,6 @@ def _take_over(buckets: BucketSet, target: Bucket) -> None:
     buckets.move(target, BucketState.SEALED)
     if target.has_unloaded and all(members is not None for members in known):
         target.unread.warm(Membership.union(members for members in known if members is not None))
-        # A merge leaves out what was added below the mark-delete position.
-        target.unread.trim(buckets.index.first_ledger_id)
         buckets.questions.note_warm(target)
         count = min(count, target.unread.count)
     target.unread.count = min(count, target.rows_left)

@@ -168,6 +168,9 @@ class TrackerCore:
 
     def _seal(self) -> None:
         """Freeze the mutable bucket's columns; sorting, encoding and storing happen elsewhere."""
+        if self._first_ledger_id < self._index.first_ledger_id:
+            # What was added although the cursor was past it is acknowledged, and no row of it would be loaded again.
+            self._index.trim(self._index.first_ledger_id)
         if self._index.mutable.members.count:
             self._buckets.seal(LedgerRange(self._first_ledger_id, self._last_ledger_id), self._index.mutable)
         self._reset_mutable()

@@ -697,6 +697,19 @@ def test_whoever_asked_about_a_bucket_that_is_merged_is_answered_by_the_target(r
     assert not driver.core.is_recovering(3)
 
 
+def test_what_is_added_below_the_mark_delete_position_gets_into_no_snapshot(driver: Driver) -> None:
+    """It is acknowledged; when its segment is loaded, nothing of it would be taken."""
+    driver.core.trim(3)
+    driver.add((50_000, 1, 7), *((50_000, 5, entry) for entry in range(5)), (60_000, 6, 0))
+    driver.answer_all()
+    assert driver.core.message_count == 6
+    driver.now_ms = 60_000
+    driver.plan()
+    driver.answer_all()
+    assert [row[1] for row in driver.pop()] == [5] * 5 + [6]
+    assert driver.core.message_count == 0
+
+
 def test_the_messages_of_a_ledger_that_the_cursor_passes_count_no_more_in_a_cold_bucket(
     runner: asyncio.Runner,
 ) -> None:
