@@ -220,7 +220,7 @@ def test_a_snapshot_that_alone_can_never_be_read_is_given_up_after_some_calls(se
 
 
 def test_a_storage_that_never_says_so_is_asked_seldom_and_holds_up_its_own_messages_alone() -> None:
-    """As one without such a verdict: an hour later, the rest was on time, and the call is still made now and then."""
+    """Minutes later, all the rest was handed out, and the call is still made now and then."""
     story = Story(FaultPlan(seed=1, at={(Operation.CREATE, 1): Fault.UNREADABLE}), patience=None)
 
     async def main() -> None:
@@ -232,9 +232,9 @@ def test_a_storage_that_never_says_so_is_asked_seldom_and_holds_up_its_own_messa
         await story.publish(MESSAGES // 2)
         await asyncio.sleep(120)
         in_vain = story.storage.reads_in_vain
-        await asyncio.sleep(3_600)
-        # At most one retry each 0.2 s, as the longest pause is 0.4 s; a busy loop would make millions.
-        assert 1_000 <= story.storage.reads_in_vain - in_vain <= 3_600 * 5
+        await asyncio.sleep(600)
+        # The longest pause is 0.4 s, so some 2,000 calls; a busy loop would make millions.
+        assert 500 <= story.storage.reads_in_vain - in_vain <= 600 * 10
         (bucket_id,) = story.storage.unreadable_ids & story.named_ids()
         info = next(info for info in await story.stored.list_bucket_snapshots() if info.bucket_id == bucket_id)
         first, last = parse_bucket_key(info.bucket_key) or (0, -1)
