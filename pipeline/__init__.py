@@ -21,7 +21,7 @@ What it does, without Spark:
 
 And on Spark: `log_rebuild` for a log, `rebuild` for any DataFrame, `merge` for too many buckets, `migrate` for
 another storage, `cancel` for messages that must not be delivered (`find_messages` by time, key or property), `ingest`
-for a stream; `spark_tasks` and `session` under them.
+for a stream; `spark_tasks`, `session` and `worker_daemon` under them.
 
 What is wrong: `audit`, and `audit_rows` for what its tasks compare.
 What is ahead: `forecast`, and `forecast_charts` for pictures of it.

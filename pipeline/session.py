@@ -69,6 +69,7 @@ def _own_session(master: str, name: str) -> SparkSession:
         # Java and the workers of this machine speak over sockets of the file system: over TCP each task waits some
         # 40 ms for an acknowledgement that is put off.
         .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.python.daemon.module", "pipeline.worker_daemon")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )

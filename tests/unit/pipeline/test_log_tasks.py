@@ -16,7 +16,7 @@ from managed_ledger.cursor_properties import CursorName
 from managed_ledger.position import Position
 from pipeline.header_log import MISSING, LedgerExtent
 from pipeline.log_plan import plan_counts, plan_tasks
-from pipeline.log_tasks import LogChangedError, RangeCount, build_task, count_rows
+from pipeline.log_tasks import READ_ENTRIES_MAX, LogChangedError, RangeCount, build_task, count_rows
 from pipeline.row_checks import REASONS, Acknowledged, BadRow, acknowledged_by_all, split_rows
 from pipeline.rules import RebuildRules
 from pipeline.staging import StagingWriter
@@ -118,6 +118,22 @@ def test_one_topic_with_half_of_all_ledgers_keeps_no_core_waiting() -> None:
 
     assert _slowest([sum(part.entries for part in task.ranges) for task in counting], 8) < 1.2
     assert _slowest([sum(bucket.row_count for bucket in task) for task in building], 8) < 1.2
+
+
+@pytest.mark.parametrize(("cores", "entries"), [(2, 5_000_000), (8, 40_000_000)])
+def test_one_ledger_with_half_of_all_messages_keeps_no_core_waiting(cores: int, entries: int) -> None:
+    """By the default rules: it is counted in pieces, and its buckets, of 10 million rows at most, are begun first."""
+    large = LedgerExtent("t", 50, entries, False, NOW_MS, NOW_MS + 9)
+    numbers = [number for number in range(entries // 50_000 + 1) if number != 50]
+    ledgers = sorted([large, *(LedgerExtent("t", number, 50_000, False, NOW_MS, NOW_MS + 9) for number in numbers)])
+
+    counting = plan_counts(ledgers, {CURSOR: Acknowledged()}, now_ms=NOW_MS, cores=cores)
+    counts = [RangeCount(CURSOR.cursor, part, part.entries) for task in counting for part in task.ranges]
+    building = plan_tasks(counts, {CURSOR: Acknowledged()}, RebuildRules(now_ms=NOW_MS), cores=cores)
+
+    assert max(part.entries for task in counting for part in task.ranges) <= READ_ENTRIES_MAX
+    assert _slowest([sum(part.entries for part in task.ranges) for task in counting], cores) < 1.2
+    assert _slowest([sum(bucket.row_count for bucket in task) for task in building], cores) < 1.2
 
 
 def test_what_all_subscriptions_are_past_is_not_read() -> None:

@@ -1,0 +1,31 @@
+"""Spark's own daemon of Python workers, whose workers end without a word when Java has let go of them.
+
+An idle worker is ended by closing its socket: after a minute, and when a session stops. It then tries to tell Java so,
+which over a socket of the file system fails at once, and pyspark 4.3 prints a traceback of that in the middle of what a
+user reads. Nothing is lost: whatever a task gave was taken before its worker was idle, and Java sees a worker that dies
+in a task by itself. Named to Spark by `session`.
+"""
+
+import os
+
+import pyspark.daemon
+
+# So that a failed flush is raised and can be told apart, rather than printed.
+_RAISES = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
+
+_worker_of_spark = pyspark.daemon.worker
+
+
+def worker(sock: object, authenticated: bool) -> int:
+    """Be a worker for one task; ends the process if Java has gone."""
+    os.environ[_RAISES] = "true"
+    try:
+        exit_code: int = _worker_of_spark(sock, authenticated)
+    except ConnectionError:
+        os._exit(1)
+    return exit_code
+
+
+if __name__ == "__main__":
+    pyspark.daemon.worker = worker
+    pyspark.daemon.manager()
