@@ -1,6 +1,7 @@
 """How much memory a RocksDB folder of snapshots may take. Knows nothing of rocksdict."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 _MIB = 2**20
 _BYTES_MIN = 2**16
@@ -23,7 +24,25 @@ class RocksDBMemory:
     )
     """Blocks that were read, uncompressed. Segments are read once, so larger gains little. Default 8 MiB."""
 
+    tables_before_compaction: ClassVar[int] = 4
+    """So many tables are made into one larger; RocksDB's own default. Fewer are read faster."""
+
     def __post_init__(self) -> None:
         for name in ("write_buffer_bytes", "block_cache_bytes"):
             if getattr(self, name) < _BYTES_MIN:
                 raise ValueError(f"{name} must be {_BYTES_MIN} or more, but is {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RocksDBBulkMemory(RocksDBMemory):
+    """For a job, which writes a whole index at once and reads little of it."""
+
+    write_buffer_bytes: int = 32 * _MIB
+    """Larger ones take longer at close, when one thread compresses the last of them while all else waits.
+
+    To store 200 buckets of 50,000 rows and close, alone on 2 cores: 64 MiB and compaction of 4 tables 4.4 s, 64 MiB
+    and 16 tables 3.4 s, 32 MiB and 16 tables 3.1 s.
+    """
+
+    tables_before_compaction: ClassVar[int] = 16
+    """A compaction compresses all of it again. Below the 20 at which RocksDB lets writes wait."""

@@ -191,6 +191,7 @@ def _options(memory: RocksDBMemory) -> Options:
     options.set_keep_log_file_num(2)
     options.set_write_buffer_size(memory.write_buffer_bytes)
     options.set_max_write_buffer_number(_WRITE_BUFFERS_MAX)
+    options.set_level_zero_file_num_compaction_trigger(memory.tables_before_compaction)
     blocks = BlockBasedOptions()
     blocks.set_block_size(BLOCK_BYTES)
     blocks.set_block_cache(Cache(memory.block_cache_bytes))
