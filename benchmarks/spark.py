@@ -7,15 +7,15 @@
 Each figure is end to end: from the records of the ledgers to the index that a service would recover, published. Spark
 itself is started before. The headers are random delays within a day, 50,000 a ledger, 4 topics, 1,000 a commit.
 
-Figures of November 2026, 2 cores (AMD EPYC) on which others kept a load of about 20; million headers a second:
+Figures of November 2026, 2 cores (Intel Xeon, 2.5 GHz) with nothing beside; million headers a second:
 
     headers     2 plain processes     local[2]     local[1]     2 workers of a real master
-     1 M                     0.48         0.48         0.46         0.36
-    10 M                     1.44         1.30         1.18         1.04
-    50 M                     1.49         1.42         1.19         1.11
+         1 M                     1.19         0.51         0.78         0.58
+        10 M                     2.87         2.38         1.96         1.96
+        50 M                     1.77         1.72         2.05         2.05
 
-Ten million take 8.9 seconds of CPU in plain processes: 6.0 in the workers, 2.8 in the driver, which stores the buckets.
-The driver is what two cores wait for: one synced write a bucket.
+Runs differ by a third. One worker is nearly as fast as two, since the driver, which stores the buckets, has the other
+core. It is what two cores wait for: 13 to 18 ms a bucket. `results/spark.md` has more.
 """
 
 import argparse
