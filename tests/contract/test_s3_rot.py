@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageUnavailableError
+from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.s3 import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
 from snapshot_storage.unreadable import Patience
@@ -111,8 +112,10 @@ def test_an_outage_is_never_taken_for_damage(tmp_path: Path) -> None:
             ):
                 assert await _errors(call, 8) == [StorageUnavailableError] * 8
             server.start()
+            # It listens before it is ready.
+            patient = RetryingBucketSnapshotStorage(storage, Retries(tries_max=9))
             for bucket_id in ids:
-                assert await storage.get_bucket_snapshot_segment(bucket_id, 1, 1) == [b"one"]
+                assert await patient.get_bucket_snapshot_segment(bucket_id, 1, 1) == [b"one"]
 
     try:
         asyncio.run(scenario())
