@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
+    SnapshotCorruptedError,
     SnapshotStorageError,
     StorageAccessError,
     StorageReadOnlyError,
@@ -61,6 +62,10 @@ class ObjectFolderBucketSnapshotStorage(ThreadedBucketSnapshotStorage["ObjectFol
 
     def _open_snapshots(self) -> "ObjectFolder":
         return ObjectFolder(self._path, is_read_only=self._is_read_only)
+
+    async def find_damage(self) -> list[SnapshotStorageError]:
+        """See base: headers, all of them."""
+        return list(await self._run("check the headers", lambda folder: folder.damage()))
 
 
 class ObjectFolder:
@@ -177,6 +182,18 @@ class ObjectFolder:
             with suppress(BucketNotFoundError):
                 infos.append(self.info(bucket_id))
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
+
+    def damage(self) -> Sequence[SnapshotCorruptedError]:
+        """Return what is wrong with headers."""
+        errors = []
+        for bucket_id in self._ids(list_prefix("", None, None)):
+            try:
+                self.info(bucket_id)
+            except BucketNotFoundError:
+                continue
+            except SnapshotCorruptedError as error:
+                errors.append(error)
+        return errors
 
     def _ids(self, prefix: str) -> Sequence[int]:
         with _mapped("list snapshots"):
