@@ -3,7 +3,8 @@
     bucket id   0 | topic 15 bits | cursor 4 bits | serial 44 bits        (63 bits: a signed long)
     object key  <prefix>/<topic, 4 hex digits>/<cursor, 1 digit>/<serial, 11 digits>
 
-    upload      <prefix>/uploads/<bucket id, 16 hex digits>-<nonce>     empty, while a snapshot comes in parts
+    upload      <prefix>/uploads/<bucket id, 16 hex digits>-<nonce>     empty, while a snapshot comes in parts;
+                                                                        of id 0: to see whether writing works
     owner       <prefix>/owner                                          see `s3_owner`
 
 A tracker knows a snapshot by its id alone, after a restart too, and must read it in one call: so the key comes from
