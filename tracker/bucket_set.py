@@ -110,19 +110,30 @@ class BucketSet:
 
     def bitmaps_of(self, ledger_id: int) -> list[BitMap]:
         """Return the positions of a ledger in segments that are not loaded, as far as they are known, and ask."""
-        bitmaps: list[BitMap] = []
+        settled = self.index.settled.get(ledger_id)
+        if settled is None:
+            return list(self._known_of(ledger_id))
+        return [left for bitmap in self._known_of(ledger_id) if (left := bitmap - settled)]
+
+    def contains(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether a position is in a segment that is not loaded, as far as that is known, and ask."""
+        settled = self.index.settled.get(ledger_id)
+        # All of them are asked, whatever the first one says.
+        holding = [bitmap for bitmap in self._known_of(ledger_id) if entry_id in bitmap]
+        return bool(holding) and (settled is None or entry_id not in settled)
+
+    def _known_of(self, ledger_id: int) -> Iterator[BitMap]:
+        """Yield what is known of a ledger's positions in segments that are not loaded, and ask for the rest."""
         for serial in self.ranges.covering(ledger_id):
             bucket = self.buckets[serial]
-            unread = bucket.unread
-            if unread.known is None:
-                self._ask(bucket)
+            known = bucket.unread.known
+            if known is None:
+                if not self.questions.is_wanted(serial):
+                    self._ask(bucket)
                 continue
-            unread.is_asked = True
-            if ledger_id in unread.known.bitmaps:
-                bitmap = unread.bitmap_of(ledger_id, self.index.settled)
-                if bitmap:
-                    bitmaps.append(bitmap)
-        return bitmaps
+            bucket.unread.is_asked = True
+            if ledger_id in known.bitmaps:
+                yield known.bitmaps[ledger_id]
 
     def known_ledger_ids(self) -> set[int]:
         """Return the ledgers of which segments that are not loaded are known to hold a position."""

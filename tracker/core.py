@@ -188,7 +188,7 @@ class TrackerCore:
             return False
         if self._index.contains(ledger_id, entry_id):
             return True
-        return any(entry_id in ids for ids in self._buckets.bitmaps_of(ledger_id))
+        return self._buckets.contains(ledger_id, entry_id)
 
     def tracked_in(self, ledger_id: int) -> BitMap | None:
         """Return the tracked entry ids of a ledger as far as they are known, for reading only, or None."""

@@ -57,6 +57,10 @@ class Questions:
         self._wanted.setdefault(bucket.serial, bucket)
         return False
 
+    def is_wanted(self, serial: int) -> bool:
+        """Whether a bucket waits to become warm."""
+        return serial in self._wanted
+
     def pass_on(self, sources: Iterable[Bucket], target: Bucket) -> None:
         """Let whoever asked for a merge's sources wait for its target."""
         if self.keeps_all or any(source.serial in self._wanted for source in sources):
