@@ -263,9 +263,13 @@ def _index_metrics(trackers: Sequence[tuple[Labels, TrackerStats]]) -> Iterator[
         "Successful operations whose duration is in this range, not cumulative.",
         _without_zeros(_with_sums(latencies)),
     )
-    yield _metric(op + "latency_ms_count", "Successful operations.", _without_zeros(_with_sums(latency_counts)))
+    pairs = list(zip(_with_sums(latency_counts), _with_sums(latency_sums), strict=True))
+    yield _metric(op + "latency_ms_count", "Successful operations.", [count for count, _ in pairs if count[1]])
+    # Wherever there is a count, also where all of them took less than a millisecond.
     yield _metric(
-        op + "latency_ms_sum", "Milliseconds of all successful operations.", _without_zeros(_with_sums(latency_sums))
+        op + "latency_ms_sum",
+        "Milliseconds of all successful operations.",
+        [total for count, total in pairs if count[1]],
     )
 
 

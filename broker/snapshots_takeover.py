@@ -15,6 +15,7 @@ from broker.config import BrokerConfig
 from broker.snapshots import owner_file
 from managed_ledger.cursor_properties import CursorPropertiesFolder
 from managed_ledger.errors import LedgerError, StoreLockedError
+from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import is_bucket_property
 from snapshot_storage.s3_takeover import OwnedPrefix, PrefixTakeover
@@ -99,10 +100,10 @@ def open_takeover(config: BrokerConfig) -> Iterator[Takeover]:
         )
     with CursorPropertiesFolder(config.data_directory / "ledgers", is_read_only=False) as cursors:
         named = frozenset(
-            int(value)
+            bucket_id
             for properties in cursors.read().values()
             for key, value in properties.items()
-            if is_bucket_property(key) and value.isascii() and value.isdigit()
+            if is_bucket_property(key) and (bucket_id := parse_bucket_id(value)) is not None
         )
         takeover = PrefixTakeover(config.s3, owner_file(config))
         try:

@@ -18,6 +18,7 @@ from managed_ledger.cursor_properties import CursorName
 from pipeline.cursor_log import CursorLog
 from pipeline.readable_index import list_readable
 from pipeline.staging import StagedSnapshot
+from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.object_format import DecodedObject
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
@@ -150,7 +151,8 @@ class _Store:
 
     async def _find(self, snapshot: DecodedObject, named: str) -> int | None:
         """The snapshot that the index names, if it is the same to the last byte."""
-        info = self.infos.get(int(named)) if named.isascii() and named.isdigit() else None
+        bucket_id = parse_bucket_id(named)
+        info = None if bucket_id is None else self.infos.get(bucket_id)
         length_bytes = len(snapshot.metadata) + sum(map(len, snapshot.segments))
         if info is None or (info.segment_count, info.length_bytes) != (len(snapshot.segments), length_bytes):
             return None

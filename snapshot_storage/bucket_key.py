@@ -9,7 +9,12 @@ from typing import NamedTuple
 
 BUCKET_KEY_PREFIX = "#pulsar.internal.delayed.bucket"
 
-_BUCKET_KEY = re.compile(re.escape(BUCKET_KEY_PREFIX) + r"_(0|[1-9]\d{0,18})_(0|[1-9]\d{0,18})")
+_BUCKET_KEY = re.compile(re.escape(BUCKET_KEY_PREFIX) + r"_(0|[1-9][0-9]{0,18})_(0|[1-9][0-9]{0,18})")
+
+_ID_MAX = 2**63 - 1
+
+_ID_DIGITS_MAX = 19
+"""Longer ones are above the largest id; beyond some thousands of digits Python refuses to read a number."""
 
 
 class LedgerRange(NamedTuple):
@@ -44,4 +49,18 @@ def parse_bucket_key(key: str) -> LedgerRange | None:
     if match is None:
         return None
     ledgers = LedgerRange(int(match[1]), int(match[2]))
-    return ledgers if ledgers.first_ledger_id <= ledgers.last_ledger_id else None
+    return ledgers if ledgers.first_ledger_id <= ledgers.last_ledger_id <= _ID_MAX else None
+
+
+def parse_bucket_id(value: str) -> int | None:
+    """Return the snapshot id that a property's value names, or None where it names none.
+
+    >>> parse_bucket_id("7")
+    7
+    >>> parse_bucket_id("9" * 5_000) is None
+    True
+    """
+    if len(value) > _ID_DIGITS_MAX or not (value.isascii() and value.isdigit()):
+        return None
+    bucket_id = int(value)
+    return bucket_id if bucket_id <= _ID_MAX else None

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, parse_bucket_key
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, parse_bucket_id, parse_bucket_key
 from snapshot_storage.codec import SegmentMetadata, segment_metadata
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.storage import BucketSnapshotInfo
@@ -58,7 +58,7 @@ class BucketProperty(NamedTuple):
     @property
     def bucket_id(self) -> int | None:
         """The id that the value names, if it is one."""
-        return int(self.value) if self.value.isascii() and self.value.isdigit() and len(self.value) < 20 else None
+        return parse_bucket_id(self.value)
 
 
 def is_bucket_property(key: str) -> bool:

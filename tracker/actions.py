@@ -273,6 +273,8 @@ class ActionFailed:
     action: Action
     is_lost: bool
     reason: str
+    lost_bucket_id: int | None = None
+    """Which snapshot is lost, as far as the error says: a merge reads several."""
 
 
 Event = (

@@ -19,9 +19,7 @@ from tracker.actions import (
     PositionsRead,
     PropertyPut,
     PropertyRemoved,
-    PutProperty,
     ReadPositions,
-    RemoveProperty,
     SegmentsLoaded,
     SnapshotCreated,
     SnapshotDeleted,
@@ -41,8 +39,7 @@ def handle(buckets: BucketSet, event: Event, now_ms: int) -> None:
     if isinstance(event, ActionFailed):
         _on_failed(buckets, event, now_ms)
         return
-    is_property = isinstance(event, PropertyPut | PropertyRemoved)
-    (buckets.property_lane if is_property else buckets.storage_lane).succeeded()
+    buckets.lanes.of(event).succeeded()
     if isinstance(event, SnapshotsListed):
         _on_listed(buckets, event, now_ms)
         return
@@ -257,8 +254,7 @@ def _on_listed(buckets: BucketSet, event: SnapshotsListed, now_ms: int) -> None:
 
 def _on_failed(buckets: BucketSet, event: ActionFailed, now_ms: int) -> None:
     action = event.action
-    is_property = isinstance(action, PutProperty | RemoveProperty)
-    lane = buckets.property_lane if is_property else buckets.storage_lane
+    lane = buckets.lanes.of(action)
     if event.is_lost:
         # The storage did answer.
         lane.succeeded()
@@ -325,15 +321,21 @@ def _on_work_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now
 
 
 def _on_merge_failed(buckets: BucketSet, target: Bucket, event: ActionFailed, now_ms: int) -> None:
-    """Forget the merge; the sources stay as they are."""
+    """Forget the merge; the sources stay as they are, but for one that is lost."""
     buckets.merge_failures += 1
     buckets.merge_retry_at_ms = now_ms + backoff_ms(buckets.config, buckets.merge_failures, buckets.rng)
-    if event.is_lost:
-        # Whichever source it is will be found out when its segments are loaded; until then, leave both alone.
-        for serial in target.sources:
-            buckets.buckets[serial].merge_retry_at_ms = NEVER
+    sources = [buckets.buckets[serial] for serial in target.sources]
     buckets.unpin(target)
     buckets.move(target, BucketState.GONE)
+    if not event.is_lost:
+        return
+    lost = next((source for source in sources if source.bucket_id == event.lost_bucket_id), None)
+    if lost is not None:
+        give_up(buckets, lost, event.reason)
+        return
+    for source in sources:
+        # Whichever it is will be found out when its segments are loaded; until then, leave all of them alone.
+        source.merge_retry_at_ms = NEVER
 
 
 def give_up(buckets: BucketSet, bucket: Bucket, reason: str) -> None:
@@ -349,6 +351,6 @@ def give_up(buckets: BucketSet, bucket: Bucket, reason: str) -> None:
             lost = bucket.unread.bitmap_of(ledger_id, buckets.index.settled)
             if lost:
                 buckets.untracked[ledger_id] = lost | buckets.untracked.get(ledger_id, BitMap())
-    elif bucket.unread.was_known:
+    elif bucket.unread.was_known and bucket.has_unloaded:
         buckets.untracked_ranges.append(bucket.ledgers)
     buckets.remove(bucket)

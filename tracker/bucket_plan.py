@@ -48,7 +48,7 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
     _begin_merge(buckets, now_ms)
     # Loads first: someone waits for them.
     actions: list[Action] = list(_plan_loads(buckets, now_ms))
-    for lane in (buckets.storage_lane, buckets.property_lane):
+    for lane in buckets.lanes.all:
         for bucket in list(lane.work.values()):
             if not lane.has_room(now_ms):
                 break
@@ -56,12 +56,12 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
                 bucket.work = _action_of(buckets, bucket, now_ms)
                 lane.started()
                 actions.append(bucket.work)
-    actions += buckets.questions.plan(buckets.storage_lane, now_ms)
+    actions += buckets.questions.plan(buckets.lanes.reads, now_ms)
     if _may_sweep(buckets, now_ms):
         buckets.sweep = ListSnapshots(SWEEP_SERIAL)
         # What goes wrong from now on wants another one.
         buckets.is_sweep_wanted = False
-        buckets.storage_lane.started()
+        buckets.lanes.reads.started()
         actions.append(buckets.sweep)
     buckets.is_dirty = False
     buckets.quiet_until_ms = buckets.next_work_ms(now_ms)
@@ -116,11 +116,11 @@ def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
             if bucket.unread.needs_known and bucket.unread.known is None:
                 buckets.questions.ask(bucket)
                 continue
-            if bucket.load_retry_at_ms > now_ms or not buckets.storage_lane.has_room(now_ms):
+            if bucket.load_retry_at_ms > now_ms or not buckets.lanes.reads.has_room(now_ms):
                 buckets.next_load_ms = min(buckets.next_load_ms, max(bucket.load_retry_at_ms, now_ms))
                 continue
             bucket.load = _load_of(buckets, bucket, through_ms, row_count_max)
-            buckets.storage_lane.started()
+            buckets.lanes.reads.started()
             loaded_row_count += row_count_max
             yield bucket.load
 
@@ -137,7 +137,7 @@ def _load_of(buckets: BucketSet, bucket: Bucket, through_ms: int, row_count_max:
 def _remove_exhausted(buckets: BucketSet) -> None:
     """Remove the buckets of which every row was handed out."""
     if buckets.index.residents.has_empty:
-        for bucket in (*buckets.storage_lane.work.values(), *buckets.property_lane.work.values()):
+        for bucket in buckets.lanes.waiting():
             if bucket.resident is not None and bucket.resident.queue.next_ms == NEVER:
                 buckets.remove(bucket)
     next_ms = buckets.index.shared_queue.next_ms
@@ -205,7 +205,7 @@ def _may_sweep(buckets: BucketSet, now_ms: int) -> bool:
         buckets.is_sweep_wanted
         and buckets.sweep is None
         and now_ms >= buckets.sweep_retry_at_ms
-        and buckets.storage_lane.has_room(now_ms)
+        and buckets.lanes.reads.has_room(now_ms)
         and not buckets.is_creating
     )
 

@@ -21,12 +21,11 @@ from tracker.due_queue import NEVER, RowKey, last_key_at
 from tracker.frontier import Frontier
 from tracker.holding import Holding
 from tracker.index import Index
-from tracker.lanes import Lane
+from tracker.lanes import Lanes
 from tracker.ledger_ranges import LedgerRanges
 from tracker.questions import Questions
 from tracker.recovery import BucketProperty
 
-_STATE_USES_PROPERTIES = frozenset({BucketState.REGISTERING, BucketState.UNREGISTERING})
 _STATE_IS_IDLE = frozenset({BucketState.SEALED, BucketState.GONE})
 
 
@@ -37,8 +36,7 @@ class BucketSet:
         self.config = config
         self.index = index
         self.rng = rng
-        self.storage_lane = Lane(config, rng)
-        self.property_lane = Lane(config, rng)
+        self.lanes = Lanes(config, rng)
         self.buckets: dict[int, Bucket] = {}
         """Every bucket that is not gone, by serial."""
         self.ranges = LedgerRanges()
@@ -297,8 +295,8 @@ class BucketSet:
         """Note what time it is; when the clock was put back, what waits for a time it has left waits no longer."""
         if now_ms < self._last_now_ms:
             self.merge_retry_at_ms = self.sweep_retry_at_ms = -1
-            self.storage_lane.forget_wait()
-            self.property_lane.forget_wait()
+            for lane in self.lanes.all:
+                lane.forget_wait()
             self.questions.forget_wait()
             for bucket in self.buckets.values():
                 bucket.forget_waits(now_ms)
@@ -312,8 +310,7 @@ class BucketSet:
 
     def move(self, bucket: Bucket, state: BucketState) -> None:
         """Move a bucket to a state and to the lane of its action."""
-        self.storage_lane.work.pop(bucket.serial, None)
-        self.property_lane.work.pop(bucket.serial, None)
+        self.lanes.forget(bucket.serial)
         owned_key = _owns_key(bucket)
         bucket.move_to(state)
         if owned_key and not _owns_key(bucket):
@@ -327,11 +324,7 @@ class BucketSet:
 
     def _join_lane(self, bucket: Bucket) -> None:
         if bucket.state not in _STATE_IS_IDLE:
-            self.lane_of(bucket.state).work[bucket.serial] = bucket
-
-    def lane_of(self, state: BucketState) -> Lane:
-        """Return the lane of a state's action."""
-        return self.property_lane if state in _STATE_USES_PROPERTIES else self.storage_lane
+            self.lanes.of_state(bucket.state).work[bucket.serial] = bucket
 
     def may_merge(self, bucket: Bucket, now_ms: int) -> bool:
         """Whether a bucket is at rest; where all positions are kept, also whether its own are known already.
@@ -344,9 +337,7 @@ class BucketSet:
     @property
     def is_creating(self) -> bool:
         """Whether a snapshot exists or may come to exist whose id is not known."""
-        return any(
-            bucket.state in (BucketState.SEALING, BucketState.MERGING) for bucket in self.storage_lane.work.values()
-        )
+        return bool(self.lanes.creates.work)
 
     def note_popped(self) -> None:
         """Look at the buckets again if what was handed out may have exhausted one, or made room for a load."""
@@ -396,18 +387,18 @@ class BucketSet:
     def next_work_ms(self, now_ms: int) -> int:
         """Return when `plan` or the barrier should be looked at again, if nothing happens before; call after `plan`."""
         wakeup_ms = NEVER
-        for lane in (self.storage_lane, self.property_lane):
+        for lane in self.lanes.all:
             earliest_ms = lane.earliest_start_ms()
             if earliest_ms == NEVER:
                 continue
             for bucket in lane.work.values():
                 if bucket.work is None:
                     wakeup_ms = min(wakeup_ms, max(earliest_ms, bucket.work_retry_at_ms))
-        storage_ms = self.storage_lane.earliest_start_ms()
-        if storage_ms != NEVER:
-            wakeup_ms = min(wakeup_ms, max(storage_ms, min(self.next_load_ms, self.questions.next_read_ms)))
+        read_ms = self.lanes.reads.earliest_start_ms()
+        if read_ms != NEVER:
+            wakeup_ms = min(wakeup_ms, max(read_ms, min(self.next_load_ms, self.questions.next_read_ms)))
             if self.is_sweep_wanted and self.sweep is None and not self.is_creating:
-                wakeup_ms = min(wakeup_ms, max(storage_ms, self.sweep_retry_at_ms))
+                wakeup_ms = min(wakeup_ms, max(read_ms, self.sweep_retry_at_ms))
         wakeup_ms = min(wakeup_ms, self.questions.next_cooling_ms)
         if self.config.bucket_count_max > 0 and now_ms < self.merge_retry_at_ms:
             wakeup_ms = min(wakeup_ms, self.merge_retry_at_ms)
@@ -434,7 +425,7 @@ class BucketSet:
             bucket.check()
             assert serial == bucket.serial
             assert bucket.state is not BucketState.GONE
-            in_lane = bucket.serial in self.lane_of(bucket.state).work
+            in_lane = bucket.serial in self.lanes.of_state(bucket.state).work
             assert in_lane == (bucket.state not in _STATE_IS_IDLE)
             assert (bucket.merging_into is not None) <= (bucket.merging_into in self.buckets)
             assert all(self.buckets[source].merging_into == serial for source in bucket.sources)
@@ -451,7 +442,7 @@ class BucketSet:
         self.doubts.check()
         assert self.unread_count == sum(bucket.unread.count for bucket in self.buckets.values())
         self.frontier.check()
-        for lane in (self.storage_lane, self.property_lane):
+        for lane in self.lanes.all:
             assert lane.work.keys() <= self.buckets.keys()
 
 

@@ -45,7 +45,7 @@ from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClo
 from tracker.heap import Heap, trim_of_c_library
 from tracker.recovery import read_properties
 from tracker.snapshot_merge import RunBlocking
-from tracker.snapshot_work import SnapshotWork, T, is_deletable, is_lost
+from tracker.snapshot_work import SnapshotWork, T, is_deletable, is_lost, lost_bucket_id
 from tracker.stats import TrackerStats, operation_of
 
 logger = logging.getLogger(__name__)
@@ -392,7 +392,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             logger.log(level, "%s: %s failed: %s", self._name, what, error or type(error).__name__)
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
-        return ActionFailed(action, is_gone, str(error))
+        return ActionFailed(action, is_gone, str(error), lost_bucket_id(error))
 
     async def _wait_for(self, is_met: Callable[[], bool], timeout_ms: int) -> bool:
         """Wait until a condition holds after some turn; False after the timeout, or when the tracker is closed."""

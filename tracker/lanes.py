@@ -1,15 +1,29 @@
 """When storage calls may start: how many at once, and how patiently after failures.
 
-There is one lane for each thing that can be down by itself: the snapshot storage, and the cursor's properties.
-After a few failures in a row a lane sends one call at a time, and waits longer after each; the first success opens
-it again. So a storage that is down for an hour costs two or three calls a minute, whatever number of buckets wait
-for it.
+There is one lane for each thing that can be down by itself: reads of the snapshot storage, creates, deletes (a full
+disk refuses the second alone), and the cursor's properties. After a few failures in a row a lane sends one call at a
+time, and waits longer after each; the first success opens it again. So what is down for an hour costs two or three
+calls a minute, whatever number of buckets wait for it and whatever else goes well.
 """
 
+from collections.abc import Iterator
 from random import Random
 from typing import Final
 
-from tracker.buckets import Bucket
+from tracker.actions import (
+    Action,
+    DeleteSnapshot,
+    Event,
+    MergeBuckets,
+    PersistBucket,
+    PropertyPut,
+    PropertyRemoved,
+    PutProperty,
+    RemoveProperty,
+    SnapshotCreated,
+    SnapshotDeleted,
+)
+from tracker.buckets import Bucket, BucketState
 from tracker.config import TrackerConfig
 from tracker.due_queue import NEVER
 
@@ -74,3 +88,44 @@ class Lane:
         if self.is_probing:
             return NEVER if self.in_flight else self._probe_at_ms
         return -1 if self.in_flight < self._config.operations_in_flight_max else NEVER
+
+
+class Lanes:
+    """The lanes of one tracker."""
+
+    def __init__(self, config: TrackerConfig, rng: Random) -> None:
+        self.reads, self.creates, self.deletes, self.properties = (Lane(config, rng) for _ in range(4))
+        self.all = (self.reads, self.creates, self.deletes, self.properties)
+
+    def of_state(self, state: BucketState) -> Lane:
+        """Return the lane of a state's action."""
+        match state:
+            case BucketState.SEALING | BucketState.MERGING:
+                return self.creates
+            case BucketState.DELETING:
+                return self.deletes
+            case BucketState.REGISTERING | BucketState.UNREGISTERING:
+                return self.properties
+            case _:
+                return self.reads
+
+    def of(self, call: Action | Event) -> Lane:
+        """Return the lane of an action, or of its answer if it did not fail."""
+        match call:
+            case PersistBucket() | MergeBuckets() | SnapshotCreated():
+                return self.creates
+            case DeleteSnapshot() | SnapshotDeleted():
+                return self.deletes
+            case PutProperty() | RemoveProperty() | PropertyPut() | PropertyRemoved():
+                return self.properties
+            case _:
+                return self.reads
+
+    def forget(self, serial: int) -> None:
+        """Let a bucket be in no lane."""
+        for lane in self.all:
+            lane.work.pop(serial, None)
+
+    def waiting(self) -> Iterator[Bucket]:
+        """Yield the buckets whose state has an action."""
+        return (bucket for lane in self.all for bucket in tuple(lane.work.values()))

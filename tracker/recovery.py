@@ -7,9 +7,7 @@ cannot be understood is reported and left alone, so that it costs only itself.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, parse_bucket_key
-
-_BUCKET_ID_MAX = 2**63 - 1
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, parse_bucket_id, parse_bucket_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,8 @@ class BucketProperties:
     @property
     def malformed_ids(self) -> list[int]:
         """Snapshot ids that malformed properties seem to name; nobody should take them for orphans."""
-        return [int(value) for value in self.malformed.values() if _is_bucket_id(value)]
+        ids = map(parse_bucket_id, self.malformed.values())
+        return [bucket_id for bucket_id in ids if bucket_id is not None]
 
 
 def read_properties(properties: Mapping[str, str]) -> BucketProperties:
@@ -48,14 +47,10 @@ def read_properties(properties: Mapping[str, str]) -> BucketProperties:
     for key, value in properties.items():
         if not key.startswith(BUCKET_KEY_PREFIX):
             continue
-        ledgers = parse_bucket_key(key)
-        if ledgers is None or not _is_bucket_id(value):
+        ledgers, bucket_id = parse_bucket_key(key), parse_bucket_id(value)
+        if ledgers is None or bucket_id is None:
             malformed[key] = value
             continue
-        buckets.append(BucketProperty(key, ledgers, int(value)))
+        buckets.append(BucketProperty(key, ledgers, bucket_id))
     buckets.sort(key=lambda bucket: (bucket.ledgers, bucket.bucket_id))
     return BucketProperties(buckets, malformed)
-
-
-def _is_bucket_id(value: str) -> bool:
-    return value.isascii() and value.isdigit() and int(value) <= _BUCKET_ID_MAX

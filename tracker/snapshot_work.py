@@ -84,6 +84,11 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, BucketNotFoundError | SnapshotCorruptedError)
 
 
+def lost_bucket_id(error: BaseException) -> int | None:
+    """Return which snapshot an error of a read is about, None where it does not say."""
+    return error.bucket_id if isinstance(error, BucketNotFoundError | SnapshotCorruptedError) else None
+
+
 async def is_deletable(storage: BucketSnapshotStorage, bucket_id: int, topic_name: str, cursor_name: str) -> bool:
     """Whether nobody else can miss this snapshot: it is this cursor's, or there is none that could be read."""
     try:
@@ -191,7 +196,11 @@ class SnapshotWork:
         if len(data) != last_segment - first_segment + 1:
             reason = f"asked for segments {first_segment} to {last_segment}, there are {len(data)}"
             raise SnapshotCorruptedError(reason, bucket_id=bucket_id)
-        return await self._decoded_segments(data, first_segment)
+        try:
+            return await self._decoded_segments(data, first_segment)
+        except SnapshotCorruptedError as error:
+            # Bytes do not know whose they are, and a merge has to tell its sources apart.
+            raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry) from error
 
     async def _decoded_segments(self, data: Sequence[bytes], first_segment: int) -> DelayedIndexes:
         return await self._decode(sum(map(len, data)), lambda: decode_segments(data, first_entry=first_segment))

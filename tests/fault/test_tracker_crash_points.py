@@ -21,7 +21,7 @@ from tracker.actions import Action, ActionFailed, Event
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.snapshot_work import SnapshotWork, is_lost
+from tracker.snapshot_work import SnapshotWork, is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 CONFIG = TrackerConfig(
@@ -86,7 +86,7 @@ class Life:
         try:
             event = self.runner.run(self.work.run(action))
         except SnapshotStorageError as error:
-            event = ActionFailed(action, is_lost(error), str(error))
+            event = ActionFailed(action, is_lost(error), str(error), lost_bucket_id(error))
         if is_crash:
             raise CrashError
         self.core.handle(event, now_ms=self.now_ms)

@@ -8,6 +8,7 @@ the storage holds the snapshots that the cursor's properties name, and no other.
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -243,3 +244,38 @@ def test_a_storage_that_never_says_so_is_asked_seldom_and_holds_up_its_own_messa
         await story.stop(is_crash=False)
 
     told(story, main())
+
+
+@pytest.mark.parametrize("operation", [Operation.CREATE, Operation.DELETE])
+def test_a_disk_that_is_full_costs_a_few_calls_a_minute_while_reads_work(operation: Operation) -> None:
+    """Loads go on; that they succeed says nothing of the creates, nor of the deletes."""
+    config = replace(CONFIG, retry_backoff_ms_max=30_000, bucket_count_max=-1)
+
+    async def main() -> None:
+        storage = FaultInjectingBucketSnapshotStorage(MemoryBucketSnapshotStorage())
+        await storage.start()
+        factory = BucketDelayedDeliveryTrackerFactory(
+            config, storage, now_ms=virtual_now_ms, run_blocking=run_inline, rng=Random(1)
+        )
+        tracker = factory.new_tracker(
+            TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=lambda: None)
+        )
+        start_ms = virtual_now_ms()
+        # One message a second for ten minutes, in buckets of eight that end one after the other.
+        for number in range(600):
+            tracker.add_message(number // 4, number % 4, start_ms + 20_000 + 1_000 * number)
+        await asyncio.sleep(10)
+        storage.plan = FaultPlan(seed=1, rate=1.0, faults=(Fault.FAILURE_BEFORE,), operations=frozenset({operation}))
+        for number in range(160):
+            tracker.add_message(1_000 + number // 4, number % 4, start_ms + 100_000_000)
+        handed_out = 0
+        for _ in range(650):
+            await asyncio.sleep(1)
+            handed_out += len(tracker.get_scheduled_messages(100))
+        assert handed_out == 600
+        # One each 15 to 30 s, after some at once; if each success of another kind reset that, hundreds.
+        assert 20 <= storage.fault_counts[Fault.FAILURE_BEFORE] <= 60
+        storage.plan = NO_FAULTS
+        await tracker.close()
+
+    run_virtually(main())

@@ -25,7 +25,7 @@ from tracker.actions import Action, ActionFailed, Event, MetadataRead
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.snapshot_work import SnapshotWork, is_lost
+from tracker.snapshot_work import SnapshotWork, is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 LEDGERS = st.integers(0, 7)
@@ -298,7 +298,7 @@ class CoreMachine(RuleBasedStateMachine):
             is_cold = isinstance(event, MetadataRead) and not self.is_warm_at_once
             return replace(event, positions=None) if is_cold else event
         except SnapshotStorageError as error:
-            return ActionFailed(action, is_lost(error), str(error))
+            return ActionFailed(action, is_lost(error), str(error), lost_bucket_id(error))
 
     def run(self, action: Action, outcome: str = "ok") -> None:
         if outcome == "failed":

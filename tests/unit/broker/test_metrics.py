@@ -253,6 +253,19 @@ def test_two_reads_give_the_same_counters() -> None:
     assert found[f"{latency}_sum", at(ORDERS, type="create")] == 600
 
 
+def test_operations_that_took_no_time_have_a_sum_beside_their_count() -> None:
+    """An average is made of both; what never happened has neither."""
+    stats = TrackerStats()
+    stats.operations[BucketOperation.CREATE].note_success(0)
+    latency = "pulsar_delayed_message_index_bucket_op_latency_ms"
+
+    found = rendered(topic(subscription(tracker=stats)))
+
+    assert found[f"{latency}_count", at(ORDERS, type="create")] == 1
+    assert found[f"{latency}_sum", at(ORDERS, type="create")] == 0
+    assert (f"{latency}_sum", at(ORDERS, type="load")) not in found
+
+
 def test_no_delayed_backlog_is_never_negative() -> None:
     found = rendered(topic(subscription(backlog=10)))
 

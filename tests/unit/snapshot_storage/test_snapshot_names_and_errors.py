@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from snapshot_storage import errors
-from snapshot_storage.bucket_key import LedgerRange, bucket_key, parse_bucket_key
+from snapshot_storage.bucket_key import LedgerRange, bucket_key, parse_bucket_id, parse_bucket_key
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 
 
@@ -26,6 +26,8 @@ def test_bucket_keys_are_read_as_they_are_written(ledgers: tuple[int, int]) -> N
         "#pulsar.internal.delayed.bucket_01_2",
         "#pulsar.internal.delayed.bucket_3_2",
         "#pulsar.internal.delayed.bucket_1_99999999999999999999",
+        "#pulsar.internal.delayed.bucket_1_9223372036854775808",
+        "#pulsar.internal.delayed.bucket_1_1\u0663",
         "#pulsarXinternal.delayed.bucket_1_2",
         "my.own.property",
     ],
@@ -33,6 +35,17 @@ def test_bucket_keys_are_read_as_they_are_written(ledgers: tuple[int, int]) -> N
 def test_other_properties_are_no_buckets(key: str) -> None:
     """Whoever put them there, recovery goes on."""
     assert parse_bucket_key(key) is None
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", " 7", "7 ", "\u0663", str(2**63), "9" * 19, "9" * 5_000])
+def test_other_values_name_no_snapshot(value: str) -> None:
+    """Whatever is written there; Python would not even read the longest as a number."""
+    assert parse_bucket_id(value) is None
+
+
+@pytest.mark.parametrize("bucket_id", [0, 7, 2**63 - 1])
+def test_the_value_of_a_property_names_a_snapshot(bucket_id: int) -> None:
+    assert parse_bucket_id(str(bucket_id)) == bucket_id
 
 
 def test_every_error_has_the_one_base() -> None:

@@ -30,7 +30,7 @@ from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.questions import COOL_AFTER_MS, READS_IN_FLIGHT_MAX
-from tracker.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, is_lost
+from tracker.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 NOW_MS = 1_000
@@ -84,7 +84,9 @@ class Driver:
         try:
             self.core.handle(self.runner.run(self.work.run(action)), now_ms=self.now_ms)
         except LookupError as error:
-            self.core.handle(ActionFailed(action, is_lost(error), str(error)), now_ms=self.now_ms)
+            self.core.handle(
+                ActionFailed(action, is_lost(error), str(error), lost_bucket_id(error)), now_ms=self.now_ms
+            )
         self.plan()
 
     def fail(self, action: Action) -> None:
@@ -816,11 +818,14 @@ def test_malformed_properties_are_skipped_and_reported(driver: Driver) -> None:
     good = dict(driver.cursor.properties)
     orphan = runner_create(driver)
     driver.cursor.properties |= {f"{BUCKET_KEY_PREFIX}_1_2_3": str(orphan), f"{BUCKET_KEY_PREFIX}_4_4": "x"}
+    driver.cursor.properties |= {f"{BUCKET_KEY_PREFIX}_5_5": "9" * 5_000, f"{BUCKET_KEY_PREFIX}_6_{2**63}": "7"}
 
     driver.recover()
     driver.answer_all()
 
-    assert set(driver.named.malformed) == {f"{BUCKET_KEY_PREFIX}_1_2_3", f"{BUCKET_KEY_PREFIX}_4_4"}
+    names = ("1_2_3", "4_4", "5_5", f"6_{2**63}")
+    assert set(driver.named.malformed) == {f"{BUCKET_KEY_PREFIX}_{name}" for name in names}
+    assert driver.named.malformed.items() <= driver.cursor.properties.items()
     assert driver.core.message_count == 5
     assert good.items() <= driver.cursor.properties.items()
     assert len(driver.runner.run(driver.storage.list_bucket_snapshots())) == 2
@@ -1025,6 +1030,32 @@ def test_a_failed_merge_leaves_the_sources(runner: asyncio.Runner) -> None:
     driver.answer_all()
 
     assert driver.bucket_names == ["1_10"]
+
+
+def test_a_merge_that_meets_a_lost_source_gives_up_that_one_and_no_other(runner: asyncio.Runner) -> None:
+    """Its messages are read again at once, and the others are merged."""
+    driver = Driver(runner, bucket_count_max=1)
+    driver.add(*((60_000 + n, n, n) for n in range(1, 17)))
+    while not (merges := driver.waiting(MergeBuckets)):
+        driver.answer(driver.pending[0])
+    [merge] = merges
+    assert isinstance(merge, MergeBuckets)
+    lost_id = merge.sources[0].bucket_id
+    [lost_key] = [key for key, value in driver.cursor.properties.items() if int(value) == lost_id]
+    driver.runner.run(driver.storage.delete_bucket_snapshot(lost_id))
+    driver.answer_all()
+    assert [key for key, _ in driver.core.take_losses()] == [lost_key]
+    [first, last] = map(int, lost_key.removeprefix(BUCKET_KEY_PREFIX + "_").split("_"))
+    assert driver.core.take_untracked() == {n: BitMap([n]) for n in range(first, last + 1)}
+
+    wakeup_ms = driver.core.next_wakeup_ms(now_ms=driver.now_ms)
+    assert wakeup_ms is not None
+    driver.now_ms = wakeup_ms
+    driver.plan()
+    driver.answer_all()
+
+    assert len(driver.bucket_names) == 1
+    assert driver.core.message_count == 11
 
 
 def test_too_much_in_memory_pauses_reading_unless_something_is_due(runner: asyncio.Runner) -> None:
