@@ -199,6 +199,7 @@ class Service:
             await self._finish_tasks()
         finally:
             await self._storage.close()
+            await self._tracker_factory.close()
             await self._store.close()
 
     async def _finish_tasks(self) -> None:
@@ -224,6 +225,8 @@ class Service:
                 index=index,
             )
             self.topics[name] = topic
+            # Nobody waits for it: the topic can do without.
+            self.spawn(self._tracker_factory.clean_ownerless_snapshots(ledger.name, ledger.cursors.__contains__))
             return topic
         finally:
             del self._opening[name]

@@ -246,6 +246,9 @@ class Subscription:
         self._type = subscription_type
 
     async def _delete_index(self) -> None:
+        tracker = None if self.dispatcher is None else self.dispatcher.tracker
+        if tracker is not None:
+            tracker.abandon()
         await self._close_dispatcher()
         await self._clean_residual()
 

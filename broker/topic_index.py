@@ -93,14 +93,9 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         What fails is logged, and done when the topic is opened again.
         """
         index, self._index = self._index, None
-        try:
-            if index is not None:
-                await index.clear()
-        except TrackerError as error:
-            log.warning("%s: %s", self._ledger.name, error)
-        finally:
-            if index is not None:
-                await index.close()
+        if index is not None:
+            index.tracker.abandon()
+            await index.close()
         await _delete(self._ledger, self._factory)
 
     async def close(self) -> None:

@@ -44,6 +44,7 @@ from tracker.delayed_delivery_tracker import (
 from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
 from tracker.heap import Heap, trim_of_c_library
 from tracker.recovery import read_properties
+from tracker.snapshot_creates import SnapshotCreates
 from tracker.snapshot_merge import RunBlocking
 from tracker.snapshot_work import SnapshotWork, T, is_deletable, is_lost, lost_bucket_id
 from tracker.stats import TrackerStats, operation_of
@@ -74,6 +75,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         run_blocking: RunBlocking = in_thread,
         rng: Random | None = None,
         building: asyncio.Lock | None = None,
+        creates: SnapshotCreates | None = None,
         heap: Heap | None = None,
     ) -> None:
         self._context = context
@@ -91,7 +93,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._core.set_active(context.is_active)
         self._run_blocking = run_blocking
         self._heap = heap if heap is not None else Heap(trim_of_c_library())
-        self._work = SnapshotWork(config, context, storage, run_blocking, building or asyncio.Lock())
+        self._work = SnapshotWork(config, context, storage, run_blocking, building or asyncio.Lock(), creates)
         self._stats = TrackerStats()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -103,6 +105,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._withheld_ms: int | None = None
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._is_closed = False
+        self._is_abandoned = False
         # Kinds of actions that failed when they were last tried.
         self._failing: set[str] = set()
         self._was_full = False
@@ -230,16 +233,21 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """See base; seals the mutable bucket when that is worth it, so that a restart need not read it again."""
         if self._is_closed:
             return
-        if self._config.index_count_at_close_min >= 0:
-            self._core.seal(index_count_min=self._config.index_count_at_close_min)
-        await self._wait_for(lambda: self._core.unsettled_count == 0, self._config.close_timeout_ms)
+        if not self._is_abandoned:
+            if self._config.index_count_at_close_min >= 0:
+                self._core.seal(index_count_min=self._config.index_count_at_close_min)
+            await self._wait_for(lambda: self._core.unsettled_count == 0, self._config.close_timeout_ms)
         await self._stop()
+
+    def abandon(self) -> None:
+        """See base."""
+        self._is_abandoned = True
 
     async def _stop(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._core.unsettled_count:
+        if self._core.unsettled_count and not self._is_abandoned:
             logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
         for _, waiter in self._waiters:
@@ -430,6 +438,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         self._run_blocking = run_blocking
         self._rng = rng if rng is not None else Random()
         self._building = asyncio.Lock()
+        self._creates = SnapshotCreates(storage)
         self._heap = Heap(trim_of_c_library())
 
     async def start(self) -> None:
@@ -439,6 +448,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
     async def close(self) -> None:
         """See base; closes the storage."""
         await self._storage.close()
+        await self._creates.close()
 
     def new_tracker(self, context: TrackerContext) -> BucketDelayedDeliveryTracker:
         """See base."""
@@ -450,6 +460,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
             run_blocking=self._run_blocking,
             rng=Random(self._rng.random()),
             building=self._building,
+            creates=self._creates,
             heap=self._heap,
         )
         tracker.start()
@@ -479,3 +490,13 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         except SnapshotStorageError as error:
             # A cursor that names none must be able to go although the storage is down.
             logger.warning("%s / %s: snapshots without a property may be left: %s", topic_name, cursor_name, error)
+
+    async def clean_ownerless_snapshots(self, topic_name: str, is_cursor: Callable[[str], bool]) -> None:
+        """See base."""
+        try:
+            for info in await self._storage.list_bucket_snapshots(topic_name):
+                # Asked late: a cursor that is made meanwhile keeps what is its own.
+                if not is_cursor(info.cursor_name):
+                    await self._storage.delete_bucket_snapshot(info.bucket_id)
+        except SnapshotStorageError as error:
+            logger.warning("%s: snapshots of cursors that are gone may be left: %s", topic_name, error)

@@ -176,6 +176,10 @@ class DelayedDeliveryTracker(ABC):
     async def clear(self) -> None:
         """Forget every message and delete every snapshot; what is added meanwhile is kept."""
 
+    def abandon(self) -> None:
+        """Let `close` store nothing any more: the index is deleted next, by `clean_residual_snapshots`."""
+        return
+
     @abstractmethod
     async def close(self) -> None:
         """Release everything; the index stays in the storage."""
@@ -194,6 +198,17 @@ class DelayedDeliveryTrackerFactory(ABC):
 
         A snapshot of another topic or cursor is left alone, whatever the properties say.
         """
+
+    async def clean_ownerless_snapshots(self, topic_name: str, is_cursor: Callable[[str], bool]) -> None:
+        """Delete a topic's snapshots whose cursor is gone; a crash while it was deleted may leave some.
+
+        What fails is logged. Does nothing unless overridden.
+
+        Args:
+            topic_name: The topic.
+            is_cursor: Whether the topic has a cursor of this name now.
+        """
+        del topic_name, is_cursor
 
     async def start(self) -> None:
         """Open what the trackers share. Does nothing unless overridden."""

@@ -122,10 +122,6 @@ class SharedDelayedIndex:
             is_indexed[rows] = is_in_bitmap(entry_ids[rows], self.tracker.tracked_in(ledger_id))
         return is_indexed
 
-    async def clear(self) -> None:
-        """Forget every message and delete every snapshot; for a topic without subscriptions."""
-        await self.tracker.clear()
-
     async def close(self) -> None:
         """Release everything; the index stays in the storage."""
         await self.tracker.close()

@@ -1,7 +1,7 @@
 """Run the core's actions against a storage and a cursor: decode and encode in a worker, and answer with events.
 
-Everything here is stateless: what an action needs is in it. The functions that do O(n) work are module-level, over
-arrays, and know no event loop.
+Nothing here has a state of its own: what an action needs is in it. The functions that do O(n) work are module-level,
+over arrays, and know no event loop.
 """
 
 import asyncio
@@ -48,6 +48,7 @@ from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.due_queue import sorted_rows
 from tracker.membership import Membership
 from tracker.segment_spans import table_of
+from tracker.snapshot_creates import SnapshotCreates
 from tracker.snapshot_merge import RunBlocking, SegmentCutter, merged_segments, source_readers
 
 SPANS_PER_BUCKET: Final = 200
@@ -108,6 +109,7 @@ class SnapshotWork:
         storage: BucketSnapshotStorage,
         run_blocking: RunBlocking,
         building: asyncio.Lock,
+        creates: SnapshotCreates | None = None,
     ) -> None:
         self._config = config
         self._span_rows = max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET)
@@ -116,6 +118,7 @@ class SnapshotWork:
         self._building = building
         self._context = context
         self._storage = storage
+        self._creates = creates if creates is not None else SnapshotCreates(storage)
         self._run_blocking = run_blocking
 
     async def run(self, action: Action) -> Event:
@@ -158,9 +161,7 @@ class SnapshotWork:
         config = self._config
         async with self._building:
             snapshot, table = await self._run_blocking(lambda: _built(action, config, self._span_rows))
-        bucket_id = await self._storage.create_bucket_snapshot(
-            snapshot.metadata, snapshot.segments, **self._names(action.bucket_key)
-        )
+        bucket_id = await self._creates.create(snapshot.metadata, snapshot.segments, **self._names(action.bucket_key))
         return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
 
     def _names(self, bucket_key: str) -> _Names:

@@ -5,7 +5,7 @@ a tracker that is patient behaves the same.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -19,6 +19,7 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDe
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
+from tracker.snapshot_creates import SnapshotCreates
 from tracker.stats import BucketOperation
 from tracker.testing import VIRTUAL_START_MS as START_MS
 from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
@@ -594,6 +595,119 @@ def test_figures_are_cumulative(sound_world: World) -> None:
             assert stats.snapshot_size_bytes > 0
             assert stats.message_count == 11
         await tracker.close()
+
+    run_virtually(main())
+
+
+class LateStorage(MemoryBucketSnapshotStorage):
+    """Takes 70 s to store something, longer than anybody waits."""
+
+    creates = 0
+
+    async def create_bucket_snapshot(
+        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
+    ) -> int:
+        self.creates += 1
+        create = super().create_bucket_snapshot(
+            metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
+        )
+
+        async def late() -> int:
+            await asyncio.sleep(70)
+            return await create
+
+        # As a thread: it goes on when its caller is cancelled.
+        return await asyncio.shield(asyncio.ensure_future(late()))
+
+
+@pytest.fixture
+def late_world() -> World:
+    world = World(config=replace(CONFIG, index_count_at_close_min=1))
+    world.stored = world.storage = LateStorage()  # type: ignore[assignment]
+    return world
+
+
+def test_what_is_stored_after_its_cursor_was_cleaned_up_is_deleted(late_world: World) -> None:
+    """Closing has a limit, and after it nobody else would look: the cursor is deleted next."""
+
+    async def main() -> None:
+        tracker = await late_world.tracker()
+        add(tracker, 600_000, 1, 2)
+        await tracker.close()
+        await late_world.clean()
+        await asyncio.sleep(100)
+        assert await late_world.snapshot_ids() == set()
+        assert late_world.cursor.properties == {}
+
+    run_virtually(main())
+
+
+def test_what_is_stored_after_a_clear_was_given_up_is_deleted(late_world: World) -> None:
+    """Beyond the time limit of a call, the tracker goes on and may list too early."""
+
+    async def main() -> None:
+        tracker = await late_world.tracker()
+        add(tracker, 600_000, *range(1, 7))
+        await asyncio.sleep(1)
+        await tracker.clear()
+        await asyncio.sleep(100)
+        assert await late_world.snapshot_ids() == set()
+        assert late_world.cursor.properties == {}
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_what_comes_late_is_deleted_although_the_storage_is_down_for_a_while(sound_world: World) -> None:
+    async def main() -> None:
+        storage = sound_world.storage
+        await storage.start()
+        creates = SnapshotCreates(storage)
+        storage.plan = FaultPlan(at={(Operation.CREATE, 0): Fault.LATENCY}, latency_ms_max=1_000)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await creates.create(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
+        storage.plan = FaultPlan(rate=1.0, faults=(Fault.FAILURE_BEFORE,))
+        await asyncio.sleep(30)
+        assert len(await sound_world.snapshot_ids()) == 1
+        storage.plan = NO_FAULTS
+        await asyncio.sleep(60)
+        assert await sound_world.snapshot_ids() == set()
+        await creates.close()
+
+    run_virtually(main())
+
+
+def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: World) -> None:
+    """It is deleted next: that would be work for nothing, and something that may come late."""
+
+    async def main() -> None:
+        tracker = await late_world.tracker()
+        add(tracker, 600_000, 1, 2)
+        tracker.abandon()
+        await tracker.close()
+        assert virtual_now_ms() == START_MS
+        assert late_world.stored.creates == 0  # type: ignore[attr-defined]
+
+    run_virtually(main())
+
+
+def test_snapshots_of_cursors_that_are_gone_are_deleted_and_no_others(sound_world: World) -> None:
+    """As a crash leaves them between a late create and the end of its watch."""
+
+    async def main() -> None:
+        await sound_world.storage.start()
+        kept = {
+            await sound_world.stored.create_bucket_snapshot(b"", [], bucket_key="k", topic_name=topic, cursor_name=name)
+            for topic, name in (("t", "c"), ("other", "gone"))
+        }
+        await sound_world.stored.create_bucket_snapshot(b"", [], bucket_key="k", topic_name="t", cursor_name="gone")
+        sound_world.storage.is_down = True
+        await sound_world.factory.clean_ownerless_snapshots("t", {"c"}.__contains__)
+        assert len(await sound_world.snapshot_ids()) == 3
+        sound_world.storage.is_down = False
+        await sound_world.factory.clean_ownerless_snapshots("t", {"c"}.__contains__)
+        assert await sound_world.snapshot_ids() == kept
 
     run_virtually(main())
 
