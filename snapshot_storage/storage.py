@@ -250,6 +250,7 @@ class BucketSnapshotStorage(ABC):
 
         Raises:
             SnapshotCorruptedError: Because of damage to a header nobody can say what else there is.
+            StorageCorruptedError: Because of damage to many at once.
         """
 
     async def find_damage(self) -> list[SnapshotStorageError]:
