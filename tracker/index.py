@@ -112,7 +112,12 @@ class Index:
         return [holding.members.bitmaps[ledger_id] for holding in self.holdings if ledger_id in holding.members.bitmaps]
 
     def has_row_through(self, through: RowKey) -> bool:
-        """Whether a row is at or before this key."""
+        """Whether a row of a tracked position may be at or before this key.
+
+        Rows alone are none: those of what was acknowledged before they were loaded stay until they are passed.
+        """
+        if not self.position_count:
+            return False
         next_ms = self.next_ms
         if next_ms != through.deliver_at_ms:
             return next_ms < through.deliver_at_ms

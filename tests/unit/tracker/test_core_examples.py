@@ -405,6 +405,20 @@ def test_a_late_ledger_that_no_bucket_has_gets_into_the_next_snapshot(driver: Dr
     assert driver.core.message_count == 11
 
 
+def test_rows_that_were_acknowledged_before_they_were_loaded_keep_none_behind_them(runner: asyncio.Runner) -> None:
+    """They fill what may be in memory, and as nothing of it is tracked, nobody polls it away."""
+    driver = Driver(runner, index_count_per_bucket_min=2, segment_row_count_max=1, loaded_row_count_max=1)
+    driver.add((2_000, 1, 0), (2_001, 1, 1), (9_000_000, 2, 0))
+    driver.answer_all()
+    driver.cursor.acknowledge(1, 0)
+    driver.recover()
+    driver.now_ms = 3_000
+    driver.plan()
+    driver.answer_all()
+
+    assert driver.pop() == [(2_001, 1, 1)]
+
+
 def test_rows_are_served_from_memory_until_the_property_is_durable(driver: Driver) -> None:
     """A snapshot that is slow or fails holds nothing up."""
     driver.add(*((2_000 + n, n, n) for n in range(1, 7)))
