@@ -108,8 +108,6 @@ class RocksDBFolder:
         steps = [self._headers.close, self._database.close]
         if self._reached is not None:
             steps = [self._database.flush, *steps, self._reached.close]
-        if self._opened.view is not None:
-            steps.append(self._opened.view.close)
         for step in steps:
             try:
                 with mapped("close the snapshots", self._path):
@@ -120,6 +118,7 @@ class RocksDBFolder:
         # A close that fails, as it does after damage ended all writes, leaves the folder locked while this lives.
         with self._write_lock:
             self._is_closed = True
+            self._opened.close_beside()
             del self._database, self._opened
 
     def _check_writable(self, operation: str) -> None:

@@ -44,6 +44,7 @@ from snapshot_storage.rocksdb_database import (
 )
 from snapshot_storage.rocksdb_headers import RocksDBHeaders
 from snapshot_storage.rocksdb_layout import FORMAT, FORMATS_READ, INDEX_FAMILY
+from snapshot_storage.rocksdb_lock import WriterLock
 from snapshot_storage.rocksdb_reached import Reached, read_reached
 from snapshot_storage.rocksdb_salvage import KeptLogs
 from snapshot_storage.rocksdb_view import FolderView
@@ -71,13 +72,20 @@ class OpenDatabase:
     lost: Sequence[SnapshotCorruptedError] = ()
     """What may be gone although it was synced."""
     view: FolderView | None = None
+    lock: WriterLock | None = None
 
     def close(self) -> None:
         """Let go of it; for one that nothing else has taken over."""
         self.headers.close()
         self.database.close()
+        self.close_beside()
+
+    def close_beside(self) -> None:
+        """Let go of what there is beside the database, which is closed."""
         if self.view is not None:
             self.view.close()
+        if self.lock is not None:
+            self.lock.release()
 
 
 def open_to_write(path: Path, *, memory: RocksDBMemory) -> OpenDatabase:
@@ -92,9 +100,16 @@ def open_to_write(path: Path, *, memory: RocksDBMemory) -> OpenDatabase:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
+        lock = WriterLock.take(path)
     except OSError as error:
         raise disk_refused("use the folder", path, error) from error
-    return _open_somehow(path, path, memory=memory)
+    try:
+        opened = _open_somehow(path, path, memory=memory)
+    except BaseException:
+        lock.release()
+        raise
+    opened.lock = lock
+    return opened
 
 
 def open_to_read(path: Path, *, memory: RocksDBMemory, pause: Callable[[float], None] = time.sleep) -> OpenDatabase:
@@ -178,6 +193,11 @@ def _open_somehow(folder: Path, path: Path, *, memory: RocksDBMemory) -> OpenDat
             log.warning("%s cannot be opened %s: %s", path, leniency.value, error.reason)
             first_error = first_error or error
             continue
+        except BaseException:
+            if leniency is Leniency.STRICT:
+                # Nothing was dropped, and whoever goes on with these logs goes on from here.
+                kept.undo()
+            raise
         try:
             _bring_back(opened, kept, said, leniency)
             _make_current(opened)

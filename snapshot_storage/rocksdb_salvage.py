@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -37,6 +38,7 @@ class KeptLogs:
     def __init__(self, folder: Path, *, are_left_over: bool) -> None:
         """Take over what `keep` has kept."""
         self._folder = folder
+        self._new: list[Path] = []
         self.are_left_over = are_left_over
         """Whether they are of a salvage that a crash ended."""
 
@@ -53,7 +55,16 @@ class KeptLogs:
             if file.stat().st_size and not (folder / file.name).exists():
                 folder.mkdir(exist_ok=True)
                 _link(file, folder / file.name)
+                kept._new.append(folder / file.name)
         return kept
+
+    def undo(self) -> None:
+        """Forget what was kept just now; nothing was done with the folder."""
+        for file in self._new:
+            file.unlink(missing_ok=True)
+        with suppress(OSError):
+            # It stays if there are others.
+            self._folder.rmdir()
 
     def put_back(self, path: Path, database: Rdict, headers: RocksDBHeaders) -> None:
         """Write what is whole, synced, and log which entries are not there.

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError, StorageCorruptedError
+from snapshot_storage.errors import (
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageCorruptedError,
+    StorageLockedError,
+)
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.rocksdb_folder import RocksDBFolder
+from snapshot_storage.rocksdb_salvage import KeptLogs
 from snapshot_storage.rocksdb_wal import logged_snapshots
 
 MEMORY = RocksDBMemory()
@@ -281,3 +287,36 @@ def test_a_view_that_has_no_room_is_an_error_with_the_path(tmp_path: Path, monke
     monkeypatch.setattr("tempfile.tempdir", os.devnull)
     with pytest.raises(SnapshotStorageError, match=f"cannot make a view .* in {tmp_path / 'folder'}"):
         _opened(tmp_path / "folder", is_read_only=True)
+
+
+def test_a_writer_that_is_refused_leaves_nothing_that_a_later_start_takes_for_a_crash(tmp_path: Path) -> None:
+    """Snapshots that are deleted while it tried stay deleted."""
+    folder = _opened(tmp_path)
+    written = _fill(folder, 3)
+    try:
+        with pytest.raises(StorageLockedError):
+            _opened(tmp_path)
+        assert not (tmp_path / "KEPT-LOGS").exists()
+        for bucket_id in written:
+            folder.delete(bucket_id)
+    finally:
+        folder.close()
+
+    again = _opened(tmp_path)
+    try:
+        assert again.list(None, None) == []
+    finally:
+        again.close()
+
+
+def test_logs_that_were_kept_for_an_opening_that_never_began_are_forgotten(tmp_path: Path) -> None:
+    """As where a program that knows no lock of ours has the folder open."""
+    _crashed(tmp_path / "folder")
+    path = tmp_path / "crashed"
+    files = sorted(path.iterdir())
+    kept = KeptLogs.keep(path)
+    assert sorted(path.iterdir()) != files
+
+    kept.undo()
+
+    assert sorted(path.iterdir()) == files
