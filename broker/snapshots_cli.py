@@ -241,6 +241,7 @@ def copy(config: BrokerConfig, *, which: Filter, target: str, update_cursors: bo
     """Copy the snapshots that cursors name to another storage, and compare each after writing.
 
     They get new ids there, which are printed. What an earlier run has copied is found, compared and not copied again.
+    Exit code 1 if one that a cursor names is damaged or missing: then no cursor is updated, and nothing is deleted.
     """
     if delete_source and not update_cursors:
         raise click.UsageError("--delete-source needs --update-cursors: the cursors would name what is gone")

@@ -3,7 +3,8 @@
 Snapshots get new ids there. What was copied before is found again by its names and by all that is in it, so a copy that
 was interrupted goes on where it stopped, and a second one copies nothing. The order of a move is what keeps it safe:
 
-1. every snapshot is stored, and read again and compared, also one that an earlier run has stored;
+1. every snapshot that a cursor names is stored, and read again and compared, also one that an earlier run has stored;
+   where one is damaged or missing, nothing further is done;
 2. the properties of all cursors are changed to the new ids in one durable write;
 3. only then, where that was asked for, the old snapshots are deleted.
 """
@@ -19,7 +20,7 @@ from broker.snapshots_place import Filter, Place, open_place, refuse_inside
 from managed_ledger.cursor_properties import CursorName
 from snapshot_storage.copying import copy_snapshot, found_copy
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
-from snapshot_storage.inspection import BucketProperty, matched, orphans
+from snapshot_storage.inspection import BucketProperty, matched, missing, orphans
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
@@ -41,9 +42,11 @@ class Copied:
     unnamed: int = 0
     """How many were left out, as no cursor names them."""
     cursors_updated: int = 0
+    cursors_left: bool = False
+    """Whether the cursors were to be updated, and name the old snapshots still, as not all are there."""
     deleted: int = 0
     failed: dict[int | None, str] = field(default_factory=dict)
-    """Old ids of snapshots that are damaged, as far as they are known, and why."""
+    """Old ids of snapshots that are damaged or missing, as far as they are known, and why."""
 
 
 async def copy_snapshots(
@@ -70,6 +73,7 @@ async def copy_snapshots(
     ):
         properties = await place.properties(which)
         await _copy_all(place, there, which, properties, copied, advance)
+        copied.cursors_left = updates_cursors and bool(copied.failed)
         if updates_cursors and not copied.failed:
             copied.cursors_updated = await _update_cursors(place, properties, copied.new_ids)
             if deletes_source:
@@ -91,6 +95,10 @@ async def _copy_all(
     unnamed = {info.bucket_id for info in orphans(infos, properties)}
     copied.unnamed = len(unnamed)
     copied.infos = [info for info in infos if info.bucket_id not in unnamed]
+    for one in missing(infos, properties):
+        copied.failed.setdefault(
+            one.bucket_id, f"{one.key} of {one.cursor_name}, {one.topic_name} names it: it is missing"
+        )
     total, done = sum(info.length_bytes for info in copied.infos), 0
     advance(0, total)
     candidates = matched(copied.infos, await there.list_bucket_snapshots(which.topic_name, which.cursor_name))

@@ -206,10 +206,23 @@ async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> Asyn
     # First the log: its lock is what keeps a service away, whatever the storage.
     cursors = await asyncio.to_thread(lambda: CursorPropertiesFolder(ledgers, is_read_only=is_read_only))
     try:
+        _refuse_missing(config)
         async with patient_storage_of(config, is_read_only=is_read_only) as storage:
             yield Place(storage, cursors)
     finally:
         await asyncio.to_thread(cursors.close)
+
+
+def _refuse_missing(config: BrokerConfig) -> None:
+    """Refuse a folder without snapshots also to who would write: opening it would make an empty one.
+
+    Raises:
+        StorageAccessError: There is none.
+    """
+    folder = snapshots_folder(config)
+    is_there = (folder / "CURRENT").exists() or any(folder.glob("*.sst"))
+    if config.bucket_snapshot_storage == "rocksdb" and not is_there:
+        raise StorageAccessError(f"there are no snapshots in {folder}: name the folder that a service has written")
 
 
 def target_config(config: BrokerConfig, target: str) -> BrokerConfig:

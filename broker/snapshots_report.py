@@ -298,6 +298,11 @@ def _copied_lines(copied: Copied, target: str) -> Iterator[str]:
         yield f"Left out {counted(copied.unnamed, 'snapshot')} that no cursor names here."
     for bucket_id, reason in copied.failed.items():
         yield f"[red]Not copied:[/] {id_shown(bucket_id)}: {escape(reason)}"
+    if copied.cursors_left:
+        yield (
+            "[bold red]The cursors were left alone[/], and nothing was deleted here: a service would miss what is not "
+            "copied. Start it with the old storage, where it reads that from the log again, stop it, and copy anew."
+        )
     if copied.cursors_updated:
         name = "names" if copied.cursors_updated == 1 else "name"
         yield (

@@ -108,6 +108,12 @@ def orphans(infos: Iterable[BucketSnapshotInfo], properties: Iterable[BucketProp
     return [info for info in infos if info.bucket_id not in named]
 
 
+def missing(infos: Iterable[BucketSnapshotInfo], properties: Iterable[BucketProperty]) -> list[BucketProperty]:
+    """Return the properties that name a snapshot that is not there."""
+    found = {info.bucket_id for info in infos}
+    return [one for one in properties if one.bucket_id is not None and one.bucket_id not in found]
+
+
 def metadata_problems(info: BucketSnapshotInfo, segments: Sequence[SegmentMetadata]) -> list[str]:
     """Compare entry 0 with what the storage says of the snapshot, and its segments with each other."""
     problems: list[str] = []

@@ -528,6 +528,65 @@ def test_a_damaged_snapshot_is_not_copied_and_no_cursor_changes(data: Data, tmp_
     assert sorted(data.listed()) == data.ids
 
 
+def lose(data: Data, *bucket_ids: int) -> None:
+    """Take snapshots away without a word to the cursors."""
+
+    async def delete() -> None:
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots") as storage:
+            for bucket_id in bucket_ids:
+                await storage.delete_bucket_snapshot(bucket_id)
+
+    asyncio.run(delete())
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+@pytest.mark.parametrize("words", [(), ("--update-cursors",), ("--update-cursors", "--delete-source")])
+def test_a_copy_names_what_the_storage_has_lost_and_moves_nothing(
+    data: Data, tmp_path: Path, words: tuple[str, ...], lost: int
+) -> None:
+    """One of three, or all of them."""
+    lose(data, *data.ids[:lost])
+    before = data.properties
+
+    result = data.run("copy", "--to", str(tmp_path / "new"), *words)
+
+    assert result.exit_code == 1
+    assert f"Copied {3 - lost} snapshots" in result.stdout
+    for bucket_id, (topic, cursor, first) in list(zip(data.ids, NAMES, strict=True))[:lost]:
+        assert f"Not copied: {bucket_id}: {_key(first)} of {cursor}, {topic} names it: it is missing" in result.stdout
+    assert ("The cursors were left alone" in result.stdout) == bool(words)
+    assert data.properties == before
+    assert sorted(data.listed()) == data.ids[lost:]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gc",),
+        ("gc", "--dry-run"),
+        ("copy", "--to", "{new}", "--update-cursors", "--delete-source"),
+        ("copy", "--to", "{new}"),
+        ("checkpoint", "{new}"),
+        ("list",),
+        ("export", "{new}"),
+    ],
+)
+def test_a_folder_that_is_missing_is_no_empty_one_and_is_not_made(
+    data: Data, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Else the next command would find nothing wrong with an empty folder."""
+    (data.path / "snapshots").rename(tmp_path / "moved away")
+    before = data.properties
+
+    result = data.run(*(word.format(new=tmp_path / "new") for word in words))
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"there are no snapshots in {data.path / 'snapshots'}" in result.stderr
+    assert not (data.path / "snapshots").exists()
+    assert not (tmp_path / "new").exists()
+    assert data.properties == before
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
