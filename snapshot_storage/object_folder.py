@@ -34,6 +34,7 @@ from snapshot_storage.object_format import (
     ObjectHead,
     SnapshotNames,
     checked_entries,
+    checked_first_entries,
     decode_object_head,
     decode_object_info,
     encode_object_head,
@@ -41,7 +42,7 @@ from snapshot_storage.object_format import (
     table_of,
 )
 from snapshot_storage.s3_layout import Serials, bucket_id_for, bucket_id_of, list_prefix, marks_prefix, object_key
-from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
+from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
 _BUCKET_IDS = range(2**63)
@@ -135,8 +136,8 @@ class ObjectFolder:
             head = _head_of(file, size, bucket_id)
             metadata_end = int(head.starts()[METADATA_ENTRY + 1])
             data = file.read(max(_SEGMENTS_BYTES_MAX, metadata_end - head.entries_start))
-        entries = checked_entries(head, METADATA_ENTRY, data, bucket_id=bucket_id)
-        return BucketSnapshotHead(head.info(bucket_id), entries[METADATA_ENTRY], entries[FIRST_SEGMENT_ENTRY:])
+        metadata, segments = checked_first_entries(head, data, bucket_id=bucket_id)
+        return BucketSnapshotHead(head.info(bucket_id), metadata, segments)
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """See base."""

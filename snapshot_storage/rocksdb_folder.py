@@ -193,11 +193,19 @@ class RocksDBFolder:
         return Reached(self._database.latest_sequence_number(), self._first_bucket_id, self._next_bucket_id)
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """Return header and metadata; a snapshot that fits one block comes whole, as it is read whole."""
+        """Return header and metadata; a snapshot that fits one block comes whole, as far as it is undamaged."""
         header = self._known_header(bucket_id)
         last_entry = header.info.segment_count if header.info.length_bytes <= BLOCK_BYTES else METADATA_ENTRY
-        metadata, *segments = self._read_entries(header, METADATA_ENTRY, last_entry)
-        return BucketSnapshotHead(header.info, metadata, segments)
+        while True:
+            try:
+                metadata, *segments = self._read_entries(header, METADATA_ENTRY, last_entry)
+            except SnapshotCorruptedError as error:
+                if last_entry == METADATA_ENTRY:
+                    raise
+                # What is before the damage; entry 0 by itself is judged by its own checksum alone.
+                last_entry = max(METADATA_ENTRY, min(last_entry, error.entry or METADATA_ENTRY) - 1)
+            else:
+                return BucketSnapshotHead(header.info, metadata, segments)
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""

@@ -22,6 +22,7 @@ from snapshot_storage.object_format import (
     ObjectHead,
     SnapshotNames,
     checked_entries,
+    checked_first_entries,
     decode_object_head,
     decode_object_info,
     object_extent,
@@ -41,7 +42,7 @@ from snapshot_storage.s3_layout import (
 )
 from snapshot_storage.s3_owner import PrefixOwner
 from snapshot_storage.s3_writing import S3Writing, write_or_abort
-from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
+from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
 
 log = logging.getLogger(__name__)
 
@@ -138,8 +139,8 @@ class S3Snapshots:
         head, piece = self._head_in(bucket_id, piece)
         metadata_end = int(head.starts()[METADATA_ENTRY + 1])
         piece = self._extended(bucket_id, piece, metadata_end)
-        entries = checked_entries(head, METADATA_ENTRY, piece.data[head.entries_start :], bucket_id=bucket_id)
-        return BucketSnapshotHead(head.info(bucket_id), entries[METADATA_ENTRY], entries[FIRST_SEGMENT_ENTRY:])
+        metadata, segments = checked_first_entries(head, piece.data[head.entries_start :], bucket_id=bucket_id)
+        return BucketSnapshotHead(head.info(bucket_id), metadata, segments)
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""

@@ -65,7 +65,7 @@ class BucketSnapshotHead:
     metadata: bytes
     """Entry 0."""
     first_segments: Sequence[bytes]
-    """Entries 1 to k, as many as came with the same read; may be none."""
+    """Entries 1 to k, as many as came with the same read and are before the first damaged one; may be none."""
 
 
 class BucketSnapshotWriter(ABC):
@@ -191,21 +191,22 @@ class BucketSnapshotStorage(ABC):
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return what recovery needs of a snapshot, in as few calls to the storage as there can be.
 
-        How many segments come along is the storage's choice, by what they cost with the same read. A read
-        changes nothing, so a retry is always safe.
+        How many segments come along is the storage's choice, by what they cost with the same read. A damaged one and
+        those behind it do not: who reads it by itself gets the error. A read changes nothing, so a retry is always
+        safe.
 
         Raises:
             BucketNotFoundError: There is no such snapshot.
-            SnapshotCorruptedError: The header, entry 0 or one of the segments is damaged.
+            SnapshotCorruptedError: The header or entry 0 is damaged.
         """
 
     @abstractmethod
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """Return entry 0 of a snapshot. A retry is always safe.
+        """Return entry 0 of a snapshot, judged by its own checksum alone. A retry is always safe.
 
         Raises:
             BucketNotFoundError: There is no such snapshot.
-            SnapshotCorruptedError: The entry is damaged.
+            SnapshotCorruptedError: The header or the entry is damaged.
         """
 
     @abstractmethod

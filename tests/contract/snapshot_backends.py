@@ -7,6 +7,7 @@ alike is found out.
 import struct
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ class Backend(ABC):
     @abstractmethod
     def ids(self) -> set[int]:
         """Return the ids of which there is any trace, finished or not."""
+
+    def flip(self, bucket_id: int, entries: Iterable[int]) -> None:
+        """Change one bit of each of these stored entries, which are not empty; no storage may be open."""
+        raise NotImplementedError
 
 
 class MemoryBackend(Backend):
@@ -78,6 +83,17 @@ class RocksDBBackend(Backend):
     def ids(self) -> set[int]:
         return {struct.unpack_from(">Q", key, 1)[0] for key, _ in self._items() if key[:1] in b"hew"}
 
+    def flip(self, bucket_id: int, entries: Iterable[int]) -> None:
+        database = Rdict(str(self._path), Options(raw_mode=True))
+        try:
+            for entry in entries:
+                key = b"e" + struct.pack(">QI", bucket_id, entry)
+                value = bytearray(database[key])
+                value[0] ^= 1
+                database[key] = bytes(value)
+        finally:
+            database.close()
+
     def _items(self) -> list[tuple[bytes, bytes]]:
         # Read-only sees the folder as it is at this moment, also beside an open storage.
         database = Rdict(str(self._path), Options(raw_mode=True), access_type=AccessType.read_only(False))
@@ -103,6 +119,10 @@ class ObjectFolderBackend(Backend):
     def ids(self) -> set[int]:
         return set(self._files()) | set(range(-len(list(self._path.glob("uploads/*"))), 0))
 
+    def flip(self, bucket_id: int, entries: Iterable[int]) -> None:
+        file = self._files()[bucket_id]
+        file.write_bytes(_flipped(file.read_bytes(), entries))
+
     def _files(self) -> dict[int, Path]:
         return {int("".join(path.parts[-3:]), 16): path for path in self._path.glob("*/*/*")}
 
@@ -118,6 +138,14 @@ def _object_entries(data: bytes) -> list[bytes]:
         start += length
     assert start == len(data)
     return found
+
+
+def _flipped(data: bytes, entries: Iterable[int]) -> bytes:
+    stored = _object_entries(data)
+    changed = bytearray(data)
+    for entry in entries:
+        changed[len(data) - len(b"".join(stored[entry:]))] ^= 1
+    return bytes(changed)
 
 
 class S3Backend(Backend):
@@ -138,6 +166,11 @@ class S3Backend(Backend):
 
     def ids(self) -> set[int]:
         return set(self.keys()) | set(range(-len(self.uploads()), 0))
+
+    def flip(self, bucket_id: int, entries: Iterable[int]) -> None:
+        key = self.keys()[bucket_id]
+        body = self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        self._client.put_object(Bucket=BUCKET, Key=key, Body=_flipped(body, entries))
 
     def keys(self) -> dict[int, str]:
         """Return the keys of all objects by bucket id."""

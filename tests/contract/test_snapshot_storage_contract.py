@@ -10,10 +10,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from snapshot_storage.errors import BucketNotFoundError, StorageClosedError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageClosedError
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-from tests.contract.snapshot_backends import Backend
+from tests.contract.conftest import REAL_SERVERS
+from tests.contract.s3_servers import MotoServer
+from tests.contract.snapshot_backends import Backend, ObjectFolderBackend, RocksDBBackend
 
 Scenario = Callable[[BucketSnapshotStorage], Coroutine[Any, Any, None]]
 
@@ -180,6 +182,42 @@ def test_a_head_says_what_single_reads_say(backend: Backend, metadata: bytes, se
         assert list(head.first_segments) == segments[: len(head.first_segments)]
 
     _run(backend, scenario)
+
+
+@pytest.mark.parametrize("backend", [RocksDBBackend, ObjectFolderBackend, MotoServer, *REAL_SERVERS], indirect=True)
+@pytest.mark.parametrize("damaged", [{0}, {1}, {2, 4}, {0, 5}])
+def test_a_damaged_entry_costs_that_entry_alone(backend: Backend, damaged: set[int]) -> None:
+    """Also where a head brings segments along: those before the first damaged one come, the others are asked for."""
+    entries = [b"metadata", *(b"%d" % number * 100 for number in range(1, 6))]
+
+    async def written() -> int:
+        async with backend.storage() as storage:
+            return await _create(storage, entries[0], entries[1:])
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        for entry, payload in enumerate(entries):
+            if entry in damaged:
+                with pytest.raises(SnapshotCorruptedError) as raised:
+                    await _entry(storage, bucket_id, entry)
+                assert (raised.value.bucket_id, raised.value.entry) == (bucket_id, entry)
+            else:
+                assert await _entry(storage, bucket_id, entry) == payload
+        if 0 in damaged:
+            with pytest.raises(SnapshotCorruptedError, match="entry 0 of"):
+                await storage.read_bucket_snapshot_head(bucket_id)
+        else:
+            head = await storage.read_bucket_snapshot_head(bucket_id)
+            assert [head.metadata, *head.first_segments] == entries[: min(damaged)]
+
+    bucket_id = asyncio.run(written())
+    backend.flip(bucket_id, damaged)
+    _run(backend, scenario)
+
+
+async def _entry(storage: BucketSnapshotStorage, bucket_id: int, entry: int) -> bytes:
+    if entry == 0:
+        return await storage.get_bucket_snapshot_metadata(bucket_id)
+    return (await storage.get_bucket_snapshot_segment(bucket_id, entry, entry))[0]
 
 
 @pytest.mark.parametrize(
