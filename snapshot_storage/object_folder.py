@@ -8,6 +8,7 @@ has RocksDB, which reads and lists faster. A file gets its name when all of it i
 where the name is taken.
 """
 
+import logging
 import os
 import secrets
 import shutil
@@ -44,6 +45,8 @@ from snapshot_storage.object_format import (
 from snapshot_storage.s3_layout import Serials, bucket_id_for, bucket_id_of, list_prefix, marks_prefix, object_key
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
+
+log = logging.getLogger(__name__)
 
 _BUCKET_IDS = range(2**63)
 _ABANDONED_AGE_S_MIN = 24 * 3600.0
@@ -177,24 +180,29 @@ class ObjectFolder:
                 _sync(path.parent)
 
     def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
-        """See base."""
-        infos: list[BucketSnapshotInfo] = []
-        for bucket_id in self._ids(list_prefix("", topic_name, cursor_name)):
-            with suppress(BucketNotFoundError):
-                infos.append(self.info(bucket_id))
+        """See base; what is damaged is left out, and logged: `damage` names it."""
+        infos, damage = self._infos(topic_name, cursor_name)
+        for error in damage:
+            log.warning("left out of a list of snapshots: %s", error)
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
 
     def damage(self) -> Sequence[SnapshotCorruptedError]:
         """Return what is wrong with headers."""
-        errors = []
-        for bucket_id in self._ids(list_prefix("", None, None)):
+        return self._infos(None, None)[1]
+
+    def _infos(
+        self, topic_name: str | None, cursor_name: str | None
+    ) -> tuple[Sequence[BucketSnapshotInfo], Sequence[SnapshotCorruptedError]]:
+        """Return what the files of a topic and cursor, and of some others, say of themselves; and what is damaged."""
+        infos, errors = [], []
+        for bucket_id in self._ids(list_prefix("", topic_name, cursor_name)):
             try:
-                self.info(bucket_id)
+                infos.append(self.info(bucket_id))
             except BucketNotFoundError:
                 continue
             except SnapshotCorruptedError as error:
                 errors.append(error)
-        return errors
+        return infos, errors
 
     def _ids(self, prefix: str) -> Sequence[int]:
         with _mapped("list snapshots"):

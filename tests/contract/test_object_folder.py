@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshot_storage.errors import SnapshotCorruptedError, StorageReadOnlyError
+from snapshot_storage.errors import StorageReadOnlyError
 from snapshot_storage.object_folder import ObjectFolderBucketSnapshotStorage
 from tests.contract.s3_servers import BUCKET, MotoServer
 from tests.contract.snapshot_backends import S3Backend
@@ -38,8 +38,10 @@ def test_a_prefix_of_s3_that_is_copied_to_a_folder_is_the_same_storage(s3_server
     asyncio.run(main())
 
 
-def test_every_damaged_header_is_found(tmp_path: Path) -> None:
-    """Where a list ends at the first one."""
+def test_a_list_goes_on_where_headers_are_damaged_and_each_is_logged_and_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on S3."""
 
     def tear() -> None:
         for file in sorted(tmp_path.glob("*/*/*"))[:2]:
@@ -49,8 +51,11 @@ def test_every_damaged_header_is_found(tmp_path: Path) -> None:
         async with ObjectFolderBucketSnapshotStorage(tmp_path) as storage:
             ids = [await storage.create_bucket_snapshot(b"m", _SEGMENTS, **_NAMES) for _ in range(3)]
             tear()
-            with pytest.raises(SnapshotCorruptedError):
-                await storage.list_bucket_snapshots()
+            for whose in ((None, None), ("t", "c")):
+                caplog.clear()
+                assert [info.bucket_id for info in await storage.list_bucket_snapshots(*whose)] == ids[2:]
+                for bucket_id in ids[:2]:
+                    assert f"left out of a list of snapshots: snapshot of bucket {bucket_id} is corrupt" in caplog.text
             assert [getattr(error, "bucket_id", None) for error in await storage.find_damage()] == ids[:2]
 
     asyncio.run(main())
