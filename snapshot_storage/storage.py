@@ -246,8 +246,8 @@ class BucketSnapshotStorage(ABC):
         """Return the snapshots in order of id, all or those of one topic, one cursor or both.
 
         A snapshot that is created or deleted meanwhile may or may not be in the list; any other is, unless its header
-        is damaged, so that no one can say whose it is: then it is left out where the rest can be told without it (S3, plain
-        files), and otherwise there is no list. `find_damage` names it. A retry is always safe.
+        is damaged, so that no one can say whose it is: then it is left out where the rest can be told without it (S3,
+        plain files), and otherwise there is no list. `find_damage` names it. A retry is always safe.
 
         Raises:
             SnapshotCorruptedError: Because of damage to a header nobody can say what else there is.
