@@ -392,8 +392,8 @@ def test_a_bit_that_changed_before_the_database_saw_it_is_corruption(tmp_path: P
     found: list[tuple[int | None, int | None]] = []
     asyncio.run(scenario())
     entry = int(place[1:]) if place[0] == "e" else None
-    # Either copy of a header is enough.
-    times = {"h": 0, "i": 0, "hi": 3}.get(place, 2)
+    # Either copy of a header is enough; a head ends before a damaged segment, and not with an error.
+    times = {"h": 0, "i": 0, "hi": 3, "e0": 2, "e1": 1, "e3": 1}[place]
     assert found == [(bucket_id, entry)] * times
 
 
