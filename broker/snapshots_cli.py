@@ -72,7 +72,10 @@ snapshots.epilog = examples(
 @filters
 @click.option("--json", "is_json", is_flag=True, help="As a list of JSON objects, sizes in bytes and times in ms.")
 def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
-    """List snapshots: whose, which ledgers, how many segments, rows and bytes, and when they are due."""
+    """List snapshots: whose, which ledgers, how many segments, rows and bytes, and when they are due.
+
+    Exit code 1 if the header or entry 0 of one is damaged; why is told beside the list.
+    """
 
     async def read() -> tuple[list[Summary], dict[int | None, str]]:
         async with open_place(config) as place:
@@ -84,6 +87,7 @@ def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
         click.echo(json.dumps([summary_json(summary) for summary in summaries], indent=2))
     else:
         print_list(make_console(), summaries)
+    damaged.update((one.info.bucket_id, one.problem) for one in summaries if one.problem is not None)
     _tell_damage(damaged)
 
 
@@ -145,7 +149,7 @@ async def _show(place: Place, bucket_id: int, *, is_all: bool) -> None:
     if histogram is not None:
         print_histogram(console, histogram)
     for reason in damaged:
-        console.print(f"[red]Damaged:[/] {reason}", soft_wrap=True)
+        console.print(f"[red]Damaged:[/] {escape(reason)}", soft_wrap=True)
     if damaged:
         sys.exit(EXIT_CODE_PROBLEMS)
 
@@ -343,7 +347,8 @@ def export(config: BrokerConfig, *, path: Path, which: Filter) -> None:
         exported = run_command(export_snapshots(config, path, which, advance))
     console = make_console()
     console.print(
-        f"Wrote {counted(exported.rows, 'row')} of {counted(exported.snapshots, 'snapshot')} to {path}", soft_wrap=True
+        f"Wrote {counted(exported.rows, 'row')} of {counted(exported.snapshots, 'snapshot')} to {escape(str(path))}",
+        soft_wrap=True,
     )
     for bucket_id, reason in exported.failed.items():
         console.print(f"[red]Not whole:[/] {id_shown(bucket_id)}: {escape(reason)}", soft_wrap=True)

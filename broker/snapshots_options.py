@@ -77,8 +77,9 @@ def run_command(work: Coroutine[Any, Any, T]) -> T:
 
 def make_console() -> Console:
     """Return a console as wide as the terminal, or wide enough for the tables."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_COLUMNS_WHEN_PIPED)
+    # Names are printed as they are: `:name:` is no picture.
+    console = Console(highlight=False, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, emoji=False, width=_COLUMNS_WHEN_PIPED)
 
 
 @contextmanager

@@ -125,7 +125,7 @@ def _list_table(summaries: Sequence[Summary], *, is_wide: bool) -> Table:
     table = _table(*columns)
     for one in summaries:
         info, times = one.info, one.times_ms
-        bucket_id, ledgers, length = str(info.bucket_id), ledgers_of(info), size(info.length_bytes)
+        bucket_id, ledgers, length = str(info.bucket_id), escape(ledgers_of(info)), size(info.length_bytes)
         rows, segments = "[red]damaged[/]" if one.problem else f"{one.row_count:,}", f"{info.segment_count:,}"
         first, last = ("", "") if times is None else (_seconds(times[0]), _seconds(times[1]))
         if is_wide:
@@ -158,7 +158,7 @@ def print_snapshot(console: Console, summary: Summary, named_by: Sequence[str], 
         facts["last due"] = f"{iso(times[1])}  {times[1]} ms"
     console.print(f"[bold]Snapshot {info.bucket_id}[/]")
     for name, value in facts.items():
-        console.print(f"  {name:<10} {escape(value)}", soft_wrap=True)
+        console.print(f"  {name:<10} {value}", soft_wrap=True, markup=False)
 
 
 def print_segments(console: Console, summary: Summary, sizes_bytes: Mapping[int, int], *, is_all: bool) -> None:
@@ -249,7 +249,7 @@ def print_garbage(console: Console, garbage: Garbage, *, is_dry_run: bool) -> No
     for group in _by_cursor(console, garbage.infos):
         table = _table(("id", "right"), ("ledgers", "left"), ("bytes", "right"))
         for info in group:
-            table.add_row(str(info.bucket_id), ledgers_of(info), size(info.length_bytes))
+            table.add_row(str(info.bucket_id), escape(ledgers_of(info)), size(info.length_bytes))
         console.print(table)
     for bucket_id, what in garbage.unreadable.items():
         console.print(f"[red]Unreadable:[/] {id_shown(bucket_id)}: {escape(what)}", soft_wrap=True)
@@ -268,7 +268,7 @@ def print_owner(console: Console, seen: "OwnedPrefix", named_count: int) -> None
         "snapshots": f"{len(seen.bucket_ids):,}, of which this folder's cursors name {named_count:,}",
     }
     for name, value in facts.items():
-        console.print(f"  {name:<10} {escape(value)}", soft_wrap=True)
+        console.print(f"  {name:<10} {value}", soft_wrap=True, markup=False)
     if named_count < len(seen.bucket_ids):
         console.print(
             "[bold red]Warning:[/] what no cursor here names is garbage to this folder's service, which deletes what "
@@ -282,7 +282,7 @@ def print_copied(console: Console, copied: Copied, target: str) -> None:
     for group in _by_cursor(console, [info for info in copied.infos if info.bucket_id in copied.new_ids]):
         table = _table(("old id", "right"), ("new id", "right"), ("ledgers", "left"))
         for info in group:
-            table.add_row(str(info.bucket_id), str(copied.new_ids[info.bucket_id]), ledgers_of(info))
+            table.add_row(str(info.bucket_id), str(copied.new_ids[info.bucket_id]), escape(ledgers_of(info)))
         console.print(table)
     for line in _copied_lines(copied, target):
         console.print(line, soft_wrap=True)

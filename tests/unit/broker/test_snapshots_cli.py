@@ -695,6 +695,56 @@ def test_export_leaves_out_what_is_damaged_and_says_so(data: Data, tmp_path: Pat
     assert parquet.read_table(tmp_path / "index.parquet").num_rows == 2 * ROWS
 
 
+@pytest.mark.parametrize("name", ["x[bold]y", "[/red]", ":smile:", "back\\"])
+def test_a_name_is_printed_as_it_is(data: Data, tmp_path: Path, name: str) -> None:
+    """Brackets in paths, topics, cursors and keys are no markup."""
+    path, target = tmp_path / name / "x.parquet", tmp_path / name / "new"
+    path.parent.mkdir(parents=True)
+    topic, cursor, key = f"{ORDERS}{name}", f"sub{name}", f"{BUCKET_KEY_PREFIX}{name}"
+
+    async def add() -> int:
+        snapshot = build_snapshot(rows_of(1), step_ms=60_000, rows_max=-1)
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots") as storage:
+            return await storage.create_bucket_snapshot(
+                snapshot.metadata, snapshot.segments, bucket_key=key, topic_name=topic, cursor_name=cursor
+            )
+
+    bucket_id = str(asyncio.run(add()))
+    data.put(REMINDERS, "me", {_key(5): str(data.ids[2]), key: bucket_id})
+
+    exported, copied = data.run("export", str(path)), data.run("copy", "--to", str(target))
+    listed, shown = data.run("list"), data.run("show", bucket_id)
+    verified, saved = data.run("verify", "--second-look", "0"), data.run("checkpoint", str(path.parent / "saved"))
+    data.put(REMINDERS, "me", {_key(5): str(data.ids[2])})
+    collected = data.run("gc")
+
+    results = [exported, copied, listed, shown, saved, verified, collected]
+    assert [result.exit_code for result in results] == [0] * 5 + [1, 0]
+    assert f"to {path}\n" in exported.stdout
+    assert f"to {target}, each" in copied.stdout
+    assert f"{path.parent / 'saved'} has 4 snapshots" in saved.stdout
+    for result in (copied, listed, collected):
+        assert f"{topic}  cursor {cursor}\n" in result.stdout
+        assert key in result.stdout
+    assert f"  property   {key}\n" in shown.stdout
+    assert key in "".join(verified.stdout.split())
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_list_tells_why_entry_0_cannot_be_read(data: Data, words: tuple[str, ...]) -> None:
+    data.damage(data.ids[1], 0)
+
+    result = data.run("list", *words)
+
+    assert result.exit_code == 1
+    reason = f"entry 0 of snapshot of bucket {data.ids[1]} is corrupt: its checksum is wrong"
+    assert result.stderr == f"postdate: {reason}\n"
+    if words:
+        assert [one["problem"] for one in json.loads(result.stdout)] == [None, reason, None]
+    else:
+        assert [line.split()[5] for line in result.stdout.splitlines() if str(data.ids[1]) in line] == ["damaged"]
+
+
 def test_export_without_pyarrow_is_one_line(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
 
