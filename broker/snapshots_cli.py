@@ -23,8 +23,8 @@ from broker.snapshots_options import filters, make_console, on_config, progress_
 from broker.snapshots_place import Filter, Place, Summary, open_place, readable_segments, target_config
 from broker.snapshots_report import (
     counted,
-    id_shown,
     print_copied,
+    print_exported,
     print_garbage,
     print_histogram,
     print_list,
@@ -342,15 +342,12 @@ def take_over(config: BrokerConfig, *, is_sure: bool, is_owner_dead: bool) -> No
 @on_config
 @filters
 def export(config: BrokerConfig, *, path: Path, which: Filter) -> None:
-    """Write every row to a Parquet file: topic, cursor, bucket_id, segment, ledger_id, entry_id, deliver_at_ms."""
+    """Write every row to a Parquet file: topic, cursor, bucket_id, segment, ledger_id, entry_id, deliver_at_ms.
+
+    Exit code 1 if some cannot be read: the others are written, and the damaged segments named.
+    """
     with progress_bar("exported") as advance:
         exported = run_command(export_snapshots(config, path, which, advance))
-    console = make_console()
-    console.print(
-        f"Wrote {counted(exported.rows, 'row')} of {counted(exported.snapshots, 'snapshot')} to {escape(str(path))}",
-        soft_wrap=True,
-    )
-    for bucket_id, reason in exported.failed.items():
-        console.print(f"[red]Not whole:[/] {id_shown(bucket_id)}: {escape(reason)}", soft_wrap=True)
+    print_exported(make_console(), exported, path)
     if exported.failed:
         sys.exit(EXIT_CODE_PROBLEMS)

@@ -1,7 +1,7 @@
 """`postdate snapshots export`: every row of the index as Parquet, for tools that know columns and not snapshots.
 
-A row group is a piece of a snapshot, so memory is bounded by what is read at a time. The file gets its name when it is
-whole.
+A row group is a piece of a snapshot, so memory is bounded by what is read at a time. A damaged segment costs its own
+rows, and is named. The file gets its name when all is in it that can be read.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,11 @@ from uuid import uuid4
 import numpy as np
 
 from broker.config import BrokerConfig
-from broker.snapshots_place import Filter, open_place
+from broker.snapshots_place import Filter, open_place, readable_pieces
 from snapshot_storage.codec import decode_segment
 from snapshot_storage.columns import DelayedIndexes
-from snapshot_storage.copying import segment_pieces
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
-from snapshot_storage.storage import BucketSnapshotInfo
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
 Advance = Callable[[int, int], None]
 """Told how many bytes are done, of how many."""
@@ -30,9 +29,10 @@ class Exported:
     """What was written."""
 
     snapshots: int = 0
+    """How many are whole in the file."""
     rows: int = 0
-    failed: dict[int | None, str] = field(default_factory=dict)
-    """Ids of snapshots of which not all could be read, as far as they are known, and why."""
+    failed: dict[int | None, list[str]] = field(default_factory=dict)
+    """Ids of snapshots of which not all could be read, as far as they are known, and what is damaged."""
 
 
 async def export_snapshots(config: BrokerConfig, path: Path, which: Filter, advance: Advance) -> Exported:
@@ -50,22 +50,49 @@ async def export_snapshots(config: BrokerConfig, path: Path, which: Filter, adva
     exported = Exported()
     try:
         async with open_place(config) as place:
-            infos, exported.failed = await place.readable_infos(which)
+            infos, damaged = await place.readable_infos(which)
+            exported.failed = {bucket_id: [reason] for bucket_id, reason in damaged.items()}
             total, done = sum(info.length_bytes for info in infos), 0
             advance(0, total)
             for info in infos:
-                try:
-                    async for first, segments in segment_pieces(place.storage, info):
-                        exported.rows += parquet.write(info, first, segments)
-                    exported.snapshots += 1
-                except (SnapshotCorruptedError, BucketNotFoundError) as error:
-                    exported.failed[info.bucket_id] = str(error)
+                await _export_snapshot(place.storage, info, parquet, exported)
                 done += info.length_bytes
                 advance(done, total)
         parquet.finish()
     finally:
         parquet.discard()
     return exported
+
+
+async def _export_snapshot(
+    storage: BucketSnapshotStorage, info: BucketSnapshotInfo, parquet: "_ParquetFile", exported: Exported
+) -> None:
+    damage: list[str] = []
+    try:
+        async for piece in readable_pieces(storage, info):
+            parts, found = _decoded(piece)
+            damage += found
+            exported.rows += parquet.write(info, parts)
+    except BucketNotFoundError as error:
+        damage.append(str(error))
+    if damage:
+        exported.failed[info.bucket_id] = damage
+    else:
+        exported.snapshots += 1
+
+
+def _decoded(piece: list[tuple[int, bytes | SnapshotCorruptedError]]) -> tuple[dict[int, DelayedIndexes], list[str]]:
+    """Return the rows of each segment by its number, and what is wrong with those that have none."""
+    parts: dict[int, DelayedIndexes] = {}
+    damage: list[str] = []
+    for number, data in piece:
+        try:
+            if isinstance(data, SnapshotCorruptedError):
+                raise data
+            parts[number] = decode_segment(data, entry=number)
+        except SnapshotCorruptedError as error:
+            damage.append(str(error))
+    return parts, damage
 
 
 class _ParquetFile:
@@ -91,16 +118,15 @@ class _ParquetFile:
         )
         self._writer: Any = parquet.ParquetWriter(self._beside, self._schema, compression="zstd")
 
-    def write(self, info: BucketSnapshotInfo, first_segment: int, segments: list[bytes]) -> int:
-        """Add segments that follow each other, and return how many rows they have."""
-        parts = [decode_segment(data, entry=entry) for entry, data in enumerate(segments, start=first_segment)]
-        rows = DelayedIndexes.concatenate(parts)
-        numbers = np.arange(first_segment, first_segment + len(parts), dtype=np.int64)
+    def write(self, info: BucketSnapshotInfo, parts: dict[int, DelayedIndexes]) -> int:
+        """Add segments by their numbers, and return how many rows they have."""
+        rows = DelayedIndexes.concatenate(list(parts.values()))
+        numbers = np.fromiter(parts, np.int64)
         columns = [
             self._constant(info.topic_name, len(rows)),
             self._constant(info.cursor_name, len(rows)),
             self._arrow.array(np.full(len(rows), info.bucket_id, np.int64)),
-            self._arrow.array(np.repeat(numbers, [len(part) for part in parts])),
+            self._arrow.array(np.repeat(numbers, [len(part) for part in parts.values()])),
             self._arrow.array(rows.ledger_ids),
             self._arrow.array(rows.entry_ids),
             self._arrow.array(rows.deliver_at_ms),

@@ -166,9 +166,17 @@ async def readable_segments(
     storage: BucketSnapshotStorage, info: BucketSnapshotInfo
 ) -> AsyncIterator[tuple[int, bytes | SnapshotCorruptedError]]:
     """Give the number of each segment with its bytes, or why it cannot be read: a damaged one must not hide others."""
+    async for piece in readable_pieces(storage, info):
+        for one in piece:
+            yield one
+
+
+async def readable_pieces(
+    storage: BucketSnapshotStorage, info: BucketSnapshotInfo
+) -> AsyncIterator[list[tuple[int, bytes | SnapshotCorruptedError]]]:
+    """Give the same by the piece, as many segments as are read at a time."""
     for first, last in pieces_of(info):
-        async for number, data in _readable(storage, info, first, last):
-            yield number, data
+        yield [one async for one in _readable(storage, info, first, last)]
 
 
 async def _readable(

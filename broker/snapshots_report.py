@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.box import SIMPLE_HEAD
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from broker.snapshots_check import Garbage, Verdict
 from broker.snapshots_copy import Copied
+from broker.snapshots_export import Exported
 from broker.snapshots_place import Summary
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.inspection import TimeHistogram
@@ -275,6 +277,21 @@ def print_owner(console: Console, seen: "OwnedPrefix", named_count: int) -> None
             "is of its own subscriptions; `postdate snapshots gc` deletes the rest.",
             soft_wrap=True,
         )
+
+
+def print_exported(console: Console, exported: Exported, path: Path) -> None:
+    """Print what was written, and what could not be."""
+    rest = f" and what is readable of {len(exported.failed):,} more" if exported.failed else ""
+    console.print(
+        f"Wrote {counted(exported.rows, 'row')} of {counted(exported.snapshots, 'snapshot')}{rest} to "
+        f"{escape(str(path))}",
+        soft_wrap=True,
+    )
+    problems = [(bucket_id, reason) for bucket_id, reasons in exported.failed.items() for reason in reasons]
+    for bucket_id, reason in problems[:PROBLEMS_SHOWN_MAX]:
+        console.print(f"[red]Not whole:[/] {id_shown(bucket_id)}: {escape(reason)}", soft_wrap=True)
+    if len(problems) > PROBLEMS_SHOWN_MAX:
+        console.print(f"and {len(problems) - PROBLEMS_SHOWN_MAX:,} more")
 
 
 def print_copied(console: Console, copied: Copied, target: str) -> None:

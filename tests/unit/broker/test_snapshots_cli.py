@@ -685,14 +685,33 @@ def test_export_spares_a_file_that_has_the_name_of_a_part(data: Data, tmp_path: 
     assert {path.name for path in tmp_path.iterdir()} == {"data", "index.parquet", other.name}
 
 
-def test_export_leaves_out_what_is_damaged_and_says_so(data: Data, tmp_path: Path) -> None:
+def test_export_leaves_out_the_damaged_segments_alone_and_names_them(data: Data, tmp_path: Path) -> None:
+    data.damage(data.ids[0], 3)
     data.damage(data.ids[0], 10)
 
     result = data.run("export", str(tmp_path / "index.parquet"))
 
     assert result.exit_code == 1
-    assert f"Not whole: {data.ids[0]}: entry 10" in result.stdout
-    assert parquet.read_table(tmp_path / "index.parquet").num_rows == 2 * ROWS
+    assert "Wrote 1,680 rows of 2 snapshots and what is readable of 1 more to " in result.stdout
+    for entry in (3, 10):
+        assert f"Not whole: {data.ids[0]}: entry {entry} of snapshot" in result.stdout
+    table = parquet.read_table(tmp_path / "index.parquet").to_pandas()
+    assert sorted(table[table.bucket_id == data.ids[0]].segment.unique()) == [1, 2, 4, 5, 6, 7, 8, 9]
+    times = table[table.bucket_id == data.ids[0]].deliver_at_ms.tolist()
+    assert times == [START_MS + row * 1_000 for row in range(ROWS) if row // 60 not in (2, 9)]
+
+
+def test_export_names_no_more_segments_than_one_reads(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.snapshots_report.PROBLEMS_SHOWN_MAX", 1)
+    for entry in (1, 2, 3):
+        data.damage(data.ids[0], entry)
+
+    result = data.run("export", str(tmp_path / "index.parquet"))
+
+    assert result.stdout.count("Not whole") == 1
+    assert result.stdout.endswith("and 2 more\n")
 
 
 @pytest.mark.parametrize("name", ["x[bold]y", "[/red]", ":smile:", "back\\"])
