@@ -38,8 +38,9 @@ class Figure(NamedTuple):
 _PAUSE: Final = (
     "pauses: a lap is 0.1 to 2 ms of the adding thread's own processor time, in lines of its own; the rest is "
     "waiting for the interpreter. Each of the dozen passes of numpy in a batch gives it away, and a worker that "
-    "encodes a bucket or merges gives it back after 0.5 ms of Python, or at the end of a call that holds it: 1 ms "
-    "for 256 KiB into RocksDB, 1 ms for sorting out 16,384 rows of a segment"
+    "encodes a bucket or merges gives it back after 0.5 ms of Python, or at the end of a call that holds it: 1 to "
+    "4 ms for a bucket into RocksDB, 1 ms for sorting out 16,384 rows of a segment. More than threads of one "
+    "interpreter, a process of its own for encoding would help"
 )
 _ADDS: Final = (
     "adds: by the clock, half of the time is waiting for the interpreter, which workers that sort, encode and merge "
