@@ -154,6 +154,10 @@ def _check_segment(
 class Garbage:
     """What no property names."""
 
+    which: Filter
+    """Of which topic and cursor."""
+    seen: int
+    """How many snapshots were looked at, damaged ones included."""
     infos: list[BucketSnapshotInfo]
     unreadable: dict[int, str]
     """Why nobody can say whose some others were, by id; looked for only where all topics and cursors are meant."""
@@ -176,11 +180,12 @@ async def collect_garbage(config: BrokerConfig, which: Filter, *, is_dry_run: bo
     """
     async with open_place(config, is_read_only=is_dry_run) as place:
         infos, damaged = await place.readable_infos(which)
+        seen = len(infos) + len(damaged)
         properties = await place.properties(Filter())
         named = {one.bucket_id for one in properties}
         unreadable = {one: what for one, what in damaged.items() if one is not None and one not in named}
         damaged = {one: what for one, what in damaged.items() if one not in unreadable}
-        garbage = Garbage(orphans(infos, properties), unreadable, damaged)
+        garbage = Garbage(which, seen, orphans(infos, properties), unreadable, damaged)
         if not is_dry_run:
             for bucket_id in (*(info.bucket_id for info in garbage.infos), *unreadable):
                 await place.storage.delete_bucket_snapshot(bucket_id)

@@ -41,12 +41,14 @@ class Copied:
     written_bytes: int = 0
     unnamed: int = 0
     """How many were left out, as no cursor names them."""
+    unnamed_damaged: dict[int | None, str] = field(default_factory=dict)
+    """Why others cannot be read that no cursor names, by id as far as that is known."""
     cursors_updated: int = 0
     cursors_left: bool = False
     """Whether the cursors were to be updated, and name the old snapshots still, as not all are there."""
     deleted: int = 0
-    failed: dict[int | None, str] = field(default_factory=dict)
-    """Old ids of snapshots that are damaged or missing, as far as they are known, and why."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Old ids of snapshots that cursors name, and that are damaged or missing, and why."""
 
 
 async def copy_snapshots(
@@ -91,14 +93,19 @@ async def _copy_all(
     copied: Copied,
     advance: Advance,
 ) -> None:
-    infos, copied.failed = await place.readable_infos(which)
+    infos, damaged = await place.readable_infos(which)
+    named = {one.bucket_id for one in properties}
+    for bucket_id, reason in damaged.items():
+        if bucket_id is not None and bucket_id in named:
+            copied.failed[bucket_id] = reason
+        else:
+            # Also one whose id is not known: each that is named is found, damaged or missing by its own id.
+            copied.unnamed_damaged[bucket_id] = reason
     unnamed = {info.bucket_id for info in orphans(infos, properties)}
     copied.unnamed = len(unnamed)
     copied.infos = [info for info in infos if info.bucket_id not in unnamed]
-    for one in missing(infos, properties):
-        copied.failed.setdefault(
-            one.bucket_id, f"{one.key} of {one.cursor_name}, {one.topic_name} names it: it is missing"
-        )
+    for bucket_id, one in missing(infos, properties).items():
+        copied.failed.setdefault(bucket_id, f"{one.key} of {one.cursor_name}, {one.topic_name} names it: it is missing")
     total, done = sum(info.length_bytes for info in copied.infos), 0
     advance(0, total)
     candidates = matched(copied.infos, await there.list_bucket_snapshots(which.topic_name, which.cursor_name))

@@ -15,7 +15,7 @@ from rich.table import Table
 from broker.snapshots_check import Garbage, Verdict
 from broker.snapshots_copy import Copied
 from broker.snapshots_export import Exported
-from broker.snapshots_place import Summary
+from broker.snapshots_place import Filter, Summary
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.inspection import TimeHistogram
 from snapshot_storage.storage import BucketSnapshotInfo
@@ -245,6 +245,9 @@ def _advice(verdict: Verdict) -> str:
 
 def print_garbage(console: Console, garbage: Garbage, *, is_dry_run: bool) -> None:
     """Print what was deleted, or would be."""
+    if not garbage.seen:
+        console.print(f"There are no snapshots{_whose(garbage.which)}: nothing to delete.", soft_wrap=True)
+        return
     if not garbage.infos and not garbage.unreadable:
         console.print("Every snapshot is named by a cursor: nothing to delete.")
         return
@@ -259,6 +262,11 @@ def print_garbage(console: Console, garbage: Garbage, *, is_dry_run: bool) -> No
     done = "Would delete" if is_dry_run else "Deleted"
     count = len(garbage.infos) + len(garbage.unreadable)
     console.print(f"{done} {counted(count, 'snapshot')} that no cursor names, {freed}.")
+
+
+def _whose(which: Filter) -> str:
+    cursor = "" if which.cursor_name is None else f" of cursor {escape(which.cursor_name)}"
+    return cursor + ("" if which.topic_name is None else f" of topic {escape(which.topic_name)}")
 
 
 def print_owner(console: Console, seen: "OwnedPrefix", named_count: int) -> None:
@@ -313,8 +321,10 @@ def _copied_lines(copied: Copied, target: str) -> Iterator[str]:
     )
     if copied.unnamed:
         yield f"Left out {counted(copied.unnamed, 'snapshot')} that no cursor names here."
+    for unnamed_id, reason in copied.unnamed_damaged.items():
+        yield f"[yellow]Left out, named by no cursor:[/] {id_shown(unnamed_id)}: {escape(reason)}"
     for bucket_id, reason in copied.failed.items():
-        yield f"[red]Not copied:[/] {id_shown(bucket_id)}: {escape(reason)}"
+        yield f"[red]Not copied:[/] {bucket_id}: {escape(reason)}"
     if copied.cursors_left:
         yield (
             "[bold red]The cursors were left alone[/], and nothing was deleted here: a service would miss what is not "

@@ -108,10 +108,10 @@ def orphans(infos: Iterable[BucketSnapshotInfo], properties: Iterable[BucketProp
     return [info for info in infos if info.bucket_id not in named]
 
 
-def missing(infos: Iterable[BucketSnapshotInfo], properties: Iterable[BucketProperty]) -> list[BucketProperty]:
-    """Return the properties that name a snapshot that is not there."""
+def missing(infos: Iterable[BucketSnapshotInfo], properties: Iterable[BucketProperty]) -> dict[int, BucketProperty]:
+    """Return the ids that properties name and no snapshot has, with a property that names each."""
     found = {info.bucket_id for info in infos}
-    return [one for one in properties if one.bucket_id is not None and one.bucket_id not in found]
+    return {one.bucket_id: one for one in properties if one.bucket_id is not None and one.bucket_id not in found}
 
 
 def metadata_problems(info: BucketSnapshotInfo, segments: Sequence[SegmentMetadata]) -> list[str]:

@@ -308,6 +308,30 @@ def test_gc_deletes_what_no_cursor_names(data: Data) -> None:
     assert sorted(data.listed()) == data.ids
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ("--topic", "nosuch"),
+            "There are no snapshots of topic persistent://public/default/nosuch: nothing to delete.\n",
+        ),
+        (
+            ("--topic", "orders", "--cursor", "me"),
+            f"There are no snapshots of cursor me of topic {ORDERS}: nothing to delete.\n",
+        ),
+        (("--cursor", "me", "--dry-run"), "Every snapshot is named by a cursor: nothing to delete.\n"),
+    ],
+)
+def test_gc_says_whether_there_are_snapshots(data: Data, words: tuple[str, ...], expected: str) -> None:
+    assert data.run("gc", *words).stdout == expected
+
+
+def test_gc_calls_no_lost_snapshot_one_that_is_named(data: Data) -> None:
+    lose(data, *data.ids)
+
+    assert data.run("gc").stdout == "There are no snapshots: nothing to delete.\n"
+
+
 def test_gc_spares_what_a_malformed_property_seems_to_name(data: Data) -> None:
     data.put(REMINDERS, "me", {f"{BUCKET_KEY_PREFIX}_oops": str(data.ids[2])})
 
@@ -537,6 +561,31 @@ def lose(data: Data, *bucket_ids: int) -> None:
                 await storage.delete_bucket_snapshot(bucket_id)
 
     asyncio.run(delete())
+
+
+def test_a_damaged_snapshot_that_no_cursor_names_holds_up_no_move(data: Data, tmp_path: Path) -> None:
+    """It is told, and stays where it is: nobody would miss it."""
+    orphan = add_orphan(data)
+    damage_header(data, orphan)
+
+    result = data.run("copy", "--to", str(tmp_path / "new"), "--update-cursors", "--delete-source")
+
+    assert result.exit_code == 0
+    assert f"Left out, named by no cursor: {orphan}: snapshot of bucket {orphan} is corrupt" in result.stdout
+    assert "2 cursors now name the new ids." in result.stdout
+    assert "Deleted the 3 old snapshots." in result.stdout
+    assert len(_contents(tmp_path / "new")) == 3
+
+
+def damage_header(data: Data, bucket_id: int) -> None:
+    """Flip a bit in both copies of a header."""
+    database = Rdict(str(data.path / "snapshots"), Options(raw_mode=True))
+    index = database.get_column_family("index")
+    for family in (database, index):
+        for key in [key for key in family.keys() if key[:1] in b"hi" and key.endswith(bucket_id.to_bytes(8))]:  # noqa: SIM118
+            family[key] = b"\x02" + family[key][2:]
+    index.close()
+    database.close()
 
 
 @pytest.mark.parametrize("lost", [1, 3])
