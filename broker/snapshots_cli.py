@@ -309,20 +309,21 @@ def checkpoint(config: BrokerConfig, *, path: Path) -> None:
 def take_over(config: BrokerConfig, *, is_sure: bool, is_owner_dead: bool) -> None:
     """Give the prefix on S3 to this data folder, though another one has it.
 
-    For a folder that was restored from a copy, or a service whose machine is gone for good. Be sure of that: an owner
+    For a folder that was restored from a copy, or a service whose machine is gone for good; and where what says or
+    proves whose the prefix is was damaged, which is written anew then. Be sure that no other service uses it: an owner
     that still runs notices nothing before its next start, and the two services delete each other's snapshots until
     then. Refused while the owner is seen to run: its folder is on this machine and in use, or something was written
     under the prefix in the last minutes.
     """
     # Boto3 is an extra, and slow to import.
-    from broker.snapshots_takeover import open_takeover, refuse_alive
+    from broker.snapshots_takeover import open_takeover
 
     with open_takeover(config) as takeover:
         seen = takeover.look()
         if seen is None:
             click.echo("The prefix is this folder's, or nobody's: there is nothing to take over.")
             return
-        refuse_alive(seen, was_just_written=is_owner_dead)
+        takeover.refuse_alive(seen, was_just_written=is_owner_dead)
         print_owner(make_console(), seen, takeover.named_count(seen))
         if not is_sure:
             click.confirm("Is that owner gone for good?", abort=True)

@@ -272,7 +272,7 @@ def _whose(which: Filter) -> str:
 def print_owner(console: Console, seen: "OwnedPrefix", named_count: int) -> None:
     """Print whose a prefix is, what is under it, and what becomes of that."""
     facts = {
-        "owner": f"{seen.owner.folder} on {seen.owner.host}",
+        "owner": "damaged" if seen.owner.is_damaged else f"{seen.owner.folder} on {seen.owner.host}",
         "taken": f"{timedelta(seconds=round(seen.taken_s_ago))} ago",
         "written": f"{timedelta(seconds=round(seen.written_s_ago))} ago",
         "snapshots": f"{len(seen.bucket_ids):,}, of which this folder's cursors name {named_count:,}",

@@ -27,8 +27,9 @@ QUIET_S_MIN = 600.0
 class Takeover:
     """A prefix, and the service's folder that is to have it; locked, so that no service runs on that."""
 
-    def __init__(self, takeover: PrefixTakeover, named_ids: frozenset[int]) -> None:
+    def __init__(self, takeover: PrefixTakeover, folder: Path, named_ids: frozenset[int]) -> None:
         self._takeover = takeover
+        self._folder = folder
         self._named_ids = named_ids
 
     def look(self) -> OwnedPrefix | None:
@@ -51,26 +52,27 @@ class Takeover:
             StorageAccessError: The owner runs, or may run.
             SnapshotStorageError: The server does not answer, or refuses.
         """
-        refuse_alive(seen, was_just_written=was_just_written)
+        self.refuse_alive(seen, was_just_written=was_just_written)
         self._takeover.take(seen)
 
+    def refuse_alive(self, seen: OwnedPrefix, *, was_just_written: bool) -> None:
+        """Refuse where the owner is known to run, or wrote a short while ago from where nobody can look.
 
-def refuse_alive(seen: OwnedPrefix, *, was_just_written: bool) -> None:
-    """Refuse where the owner is known to run, or wrote a short while ago from where nobody can look.
-
-    Raises:
-        StorageAccessError: So it is.
-    """
-    folder = Path(seen.owner.folder)
-    if seen.owner.host == socket.gethostname() and (folder / "ledgers").is_dir():
-        if _is_in_use(folder / "ledgers"):
-            raise StorageAccessError(f"the service of {folder} is running, and uses the prefix: stop it first")
-    elif seen.written_s_ago < QUIET_S_MIN and not was_just_written:
-        raise StorageAccessError(
-            f"something was written there {seen.written_s_ago:.0f} s ago, so the service of {folder} on "
-            f"{seen.owner.host} may be running: stop it, and wait until {QUIET_S_MIN:.0f} s have passed, or say with "
-            "--owner-is-dead that it is"
-        )
+        Raises:
+            StorageAccessError: So it is.
+        """
+        folder = Path(seen.owner.folder)
+        is_here = not seen.owner.is_damaged and seen.owner.host == socket.gethostname()
+        if is_here and (folder / "ledgers").is_dir():
+            # This folder, whose proof is lost, is locked by this program.
+            if not folder.samefile(self._folder) and _is_in_use(folder / "ledgers"):
+                raise StorageAccessError(f"the service of {folder} is running, and uses the prefix: stop it first")
+        elif seen.written_s_ago < QUIET_S_MIN and not was_just_written:
+            whose = "its service" if seen.owner.is_damaged else f"the service of {folder} on {seen.owner.host}"
+            raise StorageAccessError(
+                f"something was written there {seen.written_s_ago:.0f} s ago, so {whose} may be running: stop it, and "
+                f"wait until {QUIET_S_MIN:.0f} s have passed, or say with --owner-is-dead that it is"
+            )
 
 
 def _is_in_use(ledgers: Path) -> bool:
@@ -107,6 +109,6 @@ def open_takeover(config: BrokerConfig) -> Iterator[Takeover]:
         )
         takeover = PrefixTakeover(config.s3, owner_file(config))
         try:
-            yield Takeover(takeover, named)
+            yield Takeover(takeover, config.data_directory, named)
         finally:
             takeover.close()

@@ -14,36 +14,46 @@ take turns, by a lock beside the file. A token proves the same under any name of
 endpoint, bucket and prefix only to keep the last ones of each.
 
 A folder that has no such token gets the prefix only if someone decides so (`take_over`), as its owner is gone for good.
+Both carry a CRC32C, so that damage is told from another's token; older ones have none. Who decides writes both anew.
 
 Left out: a copy that is opened while the original runs is noticed at the original's next start, not before.
 """
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snapshot_storage.errors import StorageAccessError, StorageUnavailableError
+import google_crc32c
+
+from snapshot_storage.errors import OwnerCorruptedError, StorageAccessError, StorageUnavailableError
 from snapshot_storage.s3_client import Content, S3Client
 from snapshot_storage.s3_layout import owner_key
 
+log = logging.getLogger(__name__)
+
+_CHECKSUM = "crc32c"
+_OBJECT_FIELDS = {"token", "host", "folder"}
 # More than the one that the object has and the one that it gets: an object that a server lost and had restored.
 _TOKENS_MAX = 16
 
 
 class LastOwner(NamedTuple):
-    """Who took a prefix last, as the object says; empty where it does not."""
+    """Who took a prefix last, as the object says; without names where that is damaged."""
 
     folder: str
     host: str
-    token: str
+    tag: str
+    """Of the object, another one whenever somebody takes the prefix."""
     is_this_folder: bool
-    """Whether the token is one of this folder's."""
+    """Whether this folder proves that it was the one."""
+    is_damaged: bool = False
 
 
 class PrefixOwner:
@@ -61,6 +71,7 @@ class PrefixOwner:
 
         Raises:
             StorageAccessError: It belongs to another folder, or the folder cannot be written.
+            OwnerCorruptedError: Nobody can say, as the object or the folder's file is damaged.
             StorageUnavailableError: The server does not answer.
         """
         if is_read_only:
@@ -83,8 +94,15 @@ class PrefixOwner:
         found = self._client.read_all(self._key)
         if found is None:
             return None
-        fields, token = _fields_of(found), _token_in(found)
-        return LastOwner(str(fields.get("folder")), str(fields.get("host")), token, self._is_ours(found))
+        try:
+            fields = self._fields_of(found)
+        except OwnerCorruptedError:
+            return LastOwner("", "", found.tag, is_this_folder=False, is_damaged=True)
+        try:
+            is_ours = self._is_ours(fields)
+        except OwnerCorruptedError:
+            is_ours = False
+        return LastOwner(fields["folder"], fields["host"], found.tag, is_ours)
 
     def take_over(self, last: LastOwner) -> None:
         """Give the prefix to this folder, whoever had it: only where that one is gone for good.
@@ -95,7 +113,7 @@ class PrefixOwner:
         """
         with self._turn():
             found = self._client.read_all(self._key)
-            if found is None or _token_in(found) != last.token or not self._take(found):
+            if found is None or found.tag != last.tag or not self._take(found):
                 raise StorageAccessError(f"{self._where} was taken a moment ago: somebody uses it")
 
     @contextmanager
@@ -111,27 +129,32 @@ class PrefixOwner:
 
     def _proven(self) -> Content | None:
         found = self._client.read_all(self._key)
-        if found is not None and not self._is_ours(found):
-            raise StorageAccessError(self._refusal(found))
+        if found is not None and not self._is_ours(fields := self._fields_of(found)):
+            raise StorageAccessError(self._refusal(fields))
         return found
 
-    def _is_ours(self, found: Content) -> bool:
-        return any(_token_in(found) in tokens for tokens in self._tokens().values())
+    def _is_ours(self, fields: dict[str, str]) -> bool:
+        return any(fields["token"] in tokens for tokens in self._tokens().values())
 
     def _take(self, found: Content | None) -> bool:
+        """Take it from whoever has it; what is damaged proves nothing any more, and is written anew."""
         token = secrets.token_hex(16)
         # 1. The file.
-        current = [] if found is None else [_token_in(found)]
-        older = [one for one in self._tokens().get(self._place, []) if one not in current]
-        self._write_tokens([*older, *current, token][-_TOKENS_MAX:])
+        current: list[str] = []
+        known: dict[str, list[str]] = {}
+        with _written_anew():
+            known = self._tokens()
+        with _written_anew():
+            current = [] if found is None else [self._fields_of(found)["token"]]
+        older = [one for one in known.get(self._place, []) if one not in current]
+        self._write_tokens(known | {self._place: [*older, *current, token][-_TOKENS_MAX:]})
         # 2. The object.
-        body = json.dumps({"token": token, "host": socket.gethostname(), "folder": str(self._file.parent.absolute())})
+        body = _sealed({"token": token, "host": socket.gethostname(), "folder": str(self._file.parent.absolute())})
         if found is None:
             return self._client.create(self._key, body.encode())
         return self._client.replace(self._key, body.encode(), tag=found.tag)
 
-    def _refusal(self, found: Content) -> str:
-        owner = _fields_of(found)
+    def _refusal(self, owner: dict[str, str]) -> str:
         return (
             f"{self._where} was last taken by the folder {owner.get('folder')} on {owner.get('host')}, with a token "
             f"that {self._file} does not know. If another service uses it, set bucketSnapshotS3Prefix to a prefix of "
@@ -142,19 +165,34 @@ class PrefixOwner:
 
     def _tokens(self) -> dict[str, list[str]]:
         try:
-            found = json.loads(self._file.read_text())
+            return _tokens_in(self._file.read_bytes())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise StorageAccessError(f"{self._file} cannot be read: {error}; restore it from a copy") from error
-        return found if isinstance(found, dict) else {}
+        except ValueError as error:
+            what = f"{self._file}, by which this folder proves that {self._where} is its own,"
+            raise OwnerCorruptedError(self._damage(what, error)) from error
 
-    def _write_tokens(self, tokens: list[str]) -> None:
-        changed = self._tokens() | {self._place: tokens}
+    def _fields_of(self, found: Content) -> dict[str, str]:
+        try:
+            return _owner_in(found.data)
+        except ValueError as error:
+            what = f"the object {self._key} of the bucket, which says whose {self._where} is,"
+            raise OwnerCorruptedError(self._damage(what, error)) from error
+
+    def _damage(self, what: str, error: ValueError) -> str:
+        return (
+            f"{what} is damaged: {error}. If no other service uses the prefix, `postdate snapshots take-over` gives "
+            "it to this folder, and writes anew what is damaged; otherwise set bucketSnapshotS3Prefix to a prefix of "
+            "this service's own"
+        )
+
+    def _write_tokens(self, changed: dict[str, list[str]]) -> None:
         beside = self._file.with_name(self._file.name + ".new")
         try:
             with beside.open("w") as file:
-                json.dump(changed, file)
+                file.write(_sealed(changed))
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(self._file)
@@ -171,13 +209,48 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _token_in(content: Content) -> str:
-    return str(_fields_of(content).get("token"))
-
-
-def _fields_of(content: Content) -> dict[str, Any]:
+@contextmanager
+def _written_anew() -> Iterator[None]:
     try:
-        fields = json.loads(content.data)
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}
+        yield
+    except OwnerCorruptedError as error:
+        log.warning("writing it anew: %s", error)
+
+
+def _sealed(fields: Mapping[str, object]) -> str:
+    """Return fields as JSON, with a checksum of what they say."""
+    return json.dumps({**fields, _CHECKSUM: _checksum_of(fields)})
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    """Return fields, also those of before there was a checksum.
+
+    Raises:
+        ValueError: They are not what was written.
+    """
+    fields = json.loads(data)
+    if not isinstance(fields, dict):
+        raise ValueError("it has no fields")
+    checksum = fields.pop(_CHECKSUM, None)
+    if checksum not in (None, _checksum_of(fields)):
+        raise ValueError("its checksum is wrong")
+    return fields
+
+
+def _owner_in(data: bytes) -> dict[str, str]:
+    fields = _unsealed(data)
+    # Where the name of the checksum is damaged, it seems to have none.
+    if set(fields) != _OBJECT_FIELDS:
+        raise ValueError("it has other fields than were written")
+    return {name: str(value) for name, value in fields.items()}
+
+
+def _tokens_in(data: bytes) -> dict[str, list[str]]:
+    fields = _unsealed(data)
+    if not all("/" in place and isinstance(tokens, list) for place, tokens in fields.items()):
+        raise ValueError("it has other fields than were written")
+    return fields
+
+
+def _checksum_of(fields: Mapping[str, object]) -> str:
+    return f"{google_crc32c.value(json.dumps(fields, sort_keys=True).encode()):08x}"

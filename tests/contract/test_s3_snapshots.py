@@ -16,6 +16,7 @@ from botocore.awsrequest import AWSResponse
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
+    OwnerCorruptedError,
     SnapshotCorruptedError,
     SnapshotStorageError,
     StorageAccessError,
@@ -284,6 +285,33 @@ def test_a_prefix_belongs_to_the_folder_that_took_it(moto: S3Server, tmp_path: P
     start("copy")
     with pytest.raises(StorageAccessError, match=r"by the folder .*copy"):
         start("mine")
+
+
+def test_any_flipped_bit_in_what_proves_an_owner_is_damage(moto: S3Server, tmp_path: Path) -> None:
+    """In the object and in the file: never another owner's, and never one who may go on with what was not written."""
+    config = moto.config(S3Backend(moto).prefix)
+    key = f"{config.prefix}/owner"
+    client = S3Client(config)
+    owner = PrefixOwner(client, config.bucket, config.prefix, tmp_path / "owner.json")
+    owner.check(is_read_only=False)
+
+    def put(body: bytes) -> None:
+        moto.client.put_object(Bucket=BUCKET, Key=key, Body=body)
+
+    found = client.read_all(key)
+    assert found is not None
+    for whole, write in ((found.data, put), ((tmp_path / "owner.json").read_bytes(), owner._file.write_bytes)):
+        for offset in range(len(whole)):
+            flipped = bytearray(whole)
+            flipped[offset] ^= 1 << offset % 8
+            write(bytes(flipped))
+            with pytest.raises(OwnerCorruptedError, match=r"is damaged: .*snapshots take-over"):
+                owner.check(is_read_only=True)
+        # Without a checksum, as an older program wrote it.
+        older = json.loads(whole)
+        del older["crc32c"]
+        write(json.dumps(older).encode())
+        owner.check(is_read_only=True)
 
 
 def test_a_crash_while_a_prefix_is_taken_costs_nothing(moto: S3Server, tmp_path: Path) -> None:

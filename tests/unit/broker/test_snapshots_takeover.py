@@ -16,7 +16,7 @@ from broker import snapshots_takeover
 from broker.cli import main
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
-from snapshot_storage.errors import StorageAccessError
+from snapshot_storage.errors import OwnerCorruptedError, StorageAccessError
 from snapshot_storage.s3 import S3BucketSnapshotStorage
 from snapshot_storage.s3_config import OWNER_FILE_NAME
 from tests.contract.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MotoServer
@@ -87,7 +87,10 @@ class Prefix:
         return fields
 
     def move_owner_elsewhere(self) -> None:
-        body = json.dumps(self.owner() | {"host": "another-machine"})
+        fields = self.owner() | {"host": "another-machine"}
+        # As an older program wrote it.
+        del fields["crc32c"]
+        body = json.dumps(fields)
         self.server.client.put_object(Bucket=BUCKET, Key=f"{self.name}/owner", Body=body.encode())
 
 
@@ -195,4 +198,27 @@ def test_who_takes_it_between_the_look_and_the_answer_keeps_it(prefix: Prefix, m
 
     assert result.exit_code == 2
     assert "was taken a moment ago" in result.stderr
+    prefix.start("old")
+
+
+@pytest.mark.parametrize("what", ["file", "object", "both"])
+def test_its_own_folder_takes_a_prefix_whose_proof_is_damaged(prefix: Prefix, what: str) -> None:
+    """One bit of it is told as damage with what to do; then file and object are whole again."""
+    file = prefix.folder / "old" / OWNER_FILE_NAME
+    if what != "object":
+        data = bytearray(file.read_bytes())
+        data[data.index(b"[") + 3] ^= 1
+        file.write_bytes(data)
+    if what != "file":
+        body = json.dumps(prefix.owner() | {"folder": "/elsewhere"}).encode()
+        prefix.server.client.put_object(Bucket=BUCKET, Key=f"{prefix.name}/owner", Body=body)
+
+    with pytest.raises(OwnerCorruptedError, match=r"is damaged: its checksum is wrong.*snapshots take-over"):
+        prefix.start("old")
+    refused = prefix.take_over("old", "--yes")
+    taken = prefix.take_over("old", "--yes", "--owner-is-dead")
+
+    # Whose it was can be read where only the file is damaged: its service is seen not to run.
+    assert refused.exit_code == (0 if what == "file" else 2), refused.output
+    assert taken.exit_code == 0, taken.output
     prefix.start("old")
