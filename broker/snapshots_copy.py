@@ -43,6 +43,8 @@ class Copied:
     """How many were left out, as no cursor names them."""
     unnamed_damaged: dict[int | None, str] = field(default_factory=dict)
     """Why others cannot be read that no cursor names, by id as far as that is known."""
+    moved_before: int = 0
+    """How many of those that cursors name are in the target alone, as an earlier run has updated the cursors."""
     cursors_updated: int = 0
     cursors_left: bool = False
     """Whether the cursors were to be updated, and name the old snapshots still, as not all are there."""
@@ -74,7 +76,8 @@ async def copy_snapshots(
         patient_storage_of(target) as there,
     ):
         properties = await place.properties(which)
-        await _copy_all(place, there, which, properties, copied, advance)
+        await _choose(place, there, which, properties, copied)
+        await _copy_all(place, there, which, copied, advance)
         copied.cursors_left = updates_cursors and bool(copied.failed)
         if updates_cursors and not copied.failed:
             copied.cursors_updated = await _update_cursors(place, properties, copied.new_ids)
@@ -85,14 +88,10 @@ async def copy_snapshots(
     return copied
 
 
-async def _copy_all(
-    place: Place,
-    there: BucketSnapshotStorage,
-    which: Filter,
-    properties: list[BucketProperty],
-    copied: Copied,
-    advance: Advance,
+async def _choose(
+    place: Place, there: BucketSnapshotStorage, which: Filter, properties: list[BucketProperty], copied: Copied
 ) -> None:
+    """Find what cursors name, and what of that is damaged or missing."""
     infos, damaged = await place.readable_infos(which)
     named = {one.bucket_id for one in properties}
     for bucket_id, reason in damaged.items():
@@ -104,8 +103,20 @@ async def _copy_all(
     unnamed = {info.bucket_id for info in orphans(infos, properties)}
     copied.unnamed = len(unnamed)
     copied.infos = [info for info in infos if info.bucket_id not in unnamed]
-    for bucket_id, one in missing(infos, properties).items():
+    lost = missing(infos, properties)
+    targets = {info.bucket_id: info for info in await there.list_bucket_snapshots()} if lost else {}
+    for bucket_id, one in lost.items():
+        target = targets.get(bucket_id)
+        if target is not None and (target.topic_name, target.cursor_name, target.bucket_key) == one[:3]:
+            # A move that was begun again after its cursors were updated.
+            copied.moved_before += 1
+            continue
         copied.failed.setdefault(bucket_id, f"{one.key} of {one.cursor_name}, {one.topic_name} names it: it is missing")
+
+
+async def _copy_all(
+    place: Place, there: BucketSnapshotStorage, which: Filter, copied: Copied, advance: Advance
+) -> None:
     total, done = sum(info.length_bytes for info in copied.infos), 0
     advance(0, total)
     candidates = matched(copied.infos, await there.list_bucket_snapshots(which.topic_name, which.cursor_name))

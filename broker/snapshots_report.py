@@ -321,6 +321,11 @@ def _copied_lines(copied: Copied, target: str) -> Iterator[str]:
     )
     if copied.unnamed:
         yield f"Left out {counted(copied.unnamed, 'snapshot')} that no cursor names here."
+    if copied.moved_before:
+        yield (
+            f"The cursors name {counted(copied.moved_before, 'snapshot')} there already: an earlier run moved them. "
+            "What no cursor names here any more, `postdate snapshots gc` deletes."
+        )
     for unnamed_id, reason in copied.unnamed_damaged.items():
         yield f"[yellow]Left out, named by no cursor:[/] {id_shown(unnamed_id)}: {escape(reason)}"
     for bucket_id, reason in copied.failed.items():

@@ -539,6 +539,20 @@ def test_a_move_lets_the_cursors_name_the_copies_and_deletes_the_old(data: Data,
     assert data.run("verify").exit_code == 0
 
 
+def test_a_move_that_is_begun_again_after_its_cursors_finds_nothing_lost(data: Data, tmp_path: Path) -> None:
+    """Killed before it deleted the old ones, say: the cursors name what is in the target alone."""
+    words = ("copy", "--to", str(tmp_path / "new"), "--update-cursors")
+    data.run(*words)
+    before = data.properties
+
+    again = data.run(*words, "--delete-source")
+
+    assert again.exit_code == 0
+    assert "The cursors name 3 snapshots there already" in again.stdout
+    assert data.properties == before
+    assert "Deleted 3 snapshots that no cursor names" in data.run("gc").stdout
+
+
 def test_a_damaged_snapshot_is_not_copied_and_no_cursor_changes(data: Data, tmp_path: Path) -> None:
     data.damage(data.ids[1], 5)
     before = data.properties
