@@ -16,13 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapshot_storage.columns import Int64Array
+from snapshot_storage.metadata_columns import BITMAP_TAG, FIRST_TIME_TAG, LAST_TIME_TAG, LEDGER_TAG, RECORD_TAG
 from snapshot_storage.varints import varint_widths, write_fields
 
-_RECORD_TAG = 0x0A
-_LEDGER_TAG, _BITMAP_TAG = 0x08, 0x12
-_LAST_TIME_TAG, _FIRST_TIME_TAG = 0x10, 0x18
-_BITMAP_TAGS = np.array([_RECORD_TAG, _LEDGER_TAG, _BITMAP_TAG], np.uint8)
-_TIME_TAGS = np.array([_LAST_TIME_TAG, _FIRST_TIME_TAG], np.uint8)
+_BITMAP_TAGS = np.array([RECORD_TAG, LEDGER_TAG, BITMAP_TAG], np.uint8)
+_TIME_TAGS = np.array([LAST_TIME_TAG, FIRST_TIME_TAG], np.uint8)
 
 
 def write_columns(
@@ -55,7 +53,7 @@ def write_columns(
     entry_fields = 1 + 3 * np.arange(len(bitmaps)) + 3 * bitmap_segments
     tags = np.empty(3 * (len(first_times) + len(bitmaps)), np.uint8)
     values = np.empty(len(tags), np.int64)
-    tags[head_fields], values[head_fields] = _RECORD_TAG, segment_sizes
+    tags[head_fields], values[head_fields] = RECORD_TAG, segment_sizes
     _put(tags, values, entry_fields, _BITMAP_TAGS, (entry_sizes, ledger_ids, sizes))
     _put(tags, values, tail_fields, _TIME_TAGS, (last_times, first_times))
 

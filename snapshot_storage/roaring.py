@@ -47,10 +47,11 @@ def serialized_bitmaps(values: NDArray[np.uint32], starts: NDArray[np.intp]) -> 
     heads[:, 5] = counts[is_listed] - 1
     sizes = counts[is_listed] + heads.shape[1]
     ends = np.cumsum(sizes)
+    head_places = (ends - sizes)[:, None] + np.arange(heads.shape[1])
     listed = np.empty(int(ends[-1]) if len(ends) else 0, "<u2")
-    listed[(ends - sizes)[:, None] + np.arange(heads.shape[1])] = heads
+    listed[head_places] = heads
     is_value = np.ones(len(listed), np.bool_)
-    is_value[(ends - sizes)[:, None] + np.arange(heads.shape[1])] = False
+    is_value[head_places] = False
     listed[is_value] = values[np.repeat(is_listed, counts)]
 
     data, pieces, start = listed.tobytes(), [], 0

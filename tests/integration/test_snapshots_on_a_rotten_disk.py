@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,21 +31,12 @@ from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.testing import FakeCursor
 
-pytestmark = pytest.mark.s3_server
+pytestmark = [pytest.mark.s3_server, pytest.mark.usefixtures("restored_logging")]
 
 TOPIC = "persistent://public/default/orders"
 ROWS = 600
 START_MS = 1_800_000_000_000
 _HOUR_MS = 3_600_000
-
-
-@pytest.fixture(autouse=True)
-def _restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @dataclass

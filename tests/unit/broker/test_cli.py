@@ -6,7 +6,6 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,18 +18,10 @@ from broker.cli_common import OneLineFormatter
 from broker.config import BrokerConfig
 from broker.demo_process import PostdateProcess, free_ports
 
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
 REPOSITORY = Path(__file__).parents[3]
 CONF = str(REPOSITORY / "config/broker.conf")
-
-
-@pytest.fixture(autouse=True)
-def _restored_logging() -> Iterator[None]:
-    """The commands set up logging for their process, which here is the tests'."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def run(*words: str, environment: dict[str, str] | None = None) -> Result:

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,21 +28,14 @@ from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.snapshot import build_snapshot
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
 ORDERS = "persistent://public/default/orders"
 REMINDERS = "persistent://public/default/reminders"
 START_MS = 1_800_000_000_000
 ROWS = 600
 NAMES = [(ORDERS, "billing", 1), (ORDERS, "billing", 3), (REMINDERS, "me", 5)]
 """Topic, cursor and first ledger of the snapshots, which have two ledgers each."""
-
-
-@pytest.fixture(autouse=True)
-def _restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -21,14 +20,7 @@ from snapshot_storage.s3 import S3BucketSnapshotStorage
 from snapshot_storage.s3_config import OWNER_FILE_NAME
 from tests.contract.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MotoServer
 
-
-@pytest.fixture(autouse=True)
-def _restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 @pytest.fixture(scope="module")
