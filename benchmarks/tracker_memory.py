@@ -26,11 +26,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.process_tuning import tune_process
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.process.tuning import tune_process
 from tracker.testing import FakeClock, FakeCursor
 
 LAWS: Final = ("fixed", "exponential", "week", "instant")

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,16 @@ from benchmarks.tracker_workload import (
     SEGMENT_STEP_MS_MAX,
     Workload,
 )
-from broker.process_tuning import tune_process
 from snapshot_storage.codec import decode_metadata_columns
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.actions import DeleteSnapshot, Event, LoadSegments, ReadMetadata, ReadPositions
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.process import SnapshotProcess
+from tracker.process.tuning import tune_process
+from tracker.snapshot_work import SnapshotOwner, StorageAction
 from tracker.testing import FakeClock, FakeCursor
 
 BATCH_ROWS = 1_000
@@ -41,35 +45,22 @@ BATCH_ROWS = 1_000
 Figures = dict[str, float]
 
 
-class CountingStorage(RocksDBBucketSnapshotStorage):
+class CountingProcess(SnapshotProcess):
     """Counts reads, and on demand the rows of every snapshot that was ever stored."""
 
     def __init__(self, folder: Path, *, counts_rows: bool = False) -> None:
-        super().__init__(folder)
+        super().__init__(partial(RocksDBBucketSnapshotStorage, folder))
         self.read_count = 0
         self._counts_rows = counts_rows
         self._rows_deleted = 0
 
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
+    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
         """See base."""
-        self.read_count += 1
-        return await super().read_bucket_snapshot_head(bucket_id)
-
-    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """See base."""
-        self.read_count += 1
-        return await super().get_bucket_snapshot_metadata(bucket_id)
-
-    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        """See base."""
-        self.read_count += 1
-        return await super().get_bucket_snapshot_segment(bucket_id, first_entry, last_entry)
-
-    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        """See base."""
-        if self._counts_rows:
-            self._rows_deleted += await self._row_count(bucket_id)
-        await super().delete_bucket_snapshot(bucket_id)
+        if isinstance(action, ReadMetadata | ReadPositions) or (isinstance(action, LoadSegments) and not action.data):
+            self.read_count += 1
+        if isinstance(action, DeleteSnapshot) and self._counts_rows:
+            self._rows_deleted += await self._row_count(action.bucket_id)
+        return await super().run_action(owner, action)
 
     async def rows_stored(self) -> int:
         """Return how many rows the snapshots have."""
@@ -80,7 +71,7 @@ class CountingStorage(RocksDBBucketSnapshotStorage):
         return self._rows_deleted + await self.rows_stored()
 
     async def _row_count(self, bucket_id: int) -> int:
-        metadata = await super().get_bucket_snapshot_metadata(bucket_id)
+        metadata = await self.get_bucket_snapshot_metadata(bucket_id)
         return decode_metadata_columns(metadata).row_count_from(0)
 
 
@@ -139,7 +130,7 @@ class Run:
     async def _measure_batched(self) -> Figures:
         """Add in batches; then ask, recover beside it, and drain what was added."""
         cursor, clock = FakeCursor(), FakeClock(NOW_MS)
-        async with CountingStorage(self._folder / "batched") as storage:
+        async with CountingProcess(self._folder / "batched") as storage:
             is_news = asyncio.Event()
             tracker = self._tracker(storage, cursor, clock, is_news.set)
             figures = await self._add_batched(tracker)
@@ -155,7 +146,7 @@ class Run:
         return figures
 
     async def _measure_single(self) -> Figures:
-        async with CountingStorage(self._folder / "single") as storage:
+        async with CountingProcess(self._folder / "single") as storage:
             tracker = self._tracker(storage, FakeCursor(), FakeClock(NOW_MS))
             figures = await self._add_singly(tracker)
             await tracker.close()
@@ -163,7 +154,7 @@ class Run:
 
     async def _measure_size(self) -> Figures:
         """Add in batches, count what was written for it, and tell the memory that the tracker gives back at its end."""
-        async with CountingStorage(self._folder / "counted", counts_rows=True) as storage:
+        async with CountingProcess(self._folder / "counted", counts_rows=True) as storage:
             tracker = self._tracker(storage, FakeCursor(), FakeClock(NOW_MS))
             await self._add_batched(tracker)
             await settle(tracker)
@@ -218,7 +209,7 @@ class Run:
         figures["contains_per_s"] = found / (time.perf_counter() - began)
         return figures
 
-    async def _recover(self, storage: CountingStorage, first: FakeCursor) -> Figures:
+    async def _recover(self, storage: CountingProcess, first: FakeCursor) -> Figures:
         """Recover a second tracker from what the first one has stored."""
         cursor = FakeCursor()
         cursor.properties = dict(first.properties)

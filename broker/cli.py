@@ -48,8 +48,8 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str) 
     configure_logging(log_level)
     config = load_config(config_path, environment=os.environ, overrides=overrides)
     # Imported late: the other commands need none of it, and it takes most of a second.
-    from broker.process_tuning import tune_process
     from broker.server import serve as run_service
+    from tracker.process.tuning import tune_process
 
     tune_process()
     sys.exit(asyncio.run(run_service(config, announce=lambda: click.echo(announcement(config)))))

@@ -1,6 +1,6 @@
 """The errors that leave this package: one base, and callers branch on `retriable`, never on a text."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class SnapshotStorageError(Exception):
@@ -8,6 +8,14 @@ class SnapshotStorageError(Exception):
 
     retriable: ClassVar[bool] = False
     """Whether the same call may succeed later, with nothing else changed."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the text and the attributes, as `__init__` takes other arguments than the text."""
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(kind: type[SnapshotStorageError], args: tuple[Any, ...]) -> SnapshotStorageError:
+    return kind.__new__(kind, *args)
 
 
 class BucketNotFoundError(SnapshotStorageError, LookupError):

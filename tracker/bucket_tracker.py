@@ -7,7 +7,7 @@ calls are awaited; no add and no poll ever waits for either.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -30,7 +30,6 @@ from tracker.actions import (
     ReadMetadata,
     ReadPositions,
     SegmentsLoaded,
-    SnapshotCreated,
 )
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
@@ -44,9 +43,17 @@ from tracker.delayed_delivery_tracker import (
 from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
 from tracker.heap import Heap, trim_of_c_library
 from tracker.recovery import read_properties
-from tracker.snapshot_creates import SnapshotCreates
 from tracker.snapshot_merge import RunBlocking
-from tracker.snapshot_work import SnapshotWork, T, is_deletable, is_lost, lost_bucket_id
+from tracker.snapshot_work import (
+    SnapshotWork,
+    StorageWorker,
+    in_thread,
+    is_deletable,
+    is_lost,
+    lost_bucket_id,
+    rows_handled,
+    worker_on,
+)
 from tracker.stats import TrackerStats, operation_of
 
 logger = logging.getLogger(__name__)
@@ -55,11 +62,6 @@ Clock = Callable[[], int]
 
 TIMER_MS_MAX = 5_000
 """The timer is set at most this far ahead, so that a step of the wall clock is noticed within it."""
-
-
-def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
-    """Run a function in the event loop's default pool of threads."""
-    return asyncio.to_thread(function)
 
 
 class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
@@ -74,8 +76,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         now_ms: Clock,
         run_blocking: RunBlocking = in_thread,
         rng: Random | None = None,
-        building: asyncio.Lock | None = None,
-        creates: SnapshotCreates | None = None,
+        worker: StorageWorker | None = None,
         heap: Heap | None = None,
     ) -> None:
         self._context = context
@@ -93,7 +94,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._core.set_active(context.is_active)
         self._run_blocking = run_blocking
         self._heap = heap if heap is not None else Heap(trim_of_c_library())
-        self._work = SnapshotWork(config, context, storage, run_blocking, building or asyncio.Lock(), creates)
+        self._work = SnapshotWork(config, context, worker or worker_on(storage, run_blocking))
         self._stats = TrackerStats()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -364,10 +365,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             event = self._failed(action, error)
         else:
             self._note_works(action)
-            if isinstance(event, SnapshotCreated | MetadataRead):
-                self._heap.note_freed(event.table.row_count)
-            elif isinstance(event, SegmentsLoaded):
-                self._heap.note_freed(len(event.rows))
+            self._heap.note_freed(rows_handled(event))
         now_ms = self._now_ms()
         if counters is not None and isinstance(event, ActionFailed):
             counters.failed += 1
@@ -437,8 +435,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         self._now_ms = now_ms
         self._run_blocking = run_blocking
         self._rng = rng if rng is not None else Random()
-        self._building = asyncio.Lock()
-        self._creates = SnapshotCreates(storage)
+        self._worker = worker_on(storage, run_blocking)
         self._heap = Heap(trim_of_c_library())
 
     async def start(self) -> None:
@@ -448,7 +445,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
     async def close(self) -> None:
         """See base; closes the storage."""
         await self._storage.close()
-        await self._creates.close()
+        await self._worker.close()
 
     def new_tracker(self, context: TrackerContext) -> BucketDelayedDeliveryTracker:
         """See base."""
@@ -459,8 +456,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
             now_ms=self._now_ms,
             run_blocking=self._run_blocking,
             rng=Random(self._rng.random()),
-            building=self._building,
-            creates=self._creates,
+            worker=self._worker,
             heap=self._heap,
         )
         tracker.start()

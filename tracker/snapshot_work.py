@@ -1,12 +1,16 @@
-"""Run the core's actions against a storage and a cursor: decode and encode in a worker, and answer with events.
+"""Run the core's actions against a cursor and a storage, and answer with events.
 
-Nothing here has a state of its own: what an action needs is in it. The functions that do O(n) work are module-level,
-over arrays, and know no event loop.
+What concerns the cursor is done here and now. What concerns a storage is done by whoever works on it
+(`StorageWorker`): threads of this process (`StorageWork`), which decode and encode there, or a process of its own
+(`process.SnapshotProcess`), where the same `StorageWork` runs. An action has all that it needs with it, so it can be
+sent. The functions that do O(n) work are module-level, over arrays, and know no event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final, TypedDict, TypeVar, assert_never
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, ParamSpec, TypeVar, assert_never
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.codec import decode_metadata_columns, decode_segments
@@ -16,9 +20,7 @@ from snapshot_storage.metadata_columns import MetadataColumns
 from snapshot_storage.snapshot import Snapshot, build_snapshot
 from snapshot_storage.storage import (
     BucketSnapshotHead,
-    BucketSnapshotInfo,
     BucketSnapshotStorage,
-    BucketSnapshotWriter,
 )
 from tracker.actions import (
     Action,
@@ -60,24 +62,43 @@ BITMAPS_AT_ONCE_MAX: Final = 64
 DECODED_AT_ONCE_BYTES_MAX: Final = 4_096
 """What is no larger is decoded on the event loop: some 250 rows, or 50 segments' metadata, in about 0.2 ms."""
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-_SingleCall = (
-    PersistBucket
-    | PutProperty
-    | ReadMetadata
-    | ReadPositions
-    | LoadSegments
-    | DeleteSnapshot
-    | RemoveProperty
-    | ListSnapshots
-)
+_SingleCall = PersistBucket | ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot | ListSnapshots
+StorageAction = _SingleCall | MergeBuckets
+"""What needs the storage and nothing else."""
 
 
-class _Names(TypedDict):
-    bucket_key: str
+def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
+    """Run a function in the event loop's default pool of threads."""
+    return asyncio.to_thread(function)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOwner:
+    """Whose snapshots an action is about, and how they are made."""
+
     topic_name: str
     cursor_name: str
+    config: TrackerConfig
+
+
+class StorageWorker(ABC):
+    """Does the work on a storage, for any number of trackers."""
+
+    @abstractmethod
+    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
+        """Run an action to its end, within the configured time; of a merge, which is many calls, each of them.
+
+        Raises:
+            SnapshotStorageError: As the storage's calls do.
+            TimeoutError: It took too long; it may still take effect.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of what is still done in the background; call when the storage is closed. Idempotent."""
 
 
 def is_lost(error: BaseException) -> bool:
@@ -100,86 +121,87 @@ async def is_deletable(storage: BucketSnapshotStorage, bucket_id: int, topic_nam
 
 
 class SnapshotWork:
-    """Runs one action and gives its answer; raises what the storage and the cursor raise."""
+    """Runs one action of one tracker and gives its answer; raises what the storage and the cursor raise."""
 
-    def __init__(
-        self,
-        config: TrackerConfig,
-        context: TrackerContext,
-        storage: BucketSnapshotStorage,
-        run_blocking: RunBlocking,
-        building: asyncio.Lock,
-        creates: SnapshotCreates | None = None,
-    ) -> None:
-        self._config = config
-        self._span_rows = max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET)
-        # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
-        # twice as long.
-        self._building = building
-        self._context = context
-        self._storage = storage
-        self._creates = creates if creates is not None else SnapshotCreates(storage)
-        self._run_blocking = run_blocking
+    def __init__(self, config: TrackerConfig, context: TrackerContext, worker: StorageWorker) -> None:
+        self._owner = SnapshotOwner(context.topic_name, context.cursor_name, config)
+        self._cursor = context.cursor
+        self._worker = worker
 
     async def run(self, action: Action) -> Event:
-        """Run an action to its end, within the configured time; of a merge, which is many calls, each of them."""
+        """Run an action to its end, within the configured time."""
+        if not isinstance(action, PutProperty | RemoveProperty):
+            return await self._worker.run_action(self._owner, action)
+        async with asyncio.timeout(self._owner.config.operation_timeout_ms / 1_000):
+            if isinstance(action, PutProperty):
+                await self._cursor.update_properties(put={action.bucket_key: str(action.bucket_id)})
+                return PropertyPut(action.serial)
+            await self._cursor.update_properties(remove=[action.bucket_key])
+            return PropertyRemoved(action.serial)
+
+
+class StorageWork(StorageWorker):
+    """Works on a storage of this process; decoding and encoding are done where `run_blocking` puts them."""
+
+    def __init__(self, storage: BucketSnapshotStorage, run_blocking: RunBlocking = in_thread) -> None:
+        # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
+        # twice as long.
+        self._building = asyncio.Lock()
+        self._storage = storage
+        self._creates = SnapshotCreates(storage)
+        self._run_blocking = run_blocking
+
+    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
+        """See base."""
         if isinstance(action, MergeBuckets):
-            return await self._merge(action)
-        async with self._in_time():
-            return await self._run(action)
+            return await self._merge(owner, action)
+        async with _in_time(owner):
+            return await self._run(owner, action)
 
-    def _in_time(self) -> asyncio.Timeout:
-        return asyncio.timeout(self._config.operation_timeout_ms / 1_000)
+    async def close(self) -> None:
+        """See base: late creates are watched no longer."""
+        await self._creates.close()
 
-    async def _run(self, action: _SingleCall) -> Event:
+    async def _run(self, owner: SnapshotOwner, action: _SingleCall) -> Event:
         match action:
             case PersistBucket():
-                return await self._persist(action)
-            case PutProperty():
-                await self._context.cursor.update_properties(put={action.bucket_key: str(action.bucket_id)})
-                return PropertyPut(action.serial)
+                return await self._persist(owner, action)
             case ReadMetadata():
-                return await self._read_metadata(action)
+                return await self._read_metadata(owner, action)
             case ReadPositions():
                 return await self._read_positions(action)
             case LoadSegments():
                 return await self._load(action)
             case DeleteSnapshot():
-                if action.is_own or await self._is_deletable(action.bucket_id):
+                if action.is_own or await self._is_deletable(owner, action.bucket_id):
                     await self._storage.delete_bucket_snapshot(action.bucket_id)
                 return SnapshotDeleted(action.serial)
-            case RemoveProperty():
-                await self._context.cursor.update_properties(remove=[action.bucket_key])
-                return PropertyRemoved(action.serial)
             case ListSnapshots():
-                infos = await self._storage.list_bucket_snapshots(self._context.topic_name, self._context.cursor_name)
+                infos = await self._storage.list_bucket_snapshots(owner.topic_name, owner.cursor_name)
                 return SnapshotsListed(action.serial, [info.bucket_id for info in infos])
             case _:
                 assert_never(action)
 
-    async def _persist(self, action: PersistBucket) -> Event:
-        config = self._config
+    async def _persist(self, owner: SnapshotOwner, action: PersistBucket) -> Event:
         async with self._building:
-            snapshot, table = await self._run_blocking(lambda: _built(action, config, self._span_rows))
-        bucket_id = await self._creates.create(snapshot.metadata, snapshot.segments, **self._names(action.bucket_key))
+            snapshot, table = await self._run_blocking(lambda: _built(action, owner.config))
+        bucket_id = await self._creates.create(
+            snapshot.metadata,
+            snapshot.segments,
+            bucket_key=action.bucket_key,
+            topic_name=owner.topic_name,
+            cursor_name=owner.cursor_name,
+        )
         return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
 
-    def _names(self, bucket_key: str) -> _Names:
-        context = self._context
-        return {"bucket_key": bucket_key, "topic_name": context.topic_name, "cursor_name": context.cursor_name}
-
-    async def _read_metadata(self, action: ReadMetadata) -> Event:
+    async def _read_metadata(self, owner: SnapshotOwner, action: ReadMetadata) -> Event:
         head = await self._storage.read_bucket_snapshot_head(action.bucket_id)
-        if not self._is_of_this_cursor(head.info):
+        if not head.info.belongs_to(owner.topic_name, owner.cursor_name):
             return SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
-        return await self._decode(len(head.metadata), lambda: _metadata_read(action, head, self._span_rows))
+        return await self._decode(len(head.metadata), lambda: _metadata_read(action, head, _span_rows(owner.config)))
 
-    async def _is_deletable(self, bucket_id: int) -> bool:
-        context = self._context
-        return await is_deletable(self._storage, bucket_id, context.topic_name, context.cursor_name)
-
-    def _is_of_this_cursor(self, info: BucketSnapshotInfo) -> bool:
-        return info.belongs_to(self._context.topic_name, self._context.cursor_name)
+    async def _is_deletable(self, owner: SnapshotOwner, bucket_id: int) -> bool:
+        return await is_deletable(self._storage, bucket_id, owner.topic_name, owner.cursor_name)
 
     async def _read_positions(self, action: ReadPositions) -> PositionsRead:
         data = await self._storage.get_bucket_snapshot_metadata(action.bucket_id)
@@ -210,15 +232,22 @@ class SnapshotWork:
         """Run what takes long in a worker; a way there and back takes longer than a few segments."""
         return function() if size_bytes <= DECODED_AT_ONCE_BYTES_MAX else await self._run_blocking(function)
 
-    async def _merge(self, action: MergeBuckets) -> Event:
+    async def _merge(self, owner: SnapshotOwner, action: MergeBuckets) -> Event:
         """Merge the sources piece by piece; in memory are some segments of each, and the target's metadata."""
-        cutter = SegmentCutter(self._config, may_repeat=action.may_repeat)
-        readers = source_readers(action, self._segments_in_time, self._positions_in_time)
-        async with self._storage.new_bucket_snapshot(**self._names(action.bucket_key)) as writer:
-            async for segments in merged_segments(readers, cutter, self._build):
-                await self._write(writer, segments)
-            metadata, table = await self._run_blocking(lambda: (cutter.metadata(), cutter.table(self._span_rows)))
-            async with self._in_time():
+        span_rows = _span_rows(owner.config)
+        cutter = SegmentCutter(owner.config, may_repeat=action.may_repeat)
+        readers = source_readers(
+            action, _each_in_time(owner, self._segments), _each_in_time(owner, self._read_positions)
+        )
+        async with self._storage.new_bucket_snapshot(
+            bucket_key=action.bucket_key, topic_name=owner.topic_name, cursor_name=owner.cursor_name
+        ) as writer:
+            async for made in merged_segments(readers, cutter, self._build):
+                if made:
+                    async with _in_time(owner):
+                        await writer.write_segments(made)
+            metadata, table = await self._run_blocking(lambda: (cutter.metadata(), cutter.table(span_rows)))
+            async with _in_time(owner):
                 bucket_id = await writer.commit(metadata)
         return SnapshotCreated(action.serial, bucket_id, cutter.segment_bytes + len(metadata), table)
 
@@ -226,25 +255,44 @@ class SnapshotWork:
         async with self._building:
             return await self._run_blocking(function)
 
-    async def _segments_in_time(self, bucket_id: int, first_segment: int, last_segment: int) -> DelayedIndexes:
-        async with self._in_time():
-            return await self._segments(bucket_id, first_segment, last_segment)
 
-    async def _positions_in_time(self, action: ReadPositions) -> PositionsRead:
-        async with self._in_time():
-            return await self._read_positions(action)
-
-    async def _write(self, writer: BucketSnapshotWriter, segments: list[bytes]) -> None:
-        if segments:
-            async with self._in_time():
-                await writer.write_segments(segments)
+def rows_handled(value: object) -> int:
+    """Return how many rows were encoded or decoded for an answer, which then are free memory."""
+    match value:
+        case SnapshotCreated() | MetadataRead():
+            return value.table.row_count
+        case SegmentsLoaded():
+            return len(value.rows)
+        case _:
+            return 0
 
 
-def _built(action: PersistBucket, config: TrackerConfig, span_rows: int) -> tuple[Snapshot, SegmentTable]:
+def worker_on(storage: BucketSnapshotStorage, run_blocking: RunBlocking = in_thread) -> StorageWorker:
+    """Return who does the work on a storage: the storage itself, where it can, otherwise threads of this process."""
+    return storage if isinstance(storage, StorageWorker) else StorageWork(storage, run_blocking)
+
+
+def _in_time(owner: SnapshotOwner) -> asyncio.Timeout:
+    return asyncio.timeout(owner.config.operation_timeout_ms / 1_000)
+
+
+def _each_in_time(owner: SnapshotOwner, read: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    async def read_in_time(*args: P.args, **kwargs: P.kwargs) -> T:
+        async with _in_time(owner):
+            return await read(*args, **kwargs)
+
+    return read_in_time
+
+
+def _span_rows(config: TrackerConfig) -> int:
+    return max(1, config.index_count_per_bucket_min // SPANS_PER_BUCKET)
+
+
+def _built(action: PersistBucket, config: TrackerConfig) -> tuple[Snapshot, SegmentTable]:
     snapshot = build_snapshot(
         _rows_to_store(action), step_ms=config.segment_step_ms_max, rows_max=config.segment_row_count_max
     )
-    return snapshot, table_of(decode_metadata_columns(snapshot.metadata), span_rows)
+    return snapshot, table_of(decode_metadata_columns(snapshot.metadata), _span_rows(config))
 
 
 def _rows_to_store(action: PersistBucket) -> DelayedIndexes:

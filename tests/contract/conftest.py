@@ -7,7 +7,14 @@ import pytest
 
 from tests.contract.faulty_backends import FaultyBackend, OtherFaultyBackend
 from tests.contract.s3_servers import MinioServer, MotoServer, RealServer, S3Server, VersityServer
-from tests.contract.snapshot_backends import Backend, MemoryBackend, ObjectFolderBackend, RocksDBBackend, S3Backend
+from tests.contract.snapshot_backends import (
+    Backend,
+    MemoryBackend,
+    ObjectFolderBackend,
+    ProcessBackend,
+    RocksDBBackend,
+    S3Backend,
+)
 
 REAL_SERVERS = [
     pytest.param(server, marks=pytest.mark.s3_server, id=server.__name__) for server in (VersityServer, MinioServer)
@@ -45,6 +52,7 @@ def s3_server(request: pytest.FixtureRequest, s3_servers: _Servers) -> S3Server:
     params=[
         pytest.param(MemoryBackend, id="MemoryBackend"),
         pytest.param(RocksDBBackend, id="RocksDBBackend"),
+        pytest.param(ProcessBackend, id="ProcessBackend"),
         pytest.param(ObjectFolderBackend, id="ObjectFolderBackend"),
         pytest.param(FaultyBackend, id="FaultyBackend-seed-1"),
         pytest.param(OtherFaultyBackend, id="FaultyBackend-seed-2"),

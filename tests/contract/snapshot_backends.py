@@ -8,6 +8,7 @@ import struct
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from snapshot_storage.s3 import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
 from snapshot_storage.unreadable import PATIENT, Patience
 from tests.contract.s3_servers import BUCKET, S3Server
+from tracker.process import SnapshotProcess
 
 
 class Backend(ABC):
@@ -101,6 +103,13 @@ class RocksDBBackend(Backend):
             return [(key, value) for key, value in database.items() if key not in (b"format", b"next")]
         finally:
             database.close()
+
+
+class ProcessBackend(RocksDBBackend):
+    """The same folder, opened by another process."""
+
+    def storage(self) -> BucketSnapshotStorage:
+        return SnapshotProcess(partial(RocksDBBucketSnapshotStorage, self._path))
 
 
 class ObjectFolderBackend(Backend):

@@ -23,7 +23,7 @@ from tracker.actions import Action, ActionFailed, Event
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.snapshot_work import SnapshotWork, is_lost, lost_bucket_id
+from tracker.snapshot_work import SnapshotWork, StorageWork, is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 CONFIG = TrackerConfig(
@@ -98,7 +98,7 @@ class Life:
         self.handed_out: list[tuple[int, int]] = []
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
         storage = SteppingStorage(stored, plan, self)
-        self.work = SnapshotWork(CONFIG, context, storage, run_inline, asyncio.Lock())
+        self.work = SnapshotWork(CONFIG, context, StorageWork(storage, run_inline))
         self.core = TrackerCore(CONFIG, acknowledged_in=cursor.acknowledged_in, rng=Random(1))
 
     def begin(self) -> None:

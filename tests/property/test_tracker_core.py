@@ -25,7 +25,7 @@ from tracker.actions import Action, ActionFailed, Event, MetadataRead
 from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.snapshot_work import SnapshotWork, is_lost, lost_bucket_id
+from tracker.snapshot_work import SnapshotWork, StorageWork, is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 LEDGERS = st.integers(0, 7)
@@ -91,7 +91,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.storage = FaultInjectingBucketSnapshotStorage(self.stored, plan, are_reads_checked=are_reads_checked)
         self.cursor = FakeCursor()
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
-        self.work = SnapshotWork(self.config, context, self.storage, run_inline, asyncio.Lock())
+        self.work = SnapshotWork(self.config, context, StorageWork(self.storage, run_inline))
         self.loop.run_until_complete(self.storage.start())
         self.next_entry: dict[int, int] = {}
         self.log: dict[tuple[int, int], int] = {}

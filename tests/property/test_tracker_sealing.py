@@ -11,7 +11,7 @@ from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.membership import LEDGER_ID_MAX
-from tracker.snapshot_work import SnapshotWork
+from tracker.snapshot_work import SnapshotWork, StorageWork
 from tracker.testing import FakeCursor, run_inline
 
 LEDGERS = st.one_of(st.integers(0, 3), st.integers(0, LEDGER_ID_MAX))
@@ -29,7 +29,7 @@ class World:
         self.storage = MemoryBucketSnapshotStorage()
         loop.run(self.storage.start())
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
-        self.work = SnapshotWork(self.config, context, self.storage, run_inline, asyncio.Lock())
+        self.work = SnapshotWork(self.config, context, StorageWork(self.storage, run_inline))
         self.core = self.new_core()
 
     def new_core(self) -> TrackerCore:

@@ -30,7 +30,7 @@ from tracker.config import TrackerConfig
 from tracker.core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.questions import COOL_AFTER_MS, READS_IN_FLIGHT_MAX
-from tracker.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, is_lost, lost_bucket_id
+from tracker.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, StorageWork, is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 NOW_MS = 1_000
@@ -46,7 +46,7 @@ class Driver:
         self.storage = MemoryBucketSnapshotStorage()
         self.cursor = FakeCursor()
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
-        self.work = SnapshotWork(self.config, context, self.storage, run_inline, asyncio.Lock())
+        self.work = SnapshotWork(self.config, context, StorageWork(self.storage, run_inline))
         runner.run(self.storage.start())
         self.now_ms = NOW_MS
         self.keeps_positions = False

@@ -21,7 +21,7 @@ from tracker.actions import MergeBuckets, MergeSource, SnapshotCreated
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.segment_spans import table_of
-from tracker.snapshot_work import SPANS_PER_BUCKET, SnapshotWork
+from tracker.snapshot_work import SPANS_PER_BUCKET, SnapshotWork, StorageWork
 from tracker.testing import FakeCursor, run_inline, run_virtually
 
 CONFIG = TrackerConfig()
@@ -106,7 +106,7 @@ async def merge_of(storage: MemoryBucketSnapshotStorage, *parts: DelayedIndexes)
 
 def work_on(storage: BucketSnapshotStorage) -> SnapshotWork:
     context = TrackerContext(cursor=FakeCursor(), on_available=lambda: None, **NAMES)
-    return SnapshotWork(CONFIG, context, storage, run_inline, asyncio.Lock())
+    return SnapshotWork(CONFIG, context, StorageWork(storage, run_inline))
 
 
 def test_a_merge_stores_what_sealing_all_rows_at_once_would() -> None:
@@ -157,7 +157,7 @@ def test_a_merge_leaves_out_what_was_handed_out_and_what_comes_twice() -> None:
             1, "merged", sources, loaded={1: BitMap([1])}, settled={1: BitMap([4])}, first_ledger_id=0, may_repeat=True
         )
         context = TrackerContext(cursor=FakeCursor(), on_available=lambda: None, **NAMES)
-        event = await SnapshotWork(config, context, storage, run_inline, asyncio.Lock()).run(merge)
+        event = await SnapshotWork(config, context, StorageWork(storage, run_inline)).run(merge)
         assert isinstance(event, SnapshotCreated)
         data = await storage.get_bucket_snapshot_segment(event.bucket_id, 1, event.table.segment_count)
         return decode_segments(data).to_rows()

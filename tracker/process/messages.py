@@ -1,0 +1,63 @@
+"""What the two processes say to each other: calls of methods by number, and their answers."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+STORAGE: Final = 0
+"""The target of calls to the storage."""
+WORKER: Final = 1
+"""The target of calls to the `StorageWorker`."""
+WRITERS_FROM: Final = 2
+"""The first target that is a writer of one snapshot: whoever asks for a writer is told its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first message: how the storage is made, and what is worth logging."""
+
+    make_storage: bytes
+    """A pickled function, so that one that cannot be imported there is an error like any other."""
+    log_level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a method; answered by one `Answer`, unless it is cancelled before."""
+
+    number: int
+    target: int
+    method: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for this call any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call returned, or the error that it raised."""
+
+    number: int
+    value: Any = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriterMade:
+    """The value of a call that made a writer: calls to it have this target until it was aborted."""
+
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A line for the log of the process that people look at."""
+
+    record: logging.LogRecord
