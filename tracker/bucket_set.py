@@ -108,30 +108,33 @@ class BucketSet:
 
     def bitmaps_of(self, ledger_id: int) -> list[BitMap]:
         """Return the positions of a ledger in segments that are not loaded, as far as they are known, and ask."""
+        known = self._known_of(ledger_id)
         settled = self.index.settled.get(ledger_id)
         if settled is None:
-            return list(self._known_of(ledger_id))
-        return [left for bitmap in self._known_of(ledger_id) if (left := bitmap - settled)]
+            return known
+        return [left for bitmap in known if (left := bitmap - settled)]
 
     def contains(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position is in a segment that is not loaded, as far as that is known, and ask."""
-        settled = self.index.settled.get(ledger_id)
-        # All of them are asked, whatever the first one says.
-        holding = [bitmap for bitmap in self._known_of(ledger_id) if entry_id in bitmap]
-        return bool(holding) and (settled is None or entry_id not in settled)
+        for bitmap in self._known_of(ledger_id):
+            if entry_id in bitmap:
+                settled = self.index.settled.get(ledger_id)
+                return settled is None or entry_id not in settled
+        return False
 
-    def _known_of(self, ledger_id: int) -> Iterator[BitMap]:
-        """Yield what is known of a ledger's positions in segments that are not loaded, and ask for the rest."""
+    def _known_of(self, ledger_id: int) -> list[BitMap]:
+        """Return what is known of a ledger's positions in segments that are not loaded, and ask for the rest."""
+        bitmaps: list[BitMap] = []
         for serial in self.ranges.covering(ledger_id):
             bucket = self.buckets[serial]
             known = bucket.unread.known
-            if known is None:
-                if not self.questions.is_wanted(serial):
-                    self._ask(bucket)
-                continue
-            bucket.unread.is_asked = True
-            if ledger_id in known.bitmaps:
-                yield known.bitmaps[ledger_id]
+            if known is not None:
+                bucket.unread.is_asked = True
+                if ledger_id in known.bitmaps:
+                    bitmaps.append(known.bitmaps[ledger_id])
+            elif not self.questions.is_wanted(serial):
+                self._ask(bucket)
+        return bitmaps
 
     def known_ledger_ids(self) -> set[int]:
         """Return the ledgers of which segments that are not loaded are known to hold a position."""

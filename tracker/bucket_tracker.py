@@ -127,8 +127,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._is_closed:
             raise TrackerClosedError("add a message")
         core = self._core
-        is_tracked = core.add_message(ledger_id, entry_id, deliver_at, now_ms=self._now_ms())
-        if is_tracked and (self._timer_at_ms is None or deliver_at < self._timer_at_ms or core.is_dirty):
+        is_tracked = core.add_message(ledger_id, entry_id, deliver_at, self._now_ms())
+        if is_tracked and deliver_at < core.stirs_before_ms:
             self._turn_soon()
         return is_tracked
 

@@ -25,14 +25,14 @@ Int64Array = NDArray[np.int64]
 NEVER: Final = 2**63 - 1
 """Later than every delivery time."""
 
-RUN_ROWS_MAX: Final = 32_768
+RUN_ROWS_MAX: Final = 16_000
 """Runs are not merged beyond this: an add may have to wait for it, and so many rows take less than 1 ms."""
 
-BUFFER_ROWS_MAX: Final = 8_192
-"""Single adds are folded into a run at this many, and batches at twice as many."""
+BUFFER_ROWS_MAX: Final = 16_000
+"""At this many rows, what was added is sorted into a run."""
 
-SINGLES_MAX: Final = 1_024
-"""Single adds become columns at this many: about 0.1 ms while the numbers are still in the processor's cache."""
+CHUNKS_MAX: Final = 64
+"""At this many pieces, too: small ones would cost more in each step than their rows."""
 
 POP_ROWS_MIN: Final = 8_192
 """Runs are merged at least this many rows at a time; small polls are then served from what was merged."""
@@ -139,14 +139,13 @@ def order_of_rows(times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Arr
 def _is_sorted(times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> bool:
     if (times[:-1] > times[1:]).any():
         return False
-    ties = np.flatnonzero(times[:-1] == times[1:])
-    if not len(ties):
+    is_tie = times[:-1] == times[1:]
+    if not is_tie.any():
         return True
-    ledgers, ledgers_next = ledger_ids[ties], ledger_ids[ties + 1]
-    if (ledgers > ledgers_next).any():
-        return False
-    same = ties[ledgers == ledgers_next]
-    return not (entry_ids[same] > entry_ids[same + 1]).any()
+    ledgers, ledgers_next = ledger_ids[:-1], ledger_ids[1:]
+    is_back = (ledgers == ledgers_next) & (entry_ids[:-1] > entry_ids[1:])
+    is_back |= ledgers > ledgers_next
+    return not (is_back & is_tie).any()
 
 
 def sorted_rows(parts: Sequence[DelayedIndexes]) -> DelayedIndexes:
@@ -163,48 +162,29 @@ def sorted_rows(parts: Sequence[DelayedIndexes]) -> DelayedIndexes:
 class DueQueue:
     """Rows to be handed out in order of time, then position."""
 
-    __slots__ = ("_chunks", "_chunks_rows", "_entry_ids", "_ledger_ids", "_runs", "_runs_rows", "_times", "next_ms")
+    __slots__ = ("_chunks", "_chunks_rows", "_runs", "_runs_rows", "next_ms")
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
         self._runs_rows = 0
-        self._times: list[int] = []
-        self._ledger_ids: list[int] = []
-        self._entry_ids: list[int] = []
         self._chunks: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         self._chunks_rows = 0
         self.next_ms = NEVER
         """The earliest time in the queue, `NEVER` when it is empty."""
 
     def __len__(self) -> int:
-        return self._runs_rows + len(self._times) + self._chunks_rows
-
-    def push(self, deliver_at_ms: int, ledger_id: int, entry_id: int) -> None:
-        """Add one row.
-
-        PERFORMANCE: three list appends; every `BUFFER_ROWS_MAX` rows below 1 ms of sorting.
-        """
-        self._times.append(deliver_at_ms)
-        self._ledger_ids.append(ledger_id)
-        self._entry_ids.append(entry_id)
-        if deliver_at_ms < self.next_ms:
-            self.next_ms = deliver_at_ms
-        if len(self._times) >= SINGLES_MAX:
-            self._chunk_singles()
-            if self._chunks_rows >= BUFFER_ROWS_MAX:
-                self._fold()
+        return self._runs_rows + self._chunks_rows
 
     def push_rows(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Add rows in any order; the arrays are kept, and must not change any more."""
         if not len(times):
             return
-        self._chunk_singles()
         # Slices keep a buffer's size bounded, so that no add waits for a sort of a million rows.
         for start in range(0, len(times), RUN_ROWS_MAX):
             rows = slice(start, start + RUN_ROWS_MAX)
             self._chunks.append((times[rows], ledger_ids[rows], entry_ids[rows]))
             self._chunks_rows += len(times[rows])
-            if self._chunks_rows >= 2 * BUFFER_ROWS_MAX:
+            if self._chunks_rows >= BUFFER_ROWS_MAX or len(self._chunks) >= CHUNKS_MAX:
                 self._fold()
         self.next_ms = min(self.next_ms, int(times.min()))
 
@@ -213,21 +193,8 @@ class DueQueue:
         self._fold()
         return [DelayedIndexes(*run.columns(len(run.times))) for run in self._runs]
 
-    def _chunk_singles(self) -> None:
-        if not self._times:
-            return
-        chunk = (
-            np.array(self._times, np.int64),
-            np.array(self._ledger_ids, np.int64),
-            np.array(self._entry_ids, np.int64),
-        )
-        self._chunks.append(chunk)
-        self._chunks_rows += len(self._times)
-        self._times, self._ledger_ids, self._entry_ids = [], [], []
-
     def _fold(self) -> None:
         """Sort what is buffered into a run, and merge runs of similar size."""
-        self._chunk_singles()
         if not self._chunks:
             return
         run = _sorted_run(self._chunks)
@@ -284,7 +251,6 @@ class DueQueue:
         """Forget runs that are used up and find the next time; call after taking rows from runs."""
         self._runs = [run for run in self._runs if len(run)]
         self._runs_rows = sum(map(len, self._runs))
-        assert not self._times
         assert not self._chunks
         self.next_ms = min((run.head_ms for run in self._runs), default=NEVER)
 
@@ -292,7 +258,7 @@ class DueQueue:
         """Return the position of every row; for checks, O(n) and slow."""
         parts = [run.columns(len(run.times)) for run in self._runs] + self._chunks
         pairs = [zip(ledger_ids.tolist(), entry_ids.tolist(), strict=True) for _, ledger_ids, entry_ids in parts]
-        return set(chain(zip(self._ledger_ids, self._entry_ids, strict=True), *pairs))
+        return set(chain(*pairs))
 
     def check(self) -> None:
         """Assert every invariant of the queue."""
@@ -305,8 +271,7 @@ class DueQueue:
             next_ms = min(next_ms, int(times.min()))
         assert self._runs_rows == sum(map(len, self._runs))
         assert self._chunks_rows == sum(len(times) for times, _, _ in self._chunks)
-        assert len(self._times) == len(self._ledger_ids) == len(self._entry_ids)
-        assert self.next_ms == min([next_ms, *self._times])
+        assert self.next_ms == next_ms
 
 
 def _sorted_run(parts: Sequence[tuple[Int64Array, Int64Array, Int64Array]]) -> _Run:
@@ -314,7 +279,7 @@ def _sorted_run(parts: Sequence[tuple[Int64Array, Int64Array, Int64Array]]) -> _
         times, ledger_ids, entry_ids = parts[0]
     else:
         # Parts that do not overlap are in order then, and need no sorting.
-        parts = sorted(parts, key=lambda part: (int(part[0][0]), int(part[1][0]), int(part[2][0])))
+        parts = sorted(parts, key=lambda part: tuple(column.item(0) for column in part))
         times, ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = order_of_rows(times, ledger_ids, entry_ids)
     if order is None:

@@ -18,6 +18,7 @@ from snapshot_storage.columns import DelayedIndexes
 from tracker.due_queue import NEVER, DueQueue, RowKey, pop_sorted
 from tracker.holding import Holding, Residents
 from tracker.membership import Membership, bitmap_of, ledger_groups
+from tracker.single_adds import SingleAdds
 
 Int64Array = NDArray[np.int64]
 
@@ -39,7 +40,9 @@ class Index:
         self._shared = Holding()
         self._taken: list[tuple[Int64Array, Int64Array]] = []
         self._taken_count = 0
-        self.mutable = Holding()
+        self._mutable = Holding()
+        self.singles = SingleAdds()
+        """What was added to the mutable bucket one by one; see `mutable`."""
         self.residents = Residents()
         """Those of buckets that are being sealed."""
         self.first_ledger_id = -1
@@ -61,6 +64,29 @@ class Index:
         return self._shared
 
     @property
+    def mutable(self) -> Holding:
+        """The mutable bucket's rows; nothing looks at them but through this, so it takes over what was added singly."""
+        if self.singles.row_count_max:
+            self._take_singles()
+        return self._mutable
+
+    def _take_singles(self) -> None:
+        self.add(*self.singles.take())
+
+    def add(self, ledger_id: int, times: Int64Array, entry_ids: Int64Array) -> None:
+        """Put rows of a ledger into the mutable bucket; the arrays are kept, and must not change any more."""
+        positions = bitmap_of(entry_ids)
+        if self.forgotten:
+            self._drop_forgotten(ledger_id, positions)
+        self.mutable.members.unite(ledger_id, positions)
+        self.mutable.queue.push_rows(times, np.full(len(times), ledger_id), entry_ids)
+
+    def take_mutable(self) -> Holding:
+        """Return the mutable bucket's rows, and begin anew."""
+        taken, self._mutable = self.mutable, Holding()
+        return taken
+
+    @property
     def shared_queue(self) -> DueQueue:
         """The rows of it."""
         return self._shared.queue
@@ -78,7 +104,7 @@ class Index:
     @property
     def next_ms(self) -> int:
         """The earliest time of a row in memory, `NEVER` if there is none."""
-        return min(self._shared.queue.next_ms, self.mutable.queue.next_ms, self.residents.next_ms)
+        return min(self.mutable.queue.next_ms, self._shared.queue.next_ms, self.residents.next_ms)
 
     @property
     def row_count(self) -> int:
@@ -93,15 +119,22 @@ class Index:
 
     def contains(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position has a row in memory; the entry id must be one that a bitmap can hold."""
+        # PERFORMANCE: `mutable` and `shared`, without what asking for a property costs.
+        if self.singles.row_count_max:
+            self._take_singles()
         if self._taken_count:
             self._forget_taken()
-        bitmap = self.mutable.members.bitmaps.get(ledger_id)
+        bitmap = self._mutable.members.bitmaps.get(ledger_id)
         if bitmap is not None and entry_id in bitmap:
             return True
         bitmap = self._shared.members.bitmaps.get(ledger_id)
         if bitmap is not None and entry_id in bitmap:
             return True
-        return any(resident.members.contains(ledger_id, entry_id) for resident in self.residents)
+        for resident in self.residents:
+            bitmap = resident.members.bitmaps.get(ledger_id)
+            if bitmap is not None and entry_id in bitmap:
+                return True
+        return False
 
     def ledger_ids(self) -> set[int]:
         """Return the ledgers of which a position has a row in memory."""
@@ -278,7 +311,7 @@ class Index:
             settled = self.settled.setdefault(ledger_id, BitMap())
             settled |= entry_ids
 
-    def drop_forgotten(self, ledger_id: int, entry_ids: BitMap) -> None:
+    def _drop_forgotten(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Drop the rows that positions had before they were refused: they are added again, with a time of their own.
 
         Runtime complexity: O(rows in memory) where any was refused, which hardly ever happens; O(1) otherwise.
@@ -391,13 +424,15 @@ class Index:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._shared, self.mutable, self.residents = Holding(), Holding(), Residents()
+        self.take_mutable()
+        self._shared, self.residents = Holding(), Residents()
         self._taken, self._taken_count = [], 0
         self.settled = {}
         self.forgotten = {}
 
     def check(self) -> None:
         """Assert every invariant of the index."""
+        self.singles.check()
         for holding in self.holdings:
             holding.check()
         self.residents.check()

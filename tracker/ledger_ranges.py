@@ -5,7 +5,7 @@ for each range that is found.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from snapshot_storage.bucket_key import LedgerRange
@@ -20,6 +20,8 @@ class LedgerRanges:
         self._serials: list[int] = []
         self._lasts_max: list[int] = []
         """The largest last ledger up to each range: where it is too low, no earlier range needs a look."""
+        self._covering: tuple[int, list[int]] | None = None
+        """The ledger that was looked up last, and what was found: mostly it is the next one, too."""
 
     def __len__(self) -> int:
         return len(self._serials)
@@ -43,9 +45,11 @@ class LedgerRanges:
             del column[place]
         self._note_lasts(place)
 
-    def covering(self, ledger_id: int) -> Iterator[int]:
-        """Yield the numbers of the ranges that hold a ledger."""
-        return self.overlapping(LedgerRange(ledger_id, ledger_id))
+    def covering(self, ledger_id: int) -> Sequence[int]:
+        """Return the numbers of the ranges that hold a ledger."""
+        if self._covering is None or self._covering[0] != ledger_id:
+            self._covering = (ledger_id, list(self.overlapping(LedgerRange(ledger_id, ledger_id))))
+        return self._covering[1]
 
     def overlapping(self, ledgers: LedgerRange) -> Iterator[int]:
         """Yield the numbers of the ranges that have a ledger in common with this one; do not change them meanwhile."""
@@ -57,10 +61,14 @@ class LedgerRanges:
 
     def _note_lasts(self, start: int) -> None:
         known = self._lasts_max[max(0, start - 1) : start]
+        self._covering = None
         self._lasts_max[start:] = list(accumulate([*known, *self._lasts[start:]], max))[len(known) :]
 
     def check(self) -> None:
         """Assert every invariant."""
         assert self._firsts == sorted(self._firsts)
         assert self._lasts_max == list(accumulate(self._lasts, max))
+        if self._covering is not None:
+            ledger_id, found = self._covering
+            assert found == list(self.overlapping(LedgerRange(ledger_id, ledger_id)))
         assert len(self._serials) == len(set(self._serials)) == len(self._firsts)

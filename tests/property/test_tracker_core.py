@@ -173,6 +173,17 @@ class CoreMachine(RuleBasedStateMachine):
         self.offer(*self.publish(ledger_id, delay_ms))
         self.plan()
 
+    @rule(ledger_id=LEDGERS, rows=st.lists(st.tuples(DELAYS, st.booleans()), min_size=2, max_size=12))
+    def add_in_a_row(self, ledger_id: int, rows: list[tuple[int, bool]]) -> None:
+        """Add one by one, with nobody asking between; some again at once, with another time."""
+        for delay_ms, is_again in rows:
+            position, time_ms = self.publish(ledger_id, delay_ms)
+            self.offer(position, time_ms)
+            if is_again and position in self.tracked and not self.damaged:
+                self.has_second_times = True
+                self.offer(position, time_ms + rows[0][0])
+        self.plan()
+
     @rule(rows=st.lists(st.tuples(LEDGERS, DELAYS), min_size=4, max_size=16))
     def add_many(self, rows: list[tuple[int, int]]) -> None:
         offered = [self.publish(ledger_id, delay_ms) for ledger_id, delay_ms in rows]

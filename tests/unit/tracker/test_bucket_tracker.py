@@ -117,6 +117,39 @@ def test_the_dispatcher_is_told_when_a_message_comes_due(world: World) -> None:
     run_virtually(main())
 
 
+def test_the_dispatcher_is_told_of_the_earliest_of_many_adds_in_a_row(world: World) -> None:
+    """Whichever of them it is, and though the timer is set for another one."""
+
+    async def main() -> None:
+        tracker = await world.tracker()
+        assert tracker.add_message(1, 0, START_MS + 60_000)
+        await asyncio.sleep(1)
+        for entry_id, delay_ms in enumerate((70_000, 9_000, 80_000), start=1):
+            assert tracker.add_message(1, entry_id, START_MS + delay_ms)
+        await asyncio.sleep(9)
+        assert world.told_at_ms == [START_MS + 9_000]
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_a_bucket_that_single_adds_fill_is_stored_before_any_message_is_due(sound_world: World) -> None:
+    """Nothing else wakes the tracker then."""
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        add(tracker, 60_000, 1)
+        await sound_world.rest()
+        for entry_id in range(2, 7):
+            assert tracker.add_message(1, entry_id, START_MS + 70_000)
+        assert tracker.add_message(2, 0, START_MS + 70_000)
+        await sound_world.rest()
+        assert len(await sound_world.snapshot_ids()) == 1
+        await tracker.close()
+
+    run_virtually(main())
+
+
 def test_a_thousand_messages_due_at_different_times_are_each_on_time(world: World) -> None:
     """A dispatcher that polls when it is told loses no time, over seals and loads."""
     received: list[tuple[int, int]] = []

@@ -17,8 +17,14 @@ ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make runs and merges small enough for tests to reach every edge of theirs."""
     monkeypatch.setattr(due_queue, "RUN_ROWS_MAX", 16)
-    monkeypatch.setattr(due_queue, "BUFFER_ROWS_MAX", 4)
+    monkeypatch.setattr(due_queue, "BUFFER_ROWS_MAX", 8)
+    monkeypatch.setattr(due_queue, "CHUNKS_MAX", 4)
     monkeypatch.setattr(due_queue, "POP_ROWS_MIN", 3)
+
+
+def push(queue: DueQueue, *rows: Row) -> None:
+    columns = DelayedIndexes.from_rows(rows)
+    queue.push_rows(columns.deliver_at_ms, columns.ledger_ids, columns.entry_ids)
 
 
 def pop_all(queues: list[DueQueue], through: RowKey, limit: int) -> list[Row]:
@@ -41,12 +47,8 @@ def test_rows_come_out_sorted_and_up_to_the_key(
     queues = [DueQueue(), DueQueue()]
     for number, batch in enumerate(batches):
         queue = queues[number % 2]
-        if single:
-            for row in batch:
-                queue.push(*row)
-        elif batch:
-            rows = DelayedIndexes.from_rows(batch)
-            queue.push_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+        for part in [[row] for row in batch] if single else [batch]:
+            push(queue, *part)
     rows_added = sorted(row for batch in batches for row in batch)
 
     through = RowKey(cutoff, 1, 2)
@@ -78,7 +80,7 @@ def test_the_number_of_runs_stays_small() -> None:
     queue = DueQueue()
     rng = np.random.default_rng(1)
     for number in range(1_000):
-        queue.push(int(rng.integers(0, 10**6)), 1, number)
+        push(queue, (int(rng.integers(0, 10**6)), 1, number))
     queue.rows_of()
 
     assert len(queue._runs) <= 2 * 1_000 // due_queue.RUN_ROWS_MAX + 5
@@ -88,7 +90,7 @@ def test_frozen_rows_are_the_rows_that_are_left() -> None:
     """What is frozen for a snapshot does not contain what was handed out."""
     queue = DueQueue()
     for number in range(10):
-        queue.push(number, 1, number)
+        push(queue, (number, 1, number))
     popped = pop_sorted([queue], last_key_at(3), 100, rest=queue)
 
     frozen = sorted_rows(queue.rows_of())

@@ -1,11 +1,11 @@
 """What is in memory, read as one: positions that go from one holding to another while others are handed out."""
 
+import numpy as np
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
 from tracker.due_queue import last_key_at
-from tracker.holding import Holding
 from tracker.index import Index
 
 
@@ -14,8 +14,7 @@ def _index() -> Index:
 
 
 def _add(index: Index, deliver_at_ms: int, ledger_id: int, entry_id: int) -> None:
-    index.mutable.members.add(ledger_id, entry_id)
-    index.mutable.queue.push(deliver_at_ms, ledger_id, entry_id)
+    index.add(ledger_id, np.array([deliver_at_ms]), np.array([entry_id]))
 
 
 def _pop(index: Index, now_ms: int, limit: int) -> list[tuple[int, int, int]]:
@@ -44,8 +43,7 @@ def test_a_position_that_two_holdings_have_is_handed_out_once() -> None:
     index = _index()
     _add(index, 10, 1, 0)
     _add(index, 20, 1, 1)
-    index.residents.append(index.mutable)
-    index.mutable = Holding()
+    index.residents.append(index.take_mutable())
     _add(index, 15, 1, 0)
     _add(index, 30, 1, 2)
 

@@ -46,6 +46,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     return lambda test: asyncio.run(main(test))
 
 
+@pytest.mark.parametrize("row_count_before", [0, 1])
 @pytest.mark.parametrize(
     ("ledger_id", "entry_id", "deliver_at"),
     [
@@ -60,16 +61,18 @@ def run(request: pytest.FixtureRequest) -> Run:
     ],
 )
 def test_an_offer_that_is_none_is_refused_before_anything_changes(
-    run: Run, ledger_id: Any, entry_id: Any, deliver_at: Any
+    run: Run, ledger_id: Any, entry_id: Any, deliver_at: Any, row_count_before: int
 ) -> None:
-    """One by one, and among others."""
+    """One by one, the first or the next of its ledger, and among others."""
 
     def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
+        for number in range(row_count_before):
+            assert tracker.add_message(1, 100 + number, LATER_MS)
         with pytest.raises(ValueError, match=r"integers|cannot track position"):
             tracker.add_message(ledger_id, entry_id, deliver_at)
         with pytest.raises(ValueError, match=r"integers|cannot track position|above"):
             tracker.add_messages([7, ledger_id], [7, entry_id], [LATER_MS, deliver_at])
-        assert tracker.number_of_delayed_messages() == 0
+        assert tracker.number_of_delayed_messages() == row_count_before
 
     run(test)
 
@@ -90,12 +93,20 @@ def test_columns_that_do_not_belong_together_are_refused(run: Run) -> None:
     run(test)
 
 
-def test_integers_of_numpy_are_integers(run: Run) -> None:
-    """Whoever reads columns may offer one row of them."""
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, np.uint32, np.int16])
+def test_integers_of_numpy_are_integers(run: Run, kind: Callable[[int], Any]) -> None:
+    """Whoever reads columns may offer one row of them; also one that comes after others, and one that is due."""
 
     def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
-        assert tracker.add_message(int(np.int64(1)), np.int64(2), np.int64(LATER_MS))  # type: ignore[arg-type]
-        assert tracker.contains_message(1, 2)
+        for ledger_id in (2**40, 1):
+            for entry_id in (kind(1), kind(2), 3):
+                assert tracker.add_message(ledger_id, entry_id, LATER_MS)
+        assert tracker.add_message(kind(1), kind(4), np.int64(LATER_MS))  # type: ignore[arg-type]
+        assert not tracker.add_message(kind(1), kind(5), kind(77))
+        tracked = tracker.tracked_in(1)
+        assert tracked is not None
+        assert list(tracked) == [1, 2, 3, 4]
+        assert tracker.contains_message(2**40, 2)
 
     run(test)
 

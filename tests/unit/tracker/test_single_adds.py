@@ -1,0 +1,86 @@
+"""Adds one by one mean what a batch of them means, whatever is asked or done next."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from tracker import single_adds
+from tracker.config import TrackerConfig
+from tracker.core import TrackerCore
+from tracker.single_adds import SINGLES_MAX
+from tracker.testing import FakeCursor
+
+NOW_MS = 1_000
+ROWS = [(1, 4, 90), (1, 5, 20), (1, 4, 30), (2, 0, 5), (2, 1, 70), (1, 6, 20), (1, 7, 2**63 + 5), (1, 8, 2**62)]
+"""Ledger, entry and delay: in no order, some twice, and times that are hardly ever reached."""
+
+
+def _core(cap: int = -1) -> TrackerCore:
+    config = TrackerConfig(
+        index_count_per_bucket_min=3, index_count_per_bucket_max=cap, is_deliver_at_time_strict=True, tick_time_ms=1
+    )
+    core = TrackerCore(config, acknowledged_in=FakeCursor().acknowledged_in, rng=Random(1))
+    core.recover({}, now_ms=NOW_MS)
+    core.plan(now_ms=NOW_MS)
+    return core
+
+
+QUESTIONS: dict[str, Callable[[TrackerCore], Any]] = {
+    "count": lambda core: core.message_count,
+    "contains": lambda core: [core.contains_message(1, entry_id) for entry_id in range(10)],
+    "tracked in": lambda core: list(core.tracked_in(1) or ()),
+    "ledgers": lambda core: sorted(core.tracked_ledger_ids()),
+    "next": lambda core: core.next_delivery_ms(),
+    "wakeup": lambda core: core.next_wakeup_ms(now_ms=NOW_MS),
+    "has due": lambda core: [core.has_due(now_ms=NOW_MS + delay_ms) for delay_ms in (4, 5, 100)],
+    "pause": lambda core: core.should_pause(now_ms=NOW_MS),
+    "rows": lambda core: core.loaded_row_count,
+    "buckets": lambda core: core.bucket_total,
+    "pop": lambda core: core.pop_due(now_ms=NOW_MS + 100, limit=100).to_rows(),
+    "plan": lambda core: [type(action).__name__ for action in core.plan(now_ms=NOW_MS)],
+    "seal": lambda core: (core.seal(index_count_min=1), core.is_dirty, core.bucket_total),
+    "trim": lambda core: (core.trim(2), core.message_count),
+    "clear": lambda core: (core.clear(), core.message_count),
+    "refuse": lambda core: (core.add_message(1, 5, NOW_MS, NOW_MS), core.message_count),
+    "a batch": lambda core: (core.add_messages([1], [9], [NOW_MS + 1], now_ms=NOW_MS), core.next_delivery_ms()),
+}
+
+
+@pytest.mark.parametrize("cap", [-1, 3])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_after_single_adds_every_answer_is_that_after_a_batch(question: str, cap: int) -> None:
+    """It is the first thing that is asked, and nothing is missing from it."""
+    singly, batched = _core(cap), _core(cap)
+    for ledger_id, entry_id, delay_ms in ROWS:
+        assert singly.add_message(ledger_id, entry_id, NOW_MS + delay_ms, NOW_MS)
+        time_ms = min(NOW_MS + delay_ms, 2**63 - 1)
+        assert batched.add_messages([ledger_id], [entry_id], [time_ms], now_ms=NOW_MS).all()
+
+    assert QUESTIONS[question](singly) == QUESTIONS[question](batched)
+    singly._check()
+
+
+def test_the_limit_of_single_adds_is_no_limit_for_what_is_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are taken over in between, and then it goes on."""
+    monkeypatch.setattr(single_adds, "SINGLES_MAX", 3)
+    core = _core()
+    held = []
+    for entry_id in range(10):
+        assert core.add_message(1, entry_id, NOW_MS + 10, NOW_MS)
+        held.append(len(core._index.singles.times))
+
+    assert held == [1, 2, 3, 1, 2, 3, 1, 2, 3, 1]
+    assert core.message_count == 10
+
+
+def test_single_adds_that_wait_are_bounded() -> None:
+    """In memory, and in the time that taking them over takes."""
+    core = _core()
+    held = 0
+    for entry_id in range(3 * SINGLES_MAX):
+        assert core.add_message(1, entry_id, NOW_MS + 10, NOW_MS)
+        held = max(held, len(core._index.singles.times))
+
+    assert held == SINGLES_MAX
