@@ -298,6 +298,7 @@ def _on_question_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed,
         give_up(buckets, bucket, event.reason)
         return
     unread.drop_question()
+    buckets.questions.note_failed(bucket)
     unread.attempts += 1
     unread.retry_at_ms = now_ms + backoff_ms(buckets.config, unread.attempts, buckets.rng)
 

@@ -4,11 +4,18 @@ A bucket is *cold*: nothing in memory says which positions its segments hold. Wh
 start, or behind a backlog) has to know, and asks. Then the bitmaps of its unread segments are read, and kept until
 nobody has asked for a while; the bucket is *warm* meanwhile. Asking never waits, so the answer may be that it is not
 known yet.
+
+Memory is bounded, but a question about one ledger needs all buckets that have it at the same time, whatever they take.
+So none of them cools while another one with a ledger in common is still to be read; and where there is no room for
+long, the one that has waited longest becomes warm all the same, with all that overlap with it.
 """
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import Final
 
+from snapshot_storage.bucket_key import LedgerRange
 from tracker.actions import ReadPositions
 from tracker.buckets import NOT_SERVED, Bucket, BucketState
 from tracker.due_queue import NEVER
@@ -22,7 +29,10 @@ COOL_AFTER_MS_WHEN_FULL: Final = 1_000
 """The same, while others wait to become warm."""
 
 WARM_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bitmaps of warm buckets take so much memory together; beyond it, others wait."""
+"""Bitmaps of warm buckets take so much memory together; beyond it, others wait for a while."""
+
+FULL_FOR_MS_MAX: Final = 2 * COOL_AFTER_MS_WHEN_FULL
+"""Who still waits when it was full for so long does not wait for room any more."""
 
 READS_IN_FLIGHT_MAX: Final = 4
 """Each holds the whole metadata of a snapshot for a moment."""
@@ -45,7 +55,11 @@ class Questions:
         """When a read may start that has only to wait for this time."""
         self.next_cooling_ms = NEVER
         self._wanted: dict[int, Bucket] = {}
-        self._is_full = False
+        """By serial, in the order in which they were asked for; with some that are warm, until the next look."""
+        self._granted: frozenset[int] = frozenset()
+        """Serials of those that become warm although there is no room."""
+        self._full_since_ms: int | None = None
+        """Since when others have waited for room, None while there is some."""
         self._bytes_max = 0
         """No less than the warm buckets' bitmaps take; what has cooled may be in it."""
 
@@ -75,7 +89,6 @@ class Questions:
 
     def note_warm(self, bucket: Bucket) -> None:
         """Take care of a bucket that has become warm."""
-        self._wanted.pop(bucket.serial, None)
         self._bytes_max += bucket.unread.known_bytes
         self.warm[bucket.serial] = bucket
         if self.next_cooling_ms == NEVER:
@@ -83,6 +96,7 @@ class Questions:
 
     def forget_wait(self) -> None:
         """Look again at once: the clock was put back."""
+        self._full_since_ms = None
         self.next_cooling_ms = -1 if self.warm else NEVER
 
     def _has_room(self, size_bytes: int) -> bool:
@@ -95,27 +109,51 @@ class Questions:
     def plan(self, lane: Lane, now_ms: int) -> Iterator[ReadPositions]:
         """Yield the reads to start, in the order in which buckets were asked for."""
         self.next_read_ms = NEVER
-        self._is_full = False
-        if not self._wanted:
-            return
         self._wanted = {
             serial: bucket
             for serial, bucket in self._wanted.items()
             if bucket.state not in NOT_SERVED and not bucket.is_warm
         }
+        self._granted &= self._wanted.keys()
+        self._note_room(now_ms)
         in_flight = sum(bucket.unread.question is not None for bucket in self._wanted.values())
-        self._is_full = not self.keeps_all and not self._has_room(1)
         for bucket in self._wanted.values():
-            if in_flight >= READS_IN_FLIGHT_MAX or self._is_full:
+            if in_flight >= READS_IN_FLIGHT_MAX:
                 return
             if bucket.state is not BucketState.SEALED or bucket.unread.question is not None:
                 continue
             if bucket.unread.retry_at_ms > now_ms or not lane.has_room(now_ms):
                 self.next_read_ms = min(self.next_read_ms, max(bucket.unread.retry_at_ms, now_ms))
                 continue
-            yield self._read_of(bucket)
-            lane.started()
-            in_flight += 1
+            if self._is_admitted(bucket, now_ms):
+                yield self._read_of(bucket)
+                lane.started()
+                in_flight += 1
+
+    def _note_room(self, now_ms: int) -> None:
+        """Look whether there is room for another one, and since when there is none."""
+        if not self._wanted or self.keeps_all or self._has_room(1):
+            self._full_since_ms = None
+        elif self._full_since_ms is None:
+            self._full_since_ms = now_ms
+
+    def _is_admitted(self, bucket: Bucket, now_ms: int) -> bool:
+        """Whether a bucket may become warm; without room, one after another, with all that overlap with it."""
+        if self._full_since_ms is None or bucket.serial in self._granted:
+            return True
+        if self._granted:
+            return False
+        if now_ms < self._full_since_ms + FULL_FOR_MS_MAX:
+            self.next_read_ms = min(self.next_read_ms, self._full_since_ms + FULL_FOR_MS_MAX)
+            return False
+        overlaps = _overlap_with([bucket.ledgers])
+        self._granted = frozenset(serial for serial, other in self._wanted.items() if overlaps(other.ledgers))
+        self._full_since_ms = now_ms
+        return True
+
+    def note_failed(self, bucket: Bucket) -> None:
+        """Let a bucket that could not be read hold up no other one that waits for room."""
+        self._granted -= {bucket.serial}
 
     @staticmethod
     def _read_of(bucket: Bucket) -> ReadPositions:
@@ -129,10 +167,12 @@ class Questions:
         """Let go of positions that nobody has asked about for a while."""
         if now_ms < self.next_cooling_ms:
             return
-        after_ms = COOL_AFTER_MS_WHEN_FULL if self._is_full else COOL_AFTER_MS
+        after_ms = COOL_AFTER_MS if self._full_since_ms is None else COOL_AFTER_MS_WHEN_FULL
+        is_needed = _overlap_with(bucket.ledgers for bucket in self._wanted.values())
         for serial, bucket in list(self.warm.items()):
             unread = bucket.unread
-            if unread.is_asked:
+            # Who asks about a ledger needs all that have it.
+            if unread.is_asked or is_needed(bucket.ledgers):
                 unread.is_asked, unread.asked_ms = False, now_ms
             # A clock that is put back must not make it longer.
             unread.asked_ms = min(unread.asked_ms, now_ms)
@@ -142,3 +182,19 @@ class Questions:
             if unread.known is None:
                 del self.warm[serial]
         self.next_cooling_ms = now_ms + _COOLING_STEP_MS if self.warm else NEVER
+
+
+def _overlap_with(ranges: Iterable[LedgerRange]) -> Callable[[LedgerRange], bool]:
+    """Return a function that says whether a range has a ledger in common with any of these.
+
+    Runtime complexity: O(n log n), and O(log n) for each answer.
+    """
+    in_order = sorted(ranges)
+    firsts = [first for first, _ in in_order]
+    lasts_max = list(accumulate((last for _, last in in_order), max))
+
+    def overlaps(ledgers: LedgerRange) -> bool:
+        place = bisect_right(firsts, ledgers.last_ledger_id)
+        return place > 0 and lasts_max[place - 1] >= ledgers.first_ledger_id
+
+    return overlaps

@@ -676,6 +676,58 @@ def test_only_so_many_buckets_are_read_and_kept_warm_at_once(
     assert driver.core.message_count == 40
 
 
+def test_all_buckets_that_have_a_ledger_become_known_together(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their bitmaps take: if one cooled before the next is read, nobody would ever read that ledger."""
+    monkeypatch.setattr("tracker.questions.WARM_BYTES_MAX", 1)
+    driver = Driver(runner, index_count_per_bucket_min=3, index_count_per_bucket_max=3)
+    driver.add(*((900_000, ledger, entry) for entry, ledger in enumerate([1, 1, 2, 2, 2, 2, 2, 3, 3])))
+    driver.core.seal(index_count_min=1)
+    driver.plan()
+    driver.answer_all()
+    assert driver.bucket_names == ["1_2", "2_2", "2_3"]
+    driver.recover()
+    driver.answer_all()
+    assert driver.is_tracked(1, 0)
+
+    # The reader asks when it is told that something was read.
+    for _ in range(3):
+        is_known = not driver.core.is_recovering(2)
+        if is_known:
+            break
+        driver.plan()
+        while not driver.pending:
+            driver.now_ms += 500
+            driver.plan()
+        driver.answer_all()
+
+    assert is_known
+    assert driver.core.tracked_in(2) == BitMap(range(2, 7))
+
+
+def test_a_ledger_that_is_asked_about_all_the_time_does_not_keep_another_one_waiting(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bucket never cools, and takes all the memory that there is."""
+    monkeypatch.setattr("tracker.questions.WARM_BYTES_MAX", 1)
+    driver = Driver(runner)
+    driver.add(*((900_000, n, n) for n in range(1, 12)))
+    driver.answer_all()
+    driver.recover()
+    driver.answer_all()
+    assert driver.is_tracked(1, 1)
+    is_recovering = driver.core.is_recovering(6)
+    for _ in range(20):
+        driver.now_ms += 500
+        assert driver.core.contains_message(1, 1)
+        driver.plan()
+        driver.answer_all()
+        is_recovering = is_recovering and driver.core.is_recovering(6)
+
+    assert not is_recovering
+
+
 def test_a_question_that_fails_is_asked_again(runner: asyncio.Runner) -> None:
     """After a while, and again and again."""
     driver = cold_driver(runner)
