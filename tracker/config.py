@@ -25,7 +25,8 @@ class TrackerConfig:
     tick_time_ms: int = field(default=1_000, metadata={"key": "delayedDeliveryTickTimeMillis"})
     """How early a message may be delivered when times are not strict, and the in-memory tracker's precision.
 
-    Larger means fewer and larger batches. Delivery is never later because of it. Default 1,000.
+    Larger means fewer and larger batches. Delivery is never later because of it, but for the in-memory tracker's when
+    times are strict: it rounds up to its precision. Default 1,000.
     """
 
     is_deliver_at_time_strict: bool = field(default=False, metadata={"key": "isDelayedDeliveryDeliverAtTimeStrict"})

@@ -335,12 +335,13 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._times.clear()
 
     def _set_timer(self) -> None:
-        """Wake the dispatcher when the first window is due; a window that is due already waits for a poll."""
+        """Wake the dispatcher at the time of the first window; one whose time has come waits for a poll.
+
+        Then no message of it is late. Where it was rounded down it has been due for a while, as a tick is no shorter
+        than a window: whoever polls for another reason gets it up to a tick early.
+        """
         now_ms = self._now_ms()
-        at_ms: int | None = None
-        if self._times:
-            # The last message of a window that was rounded down is due this much later than its first.
-            at_ms = self._times[0] + (0 if self._is_strict else (1 << self._bits) - 1)
+        at_ms = self._times[0] if self._times else None
         if at_ms is not None and at_ms <= now_ms:
             at_ms = None
         if at_ms == self._timer_at_ms:

@@ -248,6 +248,29 @@ def test_the_dispatcher_is_told_when_a_window_is_due() -> None:
     run_virtually(main())
 
 
+@pytest.mark.parametrize("tick_time_ms", [0, 1, 100, 1_000, 8_192])
+@pytest.mark.parametrize("window_offset_ms", [0, 1, 63, 511, 8_191])
+def test_an_idle_dispatcher_is_told_no_later_than_a_message_is_due(tick_time_ms: int, window_offset_ms: int) -> None:
+    """And no more than a tick before, wherever the time is in its window, unless times are strict."""
+
+    async def main() -> None:
+        told = asyncio.Event()
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=told.set)
+        tracker = InMemoryDelayedDeliveryTracker(
+            context, TrackerConfig(tick_time_ms=tick_time_ms), now_ms=virtual_now_ms
+        )
+        deliver_at_ms = START_MS // 8_192 * 8_192 + 10 * 8_192 + window_offset_ms
+        tracker.add_message(1, 1, deliver_at_ms)
+
+        await told.wait()
+
+        assert len(tracker.get_scheduled_messages(1)) == 1
+        assert deliver_at_ms - tick_time_ms <= virtual_now_ms() <= deliver_at_ms
+        await tracker.close()
+
+    run_virtually(main())
+
+
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_while_delays_are_off_everything_is_due(is_strict: bool) -> None:
     """And nothing more is tracked."""
