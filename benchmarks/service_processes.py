@@ -186,13 +186,24 @@ def _process_s(pid: int) -> float:
         return 0.0
     # The name, in brackets, may hold spaces.
     fields = stat.read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    own_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own_s + sum(map(_process_s, child_pids(pid)))
 
 
 def resident_mib(pid: int) -> float:
-    """Return the resident memory of a process in MiB."""
+    """Return the resident memory of a process and of those that it has started, in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) * 1024 / _MEBIBYTE
+    own_mib = int(status.split("VmRSS:")[1].split()[0]) * 1024 / _MEBIBYTE
+    return own_mib + sum(map(resident_mib, child_pids(pid)))
+
+
+def child_pids(pid: int) -> list[int]:
+    """Return the ids of the processes that a process has started."""
+    return [
+        int(child)
+        for children in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in children.read_text().split()
+    ]
 
 
 def wait_for_port(port: int, *, timeout_s: float = 120.0) -> None:

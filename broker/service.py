@@ -22,7 +22,7 @@ from broker.link import ClientLink
 from broker.metrics import ServiceSnapshot
 from broker.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from broker.scheduler import Job
-from broker.snapshots import RETRIES, snapshot_storage_of
+from broker.snapshots import RETRIES, service_storage_of
 from broker.subscription import Subscription
 from broker.topic import Topic
 from broker.topic_index import TopicIndex, settle_index
@@ -96,7 +96,7 @@ class Service:
             advice = " Name a folder that can be written as dataDirectory." if isinstance(error, OSError) else ""
             raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}.{advice}") from error
         try:
-            storage = snapshot_storage_of(config)
+            storage = service_storage_of(config)
             await RETRIES.run(storage.start)
         except SnapshotStorageError as error:
             await store.close()

@@ -1,5 +1,6 @@
 """Which storage the configuration names for the snapshots of the delayed index."""
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3_config import OWNER_FILE_NAME
 from snapshot_storage.storage import BucketSnapshotStorage
 from snapshot_storage.unreadable import PATIENT, Patience
+from tracker.process import SnapshotProcess
 
 RETRIES: Final = Retries()
 """How patient the tools and the start of a service are."""
@@ -47,6 +49,17 @@ def snapshot_storage_of(
             return RocksDBBucketSnapshotStorage(
                 snapshots_folder(config), is_read_only=is_read_only, memory=config.rocksdb
             )
+
+
+def service_storage_of(config: BrokerConfig) -> BucketSnapshotStorage:
+    """Return the same for a service, whose event loop is not to share an interpreter with the work on it.
+
+    Raises:
+        StorageAccessError: It needs what is not installed; with a process of its own only `start` finds out.
+    """
+    if config.has_snapshot_process and config.bucket_snapshot_storage != "memory":
+        return SnapshotProcess(partial(snapshot_storage_of, config))
+    return snapshot_storage_of(config)
 
 
 def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:

@@ -23,7 +23,7 @@ from typing import Any
 
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotWriter
-from tracker.heap import Heap, trim_of_c_library
+from tracker.heap import TRIM_INTERVAL_MS, Heap, trim_of_c_library
 from tracker.process.channel import ChannelEnd
 from tracker.process.messages import STORAGE, WORKER, WRITERS_FROM, Answer, Call, Cancel, Logged, Opening, WriterMade
 from tracker.process.tuning import give_way, tune_process
@@ -37,6 +37,7 @@ class _Host:
         self._loop = loop
         self._targets: dict[int, Any] = {}
         self._refusal: Exception | None = None
+        self._is_trim_planned = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._next_target = WRITERS_FROM
         self._heap = Heap(trim_of_c_library())
@@ -89,8 +90,15 @@ class _Host:
             self.send(Answer(call.number, error=error))
         finally:
             del self._tasks[call.number]
-            if not self._tasks and (trim := self._heap.take_trim(time.monotonic_ns() // 1_000_000)) is not None:
-                self._loop.run_in_executor(None, trim)
+            if not self._tasks and not self._is_trim_planned:
+                self._is_trim_planned = True
+                self._loop.call_later(TRIM_INTERVAL_MS / 1_000, self._trim)
+
+    def _trim(self) -> None:
+        """Give memory back; some time after it was freed, as it mostly is needed again at once."""
+        self._is_trim_planned = False
+        if (trim := self._heap.take_trim(time.monotonic_ns() // 1_000_000)) is not None:
+            self._loop.run_in_executor(None, trim)
 
     async def _value_of(self, call: Call) -> Any:
         if self._refusal is not None:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 from snapshot_storage.errors import (
@@ -37,7 +38,7 @@ from snapshot_storage.storage import (
     check_segment_range,
     writer_is_done,
 )
-from tracker.actions import Event, MergeBuckets
+from tracker.actions import Event, MergeBuckets, PersistBucket
 from tracker.process.channel import ChannelEnd
 from tracker.process.messages import STORAGE, WORKER, Answer, Call, Cancel, Logged, Opening, WriterMade
 from tracker.snapshot_work import SnapshotOwner, StorageAction, StorageWorker
@@ -54,6 +55,9 @@ STARTS_PAUSE_S: Final = 5.0
 
 EXIT_WAIT_S: Final = 10.0
 """How long it may take to end once its storage is closed."""
+
+PERSISTED_AT_ONCE_MAX: Final = 2
+"""One that is sorted and encoded while another one is written and synced."""
 
 ANSWER_WAIT_S: Final = 5.0
 """How long an answer may be on its way beyond the time that the action itself is given."""
@@ -78,6 +82,8 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise TypeError(f"what makes the storage must be importable by another process: {error}") from error
         self._child: _Child | None = None
+        # Snapshots are made one after the other there: what waits for that waits here, where it is in memory anyway.
+        self._persisting = asyncio.Semaphore(PERSISTED_AT_ONCE_MAX)
         # Starting and closing take turns.
         self._turn = asyncio.Lock()
         self._next_start_s = 0.0
@@ -112,8 +118,9 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
         # Each call of a merge has its own time, there.
         own_time_s = None if isinstance(action, MergeBuckets) else owner.config.operation_timeout_ms / 1_000
         async with asyncio.timeout(None if own_time_s is None else own_time_s + ANSWER_WAIT_S):
-            event: Event = await self._call(WORKER, "run_action", owner, action)
-            return event
+            async with self._persisting if isinstance(action, PersistBucket) else nullcontext():
+                event: Event = await self._call(WORKER, "run_action", owner, action)
+                return event
 
     # The storage's methods.
 

@@ -25,7 +25,15 @@ Threads that hold Python's interpreter allocate one at a time anyway. With 20 mi
 53 MiB instead of 76 at its peak, delivery 46 instead of 54.
 """
 
+MMAP_BYTES_MIN: Final = 2**19
+"""From this size on, memory comes from the system and goes back at once; glibc learns by itself to keep up to 32 MiB.
+
+RocksDB's write buffers grow by blocks of 1 MiB, which stay for long among columns that come and go: with 10 million
+delayed messages, the process for snapshots took 28 MiB above empty instead of 37 while they were added.
+"""
+
 _M_ARENA_MAX: Final = -8
+_M_MMAP_THRESHOLD: Final = -3
 
 NICE: Final = 10
 """The priority of work for later: a tenth of a processor where others want all of it, and as much as is idle."""
@@ -39,7 +47,9 @@ def tune_process() -> None:
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").mallopt(_M_ARENA_MAX, HEAPS_MAX)
+        glibc = ctypes.CDLL("libc.so.6")
+        glibc.mallopt(_M_ARENA_MAX, HEAPS_MAX)
+        glibc.mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES_MIN)
     gc.collect()
     gc.freeze()
 

@@ -23,6 +23,7 @@ REFUSED = {
     "clusterName": ("a\0b", "must be text without NUL characters"),
     "dataDirectory": ("~nobody-of-this-name/data", "must be a folder"),
     "bucketSnapshotStorage": ("s4", "must be rocksdb or s3 or memory"),
+    "bucketSnapshotProcessEnabled": ("yes", "must be true or false"),
     "bucketSnapshotS3Bucket": ("a", "must be the name of a bucket"),
     "bucketSnapshotS3Prefix": ("/a/", "must be words of letters, digits"),
     "bucketSnapshotS3Endpoint": ("localhost:9000", "must be a URL that begins with http:// or https://"),
