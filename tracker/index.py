@@ -17,7 +17,7 @@ from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
 from tracker.due_queue import NEVER, DueQueue, RowKey, pop_sorted
 from tracker.holding import Holding, Residents
-from tracker.membership import Membership, bitmap_of, ledger_groups
+from tracker.membership import Membership, bitmap_of, is_in, ledger_bitmaps, ledger_groups
 from tracker.single_adds import SingleAdds
 
 Int64Array = NDArray[np.int64]
@@ -155,9 +155,7 @@ class Index:
         if next_ms != through.deliver_at_ms:
             return next_ms < through.deliver_at_ms
         return any(
-            run.end_through(through) > run.head
-            for queue in self.queues
-            for run in queue.runs_through(through.deliver_at_ms)
+            run.head_key() <= through for queue in self.queues for run in queue.runs_through(through.deliver_at_ms)
         )
 
     # Handing out.
@@ -218,8 +216,8 @@ class Index:
         rows = DelayedIndexes(*(np.concatenate(both) for both in zip(columns, self._rest, strict=True)))
         is_tracked = self._take(rows.ledger_ids, rows.entry_ids)
         rest = rows.slice(row_count, len(rows)).take(is_tracked[row_count:])
-        for ledger_id, group in ledger_groups(rest.ledger_ids):
-            self.shared.members.unite(ledger_id, bitmap_of(rest.entry_ids[group]))
+        for ledger_id, entry_ids in ledger_bitmaps(rest.ledger_ids, rest.entry_ids):
+            self.shared.members.unite(ledger_id, entry_ids)
         if len(rest):
             self._shared.queue.push_front(rest.deliver_at_ms, rest.ledger_ids, rest.entry_ids)
         return rows.slice(0, row_count).take(is_tracked[:row_count])
@@ -228,9 +226,8 @@ class Index:
         """Let the shared holding have what another one has of these positions, all of which only one holding has."""
         members = holding.members
         is_theirs = np.isin(ledger_ids, np.fromiter(members.bitmaps, np.int64, len(members.bitmaps)))
-        ledger_ids, entry_ids = ledger_ids[is_theirs], entry_ids[is_theirs]
-        for ledger_id, group in ledger_groups(ledger_ids):
-            adopted = bitmap_of(entry_ids[group]) & members.bitmaps[ledger_id]
+        for ledger_id, adopted in ledger_bitmaps(ledger_ids[is_theirs], entry_ids[is_theirs]):
+            adopted &= members.bitmaps[ledger_id]
             members.discard_all(ledger_id, adopted)
             self._shared.members.unite(ledger_id, adopted)
 
@@ -267,8 +264,8 @@ class Index:
     def _forget_taken(self) -> None:
         ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*self._taken, strict=True))
         self._taken, self._taken_count = [], 0
-        for ledger_id, rows in ledger_groups(ledger_ids):
-            self._shared.members.discard_all(ledger_id, bitmap_of(entry_ids[rows]))
+        for ledger_id, taken in ledger_bitmaps(ledger_ids, entry_ids):
+            self._shared.members.discard_all(ledger_id, taken)
 
     def _take(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
         """Forget these positions in every holding and return which rows were the first of a tracked one."""
@@ -295,10 +292,10 @@ class Index:
         return any(first <= ledger_id <= last for first, last in self.watched)
 
     def _settle(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        for ledger_id, rows in ledger_groups(ledger_ids):
+        for ledger_id, popped in ledger_bitmaps(ledger_ids, entry_ids):
             if self._is_watched(ledger_id):
                 settled = self.settled.setdefault(ledger_id, BitMap())
-                settled |= bitmap_of(entry_ids[rows])
+                settled |= popped
 
     def refuse(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Forget positions of a ledger; whoever offered them has them."""
@@ -348,11 +345,9 @@ class Index:
         is_own = (rows.ledger_ids >= first) & (rows.ledger_ids <= last)
         if not is_own.all():
             rows = rows.take(is_own)
-        members = self.shared.members
-        count_before = members.count
-        is_wanted = np.ones(len(rows), np.bool_)
-        for ledger_id, group in ledger_groups(rows.ledger_ids):
-            entry_ids = bitmap_of(rows.entry_ids[group])
+        count_before = self._shared_count
+        gone: dict[int, BitMap] = {}
+        for ledger_id, entry_ids in ledger_bitmaps(rows.ledger_ids, rows.entry_ids):
             if known is None:
                 entry_ids -= self._acknowledged_in(ledger_id)
             else:
@@ -361,14 +356,23 @@ class Index:
             settled = self.settled.get(ledger_id)
             if settled is not None and settled.intersect(entry_ids):
                 # Added again since, one of them would be handed out at the time of this row.
-                gone = np.frombuffer((entry_ids & settled).to_array(), np.uint32)
-                is_wanted[group] = ~np.isin(rows.entry_ids[group], gone)
+                gone[ledger_id] = entry_ids & settled
                 entry_ids -= settled
-            members.unite(ledger_id, entry_ids)
-        if not is_wanted.all():
-            rows = rows.take(is_wanted)
-        self.shared.queue.push_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
-        return members.count - count_before
+            self._unite_shared(ledger_id, entry_ids)
+        if gone:
+            rows = rows.take(~is_in(gone, rows.ledger_ids, rows.entry_ids))
+        self._shared.queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+        return self._shared_count - count_before
+
+    def _unite_shared(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Track positions of rows that the shared holding gets.
+
+        PERFORMANCE: what was taken is forgotten before only where it may be one of these again.
+        """
+        tracked = self._shared.members.bitmaps.get(ledger_id)
+        if self._taken_count and tracked is not None and tracked.intersect(entry_ids):
+            self._forget_taken()
+        self._shared.members.unite(ledger_id, entry_ids)
 
     def may_be_acknowledged_in(self, ledgers: LedgerRange) -> bool:
         """Whether something of a range may be trimmed or acknowledged; of a wide range nobody looks."""
@@ -400,9 +404,9 @@ class Index:
             is_tracked = resident.members.take(columns[1], columns[2])
             # Copies, so that the columns these are cut from can be freed.
             times, ledger_ids, entry_ids = (column[is_tracked] for column in columns)
-            for ledger_id, rows in ledger_groups(ledger_ids):
-                self.shared.members.unite(ledger_id, bitmap_of(entry_ids[rows]))
-            self.shared.queue.push_rows(times, ledger_ids, entry_ids)
+            for ledger_id, kept in ledger_bitmaps(ledger_ids, entry_ids):
+                self.shared.members.unite(ledger_id, kept)
+            self.shared.queue.push_sorted(times, ledger_ids, entry_ids)
 
     def copy_loaded(self, ledgers: LedgerRange) -> dict[int, BitMap]:
         """Return copies of the shared holding's bitmaps of a range of ledgers."""

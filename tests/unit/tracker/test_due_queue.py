@@ -17,6 +17,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make runs and merges small enough for tests to reach every edge of theirs."""
     monkeypatch.setattr(due_queue, "RUN_ROWS_MAX", 16)
+    monkeypatch.setattr(due_queue, "RUN_ROWS_MIN", 3)
     monkeypatch.setattr(due_queue, "BUFFER_ROWS_MAX", 8)
     monkeypatch.setattr(due_queue, "CHUNKS_MAX", 4)
     monkeypatch.setattr(due_queue, "POP_ROWS_MIN", 3)
@@ -39,19 +40,30 @@ def pop_all(queues: list[DueQueue], through: RowKey, limit: int) -> list[Row]:
         popped += rows
 
 
-@given(batches=st.lists(ROWS, max_size=8), single=st.booleans(), limit=st.integers(1, 20), cutoff=st.integers(0, 9))
+@given(
+    batches=st.lists(ROWS, max_size=8),
+    way=st.sampled_from(["single", "batch", "sorted"]),
+    limit=st.integers(1, 20),
+    cutoff=st.integers(0, 9),
+    spread=st.sampled_from([1, 2**58]),
+)
 def test_rows_come_out_sorted_and_up_to_the_key(
-    batches: list[list[Row]], single: bool, limit: int, cutoff: int
+    batches: list[list[Row]], way: str, limit: int, cutoff: int, spread: int
 ) -> None:
-    """Popping in any portions gives what sorting gives, and leaves the rest."""
+    """Popping in any portions gives what sorting gives, and leaves the rest, whatever way the rows came."""
+    batches = [[(time_ms * spread, ledger_id, entry_id) for time_ms, ledger_id, entry_id in rows] for rows in batches]
     queues = [DueQueue(), DueQueue()]
     for number, batch in enumerate(batches):
         queue = queues[number % 2]
-        for part in [[row] for row in batch] if single else [batch]:
-            push(queue, *part)
+        if way == "sorted":
+            rows = DelayedIndexes.from_rows(batch).sorted()
+            queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+        else:
+            for part in [[row] for row in batch] if way == "single" else [batch]:
+                push(queue, *part)
     rows_added = sorted(row for batch in batches for row in batch)
 
-    through = RowKey(cutoff, 1, 2)
+    through = RowKey(cutoff * spread, 1, 2)
     first = pop_all(queues, through, limit)
     rest = pop_all(queues, last_key_at(NEVER - 1), limit)
 
@@ -97,3 +109,29 @@ def test_frozen_rows_are_the_rows_that_are_left() -> None:
 
     assert popped[2].tolist() == [0, 1, 2, 3]
     assert frozen.entry_ids.tolist() == [4, 5, 6, 7, 8, 9]
+
+
+def test_loaded_rows_are_not_sorted_again() -> None:
+    """What comes in order is a run as it is, and a little of it is put with what is buffered."""
+    queue = DueQueue()
+    many, few = DelayedIndexes.from_rows([(1, 1, k) for k in range(9)]), DelayedIndexes.from_rows([(2, 1, 9)])
+    for rows in (many, few):
+        queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+
+    assert [len(run) for run in queue._runs] == [9]
+    assert np.shares_memory(queue._runs[0].times, many.deliver_at_ms)
+    assert len(queue) == 10
+
+
+@pytest.mark.parametrize("run_count", [1, 7, 300])
+def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
+    """A cut by time takes enough rows of runs that begin at different times, and not many more."""
+    rng = np.random.default_rng(run_count)
+    runs = []
+    for number in range(run_count):
+        times = np.sort(rng.integers(0, 10**6, 5_000)) + int(rng.integers(0, 10**5))
+        runs.append(due_queue._Run(times, np.full(5_000, number), np.arange(5_000)))
+
+    through_ms = due_queue._time_of_rows(runs, 1_024)
+
+    assert 1_024 <= sum(run.end_through(last_key_at(through_ms)) for run in runs) <= 4 * 1_024

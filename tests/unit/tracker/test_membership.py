@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from tracker.membership import ENTRY_ID_MAX, Membership, bitmap_of
+from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, Membership, bitmap_of, ledger_bitmaps
 
 Position = tuple[int, int]
 ENTRY_IDS = st.one_of(st.integers(0, 40), st.integers(ENTRY_ID_MAX - 3, ENTRY_ID_MAX))
@@ -43,6 +43,19 @@ def test_a_bitmap_holds_the_entry_ids_it_was_made_of(entry_ids: list[int]) -> No
 def test_a_bitmap_of_consecutive_ids_is_a_range() -> None:
     """The fast path gives the same as the slow one."""
     assert bitmap_of(np.arange(10, 5_000)) == BitMap(range(10, 5_000))
+
+
+@given(positions=POSITIONS, ledger_step=st.sampled_from([1, 2**30, LEDGER_ID_MAX // 2]))
+def test_positions_are_split_into_the_bitmaps_of_their_ledgers(positions: list[Position], ledger_step: int) -> None:
+    """In any order, with duplicates, and whatever lies between the ledgers."""
+    columns = np.array(positions, np.int64).reshape(-1, 2)
+    ledger_ids = columns[:, 0] * ledger_step
+
+    bitmaps = dict(ledger_bitmaps(ledger_ids, columns[:, 1]))
+
+    assert [(k, entry_id) for k in sorted(bitmaps) for entry_id in bitmaps[k]] == sorted(
+        {(k * ledger_step, entry_id) for k, entry_id in positions}
+    )
 
 
 @pytest.mark.parametrize(("ledger_id", "entry_id"), [(1, -1), (1, 2**32), (1, 2**70), (-1, 0), (2**70, 0)])
