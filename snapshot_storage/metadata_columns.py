@@ -12,7 +12,7 @@ reaches 2^k records in k steps. No bitmap is decoded until someone asks: their h
 Only this one spelling is read here, which is what every known writer writes. The `codec` reads the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,26 +60,32 @@ class MetadataColumns:
     def __len__(self) -> int:
         return len(self.first_times)
 
-    def bitmaps_from(self, segment: int) -> dict[int, BitMap]:
-        """Return, for each ledger, the entry ids of this segment, counted from 0, and of all behind it.
+    def decoded_from(self, segment: int) -> Iterator[tuple[int, BitMap]]:
+        """Yield ledger and entry ids of each bitmap of this segment, counted from 0, and of all behind it.
 
         Raises:
             SnapshotCorruptedError: A bitmap is none, or holds something else than its head says.
         """
         first = int(self.bitmap_segments.searchsorted(segment))
         columns = (column[first:].tolist() for column in (self.ledger_ids, self.starts, self.ends))
-        by_ledger: dict[int, list[BitMap]] = {}
         for ledger_id, start, end in zip(*columns, strict=True):
             try:
                 bitmap = decode_bitmap(self.data[start:end])
             except ValueError as error:
                 raise SnapshotCorruptedError(f"ledger {ledger_id}: {error}", entry=METADATA_ENTRY) from error
-            by_ledger.setdefault(ledger_id, []).append(bitmap)
-        return {ledger_id: BitMap.union(*bitmaps) for ledger_id, bitmaps in by_ledger.items()}
+            yield ledger_id, bitmap
 
     def row_count_from(self, segment: int) -> int:
         """Return how many positions the bitmaps of this segment, counted from 0, and of all behind it hold."""
         return int(self.row_counts[segment:].sum())
+
+
+def united(bitmaps: Iterable[tuple[int, BitMap]]) -> dict[int, BitMap]:
+    """Return, for each ledger, the entry ids of all its bitmaps."""
+    by_ledger: dict[int, list[BitMap]] = {}
+    for ledger_id, bitmap in bitmaps:
+        by_ledger.setdefault(ledger_id, []).append(bitmap)
+    return {ledger_id: BitMap.union(*parts) for ledger_id, parts in by_ledger.items()}
 
 
 def read_columns(data: bytes) -> MetadataColumns | None:

@@ -229,6 +229,8 @@ class PositionsRead:
     bitmaps: Mapping[int, BitMap]
     has_repeats: bool
     """Whether a position is in more than one of the segments."""
+    position_sum: int
+    """What the positions of each segment add up to (`position_sums`); its rows must add up to the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -175,6 +175,7 @@ def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> Non
             buckets.doubts.mark(bucket)
         known = Membership.of(buckets.index.unacknowledged(event.positions.bitmaps, bucket.ledgers))
         bucket.unread.count = known.count
+        bucket.unread.position_sum = event.positions.position_sum
         buckets.questions.open(bucket, known)
     elif buckets.questions.keeps_all or buckets.index.may_be_acknowledged_in(bucket.ledgers):
         # Its rows are not all messages that are still to be delivered, and how many are is a figure for operators.
@@ -198,7 +199,8 @@ def _on_positions(buckets: BucketSet, bucket: Bucket, event: PositionsRead) -> N
         # The first row of a position counts, and forgets the others.
         buckets.doubts.mark(bucket)
     unread = buckets.index.unacknowledged(event.bitmaps, bucket.ledgers)
-    bucket.unread.answer(unread, buckets.index.shared.members)
+    if not bucket.unread.answer(unread, buckets.index.shared.members, event.position_sum):
+        _report_range(buckets, bucket)
     buckets.questions.note_warm(bucket)
 
 
@@ -218,6 +220,7 @@ def _on_loaded(buckets: BucketSet, bucket: Bucket, event: SegmentsLoaded) -> Non
     if len(rows) > row_count and bucket.unread.known is None:
         # Rows without a bit are stale (Pulsar's merges leave some): which ones they are has to be known first.
         bucket.unread.needs_known = True
+        bucket.unread.position_sum = None
         return
     bucket.load_attempts = 0
     bucket.needed_since_ms = None
@@ -227,8 +230,39 @@ def _on_loaded(buckets: BucketSet, bucket: Bucket, event: SegmentsLoaded) -> Non
     new_count = buckets.index.take_loaded(rows, bucket.ledgers, bucket.unread.known)
     bucket.unread.note_loaded(rows, new_count, bucket.rows_left)
     if bucket.is_fully_loaded:
+        _report_orphans(buckets, bucket)
         bucket.unread.forget()
     buckets.progressed(bucket)
+
+
+def _report_orphans(buckets: BucketSet, bucket: Bucket) -> None:
+    """Have read again what entry 0 names and no row has: whoever took it for tracked has passed over it."""
+    if bucket.unread.known is not None:
+        count = _report_known(buckets, bucket)
+        if count:
+            buckets.losses.append((bucket.key, f"entry 0 names {count} positions that have no row"))
+    elif bucket.unread.position_sum:
+        _report_range(buckets, bucket)
+
+
+def _report_range(buckets: BucketSet, bucket: Bucket) -> None:
+    """Have a bucket's range read again: its rows are not the positions that entry 0 names, and it may not say which."""
+    if bucket.unread.was_known:
+        buckets.losses.append((bucket.key, "its rows are not those that entry 0 names"))
+        buckets.untracked_ranges.append(bucket.ledgers)
+
+
+def _report_known(buckets: BucketSet, bucket: Bucket) -> int:
+    """Have read again what is known of a bucket and has no row in memory; return how many positions that are."""
+    assert bucket.unread.known is not None
+    count = 0
+    for ledger_id in bucket.unread.known.bitmaps:
+        lost = bucket.unread.bitmap_of(ledger_id, buckets.index.settled) or BitMap()
+        lost = lost.difference(*buckets.index.bitmaps_of(ledger_id))
+        if lost:
+            count += len(lost)
+            buckets.untracked[ledger_id] = lost | buckets.untracked.get(ledger_id, BitMap())
+    return count
 
 
 def _on_deleted(buckets: BucketSet, bucket: Bucket) -> None:
@@ -346,12 +380,8 @@ def give_up(buckets: BucketSet, bucket: Bucket, reason: str) -> None:
     they are reported, or its range where they are not known now. What is loaded of it stays.
     """
     buckets.losses.append((bucket.key, reason))
-    known = bucket.unread.known
-    if known is not None:
-        for ledger_id in known.bitmaps:
-            lost = bucket.unread.bitmap_of(ledger_id, buckets.index.settled)
-            if lost:
-                buckets.untracked[ledger_id] = lost | buckets.untracked.get(ledger_id, BitMap())
+    if bucket.unread.known is not None:
+        _report_known(buckets, bucket)
     elif bucket.unread.was_known and bucket.has_unloaded:
         buckets.untracked_ranges.append(bucket.ledgers)
     buckets.remove(bucket)

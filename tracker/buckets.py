@@ -258,8 +258,6 @@ class Bucket:
         if self.unread.known is not None:
             self.unread.known.check()
             assert self.unread.count <= self.unread.known.count
-            # A merge of two rows of one position has one.
-            assert self.unread.known.count <= self.rows_left or self.doubt_ms == NEVER
             assert all(self.covers(ledger_id) for ledger_id in self.unread.known.bitmaps)
         if self.table is not None:
             assert is_in_order(self.table)

@@ -176,7 +176,7 @@ class Questions:
                 unread.is_asked, unread.asked_ms = False, now_ms
             # A clock that is put back must not make it longer.
             unread.asked_ms = min(unread.asked_ms, now_ms)
-            is_idle = now_ms - unread.asked_ms >= after_ms and not self.keeps_all
+            is_idle = now_ms - unread.asked_ms >= after_ms and not self.keeps_all and not unread.needs_known
             if not bucket.has_unloaded or is_idle:
                 unread.known = None
             if unread.known is None:

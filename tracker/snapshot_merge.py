@@ -1,7 +1,8 @@
 """Merge snapshots piece by piece: read some rows of each source, take what is safe, cut and encode it.
 
 The live tracker merges so, and so does the job that merges in bulk: how rows are read and where segments go is the
-caller's. In memory are some segments of each source and the target's metadata, whatever the sources hold.
+caller's. In memory are some segments of each source and the target's metadata, whatever the sources hold, and for a
+moment a source's entry 0: it says which positions the rows must be.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -19,6 +20,7 @@ from tracker.config import TrackerConfig
 from tracker.due_queue import RowKey, sorted_rows
 from tracker.membership import Membership, is_in
 from tracker.merging import WINDOW_MAX
+from tracker.position_sums import subtract, sum_of
 from tracker.segment_spans import spans_of
 
 MERGE_ROWS_MAX = 65_536
@@ -92,6 +94,8 @@ class SourceReader:
         self._read_positions = read_positions
         self._rows_max = rows_max
         self._spans_read = 0
+        self._position_sum: int | None = None
+        self._has_stale_rows = False
         self.rows = DelayedIndexes.empty()
 
     @property
@@ -106,6 +110,7 @@ class SourceReader:
             end = self._end_of_read(first)
             rows = await self._read_spans(first, end)
             self._spans_read = end
+            await self._check(rows)
             is_loaded = end <= self._source.loaded_spans
             self.rows = rows.take(self._is_loaded_and_tracked(rows) if is_loaded else self._is_unread(rows))
 
@@ -121,15 +126,26 @@ class SourceReader:
         first_segment, last_segment = table.segments_before(first) + 1, table.segments_before(end)
         rows = await self._read(bucket_id, first_segment, last_segment)
         row_count = table.rows_before(end) - table.rows_before(first)
+        if len(rows) > row_count:
+            # Some have no bit: they are stale. Then what is left is counted, and adds up to nothing.
+            positions = await self._read_positions(ReadPositions(self._action.serial, bucket_id, first_segment))
+            rows = rows.take(is_in(positions.bitmaps, rows.ledger_ids, rows.entry_ids))
+            self._has_stale_rows = True
         if len(rows) < row_count:
             # Otherwise the rows that are missing would go with the sources.
             reason = f"segments {first_segment} to {last_segment} are not what entry 0 says"
             raise SnapshotCorruptedError(reason, bucket_id=bucket_id)
-        if len(rows) > row_count:
-            # Some have no bit: they are stale.
-            positions = await self._read_positions(ReadPositions(self._action.serial, bucket_id, first_segment))
-            rows = rows.take(is_in(positions.bitmaps, rows.ledger_ids, rows.entry_ids))
         return rows
+
+    async def _check(self, rows: DelayedIndexes) -> None:
+        """Refuse, at the end, rows that are as many as the positions of entry 0, but not those."""
+        bucket_id = self._source.bucket_id
+        if self._position_sum is None:
+            named = await self._read_positions(ReadPositions(self._action.serial, bucket_id, 1))
+            self._position_sum = named.position_sum
+        self._position_sum = subtract(self._position_sum, sum_of(rows.ledger_ids, rows.entry_ids))
+        if self.is_at_end and self._position_sum and not self._has_stale_rows:
+            raise SnapshotCorruptedError("its rows are not those that entry 0 names", bucket_id=bucket_id)
 
     def _is_loaded_and_tracked(self, rows: DelayedIndexes) -> NDArray[np.bool_]:
         return is_in(self._action.loaded, rows.ledger_ids, rows.entry_ids)

@@ -16,7 +16,7 @@ from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.codec import decode_metadata_columns, decode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
-from snapshot_storage.metadata_columns import MetadataColumns
+from snapshot_storage.metadata_columns import MetadataColumns, united
 from snapshot_storage.snapshot import Snapshot, build_snapshot
 from snapshot_storage.storage import (
     BucketSnapshotHead,
@@ -49,6 +49,7 @@ from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.due_queue import sorted_rows
 from tracker.membership import Membership
+from tracker.position_sums import sum_of_bitmaps
 from tracker.segment_spans import table_of
 from tracker.snapshot_creates import SnapshotCreates
 from tracker.snapshot_merge import RunBlocking, SegmentCutter, merged_segments, source_readers
@@ -327,6 +328,7 @@ def positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
 
 
 def _positions_of(serial: int, first_segment: int, columns: MetadataColumns) -> PositionsRead:
-    bitmaps = columns.bitmaps_from(first_segment - 1)
+    decoded = list(columns.decoded_from(first_segment - 1))
+    bitmaps = united(decoded)
     has_repeats = columns.row_count_from(first_segment - 1) > sum(map(len, bitmaps.values()))
-    return PositionsRead(serial, first_segment, bitmaps, has_repeats)
+    return PositionsRead(serial, first_segment, bitmaps, has_repeats, sum_of_bitmaps(decoded))

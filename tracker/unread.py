@@ -12,6 +12,7 @@ from pyroaring import BitMap
 from snapshot_storage.columns import DelayedIndexes
 from tracker.actions import ReadPositions
 from tracker.membership import Membership
+from tracker.position_sums import subtract, sum_of
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +27,8 @@ class UnreadPositions:
     """About how much memory they took at most."""
     was_known: bool = False
     """Whether anyone may have passed over its positions in the log, trusting that they come from here."""
+    position_sum: int | None = None
+    """What the rows that are to come must add up to (`position_sums`), None where entry 0 was not asked."""
     needs_known: bool = False
     """Whether its segments hold rows that its bitmaps do not: then they cannot be loaded without these."""
 
@@ -39,20 +42,29 @@ class UnreadPositions:
     loaded_meanwhile: list[DelayedIndexes] = field(default_factory=list)
     """What was loaded while the read was in flight."""
 
-    def answer(self, bitmaps: Iterable[tuple[int, BitMap]], loaded: Membership) -> None:
+    def answer(self, bitmaps: Iterable[tuple[int, BitMap]], loaded: Membership, position_sum: int) -> bool:
         """Take the positions that the question was about; what has been loaded since is none any more.
 
         Args:
             bitmaps: The positions.
             loaded: What has a loaded row, and is counted there: after a merge, some rows are loaded again.
+            position_sum: What all positions add up to.
+
+        Returns:
+            Whether the rows that came since an earlier question were those that entry 0 had named.
         """
         known = Membership.of(bitmaps)
         for rows in self.loaded_meanwhile:
             known.take(rows.ledger_ids, rows.entry_ids)
+            position_sum = subtract(position_sum, sum_of(rows.ledger_ids, rows.entry_ids))
+        is_as_named = self.position_sum is None or self.position_sum == position_sum
+        # Rows without a bit make it useless; then the bucket stays warm.
+        self.position_sum = None if self.needs_known else position_sum
         self.drop_question()
         self.attempts = 0
         self.warm(known)
         self.count = known.count - known.common_count(loaded)
+        return is_as_named
 
     def warm(self, known: Membership) -> None:
         """Know the positions from now on."""
@@ -77,6 +89,8 @@ class UnreadPositions:
         """Note that rows have left the unread part, of which so many were not tracked in memory before."""
         if self.question is not None:
             self.loaded_meanwhile.append(rows)
+        if self.position_sum is not None:
+            self.position_sum = subtract(self.position_sum, sum_of(rows.ledger_ids, rows.entry_ids))
         known_max = rows_left if self.known is None else self.known.count
         self.count = min(rows_left, known_max, max(0, self.count - new_count))
 

@@ -13,7 +13,7 @@ from snapshot_storage.codec import (
     merged_bitmaps,
 )
 from snapshot_storage.errors import SnapshotCorruptedError
-from snapshot_storage.metadata_columns import MetadataColumns, columns_of, read_columns
+from snapshot_storage.metadata_columns import MetadataColumns, columns_of, read_columns, united
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata
 from snapshot_storage.roaring import serialized_bitmaps
 
@@ -60,7 +60,7 @@ def test_columns_say_what_the_generated_class_says(segments: list[SegmentMetadat
         assert _said_by(columns) == segments
         assert columns.row_counts.tolist() == [segment.row_count for segment in segments]
         for first in range(len(segments) + 1):
-            assert columns.bitmaps_from(first) == merged_bitmaps(segments[first:])
+            assert united(columns.decoded_from(first)) == merged_bitmaps(segments[first:])
             assert columns.row_count_from(first) == sum(segment.row_count for segment in segments[first:])
 
 
@@ -98,7 +98,7 @@ def test_damaged_metadata_is_refused_or_read_as_the_generated_class_reads_it(
     for damaged in versions:
         try:
             columns = decode_metadata_columns(damaged)
-            found = _said_by(columns), columns.row_counts.tolist(), columns.bitmaps_from(0)
+            found = _said_by(columns), columns.row_counts.tolist(), united(columns.decoded_from(0))
         except SnapshotCorruptedError:
             assert _outcome(damaged) is None
         else:

@@ -818,6 +818,52 @@ def test_rows_that_have_no_bit_are_stale(runner: asyncio.Runner) -> None:
     assert driver.pop() == rows.to_rows()
 
 
+@pytest.mark.parametrize("rows", [[1, 2, 9], [1, 2, 2]])
+@pytest.mark.parametrize("when_loaded", ["warm", "cold again", "never warm", "cold and asked again"])
+def test_positions_that_have_no_row_are_read_again_where_somebody_may_have_passed_over_them(
+    runner: asyncio.Runner, rows: list[int], when_loaded: str
+) -> None:
+    """Although there are as many rows as entry 0 names positions: 1 to 3, of two segments in one ledger, and 5."""
+    driver = Driver(runner, segment_row_count_max=3, index_count_per_bucket_min=1)
+    named = [DelayedIndexes.of([60_001] * 3, [1] * 3, [1, 2, 3]), DelayedIndexes.of([90_000], [1], [5])]
+    stored = [DelayedIndexes.of([60_001] * 3, [1] * 3, rows), named[1]]
+    key = f"{BUCKET_KEY_PREFIX}_1_1"
+    metadata = encode_metadata([segment_metadata(segment) for segment in named])
+    segments = [encode_segment(segment) for segment in stored]
+    bucket_id = runner.run(
+        driver.storage.create_bucket_snapshot(metadata, segments, bucket_key=key, topic_name="t", cursor_name="c")
+    )
+    driver.cursor.properties[key] = str(bucket_id)
+    driver.recover()
+    driver.answer_all()
+    if when_loaded != "never warm":
+        assert driver.is_tracked(1, 3)
+    for now_ms in (54_000, 60_001, 84_000, 90_000):
+        if when_loaded.startswith("cold"):
+            driver.now_ms = now_ms - 2_000
+            driver.core._buckets.questions.cool(driver.now_ms + 2 * COOL_AFTER_MS)
+            driver.core._buckets.questions.cool(driver.now_ms + 4 * COOL_AFTER_MS)
+            assert not driver.core._buckets.questions.warm
+        if when_loaded == "warm":
+            assert driver.is_tracked(1, 5)
+        driver.now_ms = now_ms
+        driver.plan()
+        driver.answer_all()
+        driver.pop()
+        if when_loaded == "cold and asked again" and now_ms == 60_001:
+            assert driver.is_tracked(1, 5)
+
+    untracked = driver.core.take_untracked()
+    ranges = driver.core.take_untracked_ranges()
+    losses = [key for key, _ in driver.core.take_losses()]
+    if when_loaded == "never warm":
+        assert (untracked, ranges, losses) == ({}, [], [])
+    elif when_loaded == "warm":
+        assert (untracked, ranges, losses) == ({1: BitMap([3])}, [], [key])
+    else:
+        assert (untracked, ranges, losses) == ({}, [LedgerRange(1, 1)], [key])
+
+
 def test_a_bucket_that_is_recovered_late_does_not_bring_back_what_was_delivered(runner: asyncio.Runner) -> None:
     """Two snapshots hold the same rows, as a crash in a merge leaves them."""
     driver = Driver(runner, order_wait_ms_max=0)

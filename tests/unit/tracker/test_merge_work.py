@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from snapshot_storage.codec import decode_metadata_columns, decode_segments
+from snapshot_storage.codec import decode_metadata_columns, decode_segments, encode_segment
 from snapshot_storage.columns import DelayedIndexes
-from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.faults import Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.snapshot import build_snapshot
@@ -163,6 +163,26 @@ def test_a_merge_leaves_out_what_was_handed_out_and_what_comes_twice() -> None:
         return decode_segments(data).to_rows()
 
     assert asyncio.run(main()) == [(15, 1, 3), (20, 1, 1), (30, 1, 2), (50, 1, 5)]
+
+
+@pytest.mark.parametrize("stored", [[1, 2, 9], [1, 2, 2], [1, 2, 9, 9], [1, 2]])
+def test_a_merge_of_rows_that_are_not_the_named_positions_fails(stored: list[int]) -> None:
+    """However many they are: the positions that have no row would go with the sources."""
+    storage = MemoryBucketSnapshotStorage()
+    named = DelayedIndexes.of([10] * 3, [1] * 3, [1, 2, 3])
+
+    async def main() -> None:
+        merge = await merge_of(storage, named, rows_of(2, 10))
+        bad_id = merge.sources[0].bucket_id
+        snapshot = storage._snapshots[bad_id]
+        segments = (encode_segment(DelayedIndexes.of([10] * len(stored), [1] * len(stored), stored)),)
+        storage._snapshots[bad_id] = replace(snapshot, segments=segments)
+        with pytest.raises(SnapshotCorruptedError, match="entry 0") as raised:
+            await work_on(storage).run(merge)
+        assert raised.value.bucket_id == bad_id
+        assert len(storage._snapshots) == 2
+
+    asyncio.run(main())
 
 
 def test_a_merge_of_nothing_stores_an_empty_snapshot() -> None:
