@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from dispatcher.stats import ConsumerStats, SubscriptionStats
-from tracker.stats import LATENCY_LABELS, TrackerStats
+from tracker.stats import LATENCY_LABELS, TrackerCounters, TrackerStats, summed
 
 Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
@@ -37,6 +37,7 @@ class SubscriptionSnapshot:
         bytes_out_total: Bytes sent to them.
         dispatcher: The dispatcher's figures, None while there is no dispatcher.
         tracker: The figures of its delayed index, None without a bucket tracker.
+        index_counters_before: What its trackers that are gone have done, None if there was none.
     """
 
     name: str
@@ -45,6 +46,7 @@ class SubscriptionSnapshot:
     bytes_out_total: int
     dispatcher: SubscriptionStats | None = None
     tracker: TrackerStats | None = None
+    index_counters_before: TrackerCounters | None = None
 
     @property
     def delayed(self) -> int:
@@ -65,6 +67,8 @@ class TopicSnapshot:
         storage_size_bytes: Bytes of its log.
         subscriptions: Its subscriptions.
         shared_index: The figures of the delayed index that they share, None where each has its own.
+        index_counters_before: What the trackers of subscriptions that are gone have done, and those of the index that
+            they shared; None if there was none.
     """
 
     name: str
@@ -75,6 +79,7 @@ class TopicSnapshot:
     storage_size_bytes: int
     subscriptions: Sequence[SubscriptionSnapshot] = ()
     shared_index: TrackerStats | None = None
+    index_counters_before: TrackerCounters | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +114,9 @@ class _Figure(Generic[T]):
 
     def metric(self, things: Iterable[tuple[Labels, T]]) -> Metric:
         return _metric(self.name, self.documentation, [(labels, self.value(thing)) for labels, thing in things])
+
+    def metric_with_sums(self, things: Iterable[tuple[Labels, T]]) -> Metric:
+        return _metric(self.name, self.documentation, _with_sums((labels, self.value(one)) for labels, one in things))
 
 
 _TOPIC_FIGURES: Final[tuple[_Figure[TopicSnapshot], ...]] = (
@@ -204,7 +212,7 @@ _INDEX_GAUGES: Final[tuple[_Figure[TrackerStats], ...]] = (
 )
 
 
-_INDEX_COUNTERS: Final[tuple[_Figure[TrackerStats], ...]] = (
+_INDEX_COUNTERS: Final[tuple[_Figure[TrackerCounters], ...]] = (
     _Figure(
         "postdate_delayed_buckets_recovered_total",
         "Snapshots that recovery found and used.",
@@ -233,21 +241,25 @@ class _Snapshot(Collector):
         dispatchers = [(labels, one.dispatcher) for labels, one in subscriptions if one.dispatcher is not None]
         trackers = [(labels, one.tracker) for labels, one in subscriptions if one.tracker is not None]
         trackers += [(labels, topic.shared_index) for labels, topic in topics if topic.shared_index is not None]
+        ever = [(labels, summed(one.tracker, one.index_counters_before)) for labels, one in subscriptions]
+        ever += [(labels, summed(topic.shared_index, topic.index_counters_before)) for labels, topic in topics]
+        counters = [(labels, one) for labels, one in ever if one is not None]
 
         yield _metric("postdate_connections", "Open client connections.", [(cluster, self._snapshot.connection_count)])
         yield from (figure.metric(topics) for figure in _TOPIC_FIGURES)
         yield from (figure.metric(subscriptions) for figure in _SUBSCRIPTION_FIGURES)
         yield from (figure.metric(dispatchers) for figure in _DISPATCHER_FIGURES)
-        yield from (figure.metric(trackers) for figure in _INDEX_COUNTERS)
-        yield from _index_metrics(trackers)
+        yield from _index_metrics(trackers, counters)
 
 
-def _index_metrics(trackers: Sequence[tuple[Labels, TrackerStats]]) -> Iterator[Metric]:
-    for figure in _INDEX_GAUGES:
-        yield _metric(figure.name, figure.documentation, _with_sums((at, figure.value(one)) for at, one in trackers))
+def _index_metrics(
+    trackers: Sequence[tuple[Labels, TrackerStats]], counters: Sequence[tuple[Labels, TrackerCounters]]
+) -> Iterator[Metric]:
+    yield from (figure.metric_with_sums(trackers) for figure in _INDEX_GAUGES)
+    yield from (figure.metric_with_sums(counters) for figure in _INDEX_COUNTERS)
     counts, latencies, latency_counts, latency_sums = [], [], [], []
-    for at, stats in trackers:
-        for kind, operation in stats.operations.items():
+    for at, one in counters:
+        for kind, operation in one.operations.items():
             typed = {**at, "type": kind.value}
             for state, count in (("succeed", operation.succeed), ("failed", operation.failed), ("all", operation.all)):
                 counts.append(({**at, "state": state, "type": kind.value}, count))
@@ -276,7 +288,8 @@ def _index_metrics(trackers: Sequence[tuple[Labels, TrackerStats]]) -> Iterator[
 def _with_sums(samples: Iterable[Sample]) -> list[Sample]:
     """Add to the samples of subscriptions their sums for each topic and each namespace.
 
-    A sample of a topic, for an index that its subscriptions share, counts in the sums and is not told twice.
+    A sample of a topic, for an index that its subscriptions share or for those that are gone, counts in the sums and
+    is not told twice.
     """
     given = list(samples)
     of_subscriptions = [(labels, value) for labels, value in given if "subscription" in labels]

@@ -39,6 +39,7 @@ from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
+from tracker.residual_snapshots import ResidualSnapshots
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Service:
         self._store = store
         self._storage = storage
         self._tracker_factory = _tracker_factory(config, storage, now_ms)
+        self._residual = ResidualSnapshots(storage)
         self.policies = PolicyBook(store, _default_policies(config))
         self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -215,18 +217,19 @@ class Service:
         try:
             ledger = await self._store.open_managed_ledger(str(name))
             index = self._new_index(ledger)
-            await settle_index(ledger, self._tracker_factory, is_shared=index is not None)
+            await settle_index(ledger, self._residual, is_shared=index is not None)
             topic = Topic(
                 name,
                 ledger,
                 new_subscription=partial(self._new_subscription, index or self._tracker_factory),
                 delayed_delivery=self.policies.applied(name),
                 now_ms=self.now_ms(),
+                residual=self._residual,
+                spawn=self.spawn,
                 index=index,
             )
             self.topics[name] = topic
-            # Nobody waits for it: the topic can do without.
-            self.spawn(self._tracker_factory.clean_ownerless_snapshots(ledger.name, ledger.cursors.__contains__))
+            topic.sweep_snapshots()
             return topic
         finally:
             del self._opening[name]
@@ -236,7 +239,7 @@ class Service:
         # The in-memory tracker has no index that could be shared.
         if not self.config.tracker.is_index_shared or not isinstance(factory, BucketDelayedDeliveryTrackerFactory):
             return None
-        return TopicIndex(ledger, factory)
+        return TopicIndex(ledger, factory, self._residual)
 
     def _new_subscription(
         self, trackers: DelayedDeliveryTrackerFactory, name: str, ledger: ManagedLedger, cursor: Cursor
@@ -246,7 +249,7 @@ class Service:
             ledger,
             cursor,
             new_dispatcher=partial(self._new_dispatcher, trackers),
-            clean_residual_snapshots=trackers.clean_residual_snapshots,
+            clean_residual_snapshots=self._residual.clean,
             now_ms=self.now_ms,
         )
 

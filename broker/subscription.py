@@ -25,6 +25,7 @@ from managed_ledger.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.stats import TrackerCounters, summed
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class Subscription:
         # What consumers got that have left since; the counters of those that are here are the dispatcher's.
         self._messages_out_before = 0
         self._bytes_out_before = 0
+        self.index_counters_before: TrackerCounters | None = None
+        """What the trackers of its own that are gone have done, None if there was none."""
         self.expiry = Expiry(RateMeter(now_ms(), 1))
         self.mark_delete_advanced_ms = 0
         self._now_ms = now_ms
@@ -128,14 +131,15 @@ class Subscription:
         """Give the figures for `/metrics`."""
         stats = self.stats()
         consumers = stats.consumers if stats is not None else []
-        tracker = None if self.dispatcher is None else self.dispatcher.tracker
+        tracker = self._bucket_tracker
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
             messages_out_total=self._messages_out_before + sum(one.msg_out_counter for one in consumers),
             bytes_out_total=self._bytes_out_before + sum(one.bytes_out_counter for one in consumers),
             dispatcher=stats,
-            tracker=tracker.stats() if isinstance(tracker, BucketDelayedDeliveryTracker) else None,
+            tracker=None if tracker is None else tracker.stats(),
+            index_counters_before=self.index_counters_before,
         )
 
     def end_rate_window(self, now_ms: int) -> None:
@@ -169,10 +173,21 @@ class Subscription:
         problems = []
         if dispatcher.failure is not None:
             problems.append(f"subscription {self.name} has stopped by a defect: {dispatcher.failure!r}")
-        tracker = dispatcher.tracker
-        if isinstance(tracker, BucketDelayedDeliveryTracker) and tracker.stats().failing:
+        tracker = self._bucket_tracker
+        if tracker is not None and tracker.stats().failing:
             problems.append(f"subscription {self.name}: snapshots fail: {', '.join(sorted(tracker.stats().failing))}")
         return problems
+
+    @property
+    def has_bucket_tracker(self) -> bool:
+        """Whether a tracker looks after the snapshots of its cursor now."""
+        return self._bucket_tracker is not None
+
+    @property
+    def _bucket_tracker(self) -> BucketDelayedDeliveryTracker | None:
+        """The tracker that stores an index of this subscription's own, while there is one."""
+        tracker = None if self.dispatcher is None else self.dispatcher.tracker
+        return tracker if isinstance(tracker, BucketDelayedDeliveryTracker) else None
 
     def _on_mark_delete_moved(self, _: Position) -> None:
         self.mark_delete_advanced_ms = self._now_ms()
@@ -216,7 +231,14 @@ class Subscription:
             if self.consumers != [consumer]:
                 raise MetadataError("Unconnected or shared consumer attempting to unsubscribe")
             self.remove_consumer(consumer)
-            await self._delete_index()
+            await self._abandon_dispatcher()
+            await self._clean_residual()
+
+    async def abandon(self) -> None:
+        """Detach everything and store nothing any more, as the cursor goes away, and its snapshots with it."""
+        async with self._lock:
+            self._disconnect_consumers()
+            await self._abandon_dispatcher()
 
     async def close(self) -> None:
         """Detach everything; the index is sealed where that is worth it."""
@@ -245,19 +267,21 @@ class Subscription:
         self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
         self._type = subscription_type
 
-    async def _delete_index(self) -> None:
+    async def _abandon_dispatcher(self) -> None:
         tracker = None if self.dispatcher is None else self.dispatcher.tracker
         if tracker is not None:
             tracker.abandon()
         await self._close_dispatcher()
-        await self._clean_residual()
 
     async def _clean_residual(self) -> None:
         await self._clean_residual_snapshots(self._ledger.name, self.cursor.name, self.cursor)
 
     async def _close_dispatcher(self) -> None:
         if self.dispatcher is not None:
+            tracker = self._bucket_tracker
             await self.dispatcher.close()
+            if tracker is not None:
+                self.index_counters_before = summed(self.index_counters_before, tracker.stats())
             self.dispatcher = None
             self._type = None
 

@@ -16,6 +16,7 @@ from broker.metrics import TopicSnapshot
 from broker.policies import DelayedDeliveryPolicies
 from broker.producer import Producer, ProducerAccessMode
 from broker.rates import RateMeter
+from broker.snapshot_sweep import SnapshotSweep, Spawn
 from broker.subscription import Subscription
 from broker.topic_index import INDEX_CURSOR_NAME, TopicIndex
 from broker.topic_name import TopicName
@@ -24,6 +25,8 @@ from dispatcher.dispatcher import Dispatcher
 from managed_ledger.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from tracker.residual_snapshots import ResidualSnapshots
+from tracker.stats import TrackerCounters, summed
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,8 @@ class Topic:
         new_subscription: Makes a subscription over a cursor.
         delayed_delivery: The policies that are in force for it.
         now_ms: What time it is.
+        residual: Deletes snapshots that no tracker looks after.
+        spawn: Runs work in the background.
         index: The delayed index that its subscriptions share, None where each has its own.
     """
 
@@ -53,6 +58,8 @@ class Topic:
         new_subscription: NewSubscription,
         delayed_delivery: DelayedDeliveryPolicies,
         now_ms: int,
+        residual: ResidualSnapshots,
+        spawn: Spawn,
         index: TopicIndex | None = None,
     ) -> None:
         self.name = name
@@ -68,6 +75,9 @@ class Topic:
         """The rates of messages and bytes in."""
         self._new_subscription = new_subscription
         self._index = index
+        # What the index of subscriptions that are gone has done; the topic's figures must not go back with them.
+        self._index_counters_before: TrackerCounters | None = None
+        self._sweep = SnapshotSweep(ledger, residual, has_tracker=self._has_tracker, spawn=spawn)
         self._lock = asyncio.Lock()
         self.subscriptions: dict[str, Subscription] = {}
         for cursor in ledger.cursors.values():
@@ -171,8 +181,11 @@ class Topic:
                 return
             subscription.remove_consumer(consumer)
             if not subscription.consumers and not subscription.cursor.is_durable:
-                await subscription.close()
+                await subscription.abandon()
                 await self._delete(subscription)
+                if subscription.index_counters_before is not None:
+                    # It had an index. The reader does not wait for a storage that may be down.
+                    self._sweep.start(has_to_list=True)
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Let other policies be in force from now on."""
@@ -217,7 +230,12 @@ class Topic:
         self.ledger.roll_over_if_aged(now_ms)
         if self._index is not None:
             self._index.follow()
+        self.sweep_snapshots()
         await self.ledger.trim()
+
+    def sweep_snapshots(self) -> None:
+        """Begin to delete the snapshots that nobody needs and no tracker looks after."""
+        self._sweep.start()
 
     async def expire(self, now_ms: int, ttl_ms: int) -> None:
         """Acknowledge for every subscription what has outlived its time, and let its dispatcher know."""
@@ -255,6 +273,9 @@ class Topic:
             storage_size_bytes=self.ledger.size_bytes,
             subscriptions=[subscription.metrics() for subscription in self.subscriptions.values()],
             shared_index=None if self._index is None else self._index.stats(),
+            index_counters_before=summed(
+                self._index_counters_before, None if self._index is None else self._index.counters_before
+            ),
         )
 
     async def close(self) -> None:
@@ -275,8 +296,15 @@ class Topic:
         self.subscriptions[name] = subscription
         return subscription
 
+    def _has_tracker(self, cursor_name: str) -> bool:
+        if cursor_name == INDEX_CURSOR_NAME:
+            return self._index is not None and self._index.has_tracker
+        subscription = self.subscriptions.get(unquote(cursor_name))
+        return subscription is not None and subscription.has_bucket_tracker
+
     async def _delete(self, subscription: Subscription) -> None:
         del self.subscriptions[subscription.name]
+        self._index_counters_before = summed(self._index_counters_before, subscription.index_counters_before)
         await self.ledger.delete_cursor(subscription.cursor.name)
         if self._index is not None and not self.subscriptions:
             await self._index.delete()

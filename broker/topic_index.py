@@ -21,13 +21,13 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
     DelayedDeliveryTrackerFactory,
-    TrackedCursor,
     TrackerContext,
 )
 from tracker.errors import TrackerError
+from tracker.residual_snapshots import ResidualSnapshots
 from tracker.shared_cursor import SharedCursor
 from tracker.shared_index import SharedDelayedIndex
-from tracker.stats import TrackerStats
+from tracker.stats import TrackerCounters, TrackerStats, summed
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,18 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
     Args:
         ledger: The topic's log.
         factory: Makes the index's own tracker.
+        residual: Deletes the snapshots when the index goes away.
     """
 
-    def __init__(self, ledger: ManagedLedger, factory: BucketDelayedDeliveryTrackerFactory) -> None:
+    def __init__(
+        self, ledger: ManagedLedger, factory: BucketDelayedDeliveryTrackerFactory, residual: ResidualSnapshots
+    ) -> None:
         self._ledger = ledger
         self._factory = factory
+        self._residual = residual
         self._index: SharedDelayedIndex | None = None
+        self.counters_before: TrackerCounters | None = None
+        """What the trackers of indexes that were deleted have done, None if there was none."""
 
     async def prepare(self) -> None:
         """Make the cursor where it is missing; call before the first view.
@@ -70,9 +76,10 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
             self._index = SharedDelayedIndex(context.topic_name, INDEX_CURSOR_NAME, cursor, self._factory)
         return self._index.new_view(context)
 
-    async def clean_residual_snapshots(self, topic_name: str, cursor_name: str, cursor: TrackedCursor) -> None:
-        """See base; a subscription's cursor names none, unless its index was its own before."""
-        await self._factory.clean_residual_snapshots(topic_name, cursor_name, cursor)
+    @property
+    def has_tracker(self) -> bool:
+        """Whether the index is open, which it is from its first view on."""
+        return self._index is not None
 
     def follow(self) -> None:
         """Let the index go where the slowest subscription is, so that ledgers can be deleted."""
@@ -94,9 +101,10 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         """
         index, self._index = self._index, None
         if index is not None:
+            self.counters_before = summed(self.counters_before, index.tracker.stats())
             index.tracker.abandon()
             await index.close()
-        await _delete(self._ledger, self._factory)
+        await _delete(self._ledger, self._residual)
 
     async def close(self) -> None:
         """Release everything; the index is sealed where that is worth it."""
@@ -110,25 +118,25 @@ def subscription_cursors(ledger: ManagedLedger) -> Mapping[str, Cursor]:
     return {name: cursor for name, cursor in ledger.cursors.items() if name != INDEX_CURSOR_NAME}
 
 
-async def settle_index(ledger: ManagedLedger, factory: DelayedDeliveryTrackerFactory, *, is_shared: bool) -> None:
+async def settle_index(ledger: ManagedLedger, residual: ResidualSnapshots, *, is_shared: bool) -> None:
     """Delete what is left of an index that is not wanted: the shared one, or those of the subscriptions.
 
     What fails is logged, and done when the topic is opened again.
     """
     cursors = subscription_cursors(ledger)
     if INDEX_CURSOR_NAME in ledger.cursors and not (is_shared and cursors):
-        await _delete(ledger, factory)
+        await _delete(ledger, residual)
     if is_shared:
         for cursor in cursors.values():
             try:
-                await factory.clean_residual_snapshots(ledger.name, cursor.name, cursor)
+                await residual.clean(ledger.name, cursor.name, cursor)
             except (TrackerError, LedgerError) as error:
                 log.warning("%s / %s: its own delayed index is still there: %s", ledger.name, cursor.name, error)
 
 
-async def _delete(ledger: ManagedLedger, factory: DelayedDeliveryTrackerFactory) -> None:
+async def _delete(ledger: ManagedLedger, residual: ResidualSnapshots) -> None:
     try:
-        await factory.clean_residual_snapshots(ledger.name, INDEX_CURSOR_NAME, ledger.cursors[INDEX_CURSOR_NAME])
+        await residual.clean(ledger.name, INDEX_CURSOR_NAME, ledger.cursors[INDEX_CURSOR_NAME])
         await ledger.delete_cursor(INDEX_CURSOR_NAME)
     except (TrackerError, LedgerError) as error:
         log.warning("%s: the shared delayed index is still there: %s", ledger.name, error)

@@ -37,18 +37,15 @@ from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
     DelayedDeliveryTrackerFactory,
     ScheduledMessages,
-    TrackedCursor,
     TrackerContext,
 )
-from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
+from tracker.errors import ClearTimeoutError, TrackerClosedError
 from tracker.heap import Heap, trim_of_c_library
-from tracker.recovery import read_properties
 from tracker.snapshot_merge import RunBlocking
 from tracker.snapshot_work import (
     SnapshotWork,
     StorageWorker,
     in_thread,
-    is_deletable,
     is_lost,
     lost_bucket_id,
     rows_handled,
@@ -461,38 +458,3 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         )
         tracker.start()
         return tracker
-
-    async def clean_residual_snapshots(self, topic_name: str, cursor_name: str, cursor: TrackedCursor) -> None:
-        """See base; also what no property names: nobody looks for it when the cursor is gone.
-
-        Raises:
-            ResidualSnapshotsError: Some could not be deleted; their properties are still there.
-        """
-        failed: list[str] = []
-        cause: Exception | None = None
-        for bucket in read_properties(cursor.properties).buckets:
-            try:
-                if await is_deletable(self._storage, bucket.bucket_id, topic_name, cursor_name):
-                    await self._storage.delete_bucket_snapshot(bucket.bucket_id)
-                await cursor.update_properties(remove=[bucket.key])
-            except SnapshotStorageError as error:
-                failed.append(bucket.key)
-                cause = error
-        if failed:
-            raise ResidualSnapshotsError(failed) from cause
-        try:
-            for info in await self._storage.list_bucket_snapshots(topic_name, cursor_name):
-                await self._storage.delete_bucket_snapshot(info.bucket_id)
-        except SnapshotStorageError as error:
-            # A cursor that names none must be able to go although the storage is down.
-            logger.warning("%s / %s: snapshots without a property may be left: %s", topic_name, cursor_name, error)
-
-    async def clean_ownerless_snapshots(self, topic_name: str, is_cursor: Callable[[str], bool]) -> None:
-        """See base."""
-        try:
-            for info in await self._storage.list_bucket_snapshots(topic_name):
-                # Asked late: a cursor that is made meanwhile keeps what is its own.
-                if not is_cursor(info.cursor_name):
-                    await self._storage.delete_bucket_snapshot(info.bucket_id)
-        except SnapshotStorageError as error:
-            logger.warning("%s: snapshots of cursors that are gone may be left: %s", topic_name, error)

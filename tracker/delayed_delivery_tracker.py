@@ -177,7 +177,7 @@ class DelayedDeliveryTracker(ABC):
         """Forget every message and delete every snapshot; what is added meanwhile is kept."""
 
     def abandon(self) -> None:
-        """Let `close` store nothing any more: the index is deleted next, by `clean_residual_snapshots`."""
+        """Let `close` store nothing any more: the index is deleted next, by `ResidualSnapshots`."""
         return
 
     @abstractmethod
@@ -186,29 +186,14 @@ class DelayedDeliveryTracker(ABC):
 
 
 class DelayedDeliveryTrackerFactory(ABC):
-    """Makes trackers that share a configuration and a storage."""
+    """Makes trackers that share a configuration and a storage.
+
+    Snapshots of cursors without a tracker are no factory's, but those of who has the storage: `ResidualSnapshots`.
+    """
 
     @abstractmethod
     def new_tracker(self, context: TrackerContext) -> DelayedDeliveryTracker:
         """Return a tracker for a cursor; recovery goes on in the background."""
-
-    @abstractmethod
-    async def clean_residual_snapshots(self, topic_name: str, cursor_name: str, cursor: TrackedCursor) -> None:
-        """Delete every snapshot of a cursor that has no tracker, and the properties that name snapshots.
-
-        A snapshot of another topic or cursor is left alone, whatever the properties say.
-        """
-
-    async def clean_ownerless_snapshots(self, topic_name: str, is_cursor: Callable[[str], bool]) -> None:
-        """Delete a topic's snapshots whose cursor is gone; a crash while it was deleted may leave some.
-
-        What fails is logged. Does nothing unless overridden.
-
-        Args:
-            topic_name: The topic.
-            is_cursor: Whether the topic has a cursor of this name now.
-        """
-        del topic_name, is_cursor
 
     async def start(self) -> None:
         """Open what the trackers share. Does nothing unless overridden."""

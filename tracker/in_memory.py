@@ -21,7 +21,6 @@ from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
     DelayedDeliveryTrackerFactory,
     ScheduledMessages,
-    TrackedCursor,
     TrackerContext,
 )
 from tracker.due_queue import NEVER
@@ -378,7 +377,3 @@ class InMemoryDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
     def new_tracker(self, context: TrackerContext) -> InMemoryDelayedDeliveryTracker:
         """See base."""
         return InMemoryDelayedDeliveryTracker(context, self._config, now_ms=self._now_ms)
-
-    async def clean_residual_snapshots(self, topic_name: str, cursor_name: str, cursor: TrackedCursor) -> None:
-        """See base; this tracker leaves none."""
-        del topic_name, cursor_name, cursor

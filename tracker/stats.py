@@ -1,6 +1,7 @@
 """What PIP-195's five metrics are made of: plain numbers, read without waiting for anything.
 
-Counters only grow, so that they are the same however often and by whomever they are read.
+Counters only grow, so that they are the same however often and by whomever they are read. A tracker's end with it;
+whoever has one tracker after the other keeps their sums (`summed`).
 """
 
 from bisect import bisect_left
@@ -58,10 +59,49 @@ class OperationStats:
         self.latency_counts[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
         self.latency_sum_ms += latency_ms
 
+    def add(self, other: "OperationStats") -> None:
+        """Count in what another has counted."""
+        self.all += other.all
+        self.succeed += other.succeed
+        self.failed += other.failed
+        self.latency_counts = [a + b for a, b in zip(self.latency_counts, other.latency_counts, strict=True)]
+        self.latency_sum_ms += other.latency_sum_ms
+
 
 @dataclass(slots=True)
-class TrackerStats:
-    """The state and the history of one tracker."""
+class TrackerCounters:
+    """What one tracker has done, or several one after the other."""
+
+    buckets_lost: int = 0
+    """Snapshots that were missing or unreadable; their messages were read from the log again."""
+    buckets_recovered: int = 0
+    """Snapshots that recovery found and used."""
+    operations: dict[BucketOperation, OperationStats] = field(
+        default_factory=lambda: {operation: OperationStats() for operation in BucketOperation}
+    )
+
+    def add(self, other: "TrackerCounters") -> None:
+        """Count in what another has counted."""
+        self.buckets_lost += other.buckets_lost
+        self.buckets_recovered += other.buckets_recovered
+        for kind, operation in other.operations.items():
+            self.operations[kind].add(operation)
+
+
+def summed(*counters: TrackerCounters | None) -> TrackerCounters | None:
+    """Return the sums of counters, None where there are none."""
+    given = [one for one in counters if one is not None]
+    if not given:
+        return None
+    total = TrackerCounters()
+    for one in given:
+        total.add(one)
+    return total
+
+
+@dataclass(slots=True)
+class TrackerStats(TrackerCounters):
+    """The state of one tracker, and what it has done."""
 
     message_count: int = 0
     """Messages that are tracked."""
@@ -71,12 +111,5 @@ class TrackerStats:
     """Index rows in memory."""
     snapshot_size_bytes: int = 0
     """Bytes of all snapshots."""
-    buckets_lost: int = 0
-    """Snapshots that were missing or unreadable; their messages were read from the log again."""
-    buckets_recovered: int = 0
-    """Snapshots that recovery found and used."""
     failing: frozenset[str] = frozenset()
     """Kinds of actions of which the last one failed, and is tried again: the storage is out."""
-    operations: dict[BucketOperation, OperationStats] = field(
-        default_factory=lambda: {operation: OperationStats() for operation in BucketOperation}
-    )

@@ -77,9 +77,6 @@ class Views(DelayedDeliveryTrackerFactory):
         assert self._story.index is not None
         return self._story.index.new_view(context)
 
-    async def clean_residual_snapshots(self, topic_name: str, cursor_name: str, cursor: object) -> None:
-        raise AssertionError("a subscription has no snapshots")
-
 
 class Story:
     """One run.

@@ -110,7 +110,7 @@ class Peer:
 
 async def until(look: Callable[[], Any]) -> Any:
     """Let the loop run until `look` finds something."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             found = look()
             if found:

@@ -19,6 +19,7 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDe
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
+from tracker.residual_snapshots import ResidualSnapshots
 from tracker.snapshot_creates import SnapshotCreates
 from tracker.stats import BucketOperation
 from tracker.testing import VIRTUAL_START_MS as START_MS
@@ -72,7 +73,7 @@ class World:
 
     async def clean(self) -> None:
         """Delete what a cursor without a tracker leaves behind."""
-        await self.factory.clean_residual_snapshots("t", "c", self.cursor)
+        await ResidualSnapshots(self.storage).clean("t", "c", self.cursor)
 
     async def snapshot_ids(self) -> set[int]:
         return {info.bucket_id for info in await self.stored.list_bucket_snapshots()}
@@ -721,26 +722,6 @@ def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: Wor
         await tracker.close()
         assert virtual_now_ms() == START_MS
         assert late_world.stored.creates == 0  # type: ignore[attr-defined]
-
-    run_virtually(main())
-
-
-def test_snapshots_of_cursors_that_are_gone_are_deleted_and_no_others(sound_world: World) -> None:
-    """As a crash leaves them between a late create and the end of its watch."""
-
-    async def main() -> None:
-        await sound_world.storage.start()
-        kept = {
-            await sound_world.stored.create_bucket_snapshot(b"", [], bucket_key="k", topic_name=topic, cursor_name=name)
-            for topic, name in (("t", "c"), ("other", "gone"))
-        }
-        await sound_world.stored.create_bucket_snapshot(b"", [], bucket_key="k", topic_name="t", cursor_name="gone")
-        sound_world.storage.is_down = True
-        await sound_world.factory.clean_ownerless_snapshots("t", {"c"}.__contains__)
-        assert len(await sound_world.snapshot_ids()) == 3
-        sound_world.storage.is_down = False
-        await sound_world.factory.clean_ownerless_snapshots("t", {"c"}.__contains__)
-        assert await sound_world.snapshot_ids() == kept
 
     run_virtually(main())
 

@@ -242,7 +242,6 @@ def test_the_dispatcher_is_told_when_a_window_is_due() -> None:
         await asyncio.sleep(20)
         assert told == [START_MS + 20_000]
         assert not tracker.contains_message(1, 2)
-        await factory.clean_residual_snapshots("t", "s", FakeCursor())
         await tracker.close()
 
     run_virtually(main())

@@ -1,0 +1,106 @@
+"""Deletes the snapshots of a topic that no tracker looks after, in the background.
+
+A tracker deletes what it stored. Without one there are three kinds of snapshots:
+
+1. A cursor names them, and may have a tracker again: its subscription is Exclusive or Failover now, has had no consumer
+   since the start, or `broker.conf` names the in-memory tracker. They are kept for as long as they index something that
+   is not acknowledged, so that nothing is read again when the subscription goes back to delaying.
+2. Their cursor is gone, as that of a reader that has left, or of one that was deleted while the storage was down.
+3. Their cursor is there and does not name them: a crash came between storing one and naming it.
+
+Kind 1 is found in the properties, at each retention check. For kinds 2 and 3 all snapshots of the topic have to be
+listed, which is done once after its opening, and when a cursor with snapshots went away without them; again at each
+retention check until it has succeeded. Nobody waits for any of this, so no lock is held.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from managed_ledger.cursor import Cursor
+from managed_ledger.errors import LedgerError
+from managed_ledger.managed_ledger import ManagedLedger
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.storage import BucketSnapshotInfo
+from tracker.residual_snapshots import ResidualSnapshots, is_named
+
+log = logging.getLogger(__name__)
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class SnapshotSweep:
+    """Deletes a topic's snapshots that no tracker looks after, one sweep at a time.
+
+    Args:
+        ledger: The topic's log.
+        residual: Deletes from the storage.
+        has_tracker: Whether a tracker looks after the snapshots of the cursor of this name now.
+        spawn: Runs work in the background.
+    """
+
+    def __init__(
+        self, ledger: ManagedLedger, residual: ResidualSnapshots, *, has_tracker: Callable[[str], bool], spawn: Spawn
+    ) -> None:
+        self._ledger = ledger
+        self._residual = residual
+        self._has_tracker = has_tracker
+        self._spawn = spawn
+        self._task: asyncio.Task[None] | None = None
+        self._has_to_list = True
+        self._is_failing = False
+
+    def start(self, *, has_to_list: bool = False) -> None:
+        """Sweep, unless a sweep is under way.
+
+        Args:
+            has_to_list: Whether a cursor may have gone without its snapshots. A sweep that is under way heeds it too.
+        """
+        self._has_to_list = self._has_to_list or has_to_list
+        if self._task is None or self._task.done():
+            self._task = self._spawn(self._sweep())
+
+    async def _sweep(self) -> None:
+        failures = [await _failure_of(self._trim(cursor)) for cursor in list(self._ledger.cursors.values())]
+        while self._has_to_list:
+            self._has_to_list = False
+            failures.append(await _failure_of(self._residual.clean_ownerless(self._ledger.name, self._is_owned)))
+            if failures[-1] is not None:
+                self._has_to_list = True
+                break
+        self._tell([failure for failure in failures if failure is not None])
+
+    def _tell(self, failures: Sequence[Exception]) -> None:
+        """Tell that something failed, but an outage once and not at each retention check."""
+        if failures and not self._is_failing:
+            log.warning("%s: snapshots that nobody needs are left for now: %s", self._ledger.name, failures[0])
+        self._is_failing = bool(failures)
+
+    def _is_owned(self, info: BucketSnapshotInfo) -> bool:
+        cursor = self._ledger.cursors.get(info.cursor_name)
+        return cursor is not None and (self._has_tracker(cursor.name) or is_named(cursor.properties, info))
+
+    async def _trim(self, cursor: Cursor) -> None:
+        await self._residual.trim(
+            self._ledger.name,
+            cursor.name,
+            cursor,
+            first_ledger_id=_first_ledger_needed(cursor),
+            is_unattended=lambda: not (cursor.is_closed or self._has_tracker(cursor.name)),
+        )
+
+
+async def _failure_of(work: Awaitable[None]) -> Exception | None:
+    try:
+        await work
+    except (SnapshotStorageError, LedgerError) as error:
+        return error
+    return None
+
+
+def _first_ledger_needed(cursor: Cursor) -> int:
+    """Return the first ledger of which something stored is not acknowledged."""
+    first = cursor.next_unacknowledged_position.ledger_id
+    # Without a backlog that position is still to be written, also in a ledger of which there are snapshots.
+    return first if cursor.backlog else first + 1

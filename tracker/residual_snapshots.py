@@ -1,0 +1,127 @@
+"""Snapshots that no tracker looks after, and their deletion.
+
+A tracker deletes its own snapshots when nothing of them is left. But a cursor whose properties name snapshots need not
+have one: its subscription may be of a type that does not delay, wait for its first consumer, have a tracker of another
+kind by now, or go away. So this belongs to whoever has the storage, and knows no kind of tracker.
+
+The order is a tracker's: a snapshot is deleted before its property is removed, and what is deleted already may be
+deleted again, so a crash at any point is harmless. Left out: which cursors have a tracker, and when to look, which is
+its broker's to know.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from snapshot_storage.bucket_key import parse_bucket_id
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+from tracker.delayed_delivery_tracker import TrackedCursor
+from tracker.errors import ResidualSnapshotsError
+from tracker.recovery import read_properties
+from tracker.snapshot_work import is_deletable
+
+logger: Final = logging.getLogger(__name__)
+
+
+def is_named(properties: Mapping[str, str], info: BucketSnapshotInfo) -> bool:
+    """Return whether a cursor's properties name a snapshot, malformed ones included.
+
+    Runtime complexity: O(1) for a snapshot that is named by its own key, else O(properties).
+    """
+    if parse_bucket_id(properties.get(info.bucket_key, "")) == info.bucket_id:
+        return True
+    named = read_properties(properties)
+    return info.bucket_id in {*(bucket.bucket_id for bucket in named.buckets), *named.malformed_ids}
+
+
+class ResidualSnapshots:
+    """Deletes from a storage what no tracker will.
+
+    Args:
+        storage: Where the snapshots are; started and closed by others.
+    """
+
+    def __init__(self, storage: BucketSnapshotStorage) -> None:
+        self._storage = storage
+
+    async def clean(self, topic_name: str, cursor_name: str, cursor: TrackedCursor) -> None:
+        """Delete every snapshot of a cursor that has no tracker, and the properties that name snapshots.
+
+        Also what no property names: nobody looks for it when the cursor is gone. A snapshot of another topic or cursor
+        is left alone, whatever the properties say.
+
+        Raises:
+            ResidualSnapshotsError: Some could not be deleted; their properties are still there.
+        """
+        failed: list[str] = []
+        cause: Exception | None = None
+        for bucket in read_properties(cursor.properties).buckets:
+            try:
+                await self._delete(topic_name, cursor_name, bucket.bucket_id)
+                await cursor.update_properties(remove=[bucket.key])
+            except SnapshotStorageError as error:
+                failed.append(bucket.key)
+                cause = error
+        if failed:
+            raise ResidualSnapshotsError(failed) from cause
+        try:
+            for info in await self._storage.list_bucket_snapshots(topic_name, cursor_name):
+                await self._storage.delete_bucket_snapshot(info.bucket_id)
+        except SnapshotStorageError as error:
+            # A cursor that names none must be able to go although the storage is down.
+            logger.warning("%s / %s: snapshots without a property may be left: %s", topic_name, cursor_name, error)
+
+    async def trim(
+        self,
+        topic_name: str,
+        cursor_name: str,
+        cursor: TrackedCursor,
+        *,
+        first_ledger_id: int,
+        is_unattended: Callable[[], bool],
+    ) -> None:
+        """Delete the snapshots that a cursor names and whose ledgers it has all passed.
+
+        Their properties say which ledgers they index, so none of them is read. What comes after them is kept, for the
+        tracker that may come.
+
+        Args:
+            topic_name: The topic.
+            cursor_name: The cursor's name.
+            cursor: The cursor.
+            first_ledger_id: Everything in the ledgers before this one is acknowledged.
+            is_unattended: Whether the cursor has no tracker now; nothing more is changed when it gets one meanwhile.
+
+        Raises:
+            SnapshotStorageError: One could not be deleted; it and those behind it are still named.
+        """
+        for bucket in read_properties(cursor.properties).buckets:
+            if bucket.ledgers.last_ledger_id >= first_ledger_id:
+                continue
+            if not is_unattended():
+                return
+            await self._delete(topic_name, cursor_name, bucket.bucket_id)
+            # A tracker that came meanwhile finds the snapshot gone, and may have named another one by the same key.
+            if is_unattended():
+                await cursor.update_properties(remove=[bucket.key])
+
+    async def clean_ownerless(self, topic_name: str, is_owned: Callable[[BucketSnapshotInfo], bool]) -> None:
+        """Delete a topic's snapshots that nobody owns, as a crash or an outage may leave them.
+
+        Args:
+            topic_name: The topic.
+            is_owned: Whether a snapshot has an owner now; asked just before it would be deleted.
+
+        Raises:
+            SnapshotStorageError: Some may be left.
+        """
+        for info in await self._storage.list_bucket_snapshots(topic_name):
+            # Asked late: a cursor that is made meanwhile keeps what is its own.
+            if not is_owned(info):
+                await self._storage.delete_bucket_snapshot(info.bucket_id)
+
+    async def _delete(self, topic_name: str, cursor_name: str, bucket_id: int) -> None:
+        """Delete a snapshot that a property names, unless it is another cursor's."""
+        if await is_deletable(self._storage, bucket_id, topic_name, cursor_name):
+            await self._storage.delete_bucket_snapshot(bucket_id)
