@@ -11,7 +11,8 @@ import asyncio
 import logging
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
@@ -93,13 +94,13 @@ class Service:
         folder = config.data_directory
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            store = await LedgerStore.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
+            async with _starting(config) as started:
+                store = await LedgerStore.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
         except (LedgerError, OSError) as error:
             advice = " Name a folder that can be written as dataDirectory." if isinstance(error, OSError) else ""
             raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}.{advice}") from error
         try:
-            storage = service_storage_of(config)
-            await RETRIES.run(storage.start)
+            storage = await started
         except SnapshotStorageError as error:
             await store.close()
             raise ServiceStartError(f"The snapshots cannot be opened: {error}") from error
@@ -300,6 +301,25 @@ class Service:
             len(self.connections),
             sum(topic.messages_in_total for topic in self.topics.values()),
         )
+
+
+@asynccontextmanager
+async def _starting(config: BrokerConfig) -> AsyncIterator[asyncio.Future[BucketSnapshotStorage]]:
+    """Open the snapshots beside what is done inside, as their process takes as long; if that fails, close them."""
+
+    async def start() -> BucketSnapshotStorage:
+        storage = service_storage_of(config)
+        await RETRIES.run(storage.start)
+        return storage
+
+    started = asyncio.ensure_future(start())
+    try:
+        yield started
+    except BaseException:
+        started.cancel()
+        with suppress(SnapshotStorageError, asyncio.CancelledError):
+            await (await started).close()
+        raise
 
 
 def _service_url(config: BrokerConfig) -> str:

@@ -1,5 +1,6 @@
 """Which storage the configuration names for the snapshots of the delayed index."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -46,9 +47,7 @@ def snapshot_storage_of(
                 config.s3, is_read_only=is_read_only, owner_file=owner_file(config), patience=patience
             )
         case _:
-            return RocksDBBucketSnapshotStorage(
-                snapshots_folder(config), is_read_only=is_read_only, memory=config.rocksdb
-            )
+            return _on_rocksdb(config, is_read_only=is_read_only)()
 
 
 def service_storage_of(config: BrokerConfig) -> BucketSnapshotStorage:
@@ -57,9 +56,17 @@ def service_storage_of(config: BrokerConfig) -> BucketSnapshotStorage:
     Raises:
         StorageAccessError: It needs what is not installed; with a process of its own only `start` finds out.
     """
-    if config.has_snapshot_process and config.bucket_snapshot_storage != "memory":
-        return SnapshotProcess(partial(snapshot_storage_of, config))
-    return snapshot_storage_of(config)
+    if not config.has_snapshot_process or config.bucket_snapshot_storage == "memory":
+        return snapshot_storage_of(config)
+    # The first imports less there than the second, which knows all of the configuration.
+    is_rocksdb = config.bucket_snapshot_storage == "rocksdb"
+    return SnapshotProcess(_on_rocksdb(config) if is_rocksdb else partial(snapshot_storage_of, config))
+
+
+def _on_rocksdb(config: BrokerConfig, *, is_read_only: bool = False) -> Callable[[], BucketSnapshotStorage]:
+    return partial(
+        RocksDBBucketSnapshotStorage, snapshots_folder(config), is_read_only=is_read_only, memory=config.rocksdb
+    )
 
 
 def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:

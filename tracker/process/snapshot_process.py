@@ -56,8 +56,8 @@ STARTS_PAUSE_S: Final = 5.0
 EXIT_WAIT_S: Final = 10.0
 """How long it may take to end once its storage is closed."""
 
-PERSISTED_AT_ONCE_MAX: Final = 2
-"""One that is sorted and encoded while another one is written and synced."""
+PERSISTED_AT_ONCE_MAX: Final = 4
+"""One that is sorted and encoded while others are written, which takes S3 some tenths of a second."""
 
 ANSWER_WAIT_S: Final = 5.0
 """How long an answer may be on its way beyond the time that the action itself is given."""
@@ -117,10 +117,11 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
         """See base."""
         # Each call of a merge has its own time, there.
         own_time_s = None if isinstance(action, MergeBuckets) else owner.config.operation_timeout_ms / 1_000
-        async with asyncio.timeout(None if own_time_s is None else own_time_s + ANSWER_WAIT_S):
-            async with self._persisting if isinstance(action, PersistBucket) else nullcontext():
-                event: Event = await self._call(WORKER, "run_action", owner, action)
-                return event
+        time_s = None if own_time_s is None else own_time_s + ANSWER_WAIT_S
+        turn = self._persisting if isinstance(action, PersistBucket) else nullcontext()
+        async with turn, asyncio.timeout(time_s):
+            event: Event = await self._call(WORKER, "run_action", owner, action)
+            return event
 
     # The storage's methods.
 
@@ -206,7 +207,7 @@ class _Child:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tracker.process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tracker.process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
