@@ -145,7 +145,7 @@ def test_a_storage_that_cannot_be_made_is_a_clear_error() -> None:
 
 
 def test_a_folder_that_is_in_use_is_told_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracker.process.snapshot_process.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("tracker.process.child.LOCK_WAIT_S", 0.1)
 
     async def scenario() -> None:
         async with on_rocksdb(tmp_path):

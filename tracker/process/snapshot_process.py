@@ -12,23 +12,16 @@ POSIX only. Left out: more than one process, as one encodes several million rows
 """
 
 import asyncio
-import itertools
 import logging
-import os
 import pickle
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from snapshot_storage.errors import (
     SnapshotStorageError,
     StorageClosedError,
-    StorageLockedError,
-    StorageUnavailableError,
 )
 from snapshot_storage.storage import (
     BucketSnapshotHead,
@@ -39,30 +32,22 @@ from snapshot_storage.storage import (
     writer_is_done,
 )
 from tracker.actions import Event, MergeBuckets, PersistBucket
-from tracker.process.channel import ChannelEnd
-from tracker.process.messages import STORAGE, WORKER, Answer, Call, Cancel, Logged, Opening, WriterMade
+from tracker.process.child import Child, ended, started, words
+from tracker.process.messages import STORAGE, WORKER, WriterMade
 from tracker.snapshot_work import SnapshotOwner, StorageAction, StorageWorker
 
 log = logging.getLogger(__name__)
 
 MakeStorage = Callable[[], BucketSnapshotStorage]
 
-LOCK_WAIT_S: Final = 3.0
-"""How long opening waits for a lock: the process of a program that was just killed lets go a moment after it."""
-
 STARTS_PAUSE_S: Final = 5.0
 """The process is started at most so often: what ends at once would be started for each call otherwise."""
-
-EXIT_WAIT_S: Final = 10.0
-"""How long it may take to end once its storage is closed."""
 
 PERSISTED_AT_ONCE_MAX: Final = 4
 """One that is sorted and encoded while others are written, which takes S3 some tenths of a second."""
 
 ANSWER_WAIT_S: Final = 5.0
 """How long an answer may be on its way beyond the time that the action itself is given."""
-
-T = TypeVar("T")
 
 
 class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
@@ -81,7 +66,7 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
             self._make_storage = pickle.dumps(make_storage)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise TypeError(f"what makes the storage must be importable by another process: {error}") from error
-        self._child: _Child | None = None
+        self._child: Child | None = None
         # Snapshots are made one after the other there: what waits for that waits here, where it is in memory anyway.
         self._persisting = asyncio.Semaphore(PERSISTED_AT_ONCE_MAX)
         # Starting and closing take turns.
@@ -102,14 +87,14 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
         """
         async with self._turn:
             if self._child is None:
-                self._child = await _started(self._make_storage)
+                self._child = await started(self._make_storage)
 
     async def close(self) -> None:
         """See base; the process ends."""
         async with self._turn:
             child, self._child = self._child, None
             if child is not None:
-                await _ended(child)
+                await ended(child)
 
     # The work of trackers.
 
@@ -130,7 +115,7 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
     ) -> int:
         """See base."""
         names = {"bucket_key": bucket_key, "topic_name": topic_name, "cursor_name": cursor_name}
-        return await self._ask("create_bucket_snapshot", metadata, list(segments), **names)  # type: ignore[no-any-return]
+        return await self._ask("create_bucket_snapshot", metadata, list(segments), **names)
 
     def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
         """See base."""
@@ -141,20 +126,20 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         """See base."""
-        return await self._ask("read_bucket_snapshot_head", bucket_id)  # type: ignore[no-any-return]
+        return await self._ask("read_bucket_snapshot_head", bucket_id)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         """See base."""
-        return await self._ask("get_bucket_snapshot_metadata", bucket_id)  # type: ignore[no-any-return]
+        return await self._ask("get_bucket_snapshot_metadata", bucket_id)
 
     async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
         """See base."""
         check_segment_range(first_entry, last_entry)
-        return await self._ask("get_bucket_snapshot_segment", bucket_id, first_entry, last_entry)  # type: ignore[no-any-return]
+        return await self._ask("get_bucket_snapshot_segment", bucket_id, first_entry, last_entry)
 
     async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
         """See base."""
-        return await self._ask("get_bucket_snapshot_length", bucket_id)  # type: ignore[no-any-return]
+        return await self._ask("get_bucket_snapshot_length", bucket_id)
 
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
         """See base."""
@@ -164,11 +149,11 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
         self, topic_name: str | None = None, cursor_name: str | None = None
     ) -> list[BucketSnapshotInfo]:
         """See base."""
-        return await self._ask("list_bucket_snapshots", topic_name, cursor_name)  # type: ignore[no-any-return]
+        return await self._ask("list_bucket_snapshots", topic_name, cursor_name)
 
     async def find_damage(self) -> list[SnapshotStorageError]:
         """See base."""
-        return await self._ask("find_damage")  # type: ignore[no-any-return]
+        return await self._ask("find_damage")
 
     async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await self._call(STORAGE, method, *args, **kwargs)
@@ -176,10 +161,10 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
     async def _call(self, target: int, method: str, *args: Any, **kwargs: Any) -> Any:
         child = self._child
         if child is None or child.is_ended:
-            child = await self._restarted(_words(method))
+            child = await self._restarted(words(method))
         return await child.call(target, method, *args, **kwargs)
 
-    async def _restarted(self, operation: str) -> "_Child":
+    async def _restarted(self, operation: str) -> Child:
         async with self._turn:
             child = self._child
             if child is None:
@@ -190,166 +175,15 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
                 raise child.gone(operation)
             self._next_start_s = time.monotonic() + STARTS_PAUSE_S
             await asyncio.to_thread(child.end)
-            started = self._child = await _started(self._make_storage)
+            again = self._child = await started(self._make_storage)
             log.warning("the process for snapshots was started again")
-            return started
-
-
-class _Child:
-    """One run of the other process; used from one event loop."""
-
-    def __init__(self, make_storage: bytes) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._is_wanted = True
-        self._how_ended: str | None = None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tracker.process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                # What can be imported here can be there. An empty path is the working directory.
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)},
-            )
-        self._channel = ChannelEnd(ours, "snapshots", on_message=self._receive, on_end=self._note_end)
-        self._channel.start()
-        level = logging.getLogger().getEffectiveLevel()
-        self._send(Opening(make_storage, level), self._fail_all)
-
-    @property
-    def process_id(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_ended(self) -> bool:
-        return self._how_ended is not None
-
-    def gone(self, operation: str) -> SnapshotStorageError:
-        """Make the error of a call whose process has ended."""
-        if not self._is_wanted:
-            return StorageClosedError(operation)
-        return StorageUnavailableError(f"cannot {operation}: the process for snapshots {self._how_ended}")
-
-    async def call(self, target: int, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method there and return what it returns.
-
-        Raises:
-            StorageUnavailableError: The process has ended, or ends meanwhile.
-            StorageClosedError: It was closed meanwhile.
-            Exception: Whatever the method raises.
-        """
-        if self.is_ended:
-            raise self.gone(_words(method))
-        number = next(self._numbers)
-        answer = self._waiting[number] = self._loop.create_future()
-        self._send(Call(number, target, method, args, kwargs), lambda error: self._receive(Answer(number, error=error)))
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self._send(Cancel(number), self._fail_all)
-            raise
-        finally:
-            self._waiting.pop(number, None)
-
-    def end(self) -> None:
-        """End the process, which has closed its storage or is not to be waited for; blocks."""
-        self._is_wanted = False
-        self._channel.close()
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._is_wanted = False
-        self._process.kill()
-
-    def _send(self, message: Opening | Call | Cancel, on_unsendable: Callable[[Exception], None]) -> None:
-        self._channel.send(message, on_unsendable)
-
-    # From the channel's threads.
-
-    def _receive(self, message: Answer | Logged) -> None:
-        if isinstance(message, Logged):
-            logger = logging.getLogger(message.record.name)
-            if logger.isEnabledFor(message.record.levelno):
-                logger.handle(message.record)
-        else:
-            self._on_loop(self._settle, message)
-
-    def _note_end(self) -> None:
-        try:
-            code = self._process.wait(EXIT_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        self._how_ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        if self._is_wanted:
-            log.error("the process for snapshots %s", self._how_ended)
-        self._on_loop(self._fail_all, None)
-
-    def _fail_all(self, error: Exception | None) -> None:
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(error or self.gone("finish what was begun"))
-
-    def _on_loop(self, work: Callable[[T], None], argument: T) -> None:
-        try:
-            self._loop.call_soon_threadsafe(work, argument)
-        except RuntimeError:
-            # The loop was closed before the storage was: nobody waits.
-            self._process.kill()
-
-    def _settle(self, message: Answer) -> None:
-        answer = self._waiting.get(message.number)
-        if answer is None or answer.done():
-            return
-        if message.error is not None:
-            answer.set_exception(message.error)
-        else:
-            answer.set_result(message.value)
-
-
-async def _started(make_storage: bytes) -> _Child:
-    try:
-        child = _Child(make_storage)
-    except OSError as error:
-        raise StorageUnavailableError(f"cannot start the process for snapshots: {error}") from error
-    try:
-        deadline_s = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                await child.call(STORAGE, "start")
-            except StorageLockedError:
-                if time.monotonic() > deadline_s:
-                    raise
-                await asyncio.sleep(0.05)
-            else:
-                return child
-    except BaseException:
-        child.kill()
-        await asyncio.to_thread(child.end)
-        raise
-
-
-async def _ended(child: _Child) -> None:
-    try:
-        await child.call(STORAGE, "close")
-    except StorageUnavailableError:
-        # It has gone already, and what it had is safe.
-        pass
-    finally:
-        await asyncio.to_thread(child.end)
-
-
-def _words(method: str) -> str:
-    return method.replace("_", " ")
+            return again
 
 
 class _Writer(BucketSnapshotWriter):
     """Writes one snapshot there; the writer is made with its first call, as making one does nothing."""
 
-    def __init__(self, child: _Child, names: dict[str, str]) -> None:
+    def __init__(self, child: Child, names: dict[str, str]) -> None:
         self._child = child
         self._names = names
         self._target: int | None = None
@@ -361,7 +195,7 @@ class _Writer(BucketSnapshotWriter):
 
     async def commit(self, metadata: bytes) -> int:
         """See base."""
-        return await self._call("commit", metadata)  # type: ignore[no-any-return]
+        return await self._call("commit", metadata)
 
     async def abort(self) -> None:
         """See base."""
