@@ -9,7 +9,7 @@ A tracker deletes what it stored. Without one there are three kinds of snapshots
 3. Their cursor is there and does not name them: a crash came between storing one and naming it.
 
 Kind 1 is found in the properties, at each retention check. For kinds 2 and 3 all snapshots of the topic have to be
-listed, which is done once after its opening, and when a cursor with snapshots went away without them; again at each
+listed, which is done once after its opening, and when a tracker has ended without another in its place; again at each
 retention check until it has succeeded. Nobody waits for any of this, so no lock is held.
 """
 
@@ -51,13 +51,12 @@ class SnapshotSweep:
         self._has_to_list = True
         self._is_failing = False
 
-    def start(self, *, has_to_list: bool = False) -> None:
-        """Sweep, unless a sweep is under way.
+    def note_ended_tracker(self) -> None:
+        """Have the next sweep look for what a tracker may have left, or the one that is under way."""
+        self._has_to_list = True
 
-        Args:
-            has_to_list: Whether a cursor may have gone without its snapshots. A sweep that is under way heeds it too.
-        """
-        self._has_to_list = self._has_to_list or has_to_list
+    def start(self) -> None:
+        """Sweep, unless a sweep is under way."""
         if self._task is None or self._task.done():
             self._task = self._spawn(self._sweep())
 

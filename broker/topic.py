@@ -156,7 +156,11 @@ class Topic:
                 subscription = self._add_subscription(name, cursor)
             if self._index is not None:
                 await self._index.prepare()
+        had_tracker = subscription.has_bucket_tracker
         await subscription.add_consumer(consumer, subscription_type)
+        if had_tracker and not subscription.has_bucket_tracker:
+            # It may have been closed while the storage was down.
+            self._sweep.note_ended_tracker()
         return subscription
 
     async def unsubscribe(self, consumer: Consumer) -> None:
@@ -185,7 +189,8 @@ class Topic:
                 await self._delete(subscription)
                 if subscription.index_counters_before is not None:
                     # It had an index. The reader does not wait for a storage that may be down.
-                    self._sweep.start(has_to_list=True)
+                    self._sweep.note_ended_tracker()
+                    self._sweep.start()
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Let other policies be in force from now on."""
@@ -283,7 +288,8 @@ class Topic:
         for producer in list(self.producers.values()):
             producer.disconnect()
         self.producers.clear()
-        await self._for_all(lambda subscription: subscription.close())
+        # The cursor of a reader does not outlive this process, so its index is not worth sealing.
+        await self._for_all(lambda one: one.close() if one.cursor.is_durable else one.abandon())
         if self._index is not None:
             await self._index.close()
         await self.ledger.close()
