@@ -130,16 +130,16 @@ class TrackerCore:
         # Ledger by ledger, since a seal comes between two ledgers.
         start = 0
         for end in _ledger_ends(ledgers):
-            self._add_rows(int(ledgers[start]), entries[start:end], times[start:end])
+            self._add_rows(int(ledgers[start]), ledgers[start:end], entries[start:end], times[start:end])
             start = end
         return is_late
 
-    def _add_rows(self, ledger_id: int, entries: Int64Array, times: Int64Array) -> None:
+    def _add_rows(self, ledger_id: int, ledgers: Int64Array, entries: Int64Array, times: Int64Array) -> None:
         """Track rows of one ledger, in pieces if a cap on the mutable bucket demands it."""
         start = 0
         while start < len(entries):
             rows = slice(start, start + self._make_room(ledger_id))
-            self._index.add(ledger_id, np.minimum(times[rows], _LATEST_MS), entries[rows])
+            self._index.add(ledger_id, (np.minimum(times[rows], _LATEST_MS), ledgers[rows], entries[rows]))
             start = rows.stop
 
     def _refuse(self, ledger_id: int, entry_ids: BitMap) -> None:

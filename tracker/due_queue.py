@@ -3,8 +3,8 @@
 A queue is a handful of *runs*: columns sorted by (deliver_at_ms, ledger_id, entry_id), each with a head that moves
 forward as rows are handed out. What is added goes to a buffer first, which is sorted into a run when it is full or
 when something in it comes due. Runs of similar size are merged, as in a log-structured tree, so that there are
-O(log n) small ones; runs of `RUN_ROWS_MAX` rows stay as they are, so that no merge takes longer than a few
-milliseconds on the event loop.
+O(log n) small ones; runs of `RUN_ROWS_MAX` rows stay as they are, so that no merge takes longer than a
+millisecond on the event loop.
 
 A plain heap would cost a Python object and O(log n) interpreted steps a row; this costs tens of nanoseconds.
 Rows are never removed by position: who hands rows out drops those that are no longer wanted (`Membership`).
@@ -12,6 +12,7 @@ Rows are never removed by position: who hands rows out drops those that are no l
 
 from collections.abc import Sequence
 from itertools import chain
+from struct import pack
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -22,17 +23,21 @@ from snapshot_storage.columns import DelayedIndexes, packing_of
 
 Int64Array = NDArray[np.int64]
 
+Columns = tuple[Int64Array, Int64Array, Int64Array]
+"""Times, ledger ids and entry ids of rows."""
+
 NEVER: Final = 2**63 - 1
 """Later than every delivery time."""
 
-RUN_ROWS_MAX: Final = 16_000
-"""Runs are not merged beyond this: an add may have to wait for it, and so many rows take less than 1 ms."""
-
-BUFFER_ROWS_MAX: Final = 16_000
-"""At this many rows, what was added is sorted into a run."""
+RUN_ROWS_MAX: Final = 8_000
+"""What was added is sorted into a run at this many rows, and runs are not merged beyond it: an add may have to wait for
+that, which takes half a millisecond. Columns of more than 128 KiB would take the C library another one."""
 
 CHUNKS_MAX: Final = 64
-"""At this many pieces, too: small ones would cost more in each step than their rows."""
+"""What was added in so many pieces is put together: small ones would cost more than their rows when they are sorted."""
+
+FEW_ROWS_MAX: Final = 500
+"""Rows that came few at a time become columns at so many: with more, numpy would give the interpreter away for it."""
 
 POP_ROWS_MIN: Final = 8_192
 """Runs are merged at least this many rows at a time, and at most four times as many; small polls are then served from
@@ -106,7 +111,7 @@ class _Run:
         last = start + int(ledger_ids.searchsorted(through.ledger_id, "right"))
         return first + int(self.entry_ids[first:last].searchsorted(through.entry_id, "right"))
 
-    def columns(self, end: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def columns(self, end: int) -> Columns:
         """Return the rows from the head up to `end`."""
         rows = slice(self.head, end)
         return self.times[rows], self.ledger_ids[rows], self.entry_ids[rows]
@@ -172,18 +177,36 @@ def sorted_rows(parts: Sequence[DelayedIndexes]) -> DelayedIndexes:
 class DueQueue:
     """Rows to be handed out in order of time, then position."""
 
-    __slots__ = ("_chunks", "_chunks_rows", "_runs", "_runs_rows", "next_ms")
+    __slots__ = ("_chunks", "_chunks_rows", "_few", "_runs", "_runs_rows", "next_ms")
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
         self._runs_rows = 0
-        self._chunks: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        self._chunks: list[Columns] = []
         self._chunks_rows = 0
+        self._few: tuple[list[int], list[int], list[int]] = ([], [], [])
         self.next_ms = NEVER
         """The earliest time in the queue, `NEVER` when it is empty."""
 
     def __len__(self) -> int:
-        return self._runs_rows + self._chunks_rows
+        return self._runs_rows + self._chunks_rows + len(self._few[0])
+
+    def push_few(self, times: list[int], ledger_id: int, entry_ids: list[int]) -> None:
+        """Add rows of a ledger, in any order, which may be too few to be columns of their own."""
+        self._few[0].extend(times)
+        self._few[1].extend([ledger_id] * len(times))
+        self._few[2].extend(entry_ids)
+        self.next_ms = min(self.next_ms, min(times, default=NEVER))
+        if len(self._few[0]) >= FEW_ROWS_MAX:
+            self._chunk_few()
+            if self._chunks_rows >= RUN_ROWS_MAX:
+                self._fold()
+
+    def _chunk_few(self) -> None:
+        times, ledger_ids, entry_ids = map(_column_of, self._few)
+        self._few = ([], [], [])
+        self._chunks.append((times, ledger_ids, entry_ids))
+        self._chunks_rows += len(times)
 
     def push_rows(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Add rows in any order; the arrays are kept, and must not change any more."""
@@ -194,8 +217,10 @@ class DueQueue:
             rows = slice(start, start + RUN_ROWS_MAX)
             self._chunks.append((times[rows], ledger_ids[rows], entry_ids[rows]))
             self._chunks_rows += len(times[rows])
-            if self._chunks_rows >= BUFFER_ROWS_MAX or len(self._chunks) >= CHUNKS_MAX:
+            if self._chunks_rows >= RUN_ROWS_MAX:
                 self._fold()
+        if len(self._chunks) >= CHUNKS_MAX:
+            self._chunks = [_joined(self._chunks)]
         self.next_ms = min(self.next_ms, int(times.min()))
 
     def push_sorted(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
@@ -212,6 +237,8 @@ class DueQueue:
 
     def _fold(self) -> None:
         """Sort what is buffered into a run, and merge runs of similar size."""
+        if self._few[0]:
+            self._chunk_few()
         if not self._chunks:
             return
         run = _sorted_run(self._chunks)
@@ -269,14 +296,14 @@ class DueQueue:
         # At every poll: not by `len`, which is a call each.
         self._runs = [run for run in self._runs if run.head < run.end]
         self._runs_rows = sum([run.end - run.head for run in self._runs])
-        assert not self._chunks
+        assert len(self) == self._runs_rows
         self.next_ms = min([run.head_ms for run in self._runs], default=NEVER)
 
     def positions(self) -> set[tuple[int, int]]:
         """Return the position of every row; for checks, O(n) and slow."""
         parts = [run.columns(run.end) for run in self._runs] + self._chunks
         pairs = [zip(ledger_ids.tolist(), entry_ids.tolist(), strict=True) for _, ledger_ids, entry_ids in parts]
-        return set(chain(*pairs))
+        return set(chain(zip(*self._few[1:], strict=True), *pairs))
 
     def check(self) -> None:
         """Assert every invariant of the queue."""
@@ -289,17 +316,28 @@ class DueQueue:
             next_ms = min(next_ms, int(times.min()))
         assert self._runs_rows == sum(map(len, self._runs))
         assert self._chunks_rows == sum(len(times) for times, _, _ in self._chunks)
-        assert self.next_ms == next_ms
+        assert len(set(map(len, self._few))) == 1
+        assert len(self._few[0]) < FEW_ROWS_MAX
+        assert self.next_ms == min([next_ms, *self._few[0]])
 
 
-def _sorted_run(parts: Sequence[tuple[Int64Array, Int64Array, Int64Array]]) -> _Run:
+def _column_of(numbers: list[int]) -> Int64Array:
+    """Return numbers as a column; with numbers as large as times, numpy itself takes twice as long."""
+    return np.frombuffer(pack(f"{len(numbers)}n", *numbers), np.intp)
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    times, ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return times, ledger_ids, entry_ids
+
+
+def _sorted_run(parts: Sequence[Columns]) -> _Run:
     if len(parts) == 1:
         columns = parts[0]
     else:
         # Parts that do not overlap are in order then, and need no sorting.
         parts = sorted(parts, key=lambda part: tuple(column.item(0) for column in part))
-        times, ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
-        columns = times, ledger_ids, entry_ids
+        columns = _joined(parts)
     if _is_sorted(*columns):
         return _Run(*columns)
     packing = packing_of(columns)
@@ -310,9 +348,7 @@ def _sorted_run(parts: Sequence[tuple[Int64Array, Int64Array, Int64Array]]) -> _
     return _Run(*columns) if order is None else _Run(*(column[order] for column in columns))
 
 
-def pop_sorted(
-    queues: Sequence[DueQueue], through: RowKey, limit: int, *, rest: Rest
-) -> tuple[Int64Array, Int64Array, Int64Array]:
+def pop_sorted(queues: Sequence[DueQueue], through: RowKey, limit: int, *, rest: Rest) -> Columns:
     """Take the first rows of all queues that are not behind `through`, at most `limit`, in order.
 
     Fewer than `limit` may come although more are due: call again until none come. Where many runs had to be merged,
@@ -336,7 +372,7 @@ def pop_sorted(
 _NO_ROWS: Final = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def _pop_front(runs: list[_Run], through: RowKey, limit: int) -> tuple[Int64Array, Int64Array, Int64Array] | None:
+def _pop_front(runs: list[_Run], through: RowKey, limit: int) -> Columns | None:
     """Take rows of the run that is first, if enough of them are before all other runs; mostly left from a merge."""
     head_ms = min(run.head_ms for run in runs)
     first = [run for run in runs if run.head_ms == head_ms]
@@ -359,7 +395,7 @@ def _pop_front(runs: list[_Run], through: RowKey, limit: int) -> tuple[Int64Arra
     return columns
 
 
-def _pop_merged(runs: list[_Run], through: RowKey, limit: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _pop_merged(runs: list[_Run], through: RowKey, limit: int) -> Columns:
     """Merge the first rows of several runs, as far as the rows that were not looked at cannot come between."""
     wanted = max(limit, POP_ROWS_MIN)
     one_time = min(through, last_key_at(_time_of_rows(runs, wanted)))
@@ -389,13 +425,13 @@ def _time_of_rows(runs: list[_Run], wanted: int) -> int:
     return int(times[order[enough]]) if enough < len(times) else NEVER - 1
 
 
-def _pop_counted(runs: list[_Run], through: RowKey, wanted: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _pop_counted(runs: list[_Run], through: RowKey, wanted: int) -> Columns:
     """Merge so many rows by their number, as too many of them have one time."""
     heads = [(run, end) for run in runs if (end := run.end_through(through)) > run.head]
     share = max(1, wanted // len(heads))
     ends = [min(end, run.head + share) for run, end in heads]
     parts = [run.columns(end) for (run, _), end in zip(heads, ends, strict=True)]
-    times, ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
+    times, ledger_ids, entry_ids = _joined(parts)
     order = order_of_rows(times, ledger_ids, entry_ids)
     if order is None:
         order = np.arange(len(times))

@@ -15,14 +15,12 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
-from tracker.due_queue import NEVER, DueQueue, RowKey, pop_sorted
+from tracker.due_queue import NEVER, Columns, DueQueue, RowKey, pop_sorted
 from tracker.holding import Holding, Residents
 from tracker.membership import Membership, bitmap_of, is_in, ledger_bitmaps, ledger_groups
 from tracker.single_adds import SingleAdds
 
 Int64Array = NDArray[np.int64]
-
-Columns = tuple[Int64Array, Int64Array, Int64Array]
 
 _NONE = BitMap()
 
@@ -71,15 +69,19 @@ class Index:
         return self._mutable
 
     def _take_singles(self) -> None:
-        self.add(*self.singles.take())
+        ledger_id, times, entry_ids = self.singles.take()
+        self._track(ledger_id, BitMap(entry_ids))
+        self._mutable.queue.push_few(times, ledger_id, entry_ids)
 
-    def add(self, ledger_id: int, times: Int64Array, entry_ids: Int64Array) -> None:
-        """Put rows of a ledger into the mutable bucket; the arrays are kept, and must not change any more."""
-        positions = bitmap_of(entry_ids)
+    def add(self, ledger_id: int, rows: Columns) -> None:
+        """Put rows of one ledger into the mutable bucket; the arrays are kept, and must not change any more."""
+        self._track(ledger_id, bitmap_of(rows[2]))
+        self._mutable.queue.push_rows(*rows)
+
+    def _track(self, ledger_id: int, entry_ids: BitMap) -> None:
         if self.forgotten:
-            self._drop_forgotten(ledger_id, positions)
-        self.mutable.members.unite(ledger_id, positions)
-        self.mutable.queue.push_rows(times, np.full(len(times), ledger_id), entry_ids)
+            self._drop_forgotten(ledger_id, entry_ids)
+        self.mutable.members.unite(ledger_id, entry_ids)
 
     def take_mutable(self) -> Holding:
         """Return the mutable bucket's rows, and begin anew."""

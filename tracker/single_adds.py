@@ -5,13 +5,7 @@ each. Nothing is decided here: the core has settled for every row that it is tra
 and the index takes them over before it is asked anything (`Index.mutable`).
 """
 
-from struct import pack
 from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
-
-Int64Array = NDArray[np.int64]
 
 SINGLES_MAX: Final = 500
 """At so many rows they are taken over: 0.05 ms. With more, each numpy call would give the interpreter away, and an add
@@ -38,19 +32,13 @@ class SingleAdds:
         self.ledger_id = ledger_id
         self.row_count_max = min(row_count_max, SINGLES_MAX)
 
-    def take(self) -> tuple[int, Int64Array, Int64Array]:
-        """Return ledger, times and entry ids of all rows, and take no more of them."""
-        times, entry_ids = _column_of(self.times), _column_of(self.entry_ids)
-        self.times.clear()
-        self.entry_ids.clear()
+    def take(self) -> tuple[int, list[int], list[int]]:
+        """Return ledger, times and entry ids of all rows, and be closed."""
+        times, entry_ids = self.times, self.entry_ids
+        self.times, self.entry_ids = [], []
         self.row_count_max = 0
         return self.ledger_id, times, entry_ids
 
     def check(self) -> None:
         """Assert every invariant of the rows."""
         assert len(self.times) == len(self.entry_ids) <= self.row_count_max <= SINGLES_MAX
-
-
-def _column_of(numbers: list[int]) -> Int64Array:
-    """Return numbers as a column; with numbers as large as times, numpy itself takes twice as long."""
-    return np.frombuffer(pack(f"{len(numbers)}n", *numbers), np.intp)

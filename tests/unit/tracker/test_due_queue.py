@@ -18,8 +18,8 @@ def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make runs and merges small enough for tests to reach every edge of theirs."""
     monkeypatch.setattr(due_queue, "RUN_ROWS_MAX", 16)
     monkeypatch.setattr(due_queue, "RUN_ROWS_MIN", 3)
-    monkeypatch.setattr(due_queue, "BUFFER_ROWS_MAX", 8)
     monkeypatch.setattr(due_queue, "CHUNKS_MAX", 4)
+    monkeypatch.setattr(due_queue, "FEW_ROWS_MAX", 3)
     monkeypatch.setattr(due_queue, "POP_ROWS_MIN", 3)
 
 
@@ -41,27 +41,32 @@ def pop_all(queues: list[DueQueue], through: RowKey, limit: int) -> list[Row]:
 
 
 @given(
-    batches=st.lists(ROWS, max_size=8),
-    way=st.sampled_from(["single", "batch", "sorted"]),
+    batches=st.lists(st.tuples(st.sampled_from(["few", "single", "batch", "sorted"]), ROWS), max_size=8),
     limit=st.integers(1, 20),
     cutoff=st.integers(0, 9),
     spread=st.sampled_from([1, 2**58]),
 )
 def test_rows_come_out_sorted_and_up_to_the_key(
-    batches: list[list[Row]], way: str, limit: int, cutoff: int, spread: int
+    batches: list[tuple[str, list[Row]]], limit: int, cutoff: int, spread: int
 ) -> None:
     """Popping in any portions gives what sorting gives, and leaves the rest, whatever way the rows came."""
-    batches = [[(time_ms * spread, ledger_id, entry_id) for time_ms, ledger_id, entry_id in rows] for rows in batches]
     queues = [DueQueue(), DueQueue()]
-    for number, batch in enumerate(batches):
+    rows_added: list[Row] = []
+    for number, (way, rows_offered) in enumerate(batches):
+        batch = [(time_ms * spread, ledger_id, entry_id) for time_ms, ledger_id, entry_id in rows_offered]
+        rows_added += batch
         queue = queues[number % 2]
         if way == "sorted":
             rows = DelayedIndexes.from_rows(batch).sorted()
             queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+        elif way == "few":
+            for time_ms, ledger_id, entry_id in batch:
+                queue.push_few([time_ms], ledger_id, [entry_id])
         else:
             for part in [[row] for row in batch] if way == "single" else [batch]:
                 push(queue, *part)
-    rows_added = sorted(row for batch in batches for row in batch)
+        queue.check()
+    rows_added.sort()
 
     through = RowKey(cutoff * spread, 1, 2)
     first = pop_all(queues, through, limit)
@@ -88,11 +93,12 @@ def test_rows_in_order_are_left_alone() -> None:
 
 
 def test_the_number_of_runs_stays_small() -> None:
-    """Merging keeps O(log n) runs below the largest size, besides those of it."""
+    """Merging keeps O(log n) runs below the largest size, besides those of it; rows that come singly do not pile up."""
     queue = DueQueue()
     rng = np.random.default_rng(1)
     for number in range(1_000):
         push(queue, (int(rng.integers(0, 10**6)), 1, number))
+        assert len(queue._chunks) < due_queue.CHUNKS_MAX
     queue.rows_of()
 
     assert len(queue._runs) <= 2 * 1_000 // due_queue.RUN_ROWS_MAX + 5

@@ -98,7 +98,7 @@ def test_integers_of_numpy_are_integers(run: Run, kind: Callable[[int], Any]) ->
     """Whoever reads columns may offer one row of them; also one that comes after others, and one that is due."""
 
     def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
-        for ledger_id in (2**40, 1):
+        for ledger_id in (2**40, kind(1)):
             for entry_id in (kind(1), kind(2), 3):
                 assert tracker.add_message(ledger_id, entry_id, LATER_MS)
         assert tracker.add_message(kind(1), kind(4), np.int64(LATER_MS))  # type: ignore[arg-type]

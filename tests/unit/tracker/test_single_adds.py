@@ -14,6 +14,7 @@ from tracker.testing import FakeCursor
 
 NOW_MS = 1_000
 ROWS = [(1, 4, 90), (1, 5, 20), (1, 4, 30), (2, 0, 5), (2, 1, 70), (1, 6, 20), (1, 7, 2**63 + 5), (1, 8, 2**62)]
+ROWS += [(1, 9, 50), (1, 10, 40)]
 """Ledger, entry and delay: in no order, some twice, and times that are hardly ever reached."""
 
 
@@ -29,7 +30,7 @@ def _core(cap: int = -1) -> TrackerCore:
 
 QUESTIONS: dict[str, Callable[[TrackerCore], Any]] = {
     "count": lambda core: core.message_count,
-    "contains": lambda core: [core.contains_message(1, entry_id) for entry_id in range(10)],
+    "contains": lambda core: [core.contains_message(1, entry_id) for entry_id in range(12)],
     "tracked in": lambda core: list(core.tracked_in(1) or ()),
     "ledgers": lambda core: sorted(core.tracked_ledger_ids()),
     "next": lambda core: core.next_delivery_ms(),
@@ -44,7 +45,7 @@ QUESTIONS: dict[str, Callable[[TrackerCore], Any]] = {
     "trim": lambda core: (core.trim(2), core.message_count),
     "clear": lambda core: (core.clear(), core.message_count),
     "refuse": lambda core: (core.add_message(1, 5, NOW_MS, NOW_MS), core.message_count),
-    "a batch": lambda core: (core.add_messages([1], [9], [NOW_MS + 1], now_ms=NOW_MS), core.next_delivery_ms()),
+    "a batch": lambda core: (core.add_messages([1], [11], [NOW_MS + 1], now_ms=NOW_MS), core.next_delivery_ms()),
 }
 
 
