@@ -42,7 +42,7 @@ ENTRIES_PER_LEDGER: Final = 50_000
 BATCH_ROWS: Final = 1_000
 POLL_ROWS: Final = 1_000
 DELIVERY_STEPS: Final = 1_000
-UNSEALED_ROWS_MAX: Final = 4 * ENTRIES_PER_LEDGER
+UNSEALED_ROWS_MAX: Final = 2 * ENTRIES_PER_LEDGER
 """Adding waits while more rows wait for their snapshots."""
 TARGET_MIB: Final = 64
 """Above the empty process, for 100 million messages of any law."""

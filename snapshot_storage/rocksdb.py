@@ -53,7 +53,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
                 nobody may write, and write nothing there: what must be written goes to a temporary folder. What
                 would write raises `StorageReadOnlyError`, and `start` raises `StorageAccessError` where there is no
                 such folder.
-            memory: How much memory to take; by default 8 MiB to read and twice 8 to write.
+            memory: How much memory to take; by default 4 MiB to read and twice 4 to write.
             clock_s: A clock that never goes back.
         """
         super().__init__(threads_max=_THREADS, clock_s=clock_s)

@@ -12,17 +12,17 @@ class RocksDBMemory:
     """How much memory an open folder takes, in bytes, however many snapshots are in it."""
 
     write_buffer_bytes: int = field(
-        default=8 * _MIB, metadata={"key": "bucketSnapshotRocksDBWriteBufferSizeMB", "factor": _MIB}
+        default=4 * _MIB, metadata={"key": "bucketSnapshotRocksDBWriteBufferSizeMB", "factor": _MIB}
     )
     """Writes are collected up to this much before they become a table; there may be two such buffers.
 
-    Larger means fewer tables and compactions. A single larger batch is taken whole. Default 8 MiB.
+    Larger means fewer tables and compactions. A single larger batch is taken whole. Default 4 MiB.
     """
 
     block_cache_bytes: int = field(
-        default=8 * _MIB, metadata={"key": "bucketSnapshotRocksDBBlockCacheSizeMB", "factor": _MIB}
+        default=4 * _MIB, metadata={"key": "bucketSnapshotRocksDBBlockCacheSizeMB", "factor": _MIB}
     )
-    """Blocks that were read, uncompressed. Segments are read once, so larger gains little. Default 8 MiB."""
+    """Blocks that were read, uncompressed. Segments are read once, so larger gains little. Default 4 MiB."""
 
     tables_before_compaction: ClassVar[int] = 4
     """So many tables are made into one larger; RocksDB's own default. Fewer are read faster."""
