@@ -9,6 +9,7 @@ from typing import assert_never
 from pyroaring import BitMap
 
 from tracker.actions import (
+    Action,
     ActionFailed,
     Event,
     ListSnapshots,
@@ -29,8 +30,8 @@ from tracker.actions import (
 from tracker.bucket_set import BucketSet
 from tracker.buckets import Bucket, BucketState, is_in_order
 from tracker.due_queue import NEVER, RowKey, first_key_at, last_key_at
-from tracker.lanes import backoff_ms
 from tracker.membership import Membership
+from tracker.retry import Retry
 
 
 def handle(buckets: BucketSet, event: Event, now_ms: int) -> None:
@@ -126,7 +127,7 @@ def _take_over(buckets: BucketSet, target: Bucket) -> None:
     target.needed_since_ms = min(
         (source.needed_since_ms for source in sources if source.needed_since_ms is not None), default=None
     )
-    buckets.merge_failures = 0
+    buckets.merge_retry.reset()
     count = sum(source.unread.count for source in sources)
     target.unread.was_known = any(source.unread.was_known for source in sources)
     doubt_ms = max(max(source.last_loaded_ms, source.doubt_ms) for source in sources)
@@ -153,7 +154,7 @@ def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> Non
         give_up(buckets, bucket, "its segments overlap in time")
         return
     bucket.work = None
-    bucket.work_attempts = 0
+    bucket.work_retry.reset()
     bucket.needed_since_ms = None
     bucket.size_bytes = event.size_bytes
     bucket.table = event.table
@@ -222,7 +223,7 @@ def _on_loaded(buckets: BucketSet, bucket: Bucket, event: SegmentsLoaded) -> Non
         bucket.unread.needs_known = True
         bucket.unread.position_sum = None
         return
-    bucket.load_attempts = 0
+    bucket.load_retry.reset()
     bucket.needed_since_ms = None
     bucket.loaded_spans = spans
     if len(rows):
@@ -275,10 +276,11 @@ def _on_deleted(buckets: BucketSet, bucket: Bucket) -> None:
 def _on_listed(buckets: BucketSet, event: SnapshotsListed, now_ms: int) -> None:
     """Delete what nobody owns."""
     buckets.sweep = None
+    buckets.sweep_retry.reset()
     if buckets.is_creating:
         # One of the snapshots may be of a bucket that does not know its id yet: list again when it does.
         buckets.is_sweep_wanted = True
-        buckets.sweep_retry_at_ms = now_ms + buckets.config.retry_backoff_ms_min
+        buckets.sweep_retry.at_ms = now_ms + buckets.config.retry_backoff_ms_min
         return
     owned = {bucket.bucket_id for bucket in buckets.buckets.values()} | buckets.foreign_ids
     for bucket_id in event.bucket_ids:
@@ -288,43 +290,57 @@ def _on_listed(buckets: BucketSet, event: SnapshotsListed, now_ms: int) -> None:
 
 def _on_failed(buckets: BucketSet, event: ActionFailed, now_ms: int) -> None:
     action = event.action
-    lane = buckets.lanes.of(action)
+    lane, retry = buckets.lanes.of(action), _retry_of(buckets, action)
     if event.is_lost:
         # The storage did answer.
-        lane.succeeded()
+        lane.refused(retry, now_ms)
     else:
-        lane.failed(now_ms)
+        lane.failed(retry, now_ms)
     if isinstance(action, PersistBucket | MergeBuckets):
         # It may have been stored all the same, under an id that nobody knows.
         buckets.is_sweep_wanted = True
     if isinstance(action, ListSnapshots):
         buckets.sweep = None
         buckets.is_sweep_wanted = True
-        buckets.sweep_retry_at_ms = now_ms + buckets.config.retry_backoff_ms_max
+        buckets.sweep_retry.at_ms = max(buckets.sweep_retry.at_ms, now_ms + buckets.config.retry_backoff_ms_max)
         return
     bucket = buckets.buckets.get(action.serial)
     if bucket is None:
         return
     if isinstance(action, LoadSegments):
-        _on_load_failed(buckets, bucket, event, now_ms)
+        _on_load_failed(buckets, bucket, event)
     elif isinstance(action, ReadPositions):
-        _on_question_failed(buckets, bucket, event, now_ms)
+        _on_question_failed(buckets, bucket, event)
     elif bucket.work is action:
-        _on_work_failed(buckets, bucket, event, now_ms)
+        _on_work_failed(buckets, bucket, event)
 
 
-def _on_load_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+def _retry_of(buckets: BucketSet, action: Action) -> Retry:
+    """Return what is known of failures of an action; nothing if nobody waits for it any more."""
+    if isinstance(action, ListSnapshots):
+        return buckets.sweep_retry
+    if isinstance(action, MergeBuckets):
+        return buckets.merge_retry
+    bucket = buckets.buckets.get(action.serial)
+    if bucket is None:
+        return Retry()
+    if isinstance(action, LoadSegments):
+        return bucket.load_retry if bucket.load is action else Retry()
+    if isinstance(action, ReadPositions):
+        return bucket.unread.retry if bucket.unread.question is action else Retry()
+    return bucket.work_retry if bucket.work is action else Retry()
+
+
+def _on_load_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed) -> None:
     if bucket.load is not event.action:
         return
     if event.is_lost:
         give_up(buckets, bucket, event.reason)
         return
     bucket.load = None
-    bucket.load_attempts += 1
-    bucket.load_retry_at_ms = now_ms + backoff_ms(buckets.config, bucket.load_attempts, buckets.rng)
 
 
-def _on_question_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+def _on_question_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed) -> None:
     unread = bucket.unread
     if unread.question is not event.action:
         return
@@ -333,14 +349,12 @@ def _on_question_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed,
         return
     unread.drop_question()
     buckets.questions.note_failed(bucket)
-    unread.attempts += 1
-    unread.retry_at_ms = now_ms + backoff_ms(buckets.config, unread.attempts, buckets.rng)
 
 
-def _on_work_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+def _on_work_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed) -> None:
     bucket.work = None
     if bucket.state is BucketState.MERGING:
-        _on_merge_failed(buckets, bucket, event, now_ms)
+        _on_merge_failed(buckets, bucket, event)
         return
     if bucket.is_doomed:
         # What a create that failed may have left is found by the sweep.
@@ -350,15 +364,11 @@ def _on_work_failed(buckets: BucketSet, bucket: Bucket, event: ActionFailed, now
     if event.is_lost and bucket.state is BucketState.RECOVERING:
         give_up(buckets, bucket, event.reason)
         return
-    bucket.work_attempts += 1
     buckets.is_merge_wanted = True
-    bucket.work_retry_at_ms = now_ms + backoff_ms(buckets.config, bucket.work_attempts, buckets.rng)
 
 
-def _on_merge_failed(buckets: BucketSet, target: Bucket, event: ActionFailed, now_ms: int) -> None:
+def _on_merge_failed(buckets: BucketSet, target: Bucket, event: ActionFailed) -> None:
     """Forget the merge; the sources stay as they are, but for one that is lost."""
-    buckets.merge_failures += 1
-    buckets.merge_retry_at_ms = now_ms + backoff_ms(buckets.config, buckets.merge_failures, buckets.rng)
     sources = [buckets.buckets[serial] for serial in target.sources]
     buckets.unpin(target)
     buckets.move(target, BucketState.GONE)

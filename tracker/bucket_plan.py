@@ -50,9 +50,9 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
     actions: list[Action] = list(_plan_loads(buckets, now_ms))
     for lane in buckets.lanes.all:
         for bucket in list(lane.work.values()):
-            if not lane.has_room(now_ms):
+            if lane.is_full:
                 break
-            if bucket.work is None and bucket.work_retry_at_ms <= now_ms:
+            if bucket.work is None and lane.starts_at_ms(bucket.work_retry) <= now_ms:
                 bucket.work = _action_of(buckets, bucket, now_ms)
                 lane.started()
                 actions.append(bucket.work)
@@ -116,11 +116,12 @@ def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
             if bucket.unread.needs_known and bucket.unread.known is None:
                 buckets.questions.ask(bucket)
                 continue
-            if bucket.load_retry_at_ms > now_ms or not buckets.lanes.reads.has_room(now_ms):
-                buckets.next_load_ms = min(buckets.next_load_ms, max(bucket.load_retry_at_ms, now_ms))
+            starts_at_ms = buckets.lanes.loads.starts_at_ms(bucket.load_retry)
+            if starts_at_ms > now_ms:
+                buckets.next_load_ms = min(buckets.next_load_ms, starts_at_ms)
                 continue
             bucket.load = _load_of(buckets, bucket, through_ms, row_count_max)
-            buckets.lanes.reads.started()
+            buckets.lanes.loads.started()
             loaded_row_count += row_count_max
             yield bucket.load
 
@@ -162,7 +163,7 @@ def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
     A bucket that is being sealed counts when it is sealed: the newest one mostly is in the cheapest window, and a
     choice without it is that of a limit lower by one, which costs several times as much where the limit is low.
     """
-    if buckets.config.bucket_count_max <= 0 or now_ms < buckets.merge_retry_at_ms or not buckets.is_merge_wanted:
+    if buckets.config.bucket_count_max <= 0 or now_ms < buckets.merge_retry.at_ms or not buckets.is_merge_wanted:
         return
     # From now on, whatever would change the answer wants another look.
     buckets.is_merge_wanted = False
@@ -195,7 +196,7 @@ def _is_on_its_way(bucket: Bucket) -> bool:
     """Whether a bucket will be one that may be merged before long."""
     if bucket.state is BucketState.RECOVERING:
         # One that cannot be read may stay so for long, and the others must not wait for it.
-        return not bucket.work_attempts
+        return not bucket.work_retry.attempts
     return bucket.state in (BucketState.SEALING, BucketState.REGISTERING)
 
 
@@ -204,8 +205,7 @@ def _may_sweep(buckets: BucketSet, now_ms: int) -> bool:
     return (
         buckets.is_sweep_wanted
         and buckets.sweep is None
-        and now_ms >= buckets.sweep_retry_at_ms
-        and buckets.lanes.reads.has_room(now_ms)
+        and buckets.lanes.reads.starts_at_ms(buckets.sweep_retry) <= now_ms
         and not buckets.is_creating
     )
 

@@ -25,6 +25,7 @@ from tracker.lanes import Lanes
 from tracker.ledger_ranges import LedgerRanges
 from tracker.questions import Questions
 from tracker.recovery import BucketProperty
+from tracker.retry import Retry
 
 _STATE_IS_IDLE = frozenset({BucketState.SEALED, BucketState.GONE})
 
@@ -57,11 +58,10 @@ class BucketSet:
         """Key and reason of buckets that were given up, until someone reports them."""
         self.is_merge_wanted = True
         """Whether a merge may be due that was not when it was last looked."""
-        self.merge_retry_at_ms = -1
-        self.merge_failures = 0
+        self.merge_retry = Retry()
         self.is_sweep_wanted = False
         self.sweep: ListSnapshots | None = None
-        self.sweep_retry_at_ms = -1
+        self.sweep_retry = Retry()
         self.foreign_ids: frozenset[int] = frozenset()
         self.keys: set[str] = set()
         """The property keys that no new bucket may have."""
@@ -297,7 +297,7 @@ class BucketSet:
     def note_time(self, now_ms: int) -> None:
         """Note what time it is; when the clock was put back, what waits for a time it has left waits no longer."""
         if now_ms < self._last_now_ms:
-            self.merge_retry_at_ms = self.sweep_retry_at_ms = -1
+            self.merge_retry.at_ms = self.sweep_retry.at_ms = -1
             for lane in self.lanes.all:
                 lane.forget_wait()
             self.questions.forget_wait()
@@ -391,20 +391,16 @@ class BucketSet:
         """Return when `plan` or the barrier should be looked at again, if nothing happens before; call after `plan`."""
         wakeup_ms = NEVER
         for lane in self.lanes.all:
-            earliest_ms = lane.earliest_start_ms()
-            if earliest_ms == NEVER:
+            if lane.is_full:
                 continue
             for bucket in lane.work.values():
                 if bucket.work is None:
-                    wakeup_ms = min(wakeup_ms, max(earliest_ms, bucket.work_retry_at_ms))
-        read_ms = self.lanes.reads.earliest_start_ms()
-        if read_ms != NEVER:
-            wakeup_ms = min(wakeup_ms, max(read_ms, min(self.next_load_ms, self.questions.next_read_ms)))
-            if self.is_sweep_wanted and self.sweep is None and not self.is_creating:
-                wakeup_ms = min(wakeup_ms, max(read_ms, self.sweep_retry_at_ms))
-        wakeup_ms = min(wakeup_ms, self.questions.next_cooling_ms)
-        if self.config.bucket_count_max > 0 and now_ms < self.merge_retry_at_ms:
-            wakeup_ms = min(wakeup_ms, self.merge_retry_at_ms)
+                    wakeup_ms = min(wakeup_ms, lane.starts_at_ms(bucket.work_retry))
+        wakeup_ms = min(wakeup_ms, self.next_load_ms, self.questions.next_read_ms, self.questions.next_cooling_ms)
+        if self.is_sweep_wanted and self.sweep is None and not self.is_creating:
+            wakeup_ms = min(wakeup_ms, self.lanes.reads.starts_at_ms(self.sweep_retry))
+        if self.config.bucket_count_max > 0 and now_ms < self.merge_retry.at_ms:
+            wakeup_ms = min(wakeup_ms, self.merge_retry.at_ms)
         barrier = self.barrier(now_ms)
         if not self.index.has_row_through(barrier) and self.index.next_ms != NEVER:
             wakeup_ms = min(wakeup_ms, self._barrier_until_ms)

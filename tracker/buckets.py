@@ -24,6 +24,7 @@ from tracker.actions import Action, LoadSegments, SegmentTable
 from tracker.due_queue import NEVER, RowKey
 from tracker.holding import Holding
 from tracker.membership import LEDGER_ID_MAX
+from tracker.retry import Retry
 from tracker.unread import UnreadPositions
 
 
@@ -103,12 +104,10 @@ class Bucket:
 
     work: Action | None = None
     """The state's own action, while it is in flight."""
-    work_attempts: int = 0
-    work_retry_at_ms: int = -1
+    work_retry: Retry = field(default_factory=Retry)
     load: LoadSegments | None = None
     """The load in flight."""
-    load_attempts: int = 0
-    load_retry_at_ms: int = -1
+    load_retry: Retry = field(default_factory=Retry)
     merge_retry_at_ms: int = -1
 
     is_doomed: bool = False
@@ -118,7 +117,8 @@ class Bucket:
 
     def forget_waits(self, now_ms: int) -> None:
         """Let what waits for another try begin at once: the clock was put back to `now_ms`."""
-        self.work_retry_at_ms = self.load_retry_at_ms = self.unread.retry_at_ms = -1
+        for retry in (self.work_retry, self.load_retry, self.unread.retry):
+            retry.at_ms = -1
         if self.merge_retry_at_ms != NEVER:
             self.merge_retry_at_ms = -1
         if self.needed_since_ms is not None:
@@ -130,8 +130,7 @@ class Bucket:
         self.state = state
         self.is_doomed = False
         self.work = None
-        self.work_attempts = 0
-        self.work_retry_at_ms = -1
+        self.work_retry.reset()
 
     def narrow(self, ledgers: LedgerRange | None) -> None:
         """Take over where the rows are, as the metadata says; what it says beyond the key does not count."""

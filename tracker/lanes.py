@@ -1,9 +1,13 @@
 """When storage calls may start: how many at once, and how patiently after failures.
 
-There is one lane for each thing that can be down by itself: reads of the snapshot storage, creates, deletes (a full
-disk refuses the second alone), and the cursor's properties. After a few failures in a row a lane sends one call at a
-time, and waits longer after each; the first success opens it again. So what is down for an hour costs two or three
-calls a minute, whatever number of buckets wait for it and whatever else goes well.
+There is one lane for each thing that can be down by itself: segments, other reads of the snapshot storage, creates,
+deletes (a full disk refuses the second alone), and the cursor's properties. After a few failures in a row a lane sends
+one call at a time, and waits longer after each; the first success opens it again. So what is down for an hour costs a
+handful of calls a minute, whatever number of buckets wait for it and whatever else goes well.
+
+Where some buckets fail and others do not, each of the former waits by itself (`Retry`). A failure says that the lane is
+down only if nothing has succeeded since the same bucket failed before; and when one call at a time is sent, who has
+failed least is tried first. So those that fail cannot keep the lane from the others.
 """
 
 from collections.abc import Iterator
@@ -14,37 +18,40 @@ from tracker.actions import (
     Action,
     DeleteSnapshot,
     Event,
+    LoadSegments,
     MergeBuckets,
     PersistBucket,
     PropertyPut,
     PropertyRemoved,
     PutProperty,
     RemoveProperty,
+    SegmentsLoaded,
     SnapshotCreated,
     SnapshotDeleted,
 )
 from tracker.buckets import Bucket, BucketState
 from tracker.config import TrackerConfig
 from tracker.due_queue import NEVER
+from tracker.retry import Retry, backoff_ms
 
 FAILURES_BEFORE_PROBING: Final = 3
 """One failing call may be the fault of one bucket; so many in a row are the storage's."""
 
-
-def backoff_ms(config: TrackerConfig, attempts: int, rng: Random) -> int:
-    """Return how long to wait after this many failures: doubled each time, with a jitter of up to a half."""
-    wait_ms = min(config.retry_backoff_ms_max, config.retry_backoff_ms_min << min(attempts - 1, 30))
-    return wait_ms - rng.randrange(wait_ms // 2 + 1)
+FIRST_TRY_WAIT_MS_MAX: Final = 7_500
+"""A load that has not failed yet waits no longer while loads seem to be down: its messages may be such that come."""
 
 
 class Lane:
     """Counts calls in flight and failures, and holds the buckets whose state needs a call of this kind."""
 
-    def __init__(self, config: TrackerConfig, rng: Random) -> None:
+    def __init__(self, config: TrackerConfig, rng: Random, first_try_wait_ms_max: int = NEVER) -> None:
         self._config = config
         self._rng = rng
+        self._first_try_wait_ms_max = first_try_wait_ms_max
         self._failures = 0
-        self._probe_at_ms = -1
+        self._successes = 0
+        self._failed_at_ms = -1
+        self._wait_ms = 0
         self.in_flight = 0
         self.work: dict[int, Bucket] = {}
         """Buckets whose state has an action of this lane, by serial, in the order in which they came to it."""
@@ -54,11 +61,22 @@ class Lane:
         """Whether the thing behind the lane seems to be down."""
         return self._failures >= FAILURES_BEFORE_PROBING
 
-    def has_room(self, now_ms: int) -> bool:
-        """Whether a call may start now."""
-        if self.is_probing:
-            return self.in_flight == 0 and now_ms >= self._probe_at_ms
-        return self.in_flight < self._config.operations_in_flight_max
+    @property
+    def is_full(self) -> bool:
+        """Whether only an answer makes room for another call."""
+        return self.in_flight >= (1 if self.is_probing else self._config.operations_in_flight_max)
+
+    def starts_at_ms(self, retry: Retry) -> int:
+        """Return when a call may start, `NEVER` if only an answer to another one makes room."""
+        if self.is_full:
+            return NEVER
+        if not self.is_probing:
+            return retry.at_ms
+        # A little less for who has failed less.
+        wait_ms = self._wait_ms - self._wait_ms // (8 * (retry.attempts + 1))
+        if not retry.attempts:
+            wait_ms = min(wait_ms, self._first_try_wait_ms_max)
+        return max(retry.at_ms, self._failed_at_ms + wait_ms)
 
     def started(self) -> None:
         """Note that a call was started."""
@@ -68,34 +86,47 @@ class Lane:
         """Note that a call came back."""
         self.in_flight -= 1
         self._failures = 0
+        self._successes += 1
         assert self.in_flight >= 0
 
-    def failed(self, now_ms: int) -> None:
-        """Note that a call failed."""
+    def refused(self, retry: Retry, now_ms: int) -> None:
+        """Note that a call came back in vain: what it needs is not there."""
+        self.succeeded()
+        self._put_off(retry, now_ms)
+
+    def failed(self, retry: Retry, now_ms: int) -> None:
+        """Note that a call failed, and when it is to be tried again."""
         self.in_flight -= 1
-        self._failures += 1
         assert self.in_flight >= 0
+        is_alone = retry.attempts > 0 and retry.successes_before != self._successes
+        self._put_off(retry, now_ms)
+        # Of calls that were sent together, some say as much as all.
+        if is_alone or (self.is_probing and self.in_flight):
+            return
+        self._failures += 1
+        self._failed_at_ms = now_ms
         if self.is_probing:
             attempts = self._failures - FAILURES_BEFORE_PROBING + 1
-            self._probe_at_ms = now_ms + backoff_ms(self._config, attempts, self._rng)
+            self._wait_ms = backoff_ms(self._config, attempts, self._rng)
+
+    def _put_off(self, retry: Retry, now_ms: int) -> None:
+        retry.attempts += 1
+        retry.at_ms = now_ms + backoff_ms(self._config, retry.attempts, self._rng)
+        retry.successes_before = self._successes
 
     def forget_wait(self) -> None:
         """Let the next call start at once."""
-        self._probe_at_ms = -1
-
-    def earliest_start_ms(self) -> int:
-        """Return when a call may start, `NEVER` if only an answer to another one makes room."""
-        if self.is_probing:
-            return NEVER if self.in_flight else self._probe_at_ms
-        return -1 if self.in_flight < self._config.operations_in_flight_max else NEVER
+        self._failed_at_ms = -1
+        self._wait_ms = 0
 
 
 class Lanes:
     """The lanes of one tracker."""
 
     def __init__(self, config: TrackerConfig, rng: Random) -> None:
+        self.loads = Lane(config, rng, FIRST_TRY_WAIT_MS_MAX)
         self.reads, self.creates, self.deletes, self.properties = (Lane(config, rng) for _ in range(4))
-        self.all = (self.reads, self.creates, self.deletes, self.properties)
+        self.all = (self.loads, self.reads, self.creates, self.deletes, self.properties)
 
     def of_state(self, state: BucketState) -> Lane:
         """Return the lane of a state's action."""
@@ -112,6 +143,8 @@ class Lanes:
     def of(self, call: Action | Event) -> Lane:
         """Return the lane of an action, or of its answer if it did not fail."""
         match call:
+            case LoadSegments() | SegmentsLoaded():
+                return self.loads
             case PersistBucket() | MergeBuckets() | SnapshotCreated():
                 return self.creates
             case DeleteSnapshot() | SnapshotDeleted():

@@ -118,12 +118,13 @@ class Questions:
         self._note_room(now_ms)
         in_flight = sum(bucket.unread.question is not None for bucket in self._wanted.values())
         for bucket in self._wanted.values():
-            if in_flight >= READS_IN_FLIGHT_MAX:
+            if in_flight >= READS_IN_FLIGHT_MAX or lane.is_full:
                 return
             if bucket.state is not BucketState.SEALED or bucket.unread.question is not None:
                 continue
-            if bucket.unread.retry_at_ms > now_ms or not lane.has_room(now_ms):
-                self.next_read_ms = min(self.next_read_ms, max(bucket.unread.retry_at_ms, now_ms))
+            starts_at_ms = lane.starts_at_ms(bucket.unread.retry)
+            if starts_at_ms > now_ms:
+                self.next_read_ms = min(self.next_read_ms, starts_at_ms)
                 continue
             if self._is_admitted(bucket, now_ms):
                 yield self._read_of(bucket)

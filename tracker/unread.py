@@ -13,6 +13,7 @@ from snapshot_storage.columns import DelayedIndexes
 from tracker.actions import ReadPositions
 from tracker.membership import Membership
 from tracker.position_sums import subtract, sum_of
+from tracker.retry import Retry
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +38,7 @@ class UnreadPositions:
     asked_ms: int = -1
     question: ReadPositions | None = None
     """The read in flight."""
-    attempts: int = 0
-    retry_at_ms: int = -1
+    retry: Retry = field(default_factory=Retry)
     loaded_meanwhile: list[DelayedIndexes] = field(default_factory=list)
     """What was loaded while the read was in flight."""
 
@@ -61,7 +61,7 @@ class UnreadPositions:
         # Rows without a bit make it useless; then the bucket stays warm.
         self.position_sum = None if self.needs_known else position_sum
         self.drop_question()
-        self.attempts = 0
+        self.retry.reset()
         self.warm(known)
         self.count = known.count - known.common_count(loaded)
         return is_as_named

@@ -7,11 +7,13 @@ a tracker that is patient behaves the same.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 
 import pytest
 
 from managed_ledger.position import Position
-from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, bucket_key
+from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
@@ -19,6 +21,7 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDe
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
+from tracker.lanes import FIRST_TRY_WAIT_MS_MAX
 from tracker.residual_snapshots import ResidualSnapshots
 from tracker.snapshot_creates import SnapshotCreates
 from tracker.stats import BucketOperation
@@ -292,6 +295,67 @@ def test_segments_that_cannot_be_read_for_long_come_late_and_the_rest_on_time(so
         await asyncio.sleep(31)
         assert sound_world.told_at_ms
         assert [row[1] for row in tracker.get_scheduled_messages(10).to_rows()] == [1, 2, 3, 4, 5]
+        await tracker.close()
+
+    run_virtually(main())
+
+
+class PartlyDownStorage(MemoryBucketSnapshotStorage):
+    """Has snapshots whose segments cannot be read for now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down_ids: set[int] = set()
+        self.failed_reads = 0
+
+    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
+        if bucket_id in self.down_ids:
+            self.failed_reads += 1
+            raise StorageUnavailableError(f"snapshot {bucket_id} cannot be read for now")
+        return await super().get_bucket_snapshot_segment(bucket_id, first_entry, last_entry)
+
+
+@pytest.mark.parametrize("step", [10, 2, 1])
+def test_buckets_that_cannot_be_read_for_an_hour_keep_no_other_ones_waiting(step: int) -> None:
+    """Every tenth, or every second, with a few calls a minute each; where it is every one, for all together."""
+    config = TrackerConfig(index_count_per_bucket_min=10, tick_time_ms=0)
+    bucket_total = 60
+
+    async def main() -> None:
+        cursor, storage = FakeCursor(), PartlyDownStorage()
+        await storage.start()
+        factory = BucketDelayedDeliveryTrackerFactory(
+            config, storage, now_ms=virtual_now_ms, run_blocking=run_inline, rng=Random(1)
+        )
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
+        tracker = factory.new_tracker(context)
+        # Due over an hour, and of each bucket at ten times.
+        due_ms = {
+            (ledger_id, entry_id): START_MS + 120_000 + (entry_id * 997 + ledger_id * 13) * 1_000 % (HOUR_S * 1_000)
+            for ledger_id in range(1, bucket_total + 2)
+            for entry_id in range(10)
+        }
+        for position, time_ms in due_ms.items():
+            tracker.add_message(*position, time_ms)
+        await asyncio.sleep(10)
+        await tracker.close()
+        tracker = factory.new_tracker(context)
+        await asyncio.sleep(10)
+        down = range(step, bucket_total + 1, step)
+        storage.down_ids = {int(cursor.properties[bucket_key(ledger_id, ledger_id)]) for ledger_id in down}
+        late_ms: list[int] = []
+        for _ in range(HOUR_S + 120):
+            await asyncio.sleep(1)
+            rows = tracker.get_scheduled_messages(1_000).to_rows()
+            late_ms += [virtual_now_ms() - due_ms[ledger_id, entry_id] for _, ledger_id, entry_id in rows]
+
+        assert len(late_ms) == 10 * (bucket_total - len(down))
+        assert max(late_ms, default=0) <= 2 * FIRST_TRY_WAIT_MS_MAX
+        assert 0 < storage.failed_reads < 60 * (6 if step == 1 else 4 * len(down))
+        storage.down_ids = set()
+        await asyncio.sleep(120)
+        rest = tracker.get_scheduled_messages(1_000)
+        assert len(late_ms) + len(rest) == 10 * bucket_total
         await tracker.close()
 
     run_virtually(main())
