@@ -13,8 +13,9 @@ in exactly one of these places:
 
 1. *unread*: its reader has not come by;
 2. *indexed*: in the tracker. Its reader passes over it, whoever put it there. (1 to 2 when any view adds it.)
-3. *due*: polled, in the view's rows. Its reader passes over it. (2 to 3 in one step, for all views at once.) Beyond
-   a limit the view keeps the position alone, and has it read again when its turn comes.
+3. *due*: polled, in the view's rows. Its reader passes over it. (2 to 3 in one step, for all views at once; where one
+   offers what is indexed when it is due, that one has it, 2 to 4, and the others 2 to 3.) Beyond a limit the view keeps
+   the position alone, and has it read again when its turn comes.
 4. *taken*: handed to the dispatcher by the view, or found due in the log by its reader, or acknowledged.
 
 The steps take no time: nothing suspends between leaving one place and being in the next. Two things need care. A read
@@ -35,8 +36,10 @@ cursor (`broker.topic_index`).
 import numpy as np
 from numpy.typing import NDArray
 
+from snapshot_storage.columns import DelayedIndexes
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.due_queue import sorted_rows
 from tracker.membership import ledger_groups
 from tracker.position_set import Int64Array, is_in_bitmap
 from tracker.shared_cursor import SharedCursor
@@ -102,17 +105,25 @@ class SharedDelayedIndex:
                 view.tell_soon()
         return True
 
-    def add(self, ledger_ids: Int64Array, entry_ids: Int64Array, times: Int64Array, adder: SharedIndexView) -> Mask:
-        """Index what is not indexed yet; return which rows are indexed now. The others are due."""
-        is_indexed = self.mask(ledger_ids, entry_ids)
-        is_new = ~is_indexed
+    def add(self, rows: DelayedIndexes, adder: SharedIndexView) -> Mask:
+        """Index rows, as a tracker does; return which are indexed now. The others are due.
+
+        What leaves the index because it is due when it is offered again is due for the other views.
+        """
+        was_indexed = self.mask(rows.ledger_ids, rows.entry_ids)
+        is_indexed = self.tracker.add_messages(rows.ledger_ids, rows.entry_ids, rows.deliver_at_ms)
+        is_new = is_indexed & ~was_indexed
+        is_refused = was_indexed & ~is_indexed & (rows.deliver_at_ms >= 0)
+        others = [view for view in self._views if view is not adder]
         if is_new.any():
-            # Only new ones are offered: the tracker would forget an indexed one that is due, for all views.
-            is_indexed[is_new] = self.tracker.add_messages(ledger_ids[is_new], entry_ids[is_new], times[is_new])
-            is_new &= is_indexed
-            for view in self._views:
-                if view is not adder:
-                    view.note_added(ledger_ids[is_new], entry_ids[is_new])
+            for view in others:
+                view.note_added(rows.ledger_ids[is_new], rows.entry_ids[is_new])
+        if is_refused.any():
+            refused = sorted_rows([rows.take(is_refused)])
+            adder.note_refused(refused)
+            for view in others:
+                view.receive(refused)
+                view.tell_soon()
         return is_indexed
 
     def mask(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> Mask:

@@ -16,7 +16,9 @@ from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.due_queue import NEVER, RowKey, first_key_at, last_key_at
-from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, ledger_groups
+from tracker.errors import TrackerClosedError
+from tracker.membership import ledger_groups
+from tracker.offers import check_offer, columns_of
 from tracker.position_set import Int64Array, is_in_bitmap
 from tracker.view_rows import ViewRows
 
@@ -51,6 +53,10 @@ class SharedIndexView(DelayedDeliveryTracker):
         """Note that another view indexed positions."""
         self._rows.note_added(ledger_ids, entry_ids, self._context.has_taken(ledger_ids, entry_ids))
 
+    def note_refused(self, rows: DelayedIndexes) -> None:
+        """Note that rows that this view offered left the index: they were due."""
+        self._rows.foreign.discard(rows.ledger_ids, rows.entry_ids)
+
     def on_available(self, lost: Mapping[int, BitMap], lost_ranges: Sequence[LedgerRange]) -> None:
         """Tell the dispatcher to look."""
         self._rows.note_lost(lost)
@@ -78,24 +84,35 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """See base."""
+        self._check_open()
+        check_offer(ledger_id, entry_id, deliver_at)
         if deliver_at < 0:
             return False
-        return bool(self.add_messages([ledger_id], [entry_id], [deliver_at])[0])
+        # A column holds no later time than the last one there is.
+        return bool(self.add_messages([ledger_id], [entry_id], [min(deliver_at, NEVER)])[0])
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> Mask:
-        """See base; what another subscription has indexed is tracked already."""
-        rows = DelayedIndexes.of(deliver_ats, ledger_ids, entry_ids)
-        _check_positions(rows)
+        """See base; what is due for this subscription already, or was lost and is indexed again, is left as it is."""
+        self._check_open()
+        ledgers, entries, times = columns_of(ledger_ids, entry_ids, deliver_ats)
+        rows = DelayedIndexes(times, ledgers, entries)
         if self._rows.returning:
             self._rows.take_back(rows)
             # It may have waited for nothing else, also when there are no rows: what is acknowledged is not offered.
             self.tell_soon()
-        is_tracked = self._rows.answer(rows.ledger_ids, rows.entry_ids)
+        was_lost = self._rows.lost.mask(ledgers, entries) if self._rows.lost else None
+        is_tracked = self._rows.answer(ledgers, entries)
+        if was_lost is not None and was_lost.any():
+            # Every view reads it again, and the first one has put it back.
+            is_tracked[was_lost] |= self._index.mask(ledgers[was_lost], entries[was_lost])
         is_open = ~is_tracked
         if is_open.any():
-            wanted = rows.take(is_open)
-            is_tracked[is_open] = self._index.add(wanted.ledger_ids, wanted.entry_ids, wanted.deliver_at_ms, self)
+            is_tracked[is_open] = self._index.add(rows.take(is_open), self)
         return is_tracked
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TrackerClosedError("add a message")
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         """See base."""
@@ -236,11 +253,3 @@ class SharedIndexView(DelayedDeliveryTracker):
         if self._handle is not None:
             self._handle.cancel()
         self._index.forget(self)
-
-
-def _check_positions(rows: DelayedIndexes) -> None:
-    if len(rows) and (rows.ledger_ids.min() < 0 or rows.entry_ids.min() < 0 or rows.entry_ids.max() > ENTRY_ID_MAX):
-        raise ValueError(
-            f"cannot track positions with ids out of range: ledger ids are 0 to {LEDGER_ID_MAX}, "
-            f"entry ids 0 to {ENTRY_ID_MAX}"
-        )

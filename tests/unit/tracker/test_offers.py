@@ -15,6 +15,8 @@ from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
+from tracker.shared_cursor import SharedCursor
+from tracker.shared_index import SharedDelayedIndex
 from tracker.testing import FakeClock, FakeCursor, run_inline
 
 NOW_MS = 1_000_000
@@ -23,7 +25,7 @@ Test = Callable[[DelayedDeliveryTracker, FakeClock], None]
 Run = Callable[[Test], None]
 
 
-@pytest.fixture(params=["bucket", "in-memory"])
+@pytest.fixture(params=["bucket", "in-memory", "view"])
 def run(request: pytest.FixtureRequest) -> Run:
     """Run a test with a tracker of each kind whose clock stands still."""
 
@@ -33,15 +35,20 @@ def run(request: pytest.FixtureRequest) -> Run:
         storage = MemoryBucketSnapshotStorage()
         await storage.start()
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=lambda: None)
+        buckets = BucketDelayedDeliveryTrackerFactory(
+            config, storage, now_ms=clock, run_blocking=run_inline, rng=Random(1)
+        )
+        index = SharedDelayedIndex("t", "index", SharedCursor(FakeCursor(), lambda: [context.cursor]), buckets)
         tracker: DelayedDeliveryTracker
         if request.param == "bucket":
-            tracker = BucketDelayedDeliveryTrackerFactory(
-                config, storage, now_ms=clock, run_blocking=run_inline, rng=Random(1)
-            ).new_tracker(context)
+            tracker = buckets.new_tracker(context)
+        elif request.param == "view":
+            tracker = index.new_view(context)
         else:
             tracker = InMemoryDelayedDeliveryTrackerFactory(config, now_ms=clock).new_tracker(context)
         test(tracker, clock)
         await tracker.close()
+        await index.close()
 
     return lambda test: asyncio.run(main(test))
 
@@ -58,6 +65,8 @@ def run(request: pytest.FixtureRequest) -> Run:
         (1, 1.5, LATER_MS),
         (1.0, 1, LATER_MS),
         (1, 1, LATER_MS + 0.5),
+        ("1", 1, LATER_MS),
+        (1, 1, None),
     ],
 )
 def test_an_offer_that_is_none_is_refused_before_anything_changes(
