@@ -121,7 +121,7 @@ class TrackerConfig:
     """A storage call that takes longer has failed (ours); Pulsar has no limit for most. Default 60,000."""
 
     operations_in_flight_max: int = field(default=16, metadata={"key": "delayedDeliveryMaxOperationsInFlight"})
-    """The most storage calls of a kind (loads, reads, creates, deletes) one tracker has in flight (ours). Default 16."""
+    """The most storage calls of a kind (loads, reads, creates, deletes) a tracker has in flight (ours). Default 16."""
 
     close_timeout_ms: int = field(default=10_000, metadata={"key": "delayedDeliveryCloseTimeoutMillis"})
     """How long closing waits for snapshots in flight (ours). What is not stored is read again. Default 10,000."""
