@@ -123,8 +123,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """See base."""
         if self._is_closed:
             raise TrackerClosedError("add a message")
-        core = self._core
-        is_tracked = core.add_message(ledger_id, entry_id, deliver_at, self._now_ms())
+        core, now_ms = self._core, self._now_ms
+        is_tracked = core.add_message(ledger_id, entry_id, deliver_at, now_ms())
         if is_tracked and deliver_at < core.stirs_before_ms:
             self._turn_soon()
         return is_tracked

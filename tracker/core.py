@@ -24,22 +24,18 @@ from tracker import bucket_events, bucket_plan
 from tracker.actions import Action, Event
 from tracker.bucket_set import BucketSet, total_size_bytes
 from tracker.buckets import BucketState
-from tracker.config import UNLIMITED, TrackerConfig
-from tracker.due_queue import NEVER, last_key_at
+from tracker.config import TrackerConfig
+from tracker.due_queue import LATEST_MS, NEVER, last_key_at
 from tracker.index import Index
 from tracker.membership import ENTRY_ID_MAX, bitmap_of, ledger_groups
+from tracker.mutable_bucket import MutableBucket
 from tracker.offers import check_offer, check_tick_time, columns_of
 from tracker.recovery import BucketProperties, read_properties
 
 Int64Array = NDArray[np.int64]
 
-_NO_LEDGER = -1
-
-# The largest number stands for "never" in the queues.
-_LATEST_MS = NEVER - 1
-
 _ENTRY_ID_BITS = ENTRY_ID_MAX.bit_length()
-_TIME_BITS = _LATEST_MS.bit_length() - 1
+_TIME_BITS = LATEST_MS.bit_length() - 1
 
 
 class TrackerCore:
@@ -57,11 +53,7 @@ class TrackerCore:
         self._index = Index(acknowledged_in)
         self._singles = self._index.singles
         self._buckets = BucketSet(config, self._index, rng, keeps_positions=keeps_positions)
-        self._row_count_max = config.index_count_per_bucket_max
-        if self._row_count_max == UNLIMITED:
-            # What rows without a snapshot may take is a limit for a ledger that never ends, too.
-            self._row_count_max = max(config.index_count_per_bucket_min, config.unsealed_row_count_max)
-        self._first_ledger_id = self._last_ledger_id = self._ledger_id = _NO_LEDGER
+        self._mutable = MutableBucket(config, self._index, self._buckets)
         self.stirs_before_ms = NEVER
         """A single add that is due before this gives the loop something to do."""
         self._tick_time_ms = config.tick_time_ms
@@ -99,11 +91,10 @@ class TrackerCore:
         if deliver_at_ms <= now_ms + self._buckets.lead_ms:
             self._refuse(ledger_id, BitMap((entry_id,)))
             return False
-        room = self._make_room(ledger_id)
-        singles = self._index.singles
-        singles.open(int(ledger_id), room)
-        singles.times.append(min(deliver_at_ms, _LATEST_MS))
-        singles.entry_ids.append(entry_id)
+        ledger_id = int(ledger_id)
+        self._singles.open(ledger_id, self._mutable.make_room(ledger_id))
+        self._singles.times.append(min(deliver_at_ms, LATEST_MS))
+        self._singles.entry_ids.append(entry_id)
         if self.is_dirty:
             self.stirs_before_ms = NEVER
         return True
@@ -127,59 +118,14 @@ class TrackerCore:
             for ledger_id, rows in ledger_groups(due_ledgers):
                 self._refuse(ledger_id, bitmap_of(due_entries[rows]))
             ledgers, entries, times = ledgers[is_late], entries[is_late], times[is_late]
-        # Ledger by ledger, since a seal comes between two ledgers.
-        start = 0
-        for end in _ledger_ends(ledgers):
-            self._add_rows(int(ledgers[start]), ledgers[start:end], entries[start:end], times[start:end])
-            start = end
+        self._mutable.add(ledgers, entries, times)
         return is_late
-
-    def _add_rows(self, ledger_id: int, ledgers: Int64Array, entries: Int64Array, times: Int64Array) -> None:
-        """Track rows of one ledger, in pieces if a cap on the mutable bucket demands it."""
-        start = 0
-        while start < len(entries):
-            rows = slice(start, start + self._make_room(ledger_id))
-            self._index.add(ledger_id, (np.minimum(times[rows], _LATEST_MS), ledgers[rows], entries[rows]))
-            start = rows.stop
 
     def _refuse(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Messages that are due are delivered by whoever offered them: forget them, here and in what is recovered."""
         covering = self._buckets.covering(ledger_id)
         self._buckets.doubts.mark_all(bucket for bucket in covering if bucket.may_hold(ledger_id, entry_ids))
         self._index.refuse(ledger_id, entry_ids)
-
-    def _make_room(self, ledger_id: int) -> int:
-        """Return how many rows of this ledger the mutable bucket may take: seal what it holds before, if it is time.
-
-        It takes late ledgers too, so that every row gets into a snapshot in the end; ranges may overlap.
-        """
-        row_count = len(self._index.mutable.queue)
-        is_next = ledger_id != self._ledger_id and self._ledger_id != _NO_LEDGER
-        if row_count >= self._row_count_max or (is_next and row_count >= self._config.index_count_per_bucket_min):
-            self._seal()
-            row_count = 0
-        if ledger_id != self._ledger_id:
-            # They may have a position that is added again.
-            self._buckets.doubts.mark_all(self._buckets.covering(ledger_id))
-            self._ledger_id = ledger_id
-            is_first = self._first_ledger_id == _NO_LEDGER
-            self._first_ledger_id = ledger_id if is_first else min(self._first_ledger_id, ledger_id)
-            self._last_ledger_id = max(self._last_ledger_id, ledger_id)
-        return self._row_count_max - row_count
-
-    def _seal(self) -> None:
-        """Freeze the mutable bucket's columns; sorting, encoding and storing happen elsewhere."""
-        if self._first_ledger_id < self._index.first_ledger_id:
-            # What was added although the cursor was past it is acknowledged, and no row of it would be loaded again.
-            self._index.trim(self._index.first_ledger_id)
-        rows = self._index.take_mutable()
-        if rows.members.count:
-            self._buckets.seal(LedgerRange(self._first_ledger_id, self._last_ledger_id), rows)
-        self._forget_ledgers()
-
-    def _forget_ledgers(self) -> None:
-        """Note that the mutable bucket is empty."""
-        self._first_ledger_id = self._last_ledger_id = self._ledger_id = _NO_LEDGER
 
     # Asking.
 
@@ -329,7 +275,7 @@ class TrackerCore:
     def seal(self, *, index_count_min: int) -> None:
         """Seal the mutable bucket now, if it holds at least so many indexes; for closing."""
         if len(self._index.mutable.queue) >= max(1, index_count_min):
-            self._seal()
+            self._mutable.seal()
 
     def clear(self) -> int:
         """Forget every message and begin to delete every snapshot.
@@ -339,7 +285,7 @@ class TrackerCore:
         """
         self._buckets.clear()
         self._index.clear()
-        self._forget_ledgers()
+        self._mutable.forget_ledgers()
         return self._buckets.last_serial
 
     def removals_through(self, mark: int) -> int:
@@ -385,15 +331,4 @@ class TrackerCore:
         """Assert every invariant, O(n)."""
         self._index.check()
         self._buckets.check()
-        assert (self._first_ledger_id == _NO_LEDGER) == (self._last_ledger_id == _NO_LEDGER)
-        assert self._first_ledger_id <= self._last_ledger_id
-        if self._first_ledger_id == _NO_LEDGER:
-            assert not len(self._index.mutable.queue)
-
-
-def _ledger_ends(ledger_ids: Int64Array) -> list[int]:
-    """Return the exclusive end row of each stretch of one ledger."""
-    if not len(ledger_ids):
-        return []
-    ends: list[int] = (np.flatnonzero(ledger_ids[1:] != ledger_ids[:-1]) + 1).tolist()
-    return [*ends, len(ledger_ids)]
+        self._mutable.check()

@@ -29,6 +29,9 @@ Columns = tuple[Int64Array, Int64Array, Int64Array]
 NEVER: Final = 2**63 - 1
 """Later than every delivery time."""
 
+LATEST_MS: Final = NEVER - 1
+"""What a later delivery time is taken for."""
+
 RUN_ROWS_MAX: Final = 8_000
 """What was added is sorted into a run at this many rows, and runs are not merged beyond it: an add may have to wait for
 that, which takes half a millisecond. Columns of more than 128 KiB would take the C library another one."""
@@ -196,7 +199,7 @@ class DueQueue:
         self._few[0].extend(times)
         self._few[1].extend([ledger_id] * len(times))
         self._few[2].extend(entry_ids)
-        self.next_ms = min(self.next_ms, min(times, default=NEVER))
+        self.next_ms = min(self.next_ms, int(min(times, default=NEVER)))
         if len(self._few[0]) >= FEW_ROWS_MAX:
             self._chunk_few()
             if self._chunks_rows >= RUN_ROWS_MAX:

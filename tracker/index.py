@@ -73,9 +73,9 @@ class Index:
         self._track(ledger_id, BitMap(entry_ids))
         self._mutable.queue.push_few(times, ledger_id, entry_ids)
 
-    def add(self, ledger_id: int, rows: Columns) -> None:
+    def add(self, rows: Columns) -> None:
         """Put rows of one ledger into the mutable bucket; the arrays are kept, and must not change any more."""
-        self._track(ledger_id, bitmap_of(rows[2]))
+        self._track(int(rows[1][0]), bitmap_of(rows[2]))
         self._mutable.queue.push_rows(*rows)
 
     def _track(self, ledger_id: int, entry_ids: BitMap) -> None:

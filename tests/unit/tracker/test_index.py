@@ -14,7 +14,7 @@ def _index() -> Index:
 
 
 def _add(index: Index, deliver_at_ms: int, ledger_id: int, entry_id: int) -> None:
-    index.add(ledger_id, (np.array([deliver_at_ms]), np.array([ledger_id]), np.array([entry_id])))
+    index.add((np.array([deliver_at_ms]), np.array([ledger_id]), np.array([entry_id])))
 
 
 def _pop(index: Index, now_ms: int, limit: int) -> list[tuple[int, int, int]]:
