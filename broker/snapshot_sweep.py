@@ -8,7 +8,9 @@ A tracker deletes what it stored. Without one there are three kinds of snapshots
 2. Their cursor is gone, as that of a reader that has left, or of one that was deleted while the storage was down.
 3. Their cursor is there and does not name them: a crash came between storing one and naming it.
 
-Kind 1 is found in the properties, at each retention check. For kinds 2 and 3 all snapshots of the topic have to be
+And there are properties that name none, as a crash came between deleting it and forgetting it.
+
+Kind 1 is found in the properties, at each retention check. For the rest all snapshots of the topic have to be
 listed, which is done once after its opening, and when a tracker has ended without another in its place; again at each
 retention check until it has succeeded. Nobody waits for any of this, so no lock is held.
 """
@@ -16,6 +18,7 @@ retention check until it has succeeded. Nobody waits for any of this, so no lock
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from managed_ledger.cursor import Cursor
@@ -48,12 +51,13 @@ class SnapshotSweep:
         self._has_tracker = has_tracker
         self._spawn = spawn
         self._task: asyncio.Task[None] | None = None
-        self._has_to_list = True
+        self.has_to_list = True
+        """Whether the next sweep lists all snapshots of the topic."""
         self._is_failing = False
 
     def note_ended_tracker(self) -> None:
         """Have the next sweep look for what a tracker may have left, or the one that is under way."""
-        self._has_to_list = True
+        self.has_to_list = True
 
     def start(self) -> None:
         """Sweep, unless a sweep is under way."""
@@ -61,12 +65,12 @@ class SnapshotSweep:
             self._task = self._spawn(self._sweep())
 
     async def _sweep(self) -> None:
-        failures = [await _failure_of(self._trim(cursor)) for cursor in list(self._ledger.cursors.values())]
-        while self._has_to_list:
-            self._has_to_list = False
-            failures.append(await _failure_of(self._residual.clean_ownerless(self._ledger.name, self._is_owned)))
+        failures = [await _failure_of(self._trim(cursor)) for cursor in self._unattended_cursors()]
+        while self.has_to_list:
+            self.has_to_list = False
+            failures.append(await _failure_of(self._match()))
             if failures[-1] is not None:
-                self._has_to_list = True
+                self.has_to_list = True
                 break
         self._tell([failure for failure in failures if failure is not None])
 
@@ -75,6 +79,12 @@ class SnapshotSweep:
         if failures and not self._is_failing:
             log.warning("%s: snapshots that nobody needs are left for now: %s", self._ledger.name, failures[0])
         self._is_failing = bool(failures)
+
+    async def _match(self) -> None:
+        """Delete what no cursor names, and forget what cursors name that is gone."""
+        present_ids = await self._residual.clean_ownerless(self._ledger.name, self._is_owned)
+        for cursor in self._unattended_cursors():
+            await self._residual.forget_missing(cursor, present_ids, is_unattended=partial(self._is_unattended, cursor))
 
     def _is_owned(self, info: BucketSnapshotInfo) -> bool:
         cursor = self._ledger.cursors.get(info.cursor_name)
@@ -86,8 +96,14 @@ class SnapshotSweep:
             cursor.name,
             cursor,
             first_ledger_id=_first_ledger_needed(cursor),
-            is_unattended=lambda: not (cursor.is_closed or self._has_tracker(cursor.name)),
+            is_unattended=partial(self._is_unattended, cursor),
         )
+
+    def _unattended_cursors(self) -> list[Cursor]:
+        return [cursor for cursor in self._ledger.cursors.values() if self._is_unattended(cursor)]
+
+    def _is_unattended(self, cursor: Cursor) -> bool:
+        return not (cursor.is_closed or self._has_tracker(cursor.name))
 
 
 async def _failure_of(work: Awaitable[None]) -> Exception | None:

@@ -187,9 +187,8 @@ class Topic:
             if not subscription.consumers and not subscription.cursor.is_durable:
                 await subscription.abandon()
                 await self._delete(subscription)
-                if subscription.index_counters_before is not None:
-                    # It had an index. The reader does not wait for a storage that may be down.
-                    self._sweep.note_ended_tracker()
+                if self._sweep.has_to_list:
+                    # In the background: who leaves does not wait for a storage that may be down.
                     self._sweep.start()
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
@@ -312,5 +311,9 @@ class Topic:
         del self.subscriptions[subscription.name]
         self._index_counters_before = summed(self._index_counters_before, subscription.index_counters_before)
         await self.ledger.delete_cursor(subscription.cursor.name)
+        if subscription.index_counters_before is not None:
+            # The storage may have been down, and what is left has no owner now.
+            self._sweep.note_ended_tracker()
         if self._index is not None and not self.subscriptions:
             await self._index.delete()
+            self._sweep.note_ended_tracker()

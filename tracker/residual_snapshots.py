@@ -10,15 +10,15 @@ its broker's to know.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from snapshot_storage.bucket_key import parse_bucket_id
-from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.delayed_delivery_tracker import TrackedCursor
 from tracker.errors import ResidualSnapshotsError
-from tracker.recovery import read_properties
+from tracker.recovery import BucketProperty, read_properties
 from tracker.snapshot_work import is_deletable
 
 logger: Final = logging.getLogger(__name__)
@@ -102,26 +102,67 @@ class ResidualSnapshots:
             if not is_unattended():
                 return
             await self._delete(topic_name, cursor_name, bucket.bucket_id)
-            # A tracker that came meanwhile finds the snapshot gone, and may have named another one by the same key.
-            if is_unattended():
-                await cursor.update_properties(remove=[bucket.key])
+            await _forget(cursor, bucket, is_unattended)
 
-    async def clean_ownerless(self, topic_name: str, is_owned: Callable[[BucketSnapshotInfo], bool]) -> None:
+    async def clean_ownerless(self, topic_name: str, is_owned: Callable[[BucketSnapshotInfo], bool]) -> set[int]:
         """Delete a topic's snapshots that nobody owns, as a crash or an outage may leave them.
 
         Args:
             topic_name: The topic.
             is_owned: Whether a snapshot has an owner now; asked just before it would be deleted.
 
+        Returns:
+            The ids of the others.
+
         Raises:
             SnapshotStorageError: Some may be left.
         """
+        kept = set()
         for info in await self._storage.list_bucket_snapshots(topic_name):
             # Asked late: a cursor that is made meanwhile keeps what is its own.
-            if not is_owned(info):
+            if is_owned(info):
+                kept.add(info.bucket_id)
+            else:
                 await self._storage.delete_bucket_snapshot(info.bucket_id)
+        return kept
+
+    async def forget_missing(
+        self, cursor: TrackedCursor, present_ids: Collection[int], *, is_unattended: Callable[[], bool]
+    ) -> None:
+        """Remove the properties that name snapshots which are gone, as a crash or an outage may leave them.
+
+        Args:
+            cursor: The cursor.
+            present_ids: Snapshots that are there; what is not among them is asked for.
+            is_unattended: See `trim`.
+
+        Raises:
+            SnapshotStorageError: Some may be left.
+        """
+        for bucket in read_properties(cursor.properties).buckets:
+            if bucket.bucket_id not in present_ids and await self._is_gone(bucket.bucket_id):
+                await _forget(cursor, bucket, is_unattended)
+
+    async def _is_gone(self, bucket_id: int) -> bool:
+        try:
+            await self._storage.get_bucket_snapshot_length(bucket_id)
+        except BucketNotFoundError:
+            return True
+        except SnapshotCorruptedError:
+            # A list leaves damaged ones out. They are a tracker's to give up, or go with their messages.
+            pass
+        return False
 
     async def _delete(self, topic_name: str, cursor_name: str, bucket_id: int) -> None:
         """Delete a snapshot that a property names, unless it is another cursor's."""
         if await is_deletable(self._storage, bucket_id, topic_name, cursor_name):
             await self._storage.delete_bucket_snapshot(bucket_id)
+
+
+async def _forget(cursor: TrackedCursor, bucket: BucketProperty, is_unattended: Callable[[], bool]) -> None:
+    """Remove a property whose snapshot is gone.
+
+    A tracker that has come meanwhile finds that out by itself, and may have named another snapshot by the same key.
+    """
+    if is_unattended() and parse_bucket_id(cursor.properties.get(bucket.key, "")) == bucket.bucket_id:
+        await cursor.update_properties(remove=[bucket.key])

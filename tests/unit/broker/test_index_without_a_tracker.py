@@ -21,6 +21,7 @@ from broker.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.position import Position
+from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.faults import Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
@@ -282,16 +283,20 @@ def test_what_an_outage_left_when_a_subscription_stopped_delaying_is_found(world
 
 
 def test_an_open_topic_loses_what_nobody_owns_and_nothing_else(world: World) -> None:
-    """Of a cursor that is gone, and of one that is there and does not name it, although it has no consumer."""
+    """Of a cursor that is gone, and of one that does not name it; and properties that name what is gone."""
 
     async def fill() -> None:
         await world.subscribe("a")
         await world.publish()
         await world.until_owners(["a"] * 3)
+        # As a crash leaves it, between deleting a snapshot and forgetting it.
+        await (await world.topic()).subscriptions["a"].cursor.update_properties(put={bucket_key(900, 901): "1"})
 
     async def look() -> None:
-        await world.topic()
+        topic = await world.topic()
         await world.until_owners(["a"] * 4, has_checks=False)
+        await until(lambda: bucket_key(900, 901) not in topic.subscriptions["a"].cursor.properties)
+        assert len(topic.subscriptions["a"].cursor.properties) == 4
 
     async def main() -> None:
         await world.serve(fill)

@@ -121,16 +121,17 @@ def test_a_tracker_that_comes_while_a_snapshot_is_deleted_keeps_what_it_names(wo
     async def main() -> None:
         await world.storage.start()
         old = await world.store(1, 1)
-        asked: list[bool] = []
-
-        def is_unattended() -> bool:
-            asked.append(not asked)
-            return asked[-1]
-
-        await world.residual.trim("t", "c", world.cursor, first_ledger_id=2, is_unattended=is_unattended)
-
+        answers = iter([True, False])
+        await world.residual.trim("t", "c", world.cursor, first_ledger_id=2, is_unattended=lambda: next(answers))
         assert await world.ids() == []
         assert world.cursor.properties == {bucket_key(1, 1): str(old)}
+
+        def put_another() -> bool:
+            world.cursor.properties[bucket_key(1, 1)] = "7"
+            return True
+
+        await world.residual.trim("t", "c", world.cursor, first_ledger_id=2, is_unattended=put_another)
+        assert world.cursor.properties == {bucket_key(1, 1): "7"}
 
     asyncio.run(main())
 
@@ -154,6 +155,30 @@ def test_snapshots_that_nobody_owns_are_deleted_and_no_others(world: World) -> N
         await world.residual.clean_ownerless("t", is_owned)
 
         assert await world.ids() == kept
+
+    asyncio.run(main())
+
+
+def test_properties_that_name_what_is_gone_are_removed_and_no_others(world: World) -> None:
+    """What is there but not known to be is asked for; an outage is not taken for a loss."""
+
+    async def main() -> None:
+        await world.storage.start()
+        known, unknown = await world.store(1, 1), await world.store(2, 2)
+        await world.stored.delete_bucket_snapshot(await world.store(3, 3))
+        world.cursor.properties["#pulsar.internal.delayed.bucket_x"] = "1"
+        before = dict(world.cursor.properties)
+
+        world.storage.is_down = True
+        with pytest.raises(StorageUnavailableError):
+            await world.residual.forget_missing(world.cursor, {known, unknown}, is_unattended=lambda: True)
+        world.storage.is_down = False
+        await world.residual.forget_missing(world.cursor, {known}, is_unattended=lambda: False)
+        assert world.cursor.properties == before
+        await world.residual.forget_missing(world.cursor, {known}, is_unattended=lambda: True)
+
+        del before[bucket_key(3, 3)]
+        assert world.cursor.properties == before
 
     asyncio.run(main())
 
