@@ -95,20 +95,21 @@ def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
     """Yield loads of segments that begin soon, the one that holds up hand-out first."""
     through_ms = buckets.due_through_ms(now_ms, buckets.config.prefetch_ms)
     buckets.next_load_ms = NEVER
-    loaded_row_count = len(buckets.index.shared_queue)
-    row_count_max = min(LOAD_ROW_COUNT_MAX, buckets.config.loaded_row_count_max)
+    room = buckets.config.loaded_row_count_max - len(buckets.index.shared_queue)
+    row_count_max = _load_row_count_max(buckets, through_ms)
+    buckets.note_unblocked()
     with closing(buckets.frontier.in_order()) as waiting:
         for place, bucket in enumerate(waiting):
             if bucket.next_segment_ms > through_ms:
                 buckets.next_load_ms = min(buckets.next_load_ms, bucket.next_segment_ms - (through_ms - now_ms))
                 break
             if bucket.load is not None:
-                loaded_row_count += row_count_max
+                room -= bucket.load_row_count
                 continue
             is_waited_for = not place and not buckets.index.has_row_through(bucket.barrier)
-            if loaded_row_count >= buckets.config.loaded_row_count_max and not is_waited_for:
-                # Popping makes room, and `note_popped` looks again.
-                buckets.next_exhaustion_ms = -1
+            if room <= 0 and not is_waited_for:
+                # Handing out makes room, or leaves nothing to be handed out before this one.
+                buckets.note_blocked(-room, None if place else bucket.barrier)
                 break
             if bucket.needed_since_ms is None:
                 bucket.needed_since_ms = now_ms
@@ -122,17 +123,28 @@ def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
                 continue
             bucket.load = _load_of(buckets, bucket, through_ms, row_count_max)
             buckets.lanes.loads.started()
-            loaded_row_count += row_count_max
+            room -= bucket.load_row_count
             yield bucket.load
+
+
+def _load_row_count_max(buckets: BucketSet, through_ms: int) -> int:
+    """Return how many rows to load at once: each bucket's share, so that all that are due are loaded side by side.
+
+    With more, hand-out would wait for one of them, and the others have rows that nobody may have yet.
+    """
+    due_count = buckets.frontier.count_through(through_ms)
+    return min(LOAD_ROW_COUNT_MAX, buckets.config.loaded_row_count_max // max(1, due_count))
 
 
 def _load_of(buckets: BucketSet, bucket: Bucket, through_ms: int, row_count_max: int) -> LoadSegments:
     assert bucket.bucket_id is not None
+    assert bucket.table is not None
     first, last = bucket.segments_to_load(through_ms, row_count_max)
     data = buckets.drop_first_segments(bucket)
-    if first > 1 or not data:
-        return LoadSegments(bucket.serial, bucket.bucket_id, first, last)
-    return LoadSegments(bucket.serial, bucket.bucket_id, first, len(data), data)
+    if first == 1 and data:
+        last = len(data)
+    bucket.load_row_count = bucket.table.rows_before(bucket.table.spans_of(last)) - bucket.loaded_row_count
+    return LoadSegments(bucket.serial, bucket.bucket_id, first, last, data if first == 1 else ())
 
 
 def _remove_exhausted(buckets: BucketSet) -> None:

@@ -71,6 +71,8 @@ class BucketSet:
         """Before this time, only something that makes it dirty gives `plan` anything to do."""
         self.next_load_ms = NEVER
         self.next_exhaustion_ms = NEVER
+        self._has_room_below = 0
+        self._blocked_at: RowKey | None = None
         self._barrier: RowKey | None = None
         self._barrier_until_ms = NEVER
         self._recovering: dict[int, Bucket] = {}
@@ -343,10 +345,31 @@ class BucketSet:
         return bool(self.lanes.creates.work)
 
     def note_popped(self) -> None:
-        """Look at the buckets again if what was handed out may have exhausted one, or made room for a load."""
-        is_room = self.index.shared_queue.next_ms > self.next_exhaustion_ms
-        if is_room or self.index.residents.has_empty:
+        """Look at the buckets again if what was handed out may have exhausted one, or lets a load go on."""
+        queue = self.index.shared_queue
+        if (
+            queue.next_ms > self.next_exhaustion_ms
+            or self.index.residents.has_empty
+            or len(queue) < self._has_room_below
+            or (self._blocked_at is not None and not self.index.has_row_through(self._blocked_at))
+        ):
             self.is_dirty = True
+
+    def note_blocked(self, excess: int, barrier: RowKey | None) -> None:
+        """Note that loads wait until more than so many rows were handed out.
+
+        Args:
+            excess: How many rows too many are loaded or on their way, at least 0.
+            barrier: Where nothing else can be handed out once nothing is left up to this key, that key: the load
+                behind it goes on then, whatever the room.
+        """
+        self._has_room_below = len(self.index.shared_queue) - excess
+        self._blocked_at = barrier
+
+    def note_unblocked(self) -> None:
+        """Note that no load waits for room."""
+        self._has_room_below = 0
+        self._blocked_at = None
 
     # How far hand-out may go, and when to look again.
 

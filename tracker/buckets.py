@@ -107,6 +107,8 @@ class Bucket:
     work_retry: Retry = field(default_factory=Retry)
     load: LoadSegments | None = None
     """The load in flight."""
+    load_row_count: int = 0
+    """How many rows it will bring, or the last one brought."""
     load_retry: Retry = field(default_factory=Retry)
     merge_retry_at_ms: int = -1
 
@@ -170,9 +172,14 @@ class Bucket:
         return not (self.state is BucketState.SEALED and self.is_fully_loaded)
 
     @property
+    def loaded_row_count(self) -> int:
+        """How many rows of its snapshot are loaded, or were."""
+        return 0 if self.table is None else self.table.rows_before(self.loaded_spans)
+
+    @property
     def rows_left(self) -> int:
         """How many rows its snapshot has beyond those that are loaded."""
-        return 0 if self.table is None else self.table.row_count - self.table.rows_before(self.loaded_spans)
+        return 0 if self.table is None else self.table.row_count - self.loaded_row_count
 
     @property
     def next_segment_ms(self) -> int:

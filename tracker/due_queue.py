@@ -42,11 +42,11 @@ CHUNKS_MAX: Final = 64
 FEW_ROWS_MAX: Final = 500
 """Rows that came few at a time become columns at so many: with more, numpy would give the interpreter away for it."""
 
-POP_ROWS_MIN: Final = 8_192
+POP_ROWS_MIN: Final = 16_384
 """Runs are merged at least this many rows at a time, and at most four times as many; small polls are then served from
 what was merged."""
 
-RUN_ROWS_MIN: Final = 2_048
+RUN_ROWS_MIN: Final = 1_024
 """Rows that come in order are a run of their own from so many on: what is loaded is sorted already."""
 
 _FRONT_ROWS_MIN: Final = 512

@@ -33,6 +33,10 @@ class Frontier:
             heapq.heappop(self._heap)
         return None
 
+    def count_through(self, time_ms: int) -> int:
+        """Return how many buckets have a row up to this time that is not loaded; stale entries count, too."""
+        return sum([barrier.deliver_at_ms <= time_ms for barrier, _ in self._heap])
+
     def in_order(self) -> Generator[Bucket]:
         """Yield the buckets in order of their barriers, which must not move meanwhile.
 

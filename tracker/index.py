@@ -27,8 +27,8 @@ _NONE = BitMap()
 _LEDGERS_LOOKED_AT_MAX: Final = 1_000
 _NO_COLUMNS: Final[Columns] = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
-_TAKEN_ROWS_MAX: Final = 16_384
-"""Rows that were handed out and whose positions are still to be forgotten: 256 KiB."""
+_TAKEN_ROWS_MAX: Final = 32_768
+"""Rows that were handed out and whose positions are still to be forgotten: 512 KiB."""
 
 
 class Index:
@@ -193,7 +193,9 @@ class Index:
         for holding in touched:
             holding.is_popped = True
         self.residents.note_popped()
-        popped = (np.append(ledger_ids, self._rest[1]), np.append(entry_ids, self._rest[2]))
+        popped = ledger_ids, entry_ids
+        if touched and len(self._rest[0]):
+            popped = np.append(ledger_ids, self._rest[1]), np.append(entry_ids, self._rest[2])
         is_exact = is_exact and self._are_nowhere_else(touched, popped[0])
         if touched and not is_exact:
             return self._take_mixed((times, ledger_ids, entry_ids))

@@ -476,6 +476,34 @@ def test_order_holds_within_one_instant_over_many_segments(runner: asyncio.Runne
     assert driver.pop()[:2] == [(60_000, 3, 0), (60_000, 3, 1)]
 
 
+def test_buckets_that_are_overdue_are_loaded_side_by_side_within_the_room_that_there_is(
+    runner: asyncio.Runner,
+) -> None:
+    """None of them keeps the others waiting; and what is handed out makes room for the next loads."""
+    driver = Driver(runner, segment_row_count_max=1, loaded_row_count_max=12)
+    rows = [(60_000 + ledger_id + 10 * n, ledger_id, n) for ledger_id in (1, 2, 3) for n in range(12)]
+    driver.add(*rows, (9_000_000, 4, 0))
+    driver.answer_all()
+    driver.now_ms = 61_000
+    driver.plan()
+
+    loads = [action for action in driver.pending if isinstance(action, LoadSegments)]
+    assert sorted((load.serial, load.first_segment, load.last_segment) for load in loads) == [
+        (1, 1, 4),
+        (2, 1, 4),
+        (3, 1, 4),
+    ]
+    driver.answer_all()
+    assert driver.core.loaded_row_count == 12 + 1
+
+    popped = []
+    while some := driver.pop(5):
+        popped += some
+        driver.answer_all()
+        assert driver.core.loaded_row_count <= 12 + 4 + 1
+    assert popped == sorted(rows)
+
+
 def test_a_segment_that_cannot_be_loaded_holds_others_up_only_so_long(runner: asyncio.Runner) -> None:
     """Beyond the limit, being on time comes first; what was late still comes."""
     driver = Driver(runner, order_wait_ms_max=500)
