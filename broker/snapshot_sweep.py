@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from broker.topic_index import INDEX_CURSOR_NAME, subscription_cursors
 from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
@@ -95,9 +96,16 @@ class SnapshotSweep:
             self._ledger.name,
             cursor.name,
             cursor,
-            first_ledger_id=_first_ledger_needed(cursor),
+            first_ledger_id=self._first_ledger_needed(cursor),
             is_unattended=partial(self._is_unattended, cursor),
         )
+
+    def _first_ledger_needed(self, cursor: Cursor) -> int:
+        """Return the first ledger of which somebody may need the index: the cursor itself, or who shares it."""
+        is_shared = cursor.name == INDEX_CURSOR_NAME
+        cursors = subscription_cursors(self._ledger).values() if is_shared else [cursor]
+        # A shared index's own cursor does not go back when a subscription does.
+        return min(map(_first_ledger_unacknowledged, cursors), default=self._ledger.last_position.ledger_id + 1)
 
     def _unattended_cursors(self) -> list[Cursor]:
         return [cursor for cursor in self._ledger.cursors.values() if self._is_unattended(cursor)]
@@ -114,7 +122,7 @@ async def _failure_of(work: Awaitable[None]) -> Exception | None:
     return None
 
 
-def _first_ledger_needed(cursor: Cursor) -> int:
+def _first_ledger_unacknowledged(cursor: Cursor) -> int:
     """Return the first ledger of which something stored is not acknowledged."""
     first = cursor.next_unacknowledged_position.ledger_id
     # Without a backlog that position is still to be written, also in a ledger of which there are snapshots.

@@ -18,7 +18,7 @@ from broker.producer import Producer, ProducerAccessMode
 from broker.rates import RateMeter
 from broker.snapshot_sweep import SnapshotSweep, Spawn
 from broker.subscription import Subscription
-from broker.topic_index import INDEX_CURSOR_NAME, TopicIndex
+from broker.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slowest
 from broker.topic_name import TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
@@ -232,8 +232,9 @@ class Topic:
     async def roll_over_and_trim(self, now_ms: int) -> None:
         """Close the open ledger if it is old, and delete ledgers that every subscription has passed."""
         self.ledger.roll_over_if_aged(now_ms)
+        follow_slowest(self.ledger)
         if self._index is not None:
-            self._index.follow()
+            self._index.refresh()
         self.sweep_snapshots()
         await self.ledger.trim()
 

@@ -81,12 +81,8 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         """Whether the index is open, which it is from its first view on."""
         return self._index is not None
 
-    def follow(self) -> None:
-        """Let the index go where the slowest subscription is, so that ledgers can be deleted."""
-        cursor = self._ledger.cursors.get(INDEX_CURSOR_NAME)
-        positions = [one.mark_delete_position for one in subscription_cursors(self._ledger).values()]
-        if cursor is not None and positions:
-            cursor.acknowledge_cumulative(min(positions))
+    def refresh(self) -> None:
+        """Let the index know where the slowest subscription is."""
         if self._index is not None:
             self._index.refresh()
 
@@ -116,6 +112,17 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
 def subscription_cursors(ledger: ManagedLedger) -> Mapping[str, Cursor]:
     """Return the cursors that are subscriptions', by name."""
     return {name: cursor for name, cursor in ledger.cursors.items() if name != INDEX_CURSOR_NAME}
+
+
+def follow_slowest(ledger: ManagedLedger) -> None:
+    """Let the index's cursor go where the slowest subscription is, to the end without any: it must hold up no ledger.
+
+    Also that of an index which is not wanted any more and could not be deleted, as the storage was down.
+    """
+    cursor = ledger.cursors.get(INDEX_CURSOR_NAME)
+    if cursor is not None:
+        positions = [one.mark_delete_position for one in subscription_cursors(ledger).values()]
+        cursor.acknowledge_cumulative(min(positions, default=ledger.last_confirmed_position))
 
 
 async def settle_index(ledger: ManagedLedger, residual: ResidualSnapshots, *, is_shared: bool) -> None:

@@ -17,6 +17,7 @@ from broker.metrics import metrics_text
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.service import Service
 from broker.topic import Topic
+from broker.topic_index import INDEX_CURSOR_NAME
 from broker.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
@@ -179,7 +180,7 @@ def test_another_kind_of_tracker_cleans_up_after_the_first(world: World, is_shar
         for name in ("a", "b"):
             await world.subscribe(name)
         await world.publish()
-        await world.until_owners(["#pulsar.internal.delayed.index"] * 3 if is_shared else ["a"] * 3 + ["b"] * 3)
+        await world.until_owners([INDEX_CURSOR_NAME] * 3 if is_shared else ["a"] * 3 + ["b"] * 3)
 
     async def unsubscribe() -> None:
         for name in ("a", "b"):
@@ -260,6 +261,62 @@ def test_messages_that_outlive_their_time_take_snapshots_along_before_a_consumer
     async def main() -> None:
         await world.serve(fill, is_index_shared=is_shared)
         await world.serve(expire, is_index_shared=is_shared)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("has_subscription", [False, True])
+def test_a_shared_index_that_could_not_be_deleted_holds_up_no_ledger(world: World, has_subscription: bool) -> None:
+    """The storage was down when the topic was opened without sharing; what is left goes with the messages."""
+
+    async def fill() -> None:
+        await world.subscribe("a")
+        await world.publish()
+        await world.until_owners([INDEX_CURSOR_NAME] * 3)
+
+    async def open_in_outage() -> None:
+        world.storage.is_down = True
+        topic = await world.topic()
+        assert INDEX_CURSOR_NAME in topic.ledger.cursors
+        world.storage.is_down = False
+        if has_subscription:
+            await world.acknowledge("a", MESSAGES)
+        else:
+            await world.unsubscribe(await world.subscribe("a"))
+        await world.until_owners([])
+        await topic.roll_over_and_trim(NOW_MS)
+        assert topic.ledger.first_position.ledger_id == topic.ledger.last_position.ledger_id
+
+    async def main() -> None:
+        await world.serve(fill, is_index_shared=True)
+        await world.serve(open_in_outage)
+
+    asyncio.run(main())
+
+
+def test_a_shared_index_is_kept_for_a_subscription_that_went_back(world: World) -> None:
+    """Its own cursor stays where it was, at the end."""
+
+    async def story() -> None:
+        await world.subscribe("a")
+        await world.publish()
+        await world.until_owners([INDEX_CURSOR_NAME] * 3)
+        await world.acknowledge("a", MESSAGES)
+        await world.until_owners([])
+        topic = await world.topic()
+        await topic.subscriptions["a"].seek(topic.ledger.last_position)
+        dispatcher = topic.subscriptions["a"].dispatcher
+        await until(lambda: dispatcher is not None and dispatcher.stats().msg_delayed == 1)
+
+    async def look() -> None:
+        await world.topic()
+
+    async def main() -> None:
+        await world.serve(story, is_index_shared=True)
+        assert await world.owners() == [INDEX_CURSOR_NAME]
+        # The end of a service waits for what it began.
+        await world.serve(look, is_index_shared=True)
+        assert await world.owners() == [INDEX_CURSOR_NAME]
 
     asyncio.run(main())
 
