@@ -167,4 +167,4 @@ def _decode_chunk(padded: NDArray[np.uint8], row_starts: Int64Array, ends: NDArr
 
 def _varints_at(padded: NDArray[np.uint8], starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> NDArray[np.uint64]:
     """Return the numbers whose varints start here and are at most 8 bytes long."""
-    return close_gaps(words_of(padded)[starts] & _LOW_BYTES[lengths])
+    return close_gaps(words_of(padded)[starts] & _LOW_BYTES[lengths], int(lengths.max()))

@@ -42,9 +42,16 @@ def words_of(padded: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return np.ndarray((len(padded) - 7,), "<u8", buffer=padded.data, strides=(1,))
 
 
-def close_gaps(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the numbers whose varints are in these words, with zeros behind: drop top bits, close up the rest."""
-    for width, low, high in _GAPS:
+def close_gaps(bits: NDArray[np.uint64], bytes_max: int = 8) -> NDArray[np.uint64]:
+    """Return the numbers whose varints are in these words, with zeros behind: drop top bits, close up the rest.
+
+    Args:
+        bits: The words.
+        bytes_max: How many bytes the longest one has.
+    """
+    if bytes_max == 1:
+        return bits
+    for width, low, high in _GAPS[: (bytes_max - 1).bit_length()]:
         # Between bytes, then between pairs, then between fours.
         bits = (bits & low) | ((bits & high) >> width)
     return bits
@@ -57,8 +64,9 @@ def read_varints(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Varint
     # The lowest stop bit alone, then it and all bits below.
     stops &= ~stops + _ONE
     masks = (stops << _ONE) - _ONE
-    values = close_gaps(bits & masks).view(np.int64)
-    return Varints(values, starts + (np.bitwise_count(masks) >> 3), stops != 0)
+    sizes = np.bitwise_count(masks) >> 3
+    values = close_gaps(bits & masks, int(sizes.max(initial=1))).view(np.int64)
+    return Varints(values, starts + sizes, stops != 0)
 
 
 def varint_widths(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -142,15 +142,28 @@ class SnapshotWork:
 
 
 class StorageWork(StorageWorker):
-    """Works on a storage of this process; decoding and encoding are done where `run_blocking` puts them."""
+    """Works on a storage of this process; decoding and encoding are done where `run_blocking` puts them.
 
-    def __init__(self, storage: BucketSnapshotStorage, run_blocking: RunBlocking = in_thread) -> None:
+    Args:
+        storage: The storage.
+        run_blocking: Runs what takes long.
+        decoded_at_once_bytes_max: What is no larger is decoded on the event loop.
+    """
+
+    def __init__(
+        self,
+        storage: BucketSnapshotStorage,
+        run_blocking: RunBlocking = in_thread,
+        *,
+        decoded_at_once_bytes_max: int = DECODED_AT_ONCE_BYTES_MAX,
+    ) -> None:
         # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
         # twice as long.
         self._building = asyncio.Lock()
         self._storage = storage
         self._creates = SnapshotCreates(storage)
         self._run_blocking = run_blocking
+        self._decoded_at_once_bytes_max = decoded_at_once_bytes_max
 
     async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
         """See base."""
@@ -231,7 +244,7 @@ class StorageWork(StorageWorker):
 
     async def _decode(self, size_bytes: int, function: Callable[[], T]) -> T:
         """Run what takes long in a worker; a way there and back takes longer than a few segments."""
-        return function() if size_bytes <= DECODED_AT_ONCE_BYTES_MAX else await self._run_blocking(function)
+        return function() if size_bytes <= self._decoded_at_once_bytes_max else await self._run_blocking(function)
 
     async def _merge(self, owner: SnapshotOwner, action: MergeBuckets) -> Event:
         """Merge the sources piece by piece; in memory are some segments of each, and the target's metadata."""

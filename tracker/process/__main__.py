@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotWriter
@@ -28,6 +28,10 @@ from tracker.process.channel import ChannelEnd
 from tracker.process.messages import STORAGE, WORKER, WRITERS_FROM, Answer, Call, Cancel, Logged, Opening, WriterMade
 from tracker.process.tuning import give_way, tune_process
 from tracker.snapshot_work import StorageWork, rows_handled
+
+_DECODED_AT_ONCE_BYTES_MAX: Final = 2**19
+"""A load of 16,384 rows and more, in 3 ms. Nobody is kept waiting here, and a way to a thread and back costs as much as
+a thousand rows."""
 
 
 class _Host:
@@ -79,7 +83,10 @@ class _Host:
         except Exception as error:  # Whatever somebody's function raises.
             self._refusal = error
         else:
-            self._targets = {STORAGE: storage, WORKER: StorageWork(storage)}
+            self._targets = {
+                STORAGE: storage,
+                WORKER: StorageWork(storage, decoded_at_once_bytes_max=_DECODED_AT_ONCE_BYTES_MAX),
+            }
 
     async def _carry_out(self, call: Call) -> None:
         try:
