@@ -36,6 +36,8 @@ Int64Array = NDArray[np.int64]
 
 _ENTRY_ID_BITS = ENTRY_ID_MAX.bit_length()
 _TIME_BITS = LATEST_MS.bit_length() - 1
+_IS_ODD = (False, True)
+"""By what is left of a number behind its bits: 0, or -1 of a negative one. Columns are no index, whatever they hold."""
 
 
 class TrackerCore:
@@ -73,8 +75,12 @@ class TrackerCore:
         singles = self._singles
         try:
             # Of integers, each is 0 where it is the same ledger, or within the range; nothing tells it faster.
-            is_odd = ledger_id ^ singles.ledger_id or entry_id >> _ENTRY_ID_BITS or deliver_at_ms >> _TIME_BITS
-        except (TypeError, OverflowError):
+            is_odd = (
+                ledger_id ^ singles.ledger_id
+                or _IS_ODD[entry_id >> _ENTRY_ID_BITS]
+                or _IS_ODD[deliver_at_ms >> _TIME_BITS]
+            )
+        except (TypeError, OverflowError, IndexError):
             is_odd = True
         if is_odd or len(singles.times) >= singles.row_count_max or deliver_at_ms <= now_ms + self._buckets.lead_ms:
             return self._add_first(ledger_id, entry_id, deliver_at_ms, now_ms)
@@ -84,14 +90,13 @@ class TrackerCore:
 
     def _add_first(self, ledger_id: int, entry_id: int, deliver_at_ms: int, now_ms: int) -> bool:
         """Track or refuse a message that is not just the next of its ledger, and begin a stretch of single adds."""
-        check_offer(ledger_id, entry_id, deliver_at_ms)
+        ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at_ms)
         if deliver_at_ms < 0:
             # It never had a delay, so nothing of it is anywhere.
             return False
         if deliver_at_ms <= now_ms + self._buckets.lead_ms:
             self._refuse(ledger_id, BitMap((entry_id,)))
             return False
-        ledger_id = int(ledger_id)
         self._singles.open(ledger_id, self._mutable.make_room(ledger_id))
         self._singles.times.append(min(deliver_at_ms, LATEST_MS))
         self._singles.entry_ids.append(entry_id)

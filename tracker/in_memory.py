@@ -70,7 +70,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """See base."""
         self._check_open()
-        check_offer(ledger_id, entry_id, deliver_at)
+        ledger_id, entry_id, deliver_at = check_offer(ledger_id, entry_id, deliver_at)
         if deliver_at < 0 or deliver_at <= self._cutoff_ms():
             self._have_fixed_delays = False
             self._refuse(ledger_id, BitMap((entry_id,)))

@@ -69,8 +69,8 @@ class Index:
         return self._mutable
 
     def _take_singles(self) -> None:
-        ledger_id, times, entry_ids = self.singles.take()
-        self._track(ledger_id, BitMap(entry_ids))
+        ledger_id, times, entry_ids, bitmap = self.singles.take()
+        self._track(ledger_id, bitmap)
         self._mutable.queue.push_few(times, ledger_id, entry_ids)
 
     def add(self, rows: Columns) -> None:

@@ -3,6 +3,9 @@
 Nothing is rounded, wrapped or cut to fit. A time below 0 stands for a message without a delay.
 """
 
+from contextlib import suppress
+from operator import index
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -11,17 +14,24 @@ from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX
 Int64Array = NDArray[np.int64]
 
 
-def check_offer(ledger_id: int, entry_id: int, deliver_at_ms: int) -> None:
-    """Check one offer.
+def check_offer(ledger_id: int, entry_id: int, deliver_at_ms: int) -> tuple[int, int, int]:
+    """Check one offer, and return it as Python's integers; numpy's may be given.
 
     Raises:
         ValueError: The position is not one that can be tracked, or the time is no integer.
     """
-    for value in (ledger_id, entry_id, deliver_at_ms):
-        if not isinstance(value, int | np.integer):
-            raise ValueError(f"positions and times are integers, not {type(value).__name__}: {value}")
+    ledger_id, entry_id, deliver_at_ms = (_integer(value) for value in (ledger_id, entry_id, deliver_at_ms))
     if not (0 <= entry_id <= ENTRY_ID_MAX and 0 <= ledger_id <= LEDGER_ID_MAX):
         raise _position_error(ledger_id, entry_id)
+    return ledger_id, entry_id, deliver_at_ms
+
+
+def _integer(value: object) -> int:
+    # An array of one integer counts as an index, too.
+    if not isinstance(value, np.ndarray):
+        with suppress(TypeError):
+            return index(value)  # type: ignore[arg-type]  # That is the question.
+    raise ValueError(f"positions and times are integers, not {type(value).__name__}: {value}")
 
 
 def columns_of(
@@ -55,7 +65,7 @@ def _column(values: ArrayLike) -> Int64Array:
     if column.ndim != 1:
         raise ValueError(f"positions and times are columns, not arrays of {column.ndim} dimensions")
     if column.dtype != np.int64:
-        if column.size and not np.issubdtype(column.dtype, np.integer):
+        if column.size and column.dtype.kind not in "iu":
             raise ValueError(f"positions and times are integers, not {column.dtype}")
         if column.size and column.dtype == np.uint64 and int(column.max()) > LEDGER_ID_MAX:
             raise ValueError(f"{column.max()} is above 2**63 - 1")

@@ -85,7 +85,7 @@ class SharedIndexView(DelayedDeliveryTracker):
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """See base."""
         self._check_open()
-        check_offer(ledger_id, entry_id, deliver_at)
+        ledger_id, entry_id, deliver_at = check_offer(ledger_id, entry_id, deliver_at)
         if deliver_at < 0:
             return False
         # A column holds no later time than the last one there is.

@@ -5,7 +5,10 @@ each. Nothing is decided here: the core has settled for every row that it is tra
 and the index takes them over before it is asked anything (`Index.mutable`).
 """
 
+from array import array
 from typing import Final
+
+from pyroaring import BitMap
 
 SINGLES_MAX: Final = 500
 """At so many rows they are taken over: 0.05 ms. With more, each numpy call would give the interpreter away, and an add
@@ -32,12 +35,17 @@ class SingleAdds:
         self.ledger_id = ledger_id
         self.row_count_max = min(row_count_max, SINGLES_MAX)
 
-    def take(self) -> tuple[int, list[int], list[int]]:
-        """Return ledger, times and entry ids of all rows, and be closed."""
+    def take(self) -> tuple[int, list[int], list[int], BitMap]:
+        """Return ledger, times, entry ids and the bitmap of these, of all rows, and be closed."""
         times, entry_ids = self.times, self.entry_ids
         self.times, self.entry_ids = [], []
         self.row_count_max = 0
-        return self.ledger_id, times, entry_ids
+        try:
+            return self.ledger_id, times, entry_ids, BitMap(array("I", entry_ids))
+        except TypeError:
+            # One of numpy's booleans: they calculate like integers.
+            entry_ids = list(map(int, entry_ids))
+            return self.ledger_id, times, entry_ids, BitMap(entry_ids)
 
     def check(self) -> None:
         """Assert every invariant of the rows."""

@@ -67,6 +67,7 @@ def run(request: pytest.FixtureRequest) -> Run:
         (1, 1, LATER_MS + 0.5),
         ("1", 1, LATER_MS),
         (1, 1, None),
+        (1, np.timedelta64(5), LATER_MS),
     ],
 )
 def test_an_offer_that_is_none_is_refused_before_anything_changes(
@@ -82,6 +83,23 @@ def test_an_offer_that_is_none_is_refused_before_anything_changes(
         with pytest.raises(ValueError, match=r"integers|cannot track position|above"):
             tracker.add_messages([7, ledger_id], [7, entry_id], [LATER_MS, deliver_at])
         assert tracker.number_of_delayed_messages() == row_count_before
+
+    run(test)
+
+
+@pytest.mark.parametrize("row_count_before", [0, 1])
+@pytest.mark.parametrize(("entry_id", "deliver_at"), [(np.array([5]), LATER_MS), (5, np.array([LATER_MS]))])
+def test_a_column_is_no_single_offer(run: Run, entry_id: Any, deliver_at: Any, row_count_before: int) -> None:
+    """Although one of a single row calculates like an integer; what is tracked before and after is not harmed."""
+
+    def test(tracker: DelayedDeliveryTracker, clock: FakeClock) -> None:
+        for number in range(row_count_before):
+            assert tracker.add_message(1, 100 + number, LATER_MS)
+        with pytest.raises(ValueError, match="integers"):
+            tracker.add_message(1, entry_id, deliver_at)
+        assert tracker.add_message(1, 200, LATER_MS)
+        clock.now_ms = LATER_MS
+        assert len(tracker.get_scheduled_messages(10)) == row_count_before + 1
 
     run(test)
 
@@ -102,7 +120,7 @@ def test_columns_that_do_not_belong_together_are_refused(run: Run) -> None:
     run(test)
 
 
-@pytest.mark.parametrize("kind", [np.int64, np.uint64, np.uint32, np.int16])
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, np.uint32, np.int16, np.uint8])
 def test_integers_of_numpy_are_integers(run: Run, kind: Callable[[int], Any]) -> None:
     """Whoever reads columns may offer one row of them; also one that comes after others, and one that is due."""
 
