@@ -67,7 +67,8 @@ class TrackerCore:
     def add_message(self, ledger_id: int, entry_id: int, deliver_at_ms: int, now_ms: int) -> bool:
         """Track a message; False means it is due and was not tracked.
 
-        PERFORMANCE: below 0.3 us, but for one in `SINGLES_MAX`, which takes the others along.
+        PERFORMANCE: about 0.4 us, but for one in `SINGLES_MAX`, which takes the others along in 0.05 ms, and one in
+        `RUN_ROWS_MAX`, which sorts as many in 0.4 ms. With a question after each add, 6 us.
 
         Raises:
             ValueError: The position is not one that can be tracked; nothing has changed.
