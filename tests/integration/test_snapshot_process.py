@@ -3,9 +3,13 @@
 import asyncio
 import logging
 import os
+import pickle
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -26,6 +30,7 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.process import SnapshotProcess
+from tracker.process.channel import ChannelEnd
 from tracker.testing import FakeCursor
 
 WAIT_S = 60
@@ -34,6 +39,14 @@ NAMES = {"bucket_key": "#pulsar.internal.delayed.bucket_0_0", "topic_name": "t",
 
 def on_rocksdb(path: Path) -> SnapshotProcess:
     return SnapshotProcess(partial(RocksDBBucketSnapshotStorage, path / "snapshots"))
+
+
+class TwoArguments(Exception):  # noqa: N818
+    """Pickles, and does not unpickle."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(what)
+        self.where = where
 
 
 class OddStorage(MemoryBucketSnapshotStorage):
@@ -47,6 +60,8 @@ class OddStorage(MemoryBucketSnapshotStorage):
                 return lambda: None  # type: ignore[return-value]
             case 3:
                 raise KeyError("a mistake of ours")
+            case 5:
+                raise TwoArguments("what", "where")
             case 4:
                 await asyncio.Event().wait()
             case _:
@@ -175,6 +190,129 @@ def test_a_process_that_was_killed_is_an_outage_and_is_started_again(tmp_path: P
     asyncio.run(scenario())
 
 
+def test_an_answer_that_cannot_be_read_is_an_error_of_that_call_alone() -> None:
+    async def scenario() -> None:
+        async with SnapshotProcess(OddStorage) as storage:
+            process_id = storage.process_id
+            with pytest.raises(RuntimeError, match="cannot be read"):
+                await storage.get_bucket_snapshot_metadata(5)
+            assert await storage.list_bucket_snapshots() == []
+            assert storage.process_id == process_id
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_breaks_off_is_no_message() -> None:
+    taken: list[object] = []
+
+    class Receiver:
+        def take(self, number: int, message: object) -> None:
+            taken.append(message)
+
+        def take_unreadable(self, number: int, error: Exception) -> None:
+            taken.append(error)
+
+        def take_end(self) -> None:
+            over.set()
+
+    ours, theirs = socket.socketpair()
+    over = threading.Event()
+    with ours, theirs:
+        end = ChannelEnd(ours, "test", Receiver())
+        end.start()
+        data = pickle.dumps(5)
+        theirs.sendall(struct.pack("<qQI", 1, len(data), 0) + data)
+        # One buffer of 8 bytes is announced behind the pickle, and never comes.
+        theirs.sendall(struct.pack("<qQIQ", 2, len(data), 1, 8) + data)
+        theirs.close()
+        assert over.wait(WAIT_S)
+        end.close()
+    assert taken == [5]
+
+
+def test_who_gives_up_does_not_keep_it_from_coming_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with on_rocksdb(tmp_path) as storage:
+            bucket_id = await storage.create_bucket_snapshot(b"m", [], **NAMES)
+            assert storage.process_id is not None
+            os.kill(storage.process_id, signal.SIGKILL)
+
+            async def is_back() -> bool:
+                try:
+                    # Shorter than any start takes.
+                    async with asyncio.timeout(0.02):
+                        return await storage.get_bucket_snapshot_metadata(bucket_id) == b"m"
+                except (StorageUnavailableError, TimeoutError):
+                    return False
+
+            await until(is_back)
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_fails_again_is_an_outage_and_closing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracker.process.child.LOCK_WAIT_S", 0)
+
+    async def scenario() -> None:
+        storage = on_rocksdb(tmp_path)
+        await storage.start()
+        assert storage.process_id is not None
+        os.kill(storage.process_id, signal.SIGKILL)
+
+        async def is_free() -> bool:
+            return storage.process_id is None
+
+        await until(is_free)
+        async with RocksDBBucketSnapshotStorage(tmp_path / "snapshots"):
+            for _ in range(2):
+                with pytest.raises(StorageUnavailableError, match="in use"):
+                    await storage.list_bucket_snapshots()
+        await storage.close()
+        async with storage:
+            assert await storage.list_bucket_snapshots() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_writer_starts_it_again_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with on_rocksdb(tmp_path) as storage:
+            assert storage.process_id is not None
+            os.kill(storage.process_id, signal.SIGKILL)
+
+            async def is_written() -> bool:
+                try:
+                    async with storage.new_bucket_snapshot(**NAMES) as writer:
+                        await writer.commit(b"m")
+                except StorageUnavailableError:
+                    return False
+                return True
+
+            await until(is_written)
+            assert len(await storage.list_bucket_snapshots()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_one_object_serves_two_event_loops_one_after_the_other(tmp_path: Path) -> None:
+    storage = on_rocksdb(tmp_path)
+
+    async def leave_open() -> None:
+        await storage.start()
+        await asyncio.gather(*(storage.create_bucket_snapshot(b"m", [], **NAMES) for _ in range(9)))
+
+    async def close() -> None:
+        await storage.start()
+        await asyncio.gather(*(storage.create_bucket_snapshot(b"m", [], **NAMES) for _ in range(9)))
+        assert len(await storage.list_bucket_snapshots()) == 18
+        await storage.close()
+
+    asyncio.run(leave_open())
+    asyncio.run(close())
+
+
 def test_signals_to_all_processes_are_left_to_the_parent(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with on_rocksdb(tmp_path) as storage:
@@ -190,13 +328,16 @@ def test_signals_to_all_processes_are_left_to_the_parent(tmp_path: Path) -> None
 
 
 PARENT = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from pathlib import Path
 from tests.integration.test_snapshot_process import on_rocksdb
 
 async def main():
     async with on_rocksdb(Path(sys.argv[1])) as storage:
-        print(storage.process_id, flush=True)
+        # A fork must not keep the other process alive.
+        if not (fork := os.fork()):
+            signal.pause()
+        print(storage.process_id, fork, flush=True)
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -207,7 +348,7 @@ def test_it_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     with parent:
         assert parent.stdout is not None
-        process_id = int(parent.stdout.readline())
+        process_id, fork = map(int, parent.stdout.readline().split())
         assert is_running(process_id)
         parent.kill()
 
@@ -221,6 +362,8 @@ def test_it_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
             pass
 
     asyncio.run(scenario())
+    assert is_running(fork)
+    os.kill(fork, signal.SIGKILL)
 
 
 ROW_COUNT, LEDGER_ROWS, HOUR_MS = 30_000, 1_000, 3_600_000
@@ -288,7 +431,7 @@ TRACKER_CONFIG = TrackerConfig(
 def test_a_tracker_delivers_all_in_order_also_when_the_process_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
-    monkeypatch.setattr("tracker.process.snapshot_process.STARTS_PAUSE_S", 0)
+    monkeypatch.setattr("tracker.process.snapshot_process.PAUSE_S_MAX", 0)
 
     async def scenario() -> None:
         async with on_rocksdb(tmp_path) as storage:

@@ -1,4 +1,4 @@
-"""What the two processes say to each other: calls of methods by number, and their answers."""
+"""What the two processes say to each other: calls of methods, each with a number, and their answers."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,9 @@ STORAGE: Final = 0
 WORKER: Final = 1
 """The target of calls to the `StorageWorker`."""
 WRITERS_FROM: Final = 2
-"""The first target that is a writer of one snapshot: whoever asks for a writer is told its number."""
+"""The first target that is a writer of one snapshot; whoever asks for a writer says what number it has."""
+NO_CALL: Final = -1
+"""The number of a message that is about no call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,36 +26,27 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call a method; answered by one `Answer`, unless it is cancelled before."""
+    """Call a method; answered by one `Answer` of the same number, unless it is cancelled before."""
 
-    number: int
     target: int
     method: str
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    makes: int | None = None
+    """What the method returns stays there as this target, until it is aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody waits for this call any more."""
-
-    number: int
+    """Nobody waits for the call of this number any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call returned, or the error that it raised."""
+    """What the call of this number returned, or the error that it raised."""
 
-    number: int
     value: Any = None
     error: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WriterMade:
-    """The value of a call that made a writer: calls to it have this target until it was aborted."""
-
-    target: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,12 @@ import asyncio
 import logging
 import pickle
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any, Final
 
-from snapshot_storage.errors import (
-    SnapshotStorageError,
-    StorageClosedError,
-)
+from snapshot_storage.errors import SnapshotStorageError, StorageClosedError, StorageUnavailableError
 from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
@@ -31,17 +29,28 @@ from snapshot_storage.storage import (
     check_segment_range,
     writer_is_done,
 )
-from tracker.actions import Event, MergeBuckets, PersistBucket
-from tracker.process.child import Child, ended, started, words
-from tracker.process.messages import STORAGE, WORKER, WriterMade
+from tracker.actions import Event, MergeBuckets, PersistBucket, SnapshotCreated
+from tracker.process.child import Child, Recipe, in_words, started
+from tracker.process.messages import STORAGE, WORKER, Call
 from tracker.snapshot_work import SnapshotOwner, StorageAction, StorageWorker
 
 log = logging.getLogger(__name__)
 
 MakeStorage = Callable[[], BucketSnapshotStorage]
 
-STARTS_PAUSE_S: Final = 5.0
-"""The process is started at most so often: what ends at once would be started for each call otherwise."""
+LIFE_S_MIN: Final = 60.0
+"""A process that ends before this age, or cannot be started, is started again only after a pause."""
+
+PAUSE_S_MIN: Final = 1.0
+"""The first pause; each further one is twice as long."""
+
+PAUSE_S_MAX: Final = 60.0
+
+_MAIN_MODULE: Final = b"\x8c\x08__main__"
+"""How a pickle names the module of what is defined in the program itself."""
+
+PATIENCE_S: Final = 2.0
+"""Calls wait for a start that is so near, and fail at once before."""
 
 PERSISTED_AT_ONCE_MAX: Final = 4
 """One that is sorted and encoded while others are written, which takes S3 some tenths of a second."""
@@ -55,7 +64,7 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
 
     Args:
         make_storage: Makes the storage, there: a class, a function of a module that can be imported, or a `partial`
-            of these.
+            of these. Relative paths begin where the program was when this was constructed.
 
     Raises:
         TypeError: `make_storage` cannot be sent to another process.
@@ -63,15 +72,25 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
 
     def __init__(self, make_storage: MakeStorage) -> None:
         try:
-            self._make_storage = pickle.dumps(make_storage)
+            pickled = pickle.dumps(make_storage)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise TypeError(f"what makes the storage must be importable by another process: {error}") from error
+        if _MAIN_MODULE in pickled:
+            raise TypeError(
+                "what makes the storage must be importable by another process, and the program's main module is not: "
+                "put it into a module of its own"
+            )
+        self._recipe = Recipe(pickled, str(Path.cwd()), self._note_unclaimed)
+        self._is_open = False
         self._child: Child | None = None
-        # Snapshots are made one after the other there: what waits for that waits here, where it is in memory anyway.
-        self._persisting = asyncio.Semaphore(PERSISTED_AT_ONCE_MAX)
+        self._starting: asyncio.Task[Child] | None = None
+        self._next_start_s = self._pause_s = 0.0
+        self._last_error: SnapshotStorageError | None = None
         # Starting and closing take turns.
         self._turn = asyncio.Lock()
-        self._next_start_s = 0.0
+        # Snapshots are made one after the other there: what waits for that waits here, where it is in memory anyway.
+        self._persisting = asyncio.Semaphore(PERSISTED_AT_ONCE_MAX)
+        self._deletions: set[asyncio.Task[None]] = set()
 
     @property
     def process_id(self) -> int | None:
@@ -85,16 +104,36 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
         Raises:
             StorageUnavailableError: The process cannot be started.
         """
+        self._leave_other_loop()
         async with self._turn:
-            if self._child is None:
-                self._child = await started(self._make_storage)
+            if self._is_open:
+                await self._present("start")
+            else:
+                self._child = await started(self._recipe)
+                self._is_open = True
 
     async def close(self) -> None:
         """See base; the process ends."""
+        self._leave_other_loop()
         async with self._turn:
+            self._is_open = False
+            if self._starting is not None:
+                self._starting.cancel()
+                await asyncio.wait([self._starting])
             child, self._child = self._child, None
             if child is not None:
-                await ended(child)
+                await child.close()
+
+    def _leave_other_loop(self) -> None:
+        """Take leave of an event loop that ended before this was closed."""
+        if self._child is not None and self._child.loop is not asyncio.get_running_loop():
+            self._child.disown()
+            self._child = self._starting = None
+            self._deletions.clear()
+            self._is_open = False
+        if self._child is None and not self._is_open:
+            self._turn = asyncio.Lock()
+            self._persisting = asyncio.Semaphore(PERSISTED_AT_ONCE_MAX)
 
     # The work of trackers.
 
@@ -105,7 +144,7 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
         time_s = None if own_time_s is None else own_time_s + ANSWER_WAIT_S
         turn = self._persisting if isinstance(action, PersistBucket) else nullcontext()
         async with turn, asyncio.timeout(time_s):
-            event: Event = await self._call(WORKER, "run_action", owner, action)
+            event: Event = await self._call(Call(WORKER, "run_action", (owner, action)))
             return event
 
     # The storage's methods.
@@ -119,10 +158,9 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
 
     def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
         """See base."""
-        child = self._child
-        if child is None:
+        if not self._is_open:
             raise StorageClosedError("create a snapshot")
-        return _Writer(child, {"bucket_key": bucket_key, "topic_name": topic_name, "cursor_name": cursor_name})
+        return _Writer(self._present, {"bucket_key": bucket_key, "topic_name": topic_name, "cursor_name": cursor_name})
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         """See base."""
@@ -156,38 +194,88 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
         return await self._ask("find_damage")
 
     async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await self._call(STORAGE, method, *args, **kwargs)
+        return await self._call(Call(STORAGE, method, args, kwargs))
 
-    async def _call(self, target: int, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def _call(self, call: Call) -> Any:
         child = self._child
         if child is None or child.is_ended:
-            child = await self._restarted(words(method))
-        return await child.call(target, method, *args, **kwargs)
+            child = await self._present(in_words(call.method))
+        return await child.call(call)
 
-    async def _restarted(self, operation: str) -> Child:
-        async with self._turn:
-            child = self._child
-            if child is None:
-                raise StorageClosedError(operation)
-            if not child.is_ended:
-                return child
-            if time.monotonic() < self._next_start_s:
-                raise child.gone(operation)
-            self._next_start_s = time.monotonic() + STARTS_PAUSE_S
-            await asyncio.to_thread(child.end)
-            again = self._child = await started(self._make_storage)
+    async def _present(self, operation: str) -> Child:
+        """Return a process that runs; start it again if it has ended, once for all who wait.
+
+        Raises:
+            StorageClosedError: It is not to run.
+            StorageUnavailableError: It cannot be started, or is not to be started that soon.
+        """
+        if not self._is_open:
+            raise StorageClosedError(operation)
+        if self._child is not None and not self._child.is_ended:
+            return self._child
+        if self._starting is None:
+            wait_s = max(0.0, self._next_start_s - time.monotonic())
+            if wait_s > PATIENCE_S:
+                raise self._outage(operation)
+            self._starting = asyncio.ensure_future(self._start_again(wait_s))
+        starting = self._starting
+        try:
+            # Who gives up does not take it from the others.
+            return await asyncio.shield(starting)
+        except SnapshotStorageError:
+            raise self._outage(operation) from None
+        except asyncio.CancelledError:
+            if starting.cancelled() and not self._is_open:
+                raise StorageClosedError(operation) from None
+            raise
+
+    def _outage(self, operation: str) -> SnapshotStorageError:
+        why = self._last_error if self._last_error is not None else "it ended a moment ago"
+        return StorageUnavailableError(f"cannot {operation}: the process for snapshots is not there: {why}")
+
+    async def _start_again(self, wait_s: float) -> Child:
+        try:
+            await asyncio.sleep(wait_s)
+            dead = self._child
+            if dead is not None:
+                await dead.kill()
+            lived_s = time.monotonic() - dead.started_s if dead is not None and self._last_error is None else 0.0
+            self._pause_s = PAUSE_S_MIN if lived_s >= LIFE_S_MIN else min(2 * self._pause_s + PAUSE_S_MIN, PAUSE_S_MAX)
+            self._next_start_s = time.monotonic() + self._pause_s
+            child = self._child = await started(self._recipe)
+        except SnapshotStorageError as error:
+            self._last_error = error
+            log.warning("the process for snapshots cannot be started again: %s", error)
+            raise
+        else:
+            self._last_error = None
             log.warning("the process for snapshots was started again")
-            return again
+            return child
+        finally:
+            self._starting = None
+
+    def _note_unclaimed(self, value: Any) -> None:
+        """Delete a snapshot that was made although nobody waited any more: nobody else knows of it."""
+        if isinstance(value, SnapshotCreated) and self._is_open:
+            deletion = asyncio.ensure_future(self._delete_unclaimed(value.bucket_id))
+            self._deletions.add(deletion)
+            deletion.add_done_callback(self._deletions.discard)
+
+    async def _delete_unclaimed(self, bucket_id: int) -> None:
+        # A later start finds it.
+        with suppress(SnapshotStorageError):
+            await self.delete_bucket_snapshot(bucket_id)
 
 
 class _Writer(BucketSnapshotWriter):
     """Writes one snapshot there; the writer is made with its first call, as making one does nothing."""
 
-    def __init__(self, child: Child, names: dict[str, str]) -> None:
-        self._child = child
+    def __init__(self, present: Callable[[str], Awaitable[Child]], names: dict[str, str]) -> None:
+        self._present = present
         self._names = names
-        self._target: int | None = None
-        self._is_aborted = False
+        self._child: Child | None = None
+        self._target = 0
+        self._is_done = False
 
     async def write_segments(self, segments: Sequence[bytes]) -> None:
         """See base."""
@@ -199,20 +287,20 @@ class _Writer(BucketSnapshotWriter):
 
     async def abort(self) -> None:
         """See base."""
-        if self._is_aborted:
+        if self._is_done or self._child is None:
+            self._is_done = True
             return
-        self._is_aborted = True
-        if self._target is None:
-            return
+        self._is_done = True
         try:
-            await self._child.call(self._target, "abort")
+            await self._child.call(Call(self._target, "abort"))
         except SnapshotStorageError as error:
             log.warning("what there is of a snapshot is removed at a later start: %s", error)
 
     async def _call(self, method: str, argument: Any) -> Any:
-        if self._is_aborted:
+        if self._is_done:
             raise writer_is_done()
-        if self._target is None:
-            made: WriterMade = await self._child.call(STORAGE, "new_bucket_snapshot", **self._names)
-            self._target = made.target
-        return await self._child.call(self._target, method, argument)
+        if self._child is None:
+            child = await self._present("create a snapshot")
+            self._child, self._target = child, child.new_target()
+            await child.call(Call(STORAGE, "new_bucket_snapshot", (), self._names, makes=self._target))
+        return await self._child.call(Call(self._target, method, (argument,)))

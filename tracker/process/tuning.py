@@ -59,6 +59,9 @@ def give_way() -> None:
 
     Without it, what wakes up here interrupts an event loop in the middle of a batch of adds, for 3 to 6 ms.
     """
-    os.nice(NICE)
+    # Where that is not allowed, it is no reason not to run.
+    with suppress(OSError):
+        os.nice(NICE)
     if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
