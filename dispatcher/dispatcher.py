@@ -253,7 +253,7 @@ class Dispatcher:
             self.subscription_type,
             consumer_ids={index: outbox.handle.consumer_id for index, outbox in self._outboxes.items()},
             unsent={index: len(outbox) for index, outbox in self._outboxes.items()},
-            messages_tracked=self.tracker.number_of_delayed_messages() if self.tracker is not None else 0,
+            messages_delayed=self.tracker.number_of_delayed_messages() if self.tracker is not None else 0,
             reads=self._reader.under_way(),
         )
 

@@ -49,7 +49,7 @@ def make_dispatcher(
     is_many = subscription_type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
     has_delays = is_many and tracker_factory is not None
     view = LogAndCursor(log, cursor)
-    core = _make_core(subscription_type, config, topic_name, view, has_delays=has_delays)
+    core = _make_core(subscription_type, config, topic_name, cursor, view, has_delays=has_delays)
     factory = tracker_factory
 
     def has_taken(ledger_ids: Int64s, entry_ids: Int64s) -> NDArray[np.bool_]:
@@ -81,16 +81,17 @@ def _make_core(
     subscription_type: SubscriptionType,
     config: DispatcherConfig,
     topic_name: str,
+    cursor: SubscriptionCursor,
     view: SubscriptionView,
     *,
     has_delays: bool,
 ) -> SubscriptionCore:
     match subscription_type:
         case SubscriptionType.KEY_SHARED:
-            return KeySharedCore(config, has_delays=has_delays, view=view)
+            return KeySharedCore(config, has_delays=has_delays, cursor=cursor, view=view)
         case SubscriptionType.SHARED:
-            return SharedCore(config, has_delays=has_delays)
+            return SharedCore(config, has_delays=has_delays, cursor=cursor)
         case SubscriptionType.FAILOVER:
-            return SingleActiveCore(config, topic_name=topic_name, is_failover=True)
+            return SingleActiveCore(config, topic_name=topic_name, is_failover=True, cursor=cursor)
         case SubscriptionType.EXCLUSIVE:
-            return SingleActiveCore(config, topic_name=topic_name, is_failover=False)
+            return SingleActiveCore(config, topic_name=topic_name, is_failover=False, cursor=cursor)

@@ -22,7 +22,7 @@ def subscription_stats(
     *,
     consumer_ids: dict[int, int],
     unsent: dict[int, int],
-    messages_tracked: int,
+    messages_delayed: int,
     reads: ReadsUnderWay,
 ) -> SubscriptionStats:
     """Return the stats of a subscription.
@@ -32,7 +32,7 @@ def subscription_stats(
         subscription_type: Its type.
         consumer_ids: The clients' ids of the consumers, by index.
         unsent: How many entries are on their way to each consumer, by index.
-        messages_tracked: How many messages the tracker holds.
+        messages_delayed: How many messages wait for their time.
         reads: What is being read now.
     """
     consumers = [
@@ -45,8 +45,8 @@ def subscription_stats(
         type=subscription_type.value,
         consumers=consumers,
         active_consumer_name=active.name if active is not None else None,
-        msg_in_replay=len(many.waiting) if many is not None else 0,
-        msg_delayed=messages_tracked + (len(many.held_due) if many is not None else 0),
+        msg_in_replay=len(many.waiting) + many.held_count if many is not None else 0,
+        msg_delayed=messages_delayed,
         unacked_messages=many.unacked if many is not None else 0,
         blocked_subscription_on_unacked_msgs=many.is_blocked if many is not None else False,
         key_shared_mode=policy.mode.value if policy is not None else None,
@@ -54,7 +54,7 @@ def subscription_stats(
         draining_hashes_count=sum(stats.draining_hashes_count for stats in consumers),
         draining_hashes_cleared_total=sum(stats.draining_hashes_cleared_total for stats in consumers),
         draining_hashes_unacked_messages=sum(stats.draining_hashes_unacked_messages for stats in consumers),
-        read_position=core.plan.read_position if core.plan is not None else None,
+        read_position=core.plan.next_immediate if core.plan is not None else None,
         is_reading=reads.of_log or reads.waits_for_entries,
         is_reading_replay=reads.of_due,
         waits_for_entries=reads.waits_for_entries,

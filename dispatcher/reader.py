@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from dispatcher.backoff import Backoff
 from dispatcher.config import DispatcherConfig
-from dispatcher.core.actions import Action, TrackDelayed
+from dispatcher.core.actions import Action
 from dispatcher.core.intake import Intake
 from dispatcher.core.read_plan import ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
+from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 from snapshot_storage.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
@@ -120,7 +119,7 @@ class Reader:
     def under_way(self) -> ReadsUnderWay:
         """Say what is being read now."""
         plan = self._core.plan
-        is_at_end = plan is not None and plan.read_position > self._log.last_confirmed_position
+        is_at_end = plan is not None and plan.next_immediate > self._log.last_confirmed_position
         return ReadsUnderWay(
             of_log=self._is_reading,
             of_due=self._popped is not None,
@@ -233,7 +232,7 @@ class Reader:
             self._is_reading = False
         if self._core.plan is not plan:
             return True
-        headers = self._untracked_of(self._unacknowledged(read.headers))
+        headers = self._untracked_of(read.headers)
         self._note_undelayed(headers)
         self._look_at_tracker()
         self._core.advance(self._now_ms())
@@ -314,7 +313,7 @@ class Reader:
             self._intake.on_popped(popped.ledger_ids, popped.entry_ids)
             self._popped = popped
         popped = self._popped
-        headers = await self._unacknowledged_headers(popped.ledger_ids, popped.entry_ids)
+        headers = await self._log.read_headers_at(popped.ledger_ids, popped.entry_ids)
         # A reset meanwhile has forgotten them; they are found again by reading.
         if self._popped is popped:
             self._popped = None
@@ -332,13 +331,13 @@ class Reader:
         ids = np.frombuffer(lost[:_ENTRIES_PER_LOOKUP].to_array(), dtype=np.uint32).astype(np.int64)
         ledger_ids = np.full(len(ids), ledger_id, dtype=np.int64)
         self._intake.on_popped(ledger_ids, ids)
-        headers = await self._unacknowledged_headers(ledger_ids, ids)
+        headers = await self._log.read_headers_at(ledger_ids, ids)
         if self._untracked and self._untracked[0][1] is lost:
             self._untracked.popleft()
             if len(lost) > _ENTRIES_PER_LOOKUP:
                 self._untracked.appendleft((ledger_id, lost[_ENTRIES_PER_LOOKUP:]))
             self._core.advance(self._now_ms())
-            self._run_actions([TrackDelayed(headers)])
+            self._run_actions(self._intake.on_untracked(headers))
         return True
 
     async def _read_untracked_part(self) -> bool:
@@ -361,26 +360,5 @@ class Reader:
             if part.first < read.next_position <= part.through:
                 self._untracked_parts.appendleft(_LogPart(read.next_position, part.through))
             self._core.advance(self._now_ms())
-            self._run_actions(self._intake.on_untracked(self._untracked_of(self._unacknowledged(read.headers))))
+            self._run_actions(self._intake.on_untracked(self._untracked_of(read.headers)))
         return True
-
-    async def _unacknowledged_headers(self, ledger_ids: Int64s, entry_ids: Int64s) -> EntryHeaders:
-        is_acknowledged = self._are_acknowledged(ledger_ids, entry_ids)
-        if is_acknowledged is not None:
-            ledger_ids, entry_ids = ledger_ids[~is_acknowledged], entry_ids[~is_acknowledged]
-        return self._unacknowledged(await self._log.read_headers_at(ledger_ids, entry_ids))
-
-    def _unacknowledged(self, headers: EntryHeaders) -> EntryHeaders:
-        """Leave out what was acknowledged since the read began."""
-        is_acknowledged = self._are_acknowledged(headers.ledger_ids, headers.entry_ids)
-        return headers if is_acknowledged is None else headers.take(np.flatnonzero(~is_acknowledged))
-
-    def _are_acknowledged(self, ledger_ids: Int64s, entry_ids: Int64s) -> NDArray[np.bool_] | None:
-        """Return which entries are acknowledged, None for none."""
-        is_acknowledged = np.zeros(len(ledger_ids), dtype=np.bool_)
-        for ledger_id in np.unique(ledger_ids).tolist():
-            rows = np.flatnonzero(ledger_ids == ledger_id)
-            found = self._cursor.acknowledged_in(ledger_id) & BitMap(entry_ids[rows].astype(np.uint32))
-            if found:
-                is_acknowledged[rows] = np.isin(entry_ids[rows], np.frombuffer(found.to_array(), dtype=np.uint32))
-        return is_acknowledged if is_acknowledged.any() else None

@@ -6,10 +6,13 @@ Rows lie in sorted runs; a new run is merged into its predecessor while that is 
 logarithmic method), so adding costs O(log n) per row over time and taking looks at the head of O(log n) runs.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
-from dispatcher.core.items import Key
+from dispatcher.core.items import Key, by_ledger
 from managed_ledger.headers import EntryHeaders
 
 DueKey = tuple[int, int, int]
@@ -21,6 +24,8 @@ class DueQueue:
 
     def __init__(self) -> None:
         self._runs: list[EntryHeaders] = []
+        self._entries_in: dict[int, BitMap] = {}
+        """The same rows by position: entry ids by ledger."""
 
     def __len__(self) -> int:
         return sum(len(run) for run in self._runs)
@@ -37,6 +42,8 @@ class DueQueue:
         """Add rows in any order."""
         if not len(headers):
             return
+        for ledger_id, entry_ids in by_ledger(headers.ledger_ids, headers.entry_ids):
+            self._entries_in.setdefault(ledger_id, BitMap()).update(entry_ids)
         run = sorted_by_due(headers)
         while self._runs and len(self._runs[-1]) < 2 * len(run):
             run = sorted_by_due(EntryHeaders.concatenate([self._runs.pop(), run]))
@@ -64,7 +71,12 @@ class DueQueue:
             for run, count in zip(self._runs, taken.tolist(), strict=True)
             if count < len(run)
         ]
-        return rows.take(order)
+        found = rows.take(order)
+        for ledger_id, entry_ids in by_ledger(found.ledger_ids, found.entry_ids):
+            self._entries_in[ledger_id] -= entry_ids
+            if not self._entries_in[ledger_id]:
+                del self._entries_in[ledger_id]
+        return found
 
     def discard_through(self, last: Key) -> None:
         """Forget rows up to and including a position."""
@@ -75,18 +87,25 @@ class DueQueue:
             if is_above.any():
                 kept.append(run.take(np.flatnonzero(is_above)))
         self._runs = kept
+        for passed in [passed for passed in self._entries_in if passed < ledger_id]:
+            del self._entries_in[passed]
+        if ledger_id in self._entries_in:
+            self._entries_in[ledger_id].remove_range(0, entry_id + 1)
 
-    def positions(self) -> set[Key]:
-        """Return the position of every row."""
-        return {
-            position
-            for run in self._runs
-            for position in zip(run.ledger_ids.tolist(), run.entry_ids.tolist(), strict=True)
-        }
+    def __contains__(self, position: Key) -> bool:
+        return position[1] in self._entries_in.get(position[0], ())
+
+    def count_without(self, excluded_in: Callable[[int], BitMap]) -> int:
+        """Return how many rows there are but for those of a bitmap per ledger."""
+        return sum(
+            len(entry_ids) - entry_ids.intersection_cardinality(excluded_in(ledger_id))
+            for ledger_id, entry_ids in self._entries_in.items()
+        )
 
     def clear(self) -> None:
         """Forget everything."""
         self._runs = []
+        self._entries_in = {}
 
 
 def sorted_by_due(headers: EntryHeaders) -> EntryHeaders:

@@ -5,6 +5,9 @@ admitted in order of time together with what the tracker has available. After a 
 before the scan has seen the whole log as it was then (`_is_holding_due`), so what fell due during an outage comes out
 in order of time. That wait is bounded: by `_SCAN_PATIENCE_MS`, for a range still in recovery by
 `_RECOVERY_PATIENCE_MS`, and for held rows by their number.
+
+Whether an entry is acknowledged is asked in one place, `_not_acknowledged`: when an entry is taken in, and when a held
+one is admitted. From then on an acknowledgement finds the entry where it waits (`waiting.py`) or at its consumer.
 """
 
 from abc import abstractmethod
@@ -15,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.config import DispatcherConfig
+from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
 from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.due_queue import DueQueue
@@ -48,17 +52,26 @@ class Intake(SubscriptionCore):
     Args:
         config: Limits and intervals.
         has_delays: Whether delayed entries go to a tracker.
+        cursor: What is acknowledged.
     """
 
-    def __init__(self, config: DispatcherConfig, *, has_delays: bool) -> None:
+    def __init__(
+        self,
+        config: DispatcherConfig,
+        *,
+        has_delays: bool,
+        cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
+    ) -> None:
         super().__init__()
         self.config = config
         self.has_delays = has_delays
+        self._cursor = cursor
         self.waiting = WaitingEntries()
         self.held_due = DueQueue()
         self.tracker_due_ms: int | None = None
         """When the first message was due that the tracker has or is loading; the shell keeps it up to date."""
         self._mark_deleted_through: Key = (-1, -1)
+        self._last_confirmed = Position(-1, -1)
         self._scan_target = Position(-1, -1)
         self._started_ms = 0
         self._may_admit_due = False
@@ -84,7 +97,7 @@ class Intake(SubscriptionCore):
         # A seek may have gone back.
         self._mark_deleted_through = (-1, -1)
         self.plan = ReadPlan.start(first, extents, is_recovering, has_delays=self.has_delays)
-        self._scan_target = last_confirmed
+        self._scan_target = self._last_confirmed = last_confirmed
         self._started_ms = self.now_ms
         self._may_admit_due = False
 
@@ -92,6 +105,7 @@ class Intake(SubscriptionCore):
         """See base."""
         if self.plan is None:
             return None
+        self._last_confirmed = last_confirmed
         immediates_max = 0
         if self._has_demand():
             immediates_max = min(self._room(), self.config.read_batch_entries_max)
@@ -103,7 +117,7 @@ class Intake(SubscriptionCore):
         assert self.plan is not None
 
         self.entries_read_total += len(headers)
-        headers = self._not_mark_deleted(headers)
+        headers = self._not_acknowledged(headers)
         actions: list[Action] = []
         if self.has_delays:
             is_delayed = headers.deliver_at_ms != NOT_DELAYED
@@ -121,9 +135,9 @@ class Intake(SubscriptionCore):
         orders_ms = np.minimum(immediate.publish_time_ms, self.now_ms)
         if len(immediate):
             # A slot's immediate entries keep the order of the log although clocks of producers differ.
-            orders_ms[0] = max(int(orders_ms[0]), request.range.order_floor_ms)
+            orders_ms[0] = max(int(orders_ms[0]), self.plan.order_floor_ms)
             np.maximum.accumulate(orders_ms, out=orders_ms)
-            request.range.order_floor_ms = int(orders_ms[-1])
+            self.plan.order_floor_ms = int(orders_ms[-1])
         return actions + self._admit(immediate, orders_ms, self._take_held(others=len(immediate)))
 
     def _take_delayed(self, headers: EntryHeaders, is_delayed: NDArray[np.bool_]) -> list[Action]:
@@ -151,12 +165,13 @@ class Intake(SubscriptionCore):
         self._mark_deleted_through = max(self._mark_deleted_through, through)
         self.held_due.discard_through(through)
 
-    def _not_mark_deleted(self, headers: EntryHeaders) -> EntryHeaders:
+    def _not_acknowledged(self, headers: EntryHeaders) -> EntryHeaders:
+        """Leave out what is acknowledged, or passed by mark-delete: nobody may get it any more."""
         ledger_id, entry_id = self._mark_deleted_through
         is_above = (headers.ledger_ids > ledger_id) | (
             (headers.ledger_ids == ledger_id) & (headers.entry_ids > entry_id)
         )
-        return headers if is_above.all() else headers.take(np.flatnonzero(is_above))
+        return not_acknowledged(headers if is_above.all() else headers.take(np.flatnonzero(is_above)), self._cursor)
 
     # Due entries.
 
@@ -175,11 +190,12 @@ class Intake(SubscriptionCore):
         """Take in entries of which the tracker has lost some: those that are delayed, scanned and in nobody's hands."""
         assert self.plan is not None
 
+        headers = self._not_acknowledged(headers)
         is_lost = (headers.deliver_at_ms != NOT_DELAYED) & self.plan.has_taken(headers.ledger_ids, headers.entry_ids)
         headers = headers.take(np.flatnonzero(is_lost))
         lost = list(zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True))
-        in_hand = self._in_hand(set(lost)) | self.held_due.positions()
-        rows = [row for row, position in enumerate(lost) if position not in in_hand]
+        in_hand = self._in_hand(set(lost))
+        rows = [row for row, at in enumerate(lost) if at not in in_hand and at not in self.held_due]
         return [TrackDelayed(headers.take(np.array(rows)))] if rows else []
 
     @abstractmethod
@@ -188,13 +204,19 @@ class Intake(SubscriptionCore):
 
     def on_due(self, headers: EntryHeaders) -> list[Action]:
         """Take in entries that the tracker gave, in its order; what it still has comes after them."""
-        headers = self._not_mark_deleted(headers)
+        headers = self._not_acknowledged(headers)
         if not self.held_due or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)
         # What is held up to the last of these goes with them, whatever the room: it was due before.
         last = (int(headers.deliver_at_ms[-1]), int(headers.ledger_ids[-1]), int(headers.entry_ids[-1]))
         self.held_due.add(headers)
-        return self._admit(_NONE, _NONE.publish_time_ms, self.held_due.take(UNLIMITED, through=last))
+        held = self.held_due.take(UNLIMITED, through=last)
+        return self._admit(_NONE, _NONE.publish_time_ms, self._not_acknowledged(held))
+
+    @property
+    def held_count(self) -> int:
+        """How many entries are held and still need a delivery."""
+        return self.held_due.count_without(self._cursor.acknowledged_in)
 
     def on_refused(self, headers: EntryHeaders) -> list[Action]:
         """Take in entries that the tracker refused because they are due."""
@@ -209,7 +231,8 @@ class Intake(SubscriptionCore):
         """Take what is held and may be admitted, with room beside others."""
         if not self.held_due or not self._has_demand() or self._is_holding_due():
             return _NONE
-        return self.held_due.take(max(0, self._due_room() - others), before_ms=self.tracker_due_ms)
+        held = self.held_due.take(max(0, self._due_room() - others), before_ms=self.tracker_due_ms)
+        return self._not_acknowledged(held)
 
     def _is_holding_due(self) -> bool:
         assert self.plan is not None

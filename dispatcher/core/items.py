@@ -9,12 +9,14 @@ acknowledged of it. An entry keeps its tuple while it waits and while it is pend
 old place. A tuple and not a class: this is the one object per message of the hot path, and `zip` makes it in C.
 """
 
+from collections.abc import Iterator
 from heapq import heapify, heappush
 from itertools import repeat
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
 from managed_ledger.headers import EntryHeaders
 
@@ -81,6 +83,7 @@ def push_all(heap: list[Item], items: list[Item]) -> None:
     heapify(heap)
 
 
-def positions(headers: EntryHeaders) -> "zip[Key]":
-    """Return the positions of headers, in order."""
-    return zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True)
+def by_ledger(ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> Iterator[tuple[int, BitMap]]:
+    """Yield each ledger of some positions with its entry ids."""
+    for ledger_id in np.unique(ledger_ids).tolist():
+        yield ledger_id, BitMap(entry_ids[ledger_ids == ledger_id].astype(np.uint32))

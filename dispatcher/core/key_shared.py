@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
-from dispatcher.core.actions import Action, Deliver
+from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
+from dispatcher.core.actions import Action
 from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
 from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.consumers import ConsumerState
@@ -60,6 +61,7 @@ class KeySharedCore(MultipleConsumersCore):
     Args:
         config: Limits and intervals.
         has_delays: Whether delayed entries go to a tracker.
+        cursor: What is acknowledged.
         view: The log and the cursor, which the ordering modes before PIP-379 look at.
     """
 
@@ -67,8 +69,15 @@ class KeySharedCore(MultipleConsumersCore):
     """How many waiting entries are given at once; the rest follows by the timer, so that what a consumer leaves behind
     does not hold up the loop."""
 
-    def __init__(self, config: DispatcherConfig, *, has_delays: bool, view: SubscriptionView | None = None) -> None:
-        super().__init__(config, has_delays=has_delays)
+    def __init__(
+        self,
+        config: DispatcherConfig,
+        *,
+        has_delays: bool,
+        cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
+        view: SubscriptionView | None = None,
+    ) -> None:
+        super().__init__(config, has_delays=has_delays, cursor=cursor)
         self._view = view
         self.policy = KeySharedPolicy()
         self.selector = make_selector(self.policy, config)
@@ -134,7 +143,7 @@ class KeySharedCore(MultipleConsumersCore):
 
         if longer:
             self.waiting.park_surplus(longer)
-        return [self._deliver(self.consumers[index], own) for index, own in given.items() if own]
+        return [self._give(self.consumers[index], own) for index, own in given.items() if own]
 
     def _park(self, rows: ItemRows) -> None:
         """Queue rows of slots that have such a long queue already that nothing of them can be given now."""
@@ -151,10 +160,6 @@ class KeySharedCore(MultipleConsumersCore):
 
     def _waiting_max(self) -> int:
         return self.look_ahead_limit() + self.config.parked_entries_max
-
-    def _deliver(self, consumer: ConsumerState, items: list[Item]) -> Deliver:
-        self._give(consumer, items)
-        return Deliver(consumer, items)
 
     def _offer(self, slot: int) -> None:
         owner = self._owner_list[slot]
@@ -190,7 +195,7 @@ class KeySharedCore(MultipleConsumersCore):
             _, consumer = self._to_serve.popitem(last=False)
             items = self._take_waiting(consumer, entries_max)
             if items:
-                actions.append(self._deliver(consumer, items))
+                actions.append(self._give(consumer, items))
             entries_max -= len(items)
             if entries_max <= 0 and consumer.heads:
                 self._to_serve[consumer.index] = consumer
@@ -284,7 +289,7 @@ class KeySharedCore(MultipleConsumersCore):
         if is_first:
             self._adopt(consumer.policy, selector)
         self.consumers[consumer.index] = consumer
-        self.fence.joined(consumer, self.consumers, self.plan.read_position if self.plan is not None else None)
+        self.fence.joined(consumer, self.consumers, self.plan.next_immediate if self.plan is not None else None)
         self._settle(before)
         return self._serve_all()
 

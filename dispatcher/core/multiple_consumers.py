@@ -11,7 +11,8 @@ from itertools import islice
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
-from dispatcher.core.actions import Action
+from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
+from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
 from dispatcher.core.intake import Intake
 from dispatcher.core.items import COUNT, ENTRY, LEDGER, SLOT, Item, Key, key_of
@@ -24,8 +25,14 @@ class MultipleConsumersCore(Intake):
     expired_entries_max = 4_000
     """How many entries that expired at their consumer are forgotten at once: some milliseconds."""
 
-    def __init__(self, config: DispatcherConfig, *, has_delays: bool) -> None:
-        super().__init__(config, has_delays=has_delays)
+    def __init__(
+        self,
+        config: DispatcherConfig,
+        *,
+        has_delays: bool,
+        cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
+    ) -> None:
+        super().__init__(config, has_delays=has_delays, cursor=cursor)
         self.unacked = 0
         self.is_blocked = False
         """The subscription holds too many unacknowledged messages."""
@@ -77,8 +84,8 @@ class MultipleConsumersCore(Intake):
 
     # Giving and taking back.
 
-    def _give(self, consumer: ConsumerState, items: list[Item]) -> None:
-        """Make entries a consumer's own."""
+    def _give(self, consumer: ConsumerState, items: list[Item]) -> Deliver:
+        """Make entries a consumer's own, and charge it: the one way to a `Deliver`, so neither is without the other."""
         pending = consumer.pending.items
         counts = consumer.pending.slot_counts
         for item in items:
@@ -90,6 +97,7 @@ class MultipleConsumersCore(Intake):
         unacked_max = self.config.unacked_per_subscription_max
         if unacked_max and self.unacked >= unacked_max:
             self.is_blocked = True
+        return Deliver(consumer, items)
 
     def _unacked_of(self, item: Item) -> int:
         """Return how many messages of an entry are not acknowledged."""
@@ -174,7 +182,7 @@ class MultipleConsumersCore(Intake):
         if unacknowledged(left) == 0:
             return False
         before = self._unacked_of(item) if item is not None else 0
-        if item is not None or self._may_wait(position):
+        if item is not None or self._is_to_come(position):
             self.ack_sets[position] = left
         if owner is not None and item is not None:
             messages = before - self._unacked_of(item)
@@ -182,10 +190,13 @@ class MultipleConsumersCore(Intake):
             self._release(owner, messages)
         return True
 
-    def _may_wait(self, position: Key) -> bool:
-        """Return whether an entry may wait to be given again: a client can name any position."""
-        is_read = self.plan is not None and position < self.plan.read_end
-        return is_read and position > self._mark_deleted_through and self.waiting.may_hold(position)
+    def _is_to_come(self, position: Key) -> bool:
+        """Return whether an entry that nobody holds can still be given to somebody: a client can name any position.
+
+        It waits, is held or delayed, or was not read yet.
+        """
+        is_in_log = self._mark_deleted_through < position <= self._last_confirmed
+        return is_in_log and not self._cursor.is_acknowledged(*position)
 
     def _release_done(self, consumer: ConsumerState, items: list[Item]) -> None:
         """Note that entries which were a consumer's own are wholly acknowledged; they are not pending any more."""
@@ -269,7 +280,8 @@ class MultipleConsumersCore(Intake):
 
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
         """See base."""
-        return position in consumer.pending.items
+        # What has expired is nobody's, also while consumers forget it in portions.
+        return position in consumer.pending.items and position > self._mark_deleted_through
 
     def _forget_everything(self) -> None:
         self.plan = None

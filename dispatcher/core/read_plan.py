@@ -2,15 +2,22 @@
 
 Two frontiers move through the log. The *scan* reads every header as soon as it is durable and takes delayed entries
 out, so that a delayed message behind a backlog of immediate ones is on time, and so that after an outage all that fell
-due is known before it is put in order. Immediate entries follow at the pace of the consumers:
+due is known before it is put in order. *Immediate* entries follow in position order, at the pace of the consumers:
 
     acknowledged ──── next_immediate ........ scanned_to ──────────── last confirmed
                       only immediate ones     nothing was read yet
                       are read here again
 
-While consumers keep up the two are the same and every header is read once. Ledgers whose index is still being
-recovered form ranges of their own that are put aside, and later ones are read meanwhile. Without delays (Exclusive,
-Failover) there is no scan: every entry is an immediate one.
+While consumers keep up the two are the same and every header is read once. There is one immediate frontier: a header
+says whether its entry has a delivery time, so an immediate entry never waits for the index. The scan needs the index,
+which says what is tracked already. It moves through ranges of its own, one for each ledger whose index is being
+recovered, and goes round those until they are known:
+
+    ranges     [ ledger 1 ][ ledger 2, recovering ][ ledger 3 and later ──►
+    scan        done         waits                   goes on
+    immediate   ─────────────────────► goes through all of them
+
+Without delays (Exclusive, Failover) there is no scan: every entry is an immediate one.
 """
 
 from collections.abc import Callable, Collection
@@ -24,40 +31,41 @@ from managed_ledger.position import Position
 
 
 @dataclass(slots=True, eq=False)
-class ReadRange:
-    """A part of the log with its two frontiers, both the next position to read."""
+class UnscannedRange:
+    """A part of the log that the scan has not come by."""
 
-    next_immediate: Position
     scanned_to: Position
+    """The next position to scan."""
     through: Position | None
     """Last position, inclusive; None for the range that grows."""
-    order_floor_ms: int = 0
-    """The latest order given to an immediate entry of this range: later ones never come before it."""
+    needs_index: bool = False
+    """It was there at the start, and so the tracker has to know which entries it has when the scan comes."""
     is_recovering: bool = False
-    recovers_through: Position | None = None
-    """Up to here the tracker has to know which entries it has when the scan comes; None if it knew at the start."""
+    """The tracker does not know that now."""
 
     def end(self, last_confirmed: Position) -> Position:
         """Return the last position that can be read now, inclusive."""
         return last_confirmed if self.through is None else min(self.through, last_confirmed)
-
-    def is_finished(self) -> bool:
-        """Return whether nothing is left, now or ever."""
-        return self.through is not None and self.next_immediate > self.through
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadRequest:
     """Read headers from `first` through `through`, at most `entries_max`, and report them with this request."""
 
-    range: ReadRange
+    range: UnscannedRange | None
+    """The range that a scan reads, which takes delayed entries; None for a read of immediate entries alone."""
     first: Position
     through: Position | None
     entries_max: int
-    is_scan: bool
-    """Takes delayed entries; otherwise they were taken before and are left out."""
     takes_immediate: bool
-    """Takes immediate entries; always true unless the scan is ahead of them."""
+    """Takes immediate entries; always true unless the scan is not where they are."""
+    resumes_at: Position | None = None
+    """Where the scan stands, behind a read of immediate entries that ends there."""
+
+    @property
+    def is_scan(self) -> bool:
+        """Whether delayed entries are taken; otherwise they were taken before, or a scan follows."""
+        return self.range is not None
 
 
 @dataclass(slots=True)
@@ -71,14 +79,17 @@ class LedgerExtent:
 
 @dataclass(slots=True)
 class ReadPlan:
-    """The unread ranges, in log order; the last one is open.
+    """The two frontiers.
 
     Args:
-        has_delays: Whether delayed entries are taken out by a scan.
+        next_immediate: The first position that was not read for immediate entries.
+        ranges: What is to be scanned, in log order, the last one open; empty where nothing is delayed.
     """
 
-    has_delays: bool
-    ranges: list[ReadRange] = field(default_factory=list)
+    next_immediate: Position
+    ranges: list[UnscannedRange] = field(default_factory=list)
+    order_floor_ms: int = 0
+    """The latest order given to an immediate entry: later ones never come before it."""
     _taken_early: dict[int, BitMap] = field(default_factory=dict)
     _is_scans_turn: bool = False
 
@@ -91,60 +102,64 @@ class ReadPlan:
         *,
         has_delays: bool,
     ) -> "ReadPlan":
-        """Plan to read everything from `first` on, ledgers that are being recovered apart."""
-        ranges: list[ReadRange] = []
+        """Plan to read everything from `first` on.
+
+        Args:
+            first: The first position to read.
+            extents: The ledgers that exist.
+            is_recovering: Whether the tracker does not know yet what it has of a ledger.
+            has_delays: Whether delayed entries are taken out by a scan.
+        """
+        if not has_delays:
+            return cls(first)
+        ranges: list[UnscannedRange] = []
         begin = first
         for extent in extents:
             if extent.ledger_id < first.ledger_id or not is_recovering(extent.ledger_id):
                 continue
             ledger_first = max(first, Position(extent.ledger_id, 0))
-            ledger_last = Position(extent.ledger_id, extent.last_entry_id)
             if begin.ledger_id < extent.ledger_id:
                 # Entry -1 is the place before the first entry of a ledger.
-                ranges.append(ReadRange(begin, begin, Position(extent.ledger_id, -1)))
-            if extent.is_open:
-                ranges.append(_recovering(ledger_first, None, ledger_last))
-                return cls(has_delays, ranges)
-            ranges.append(_recovering(ledger_first, ledger_last, ledger_last))
-            begin = Position(extent.ledger_id + 1, 0)
-        ranges.append(ReadRange(begin, begin, None))
-        return cls(has_delays, ranges)
+                ranges.append(UnscannedRange(begin, Position(extent.ledger_id, -1)))
+            through = Position(extent.ledger_id, extent.last_entry_id)
+            if ledger_first <= through:
+                ranges.append(UnscannedRange(ledger_first, through, needs_index=True, is_recovering=True))
+            # No snapshot has what is published to an open ledger from now on.
+            begin = max(first, Position(extent.ledger_id, extent.last_entry_id + 1))
+            if not extent.is_open:
+                begin = Position(extent.ledger_id + 1, 0)
+        ranges.append(UnscannedRange(begin, None))
+        return cls(first, ranges)
 
-    @property
-    def read_position(self) -> Position:
-        """The first position that was not taken yet."""
-        return self.ranges[0].next_immediate
-
-    @property
-    def read_end(self) -> Position:
-        """What lies behind everything that was read without a delay."""
-        return self.ranges[-1].next_immediate
+    def may_be_in_hand(self, position: tuple[int, int]) -> bool:
+        """Return whether a frontier has come by a position, so that its entry can have been taken in."""
+        return position < self.next_immediate or (bool(self.ranges) and position < self.ranges[-1].scanned_to)
 
     def note_recovered(self, is_recovering: Callable[[int], bool]) -> None:
-        """Make ranges readable whose ledger is no longer being recovered."""
-        for unread in self.ranges:
-            if unread.is_recovering:
-                unread.is_recovering = is_recovering(unread.next_immediate.ledger_id)
+        """Let the scan go on in ranges whose ledger is no longer being recovered."""
+        for unscanned in self.ranges:
+            if unscanned.is_recovering:
+                unscanned.is_recovering = is_recovering(unscanned.scanned_to.ledger_id)
 
     def put_aside(self, request: ReadRequest, is_recovering: Callable[[int], bool]) -> bool:
         """Put a range aside if the tracker knows no longer what it has where the scan would go on.
 
         That was known, and not asked about for too long.
         """
-        unread = request.range
-        if not request.is_scan or unread.recovers_through is None or request.first > unread.recovers_through:
+        unscanned = request.range
+        if unscanned is None or not unscanned.needs_index:
             return False
-        unread.is_recovering = is_recovering(request.first.ledger_id)
-        return unread.is_recovering
+        unscanned.is_recovering = is_recovering(request.first.ledger_id)
+        return unscanned.is_recovering
 
     @property
     def has_recovering(self) -> bool:
         """Whether a range waits for the tracker."""
-        return any(unread.is_recovering for unread in self.ranges)
+        return any(unscanned.is_recovering for unscanned in self.ranges)
 
     def is_scanned_through(self, target: Position) -> bool:
-        """Return whether every readable range was scanned up to a position, as far as it reaches."""
-        return all(unread.is_recovering or unread.scanned_to > unread.end(target) for unread in self.ranges)
+        """Return whether every range that waits for nothing was scanned up to a position, as far as it reaches."""
+        return all(unscanned.is_recovering or unscanned.scanned_to > unscanned.end(target) for unscanned in self.ranges)
 
     def next_request(
         self,
@@ -161,7 +176,7 @@ class ReadPlan:
             scan_entries_max: How many entries to scan at once; 0 stops the scan.
         """
         scan = self._scan_request(last_confirmed, immediates_max, scan_entries_max)
-        immediate = self._immediate_request(immediates_max)
+        immediate = self._immediate_request(last_confirmed, immediates_max)
         if scan is None or immediate is None:
             return scan or immediate
         # Neither may starve the other: new entries can arrive as fast as they are scanned.
@@ -169,33 +184,36 @@ class ReadPlan:
         return scan if self._is_scans_turn else immediate
 
     def _scan_request(self, last_confirmed: Position, immediates_max: int, scan_entries_max: int) -> ReadRequest | None:
-        for unread in self.ranges:
-            if unread.is_recovering or unread.scanned_to > unread.end(last_confirmed):
-                continue
-            takes_immediate = unread.next_immediate == unread.scanned_to and immediates_max > 0
-            entries_max = scan_entries_max if self.has_delays else immediates_max
-            if entries_max == 0 or not (self.has_delays or takes_immediate):
+        if scan_entries_max == 0:
+            return None
+        for unscanned in self.ranges:
+            if unscanned.is_recovering or unscanned.scanned_to > unscanned.end(last_confirmed):
                 continue
             return ReadRequest(
-                unread,
-                unread.scanned_to,
-                unread.through,
-                entries_max,
-                is_scan=True,
-                takes_immediate=takes_immediate,
+                unscanned,
+                unscanned.scanned_to,
+                unscanned.through,
+                scan_entries_max,
+                takes_immediate=unscanned.scanned_to == self.next_immediate and immediates_max > 0,
             )
         return None
 
-    def _immediate_request(self, immediates_max: int) -> ReadRequest | None:
-        if immediates_max == 0:
+    def _immediate_request(self, last_confirmed: Position, immediates_max: int) -> ReadRequest | None:
+        if immediates_max == 0 or self.next_immediate > last_confirmed:
             return None
-        for unread in self.ranges:
-            if not unread.is_recovering and unread.next_immediate < unread.scanned_to:
-                through = Position(unread.scanned_to.ledger_id, unread.scanned_to.entry_id - 1)
-                return ReadRequest(
-                    unread, unread.next_immediate, through, immediates_max, is_scan=False, takes_immediate=True
-                )
-        return None
+        # From where the scan stands it takes immediate entries along. A range that waits is passed through.
+        scan_at = next(
+            (
+                unscanned.scanned_to
+                for unscanned in self.ranges
+                if not unscanned.is_recovering and unscanned.scanned_to >= self.next_immediate
+            ),
+            None,
+        )
+        if scan_at == self.next_immediate:
+            return None
+        through = None if scan_at is None else Position(scan_at.ledger_id, scan_at.entry_id - 1)
+        return ReadRequest(None, self.next_immediate, through, immediates_max, takes_immediate=True, resumes_at=scan_at)
 
     def complete(self, request: ReadRequest, *, next_position: Position, first_not_taken: Position | None) -> None:
         """Move the frontiers after a read.
@@ -205,19 +223,21 @@ class ReadPlan:
             next_position: Where the log says the next read goes on.
             first_not_taken: The first immediate entry for which there was no room, if any.
         """
-        unread = request.range
-        if request.is_scan:
-            assert next_position >= unread.scanned_to
-            unread.scanned_to = next_position
         if first_not_taken is not None:
-            unread.next_immediate = first_not_taken
-        elif request.takes_immediate:
+            self.next_immediate = first_not_taken
+        elif request.resumes_at is not None and request.through is not None and next_position > request.through:
             # What lies between the last entry of a ledger and the first of the next one is no entry.
-            is_at_end = request.through is not None and next_position > request.through
-            unread.next_immediate = unread.scanned_to if is_at_end else min(next_position, unread.scanned_to)
-        if unread.is_finished():
-            self.ranges.remove(unread)
-        lowest = min(unread.scanned_to.ledger_id for unread in self.ranges)
+            self.next_immediate = request.resumes_at
+        elif request.takes_immediate:
+            self.next_immediate = next_position
+        unscanned = request.range
+        if unscanned is None:
+            return
+        assert next_position >= unscanned.scanned_to
+        unscanned.scanned_to = next_position
+        if unscanned.through is not None and next_position > unscanned.through:
+            self.ranges.remove(unscanned)
+        lowest = min(left.scanned_to.ledger_id for left in self.ranges)
         for ledger_id in [ledger_id for ledger_id in self._taken_early if ledger_id < lowest]:
             del self._taken_early[ledger_id]
 
@@ -225,7 +245,7 @@ class ReadPlan:
         """Remember positions that left the tracker before the scan came by, so that it passes over them."""
         if not len(ledger_ids):
             return
-        frontier = min(unread.scanned_to for unread in self.ranges)
+        frontier = min(unscanned.scanned_to for unscanned in self.ranges)
         if int(ledger_ids.max()) < frontier.ledger_id:
             return
         is_ahead = _is_at_or_behind(ledger_ids, entry_ids, frontier)
@@ -236,10 +256,10 @@ class ReadPlan:
     def has_taken(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which positions the scan has come by, or left the tracker before that."""
         is_unread = np.zeros(len(ledger_ids), np.bool_)
-        for unread in self.ranges:
-            is_ahead = _is_at_or_behind(ledger_ids, entry_ids, unread.scanned_to)
-            if unread.through is not None:
-                end = Position(unread.through.ledger_id, unread.through.entry_id + 1)
+        for unscanned in self.ranges:
+            is_ahead = _is_at_or_behind(ledger_ids, entry_ids, unscanned.scanned_to)
+            if unscanned.through is not None:
+                end = Position(unscanned.through.ledger_id, unscanned.through.entry_id + 1)
                 is_ahead &= ~_is_at_or_behind(ledger_ids, entry_ids, end)
             is_unread |= is_ahead
         for ledger_id, taken in self._taken_early.items():
@@ -259,7 +279,3 @@ def _is_at_or_behind(
     ledger_id, entry_id = position
     is_behind: NDArray[np.bool_] = (ledger_ids > ledger_id) | ((ledger_ids == ledger_id) & (entry_ids >= entry_id))
     return is_behind
-
-
-def _recovering(first: Position, through: Position | None, recovers_through: Position) -> ReadRange:
-    return ReadRange(first, first, through, is_recovering=True, recovers_through=recovers_through)

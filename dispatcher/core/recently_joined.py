@@ -7,6 +7,10 @@ The bound is the first position that a newcomer may not get. With PIP-282 it is 
 when the consumer joined, so the last sent position is the one before it; in the classic mode it is the read position.
 What waited already is held to the smallest bound of all newcomers, which is that of the first.
 
+In the classic mode the newcomer waits for what the other consumers held when it joined. In Pulsar it waits for
+mark-delete, and so for every delayed message before the bound, for as long as that is delayed; no consumer holds such a
+message, so no order depends on it (apache/pulsar#20233 is about these stalls).
+
 PIP-282 keeps a last sent position and a set of individually sent ones up to date with each dispatched entry. Here both
 are derived when somebody joins or asks: sent is what is acknowledged, what is pending, and what was given once and
 waits again. The weaknesses are the proposals' own (PIP-379 lists them): a stuck message stops newcomers altogether, and
@@ -15,7 +19,7 @@ a slot that moves between two consumers that are no newcomers is not fenced.
 
 from abc import abstractmethod
 from collections.abc import Collection
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from pyroaring import BitMap
@@ -25,6 +29,8 @@ from dispatcher.core.fence import Consumers, OrderFence
 from dispatcher.core.items import ENTRY, LEDGER, Item, Key
 from dispatcher.core.read_plan import LedgerExtent
 from managed_ledger.position import Position
+
+_NONE_AWAITED: Final[Key] = (2**63 - 1, 0)
 
 
 class SubscriptionView(Protocol):
@@ -87,9 +93,13 @@ class RecentlyJoinedFence(OrderFence):
             return
         bound = self._bound(consumers, read_position)
         self.bounds_when_joining[consumer.index] = bound
-        if len(consumers) > 1 and bound > self._view.next_unacknowledged_position:
+        if len(consumers) > 1 and bound > self._first_awaited(consumers):
             # A bound never lies before an earlier one: nothing that was sent, or read, ceases to be.
             self.bounds[consumer.index] = max(bound, *self.bounds.values()) if self.bounds else bound
+
+    def _first_awaited(self, consumers: Consumers) -> Key:
+        """Return the first position that a consumer would wait for that joins now."""
+        return self._view.next_unacknowledged_position
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
         """See base; the last one has nobody to be fenced from."""
@@ -119,7 +129,40 @@ class RecentlyJoinedFence(OrderFence):
 
 
 class ReadPositionFence(RecentlyJoinedFence):
-    """The classic rule: a newcomer's bound is the read position."""
+    """The classic rule: a newcomer's bound is the read position.
+
+    It goes on when what consumers held at its join is acknowledged.
+    """
+
+    def __init__(self, view: SubscriptionView) -> None:
+        super().__init__(view)
+        self._awaited: dict[int, BitMap] = {}
+        """What consumers held when somebody joined, by ledger; acknowledged entries leave when they are the first."""
+
+    def _first_awaited(self, consumers: Consumers) -> Key:
+        """See base: of what consumers hold, which newcomers wait for from now on."""
+        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])
+        return self._drop_acknowledged()
+
+    def _drop_acknowledged(self) -> Key:
+        """Return the first position that is awaited still."""
+        for ledger_id in sorted(self._awaited):
+            left = self._awaited[ledger_id] - self._view.acknowledged_in(ledger_id)
+            if left:
+                self._awaited[ledger_id] = left
+                return (ledger_id, left.min())
+            del self._awaited[ledger_id]
+        return _NONE_AWAITED
+
+    def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
+        """See base."""
+        del position
+        return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)
+
+    def clear(self) -> None:
+        """See base."""
+        super().clear()
+        self._awaited.clear()
 
     def _bound(self, consumers: Consumers, read_position: Position) -> Position:
         return read_position

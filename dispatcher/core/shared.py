@@ -8,7 +8,7 @@ permits.
 import numpy as np
 from numpy.typing import NDArray
 
-from dispatcher.core.actions import Action, Deliver
+from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import COUNT, Item, make_items
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
@@ -32,15 +32,13 @@ class SharedCore(MultipleConsumersCore):
 
     def _serve_all(self) -> list[Action]:
         self._to_serve.clear()
-        given: dict[int, list[Item]] = {}
-        while len(self.waiting):
+        actions: list[Action] = []
+        while self.waiting.may_give(_ONLY_SLOT):
             consumer = self._next_in_turn()
             if consumer is None:
                 break
-            items = self._take_turn(consumer)
-            self._give(consumer, items)
-            given.setdefault(consumer.index, []).extend(items)
-        return [Deliver(self.consumers[index], items) for index, items in given.items()]
+            actions.append(self._give(consumer, self._take_turn(consumer)))
+        return actions
 
     def _next_in_turn(self) -> ConsumerState | None:
         if self._subscription_budget() <= 0:
@@ -57,7 +55,8 @@ class SharedCore(MultipleConsumersCore):
     def _take_turn(self, consumer: ConsumerState) -> list[Item]:
         budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
         items: list[Item] = []
-        while budget > 0 and len(self.waiting) and len(items) < self.config.round_robin_batch_entries_max:
+        entries_max = self.config.round_robin_batch_entries_max
+        while budget > 0 and len(items) < entries_max and self.waiting.may_give(_ONLY_SLOT):
             items.append(self.waiting.pop(_ONLY_SLOT))
             budget -= items[-1][COUNT]
         return items

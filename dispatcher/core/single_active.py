@@ -14,6 +14,7 @@ import numpy as np
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.ack_sets import AckSet, intersection, unacknowledged
+from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
 from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Key, make_items
@@ -37,11 +38,20 @@ class SingleActiveCore(SubscriptionCore):
         config: Limits and intervals.
         topic_name: The full name of the topic; the choice of the active consumer depends on it.
         is_failover: Whether further consumers may wait to become the active one.
+        cursor: What is acknowledged.
     """
 
-    def __init__(self, config: DispatcherConfig, *, topic_name: str, is_failover: bool) -> None:
+    def __init__(
+        self,
+        config: DispatcherConfig,
+        *,
+        topic_name: str,
+        is_failover: bool,
+        cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
+    ) -> None:
         super().__init__()
         self.config = config
+        self._cursor = cursor
         self.active: ConsumerState | None = None
         self._topic_name = topic_name
         self._is_failover = is_failover
@@ -71,6 +81,7 @@ class SingleActiveCore(SubscriptionCore):
         assert self.plan is not None
 
         self.entries_read_total += len(headers)
+        headers = not_acknowledged(headers, self._cursor)
         # An entry goes out while there is a permit left before it; a batch is never split.
         messages_before = np.cumsum(headers.message_counts) - headers.message_counts
         permits = self.active.permits if self.active is not None else 0
@@ -159,8 +170,7 @@ class SingleActiveCore(SubscriptionCore):
 
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
         """See base; an active consumer that changes or rewinds has its unsent entries dropped."""
-        del position
-        return consumer is self.active
+        return consumer is self.active and not self._cursor.is_acknowledged(*position)
 
     def reset(self) -> None:
         """See base."""

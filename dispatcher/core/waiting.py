@@ -54,9 +54,9 @@ class WaitingEntries:
         """Return how many entries of a slot wait, up to discarded ones."""
         return len(self.heaps.get(slot, ())) + self.parked.count(slot) + self.returning.slot_counts.get(slot, 0)
 
-    def may_hold(self, position: Key) -> bool:
-        """Return False if an entry surely does not wait; parked rows have no index of positions."""
-        return position in self._slots or position in self.returning.items or len(self.parked) > 0
+    def may_give(self, slot: int) -> bool:
+        """Return whether a slot has a head that may be popped: nothing is, before all of the slot is back."""
+        return slot in self.heaps and slot not in self.returning.slot_counts
 
     def items(self) -> Iterator[Item]:
         """Return every waiting item, in no order."""

@@ -380,10 +380,10 @@ class _Machine(RuleBasedStateMachine):
                 if position not in self.acknowledged or not self.core._expired:
                     places[position].append("pending")
         assert self.core.plan is not None
-        unread = self.core.plan.ranges
+        plan = self.core.plan
         for position, found in places.items():
             is_delayed = self._entry(position).deliver_at_ms != NOT_DELAYED
-            frontiers = [part.scanned_to if is_delayed else part.next_immediate for part in unread]
+            frontiers = [part.scanned_to for part in plan.ranges] if is_delayed else [plan.next_immediate]
             if not found:
                 assert any(position >= frontier for frontier in frontiers), f"{position} is lost"
             assert len(found) <= 1, f"{position} is {found}"
@@ -500,8 +500,6 @@ class _Machine(RuleBasedStateMachine):
             # What is being recovered comes back as tracked, if it is delayed.
             if entry.position.ledger_id in recovering and entry.deliver_at_ms != NOT_DELAYED:
                 self.tracked[entry.position] = entry.deliver_at_ms
-        # Later ledgers flow while one is being recovered, so its immediate entries come after theirs.
-        self._reorder([entry.position for entry in self.log if entry.position.ledger_id in recovering])
         self.recovering = recovering
         self.core.start(Position(1, 0), extents, recovering.__contains__, last)
 

@@ -47,8 +47,9 @@ class CoreFeed:
             np.full(count, messages, dtype=np.int32),
         )
         assert self.core.plan is not None
+        self.core.next_read(Position(1, self.entries - 1))
         part = self.core.plan.ranges[0]
-        request = ReadRequest(part, part.scanned_to, None, count, is_scan=True, takes_immediate=True)
+        request = ReadRequest(part, part.scanned_to, None, count, takes_immediate=True)
         return self.given(self.core.on_headers(request, headers, Position(1, self.entries)))
 
     def given(self, actions: list[Action]) -> list[tuple[str, int]]:

@@ -223,12 +223,13 @@ class FakeTracker(DelayedDeliveryTracker):
         self._on_available = on_available
         self._timer: asyncio.TimerHandle | None = None
         self._recovering: set[int] = set()
+        self._to_recover = {(ledger_id, entry_id) for _, ledger_id, entry_id in sealed}
         if sealed:
             self._recovering = {ledger_id for _, ledger_id, _ in sealed}
             asyncio.get_running_loop().call_later(recovery_seconds, self._recover, list(sealed))
 
     def _recover(self, sealed: list[tuple[int, int, int]]) -> None:
-        self._recovering = set()
+        self._recovering, self._to_recover = set(), set()
         for row in sealed:
             self._add(*row)
         self._on_available()
@@ -241,7 +242,7 @@ class FakeTracker(DelayedDeliveryTracker):
         bisect.insort(self.rows, (deliver_at, ledger_id, entry_id))
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
-        assert ledger_id not in self._recovering, "read before it was recovered"
+        assert (ledger_id, entry_id) not in self._to_recover, "read before it was recovered"
         if deliver_at <= now_ms():
             return False
         self._add(deliver_at, ledger_id, entry_id)

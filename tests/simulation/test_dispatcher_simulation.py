@@ -130,7 +130,7 @@ class Story:
         def new_tracker(on_available: object) -> FakeTracker:
             return FakeTracker(on_available, sealed, recovery_seconds=recovery_seconds)  # type: ignore[arg-type]
 
-        core = KeySharedCore(self.config, has_delays=True)
+        core = KeySharedCore(self.config, has_delays=True, cursor=self.cursor)
         self.dispatcher = Dispatcher(
             SubscriptionType.KEY_SHARED, core, self.log, self.cursor, new_tracker, self.config, now_ms
         )

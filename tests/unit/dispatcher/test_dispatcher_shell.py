@@ -2,96 +2,37 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from dispatcher_world import FakeConsumer, FakeCursor, FakeLog, FakeTracker
+from dispatcher_world import FakeConsumer, FakeLog
+from shell_world import ShellWorld, settle
 from virtual_time import now_ms, run
 
-from dispatcher import Delivery, Dispatcher, DispatcherConfig, KeySharedMode, KeySharedPolicy, SubscriptionType
+from dispatcher import Delivery, DispatcherConfig, KeySharedMode, KeySharedPolicy, SubscriptionType
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.key_shared import KeySharedCore
-from dispatcher.core.shared import SharedCore
-from dispatcher.core.single_active import SingleActiveCore, choose_active
-from dispatcher.core.subscription_core import SubscriptionCore
+from dispatcher.core.single_active import choose_active
 from dispatcher.errors import ConsumerAssignError, ConsumerBusyError, CumulativeAckRefusedError, DispatcherClosedError
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.selection import HeadersRead
 from tracker.config import TrackerConfig
-from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
-from tracker.in_memory import InMemoryDelayedDeliveryTracker
 
 _TOPIC = "persistent://public/default/t"
-
-
-class _World:
-    """A log with a cursor and an open dispatcher."""
-
-    def __init__(
-        self,
-        kind: SubscriptionType = SubscriptionType.KEY_SHARED,
-        *,
-        config: DispatcherConfig | None = None,
-        chance: random.Random | None = None,
-        log: FakeLog | None = None,
-        tracker_config: TrackerConfig | None = None,
-    ) -> None:
-        self.config = config if config is not None else DispatcherConfig()
-        self.log = log if log is not None else FakeLog(chance=chance)
-        self.cursor = FakeCursor(self.log)
-        has_delays = kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED)
-        cores: dict[SubscriptionType, Callable[[], SubscriptionCore]] = {
-            SubscriptionType.KEY_SHARED: lambda: KeySharedCore(self.config, has_delays=True),
-            SubscriptionType.SHARED: lambda: SharedCore(self.config, has_delays=True),
-            SubscriptionType.FAILOVER: lambda: SingleActiveCore(self.config, topic_name=_TOPIC, is_failover=True),
-            SubscriptionType.EXCLUSIVE: lambda: SingleActiveCore(self.config, topic_name=_TOPIC, is_failover=False),
-        }
-
-        def new_tracker(on_available: Callable[[], None]) -> DelayedDeliveryTracker:
-            if tracker_config is None:
-                return FakeTracker(on_available)
-            context = TrackerContext(
-                topic_name=_TOPIC, cursor_name=self.cursor.name, cursor=self.cursor, on_available=on_available
-            )
-            return InMemoryDelayedDeliveryTracker(context, tracker_config, now_ms=now_ms)
-
-        self.dispatcher = Dispatcher(
-            kind, cores[kind](), self.log, self.cursor, new_tracker if has_delays else None, self.config, now_ms
-        )
-        self.dispatcher.open()
-
-    def join(self, name: str, permits: int = 1000, **options: object) -> FakeConsumer:
-        consumer = FakeConsumer(name, **options)
-        self.dispatcher.add_consumer(consumer)
-        if permits:
-            self.dispatcher.consumer_flow(consumer, permits)
-        return consumer
-
-    def publish(self, count: int, *, keys: int = 10, delay_ms: int | None = None) -> None:
-        for number in range(count):
-            deliver_at = -1 if delay_ms is None else now_ms() + delay_ms
-            self.log.append(b"%d" % number, key_hash=sticky_hash(b"key-%d" % (number % keys)), deliver_at_ms=deliver_at)
-
-    def acknowledge_all(self, consumer: FakeConsumer) -> None:
-        self.dispatcher.acknowledge(consumer, consumer.positions())
-
-
-async def _settle(seconds: float = 0.1) -> None:
-    await asyncio.sleep(seconds)
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 def test_one_consumer_gets_everything_in_log_order(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = _World(kind)
+        world = ShellWorld(kind)
         world.publish(120)
         consumer = world.join("c")
-        await _settle()
+        await settle()
         world.publish(30)
-        await _settle()
+        await settle()
 
         assert consumer.payloads == [b"%d" % n for n in [*range(120), *range(30)]]
         world.acknowledge_all(consumer)
@@ -105,7 +46,7 @@ def test_one_consumer_gets_everything_in_log_order(kind: SubscriptionType) -> No
 def test_delayed_messages_arrive_at_their_time_and_in_order_of_it(kind: SubscriptionType) -> None:
     async def scenario() -> None:
         arrivals: list[tuple[int, int]] = []
-        world = _World(kind)
+        world = ShellWorld(kind)
 
         def note(_: FakeConsumer, delivery: Delivery) -> None:
             entry = world.log.entry(delivery.ledger_id, delivery.entry_id)
@@ -114,7 +55,7 @@ def test_delayed_messages_arrive_at_their_time_and_in_order_of_it(kind: Subscrip
         world.join("c", on_delivery=note)
         for delay_ms in (3000, 1000, 2000, 1000):
             world.publish(1, delay_ms=delay_ms)
-        await _settle(10)
+        await settle(10)
 
         assert [due for due, _ in arrivals] == sorted(due for due, _ in arrivals)
         assert [at - due for due, at in arrivals] == [0, 0, 0, 0]
@@ -128,14 +69,14 @@ def test_a_fixed_delay_pauses_reading_only_where_all_messages_have_it(has_undela
     """Otherwise a message without a delay would wait for those before it to come due."""
 
     async def scenario() -> None:
-        world = _World(tracker_config=TrackerConfig(fixed_delay_detection_lookahead=10))
+        world = ShellWorld(tracker_config=TrackerConfig(fixed_delay_detection_lookahead=10))
         consumer = world.join("c")
         if has_undelayed:
             world.publish(1)
         world.publish(50, delay_ms=60_000)
-        await _settle()
+        await settle()
         world.publish(1)
-        await _settle()
+        await settle()
 
         assert len(consumer.payloads) == 2 * has_undelayed
         tracker = world.dispatcher.tracker
@@ -149,10 +90,10 @@ def test_a_fixed_delay_pauses_reading_only_where_all_messages_have_it(has_undela
 @pytest.mark.parametrize("kind", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
 def test_exclusive_and_failover_do_not_delay(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = _World(kind)
+        world = ShellWorld(kind)
         consumer = world.join("c")
         world.publish(3, delay_ms=60_000)
-        await _settle()
+        await settle()
 
         assert consumer.payloads == [b"0", b"1", b"2"]
         await world.dispatcher.close()
@@ -162,11 +103,11 @@ def test_exclusive_and_failover_do_not_delay(kind: SubscriptionType) -> None:
 
 def test_shared_takes_turns_and_serves_the_lowest_priority_level_first() -> None:
     async def scenario() -> None:
-        world = _World(SubscriptionType.SHARED)
+        world = ShellWorld(SubscriptionType.SHARED)
         first, second = world.join("a", permits=50), world.join("b", permits=50)
         reserve = world.join("c", permits=1000, priority_level=1)
         world.publish(140)
-        await _settle()
+        await settle()
 
         assert [len(consumer.payloads) for consumer in (first, second, reserve)] == [50, 50, 40]
         assert first.payloads[:20] == [b"%d" % n for n in range(20)]
@@ -179,14 +120,14 @@ def test_shared_takes_turns_and_serves_the_lowest_priority_level_first() -> None
 @pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED, SubscriptionType.SHARED])
 def test_redeliveries_are_counted_and_go_to_whom_they_belong(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = _World(kind)
+        world = ShellWorld(kind)
         consumer = world.join("c")
         world.publish(4)
-        await _settle()
+        await settle()
         world.dispatcher.redeliver_unacknowledged_messages(consumer, consumer.positions()[1:3])
-        await _settle()
+        await settle()
         world.dispatcher.redeliver_unacknowledged_messages(consumer)
-        await _settle()
+        await settle()
 
         counts = {d.payload: d.redelivery_count for d in consumer.deliveries}
         assert counts == {b"0": 1, b"1": 2, b"2": 2, b"3": 1}
@@ -199,17 +140,17 @@ def test_redeliveries_are_counted_and_go_to_whom_they_belong(kind: SubscriptionT
 @pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED, SubscriptionType.SHARED])
 def test_a_redelivery_that_is_not_sent_yet_is_not_made_again(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = _World(kind)
+        world = ShellWorld(kind)
         consumer = world.join("c", permits=100)
         world.publish(1)
-        await _settle()
+        await settle()
         consumer.is_writable = False
         for _ in range(5):
             world.dispatcher.redeliver_unacknowledged_messages(consumer, [(1, 0)])
-            await _settle()
+            await settle()
         consumer.is_writable = True
         world.dispatcher.consumer_writable(consumer)
-        await _settle()
+        await settle()
 
         assert [delivery.redelivery_count for delivery in consumer.deliveries] == [0, 1]
         assert world.dispatcher.stats().consumers[0].available_permits == 98
@@ -220,15 +161,15 @@ def test_a_redelivery_that_is_not_sent_yet_is_not_made_again(kind: SubscriptionT
 
 def test_counts_begin_anew_when_everybody_has_left_and_nothing_is_read_again() -> None:
     async def scenario() -> None:
-        world = _World()
+        world = ShellWorld()
         first = world.join("a")
         world.publish(30)
         world.publish(5, delay_ms=5_000)
-        await _settle()
+        await settle()
         read = world.dispatcher.stats().entries_read_total
         world.dispatcher.remove_consumer(first)
         second = world.join("b")
-        await _settle(6)
+        await settle(6)
 
         assert second.payloads == [b"%d" % n for n in [*range(30), *range(5)]]
         assert {d.redelivery_count for d in second.deliveries} == {0}
@@ -240,19 +181,19 @@ def test_counts_begin_anew_when_everybody_has_left_and_nothing_is_read_again() -
 
 def test_a_consumer_with_too_many_unacknowledged_messages_waits_until_half_of_them_are_done() -> None:
     async def scenario() -> None:
-        world = _World(config=DispatcherConfig(unacked_per_consumer_max=20))
+        world = ShellWorld(config=DispatcherConfig(unacked_per_consumer_max=20))
         consumer = world.join("c")
         world.publish(100)
-        await _settle()
+        await settle()
         assert len(consumer.deliveries) == 20
         assert world.dispatcher.stats().consumers[0].blocked_consumer_on_unacked_msgs
 
         world.dispatcher.acknowledge(consumer, consumer.positions()[:9])
-        await _settle()
+        await settle()
         assert len(consumer.deliveries) == 20
 
         world.dispatcher.acknowledge(consumer, consumer.positions()[9:10])
-        await _settle()
+        await settle()
         assert len(consumer.deliveries) == 30
         await world.dispatcher.close()
 
@@ -261,16 +202,16 @@ def test_a_consumer_with_too_many_unacknowledged_messages_waits_until_half_of_th
 
 def test_a_subscription_with_too_many_unacknowledged_messages_waits_too() -> None:
     async def scenario() -> None:
-        world = _World(config=DispatcherConfig(unacked_per_subscription_max=20))
+        world = ShellWorld(config=DispatcherConfig(unacked_per_subscription_max=20))
         first, second = world.join("a"), world.join("b")
         world.publish(100, keys=50)
-        await _settle()
+        await settle()
         assert len(first.deliveries) + len(second.deliveries) == 20
         assert world.dispatcher.stats().blocked_subscription_on_unacked_msgs
 
         world.acknowledge_all(first)
         world.acknowledge_all(second)
-        await _settle()
+        await settle()
         assert len(first.deliveries) + len(second.deliveries) == 40
         await world.dispatcher.close()
 
@@ -280,20 +221,20 @@ def test_a_subscription_with_too_many_unacknowledged_messages_waits_too() -> Non
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 def test_permits_count_messages_and_a_batch_is_never_split(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = _World(kind)
+        world = ShellWorld(kind)
         for number in range(6):
             world.log.append(b"%d" % number, key_hash=7, message_count=4)
         consumer = world.join("c", permits=10)
-        await _settle()
+        await settle()
         assert len(consumer.deliveries) == 3
         assert world.dispatcher.stats().consumers[0].available_permits == -2
 
         world.dispatcher.consumer_flow(consumer, 2)
-        await _settle()
+        await settle()
         assert len(consumer.deliveries) == 3
 
         world.dispatcher.consumer_flow(consumer, 1)
-        await _settle()
+        await settle()
         assert len(consumer.deliveries) == 4
         await world.dispatcher.close()
 
@@ -303,16 +244,16 @@ def test_permits_count_messages_and_a_batch_is_never_split(kind: SubscriptionTyp
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 def test_a_batch_is_acknowledged_when_its_last_message_is(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = _World(kind)
+        world = ShellWorld(kind)
         position = world.log.append(b"batch", message_count=70)
         consumer = world.join("c")
-        await _settle()
+        await settle()
         world.dispatcher.acknowledge(consumer, [position], {position: (-2, 0b111111)})
         world.dispatcher.acknowledge(consumer, [position], {position: (-1, 0b011111)})
         assert not world.cursor.is_acknowledged(*position)
 
         world.dispatcher.redeliver_unacknowledged_messages(consumer)
-        await _settle()
+        await settle()
         assert consumer.deliveries[-1].ack_set == (-2, 0b011111)
 
         world.dispatcher.acknowledge(consumer, [position], {position: ()})
@@ -325,10 +266,10 @@ def test_a_batch_is_acknowledged_when_its_last_message_is(kind: SubscriptionType
 
 def test_an_acknowledgement_may_come_through_another_consumer_or_twice() -> None:
     async def scenario() -> None:
-        world = _World()
+        world = ShellWorld()
         holder = world.join("a")
         world.publish(3)
-        await _settle()
+        await settle()
         other = world.join("b")
         for _ in range(2):
             world.dispatcher.acknowledge(other, holder.positions())
@@ -345,7 +286,7 @@ def test_an_acknowledgement_may_come_through_another_consumer_or_twice() -> None
 @pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED, SubscriptionType.SHARED])
 def test_cumulative_acknowledgement_is_refused_where_consumers_share(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = _World(kind)
+        world = ShellWorld(kind)
         consumer = world.join("c")
 
         with pytest.raises(CumulativeAckRefusedError, match="one by one"):
@@ -357,11 +298,11 @@ def test_cumulative_acknowledgement_is_refused_where_consumers_share(kind: Subsc
 
 def test_cumulative_acknowledgement_moves_the_cursor() -> None:
     async def scenario() -> None:
-        world = _World(SubscriptionType.EXCLUSIVE)
+        world = ShellWorld(SubscriptionType.EXCLUSIVE)
         consumer = world.join("c")
         world.publish(10)
         batch = world.log.append(b"batch", message_count=3)
-        await _settle()
+        await settle()
 
         world.dispatcher.acknowledge_cumulative(consumer, Position(1, 4))
         assert world.cursor.mark_delete_position == Position(1, 4)
@@ -374,14 +315,14 @@ def test_cumulative_acknowledgement_moves_the_cursor() -> None:
 
 def test_exclusive_refuses_a_second_consumer() -> None:
     async def scenario() -> None:
-        world = _World(SubscriptionType.EXCLUSIVE)
+        world = ShellWorld(SubscriptionType.EXCLUSIVE)
         first = world.join("a")
         with pytest.raises(ConsumerBusyError, match="already connected"):
             world.join("b")
         world.dispatcher.remove_consumer(first)
         world.publish(2)
         second = world.join("b")
-        await _settle()
+        await settle()
 
         assert second.payloads == [b"0", b"1"]
         await world.dispatcher.close()
@@ -391,17 +332,17 @@ def test_exclusive_refuses_a_second_consumer() -> None:
 
 def test_a_failover_consumer_takes_over_what_was_not_acknowledged() -> None:
     async def scenario() -> None:
-        world = _World(SubscriptionType.FAILOVER)
+        world = ShellWorld(SubscriptionType.FAILOVER)
         spare = world.join("spare", priority_level=1)
         assert spare.is_active is True
         active = world.join("active")
         assert (spare.is_active, active.is_active) == (False, True)
         world.publish(10)
-        await _settle()
+        await settle()
         assert spare.payloads == []
         world.dispatcher.acknowledge(active, active.positions()[:3])
         world.dispatcher.remove_consumer(active)
-        await _settle()
+        await settle()
 
         assert spare.is_active is True
         assert spare.payloads == [b"%d" % n for n in range(3, 10)]
@@ -426,15 +367,15 @@ def test_the_active_consumer_is_chosen_as_pulsar_does() -> None:
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 def test_a_seek_delivers_again_from_there(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = _World(kind, chance=random.Random(1))
+        world = ShellWorld(kind, chance=random.Random(1))
         consumer = world.join("c")
         world.publish(60)
-        await _settle(1)
+        await settle(1)
         world.acknowledge_all(consumer)
         world.publish(10, delay_ms=20)
         await world.dispatcher.reset(Position(1, 40))
         consumer.deliveries.clear()
-        await _settle(1)
+        await settle(1)
 
         assert consumer.payloads == [b"%d" % n for n in [*range(40, 60), *range(10)]]
         assert {delivery.redelivery_count for delivery in consumer.deliveries} == {0}
@@ -445,7 +386,7 @@ def test_a_seek_delivers_again_from_there(kind: SubscriptionType) -> None:
 
 def test_key_shared_refuses_another_policy_while_consumers_are_connected() -> None:
     async def scenario() -> None:
-        world = _World()
+        world = ShellWorld()
         world.join("a")
         with pytest.raises(ConsumerBusyError, match="another Key_Shared policy"):
             world.join("b", policy=KeySharedPolicy(allow_out_of_order_delivery=True))
@@ -473,12 +414,12 @@ def test_a_dispatcher_that_closes_sends_nothing_behind_what_it_dropped(kind: Sub
     """Otherwise a key's later entry would arrive before the restart, and the one before it after that."""
 
     async def scenario() -> None:
-        world = _World(kind, log=_StuckLog())
+        world = ShellWorld(kind, log=_StuckLog())
         consumers = [world.join("a", permits=1)]
         if kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED):
             consumers.append(world.join("b", permits=1))
         world.publish(20)
-        await _settle()
+        await settle()
         sent = [list(consumer.payloads) for consumer in consumers]
 
         closing = asyncio.create_task(world.dispatcher.close())
@@ -489,7 +430,7 @@ def test_a_dispatcher_that_closes_sends_nothing_behind_what_it_dropped(kind: Sub
             world.publish(1)
             await asyncio.sleep(0)
         await closing
-        await _settle()
+        await settle()
 
         assert [consumer.payloads for consumer in consumers] == sent
 
@@ -498,7 +439,7 @@ def test_a_dispatcher_that_closes_sends_nothing_behind_what_it_dropped(kind: Sub
 
 def test_a_closed_dispatcher_takes_nobody() -> None:
     async def scenario() -> None:
-        world = _World()
+        world = ShellWorld()
         await world.dispatcher.close()
         await world.dispatcher.close()
 
@@ -510,20 +451,20 @@ def test_a_closed_dispatcher_takes_nobody() -> None:
 
 def test_a_connection_that_is_not_writable_gets_nothing_until_it_is() -> None:
     async def scenario() -> None:
-        world = _World()
+        world = ShellWorld()
         consumer = FakeConsumer("c")
         consumer.is_writable = False
         world.dispatcher.add_consumer(consumer)
         world.dispatcher.consumer_flow(consumer, 100)
         world.publish(5)
-        await _settle(1)
+        await settle(1)
         assert consumer.payloads == []
         assert world.dispatcher.stats().consumers[0].unsent_entries == 5
 
         consumer.is_writable = True
         world.dispatcher.consumer_writable(consumer)
         await asyncio.sleep(0)
-        await _settle(0.001)
+        await settle(0.001)
         assert len(consumer.payloads) == 5
         await world.dispatcher.close()
 
@@ -536,23 +477,23 @@ def test_permits_of_what_is_not_sent_any_more_serve_what_waits(kind: Subscriptio
     """Nothing else happens afterwards: no permits, no acknowledgement, no new message."""
 
     async def scenario() -> None:
-        world = _World(kind)
+        world = ShellWorld(kind)
         consumer = FakeConsumer("c")
         consumer.is_writable = False
         world.dispatcher.add_consumer(consumer)
         world.dispatcher.consumer_flow(consumer, 5)
         world.publish(10, keys=1)
-        await _settle()
+        await settle()
         assert world.dispatcher.stats().consumers[0].unsent_entries == 5
         if event == "expired":
             world.cursor.acknowledge([1] * 5, list(range(5)))
             world.dispatcher.mark_delete_advanced()
         else:
             world.dispatcher.acknowledge(None, [(1, entry) for entry in range(5)])
-        await _settle()
+        await settle()
         consumer.is_writable = True
         world.dispatcher.consumer_writable(consumer)
-        await _settle(60)
+        await settle(60)
 
         assert consumer.payloads == [b"%d" % number for number in range(5, 10)]
         assert world.dispatcher.stats().consumers[0].available_permits == 0
@@ -563,11 +504,11 @@ def test_permits_of_what_is_not_sent_any_more_serve_what_waits(kind: Subscriptio
 
 def test_a_failing_payload_read_is_repeated_and_never_skips() -> None:
     async def scenario() -> None:
-        world = _World(chance=random.Random(3))
+        world = ShellWorld(chance=random.Random(3))
         world.log.failures = 0.4
         consumer = world.join("c")
         world.publish(200)
-        await _settle(600)
+        await settle(600)
 
         assert consumer.payloads == [b"%d" % n for n in range(200)]
         await world.dispatcher.close()
@@ -578,11 +519,11 @@ def test_a_failing_payload_read_is_repeated_and_never_skips() -> None:
 def test_entries_that_the_log_lost_are_acknowledged_away() -> None:
     async def scenario() -> None:
         log = _TrimmedLog()
-        world = _World(log=log)
+        world = ShellWorld(log=log)
         consumer = world.join("c")
         log.missing = {(1, 1)}
         world.publish(3)
-        await _settle()
+        await settle()
 
         assert consumer.payloads == [b"0", b"2"]
         assert world.cursor.is_acknowledged(1, 1)
@@ -605,17 +546,17 @@ class _TrimmedLog(FakeLog):
 
 def test_a_leaver_does_not_get_what_was_being_read_for_it() -> None:
     async def scenario() -> None:
-        world = _World(chance=random.Random(5))
+        world = ShellWorld(chance=random.Random(5))
         for round_number in range(20):
             leaver = world.join(f"leaver-{round_number}")
             world.publish(10)
             await asyncio.sleep(0.001 * (round_number % 4))
             world.dispatcher.remove_consumer(leaver)
             got = len(leaver.deliveries)
-            await _settle(0.05)
+            await settle(0.05)
             assert len(leaver.deliveries) == got
         last = world.join("last")
-        await _settle(1)
+        await settle(1)
 
         assert len(set(last.positions())) == len(last.deliveries) == 200
         await world.dispatcher.close()
@@ -627,17 +568,17 @@ def test_what_was_skipped_is_forgotten() -> None:
     """Expiry moves the mark-delete position: waiting, pending and counted entries below it are gone."""
 
     async def scenario() -> None:
-        world = _World()
+        world = ShellWorld()
         consumer = world.join("c", permits=10)
         world.publish(30)
-        await _settle()
+        await settle()
         world.cursor.acknowledge_cumulative(Position(1, 19))
         world.dispatcher.mark_delete_advanced()
         stats = world.dispatcher.stats()
         assert (stats.unacked_messages, stats.msg_in_replay) == (0, 10)
 
         world.dispatcher.consumer_flow(consumer, 100)
-        await _settle()
+        await settle()
         assert consumer.payloads[10:] == [b"%d" % n for n in range(20, 30)]
         await world.dispatcher.close()
 
@@ -649,7 +590,7 @@ def test_a_delayed_message_behind_a_backlog_of_immediate_ones_is_on_time() -> No
 
     async def scenario() -> None:
         config = DispatcherConfig(look_ahead_per_consumer=10, parked_entries_max=0)
-        world = _World(config=config)
+        world = ShellWorld(config=config)
         consumers = {name: world.join(name, permits=0) for name in ("a", "b")}
         owner_of_key_0 = world.dispatcher.get_consumer(b"key-0")
         # One consumer is stuck with a long backlog; the key of the other one is delayed, behind that backlog.
@@ -660,10 +601,10 @@ def test_a_delayed_message_behind_a_backlog_of_immediate_ones_is_on_time() -> No
             world.log.append(b"backlog", key_hash=sticky_hash(key))
         world.log.append(b"on time", key_hash=sticky_hash(b"key-0"), deliver_at_ms=now_ms() + 1_000)
         world.dispatcher.consumer_flow(owner_of_key_0, 10)
-        await _settle(0.9)
+        await settle(0.9)
         assert world.dispatcher.stats().msg_delayed == 1
         assert world.dispatcher.stats().msg_in_replay == 20
-        await _settle(0.11)
+        await settle(0.11)
 
         assert consumers[owner_of_key_0.name].payloads == [b"on time"]
         await world.dispatcher.close()
@@ -676,10 +617,10 @@ def test_a_key_that_drains_for_ever_does_not_stop_the_others() -> None:
 
     async def scenario() -> None:
         config = DispatcherConfig(look_ahead_per_consumer=20, look_ahead_per_hash=5)
-        world = _World(config=config)
+        world = ShellWorld(config=config)
         holder = world.join("holder")
         world.publish(1, keys=1)
-        await _settle()
+        await settle()
         assert holder.payloads == [b"0"]
         # The key moves away from its holder, which never acknowledges.
         others = []
@@ -691,7 +632,7 @@ def test_a_key_that_drains_for_ever_does_not_stop_the_others() -> None:
         for number in range(1, 1_000):
             world.log.append(b"live-%d" % number, key_hash=sticky_hash(b"key-%d" % number))
             live += 1
-        await _settle(1)
+        await settle(1)
 
         everybody = [holder, *others]
         slots = {CONSISTENT_HASHING_RANGE.slot(sticky_hash(b"key-%d" % n)) for n in range(1, 1_000)}
@@ -709,7 +650,7 @@ def test_a_key_that_drains_for_ever_does_not_stop_the_others() -> None:
         before = len(new_owner.payloads)
         world.dispatcher.acknowledge(holder, [(1, 0)])
         world.dispatcher.consumer_flow(new_owner, 10_000)
-        await _settle(1)
+        await settle(1)
         assert [int(payload) for payload in new_owner.payloads[before:]] == [*range(3_000), *range(3_000)]
         await world.dispatcher.close()
 
@@ -719,12 +660,12 @@ def test_a_key_that_drains_for_ever_does_not_stop_the_others() -> None:
 def test_a_stuck_consumer_of_many_keys_does_not_stop_the_others() -> None:
     async def scenario() -> None:
         config = DispatcherConfig(look_ahead_per_consumer=20, look_ahead_per_hash=5)
-        world = _World(config=config)
+        world = ShellWorld(config=config)
         stuck, *live = [world.join(name, permits=0) for name in ("a", "b", "c")]
         for consumer in live:
             world.dispatcher.consumer_flow(consumer, 100_000)
         world.publish(20_000, keys=5_000)
-        await _settle(1)
+        await settle(1)
 
         owners = [world.dispatcher.get_consumer(b"key-%d" % (number % 5_000)) for number in range(20_000)]
         for consumer in live:
@@ -735,7 +676,7 @@ def test_a_stuck_consumer_of_many_keys_does_not_stop_the_others() -> None:
         assert core.waiting.queued <= 60 + len(core.waiting.heaps)
 
         world.dispatcher.consumer_flow(stuck, 100_000)
-        await _settle(1)
+        await settle(1)
         assert sorted(map(int, stuck.payloads)) == [n for n, owner in enumerate(owners) if owner is stuck]
         assert core.waiting.queued == 0
         core._check()
@@ -747,12 +688,12 @@ def test_a_stuck_consumer_of_many_keys_does_not_stop_the_others() -> None:
 def test_reading_stops_when_as_much_is_parked_as_may_be() -> None:
     async def scenario() -> None:
         config = DispatcherConfig(look_ahead_per_consumer=10, parked_entries_max=30)
-        world = _World(config=config)
+        world = ShellWorld(config=config)
         stuck, live = world.join("a", permits=0), world.join("b")
         key = next(b"key-%d" % n for n in range(99) if world.dispatcher.get_consumer(b"key-%d" % n) is stuck)
         for _ in range(500):
             world.log.append(b"", key_hash=sticky_hash(key))
-        await _settle()
+        await settle()
 
         assert live.payloads == []
         assert world.dispatcher.stats().msg_in_replay == 50
@@ -765,17 +706,17 @@ def test_a_first_consumer_that_is_refused_changes_nothing() -> None:
     """It asks for another kind of slots, and names no range; a batch of which a part is acknowledged waits."""
 
     async def scenario() -> None:
-        world = _World()
+        world = ShellWorld()
         leaver = world.join("a")
         world.log.append(b"batch", key_hash=5, message_count=10)
-        await _settle()
+        await settle()
         world.dispatcher.acknowledge(leaver, [(1, 0)], {(1, 0): (0b1111100000,)})
         world.dispatcher.remove_consumer(leaver)
         with pytest.raises(ConsumerAssignError, match="names no hash range"):
             world.join("refused", policy=KeySharedPolicy(KeySharedMode.STICKY))
         assert world.dispatcher.stats().msg_in_replay == 1
         heir = world.join("b")
-        await _settle()
+        await settle()
 
         assert [(delivery.payload, delivery.ack_set) for delivery in heir.deliveries] == [(b"batch", (0b1111100000,))]
         assert world.dispatcher.stats().entries_read_total == 1
@@ -793,15 +734,15 @@ def test_another_kind_of_slots_forgets_what_is_being_read() -> None:
             return await super().read_headers_at(*positions)  # type: ignore[arg-type]
 
     async def scenario() -> None:
-        world = _World(log=SlowLog())
+        world = ShellWorld(log=SlowLog())
         first = world.join("ring")
         world.publish(20, delay_ms=1_000)
-        await _settle(1.02)
+        await settle(1.02)
         assert first.payloads == []
         world.dispatcher.remove_consumer(first)
         policy = KeySharedPolicy(KeySharedMode.STICKY, ranges=((0, 65_535),))
         second = world.join("sticky", policy=policy)
-        await _settle(1)
+        await settle(1)
 
         assert second.payloads == [b"%d" % number for number in range(20)]
         world.dispatcher.core._check()  # type: ignore[attr-defined]
@@ -826,14 +767,14 @@ def test_what_is_acknowledged_while_it_is_read_is_not_given(kind: SubscriptionTy
             return await super().read_headers_at(*positions)  # type: ignore[arg-type]
 
     async def scenario() -> None:
-        world = _World(kind, log=SlowLog())
+        world = ShellWorld(kind, log=SlowLog())
         consumer = world.join("c")
         world.publish(5, delay_ms=delay_ms)
         has_delays = kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED)
-        await _settle(1.02 if has_delays and delay_ms is not None else 0.02)
+        await settle(1.02 if has_delays and delay_ms is not None else 0.02)
         assert consumer.payloads == []
         world.dispatcher.acknowledge(None, [(1, 0), (1, 1), (1, 3)])
-        await _settle(2)
+        await settle(2)
 
         assert consumer.payloads == [b"2", b"4"]
         await world.dispatcher.close()
@@ -843,10 +784,10 @@ def test_what_is_acknowledged_while_it_is_read_is_not_given(kind: SubscriptionTy
 
 def test_what_a_leaver_held_is_given_in_portions() -> None:
     async def scenario() -> None:
-        world = _World()
+        world = ShellWorld()
         leaver = world.join("a", permits=10_000)
         world.publish(5_000, keys=500)
-        await _settle()
+        await settle()
         assert len(leaver.payloads) == 5_000
         heir = world.join("b", permits=10_000)
         core = world.dispatcher.core
@@ -859,7 +800,7 @@ def test_what_a_leaver_held_is_given_in_portions() -> None:
             await asyncio.sleep(0)
             given.append(len(core.consumers[1].pending))
         assert max(after - before for before, after in pairwise(given)) <= core.serve_entries_max
-        await _settle()
+        await settle()
 
         assert heir.payloads == leaver.payloads
         await world.dispatcher.close()
@@ -877,14 +818,14 @@ def test_delayed_messages_keep_the_order_of_their_key_in_every_policy(mode: str)
             "out of order": KeySharedPolicy(allow_out_of_order_delivery=True),
             "sticky": KeySharedPolicy(KeySharedMode.STICKY, ranges=((0, 65_535),)),
         }
-        world = _World()
+        world = ShellWorld()
         consumer = world.join("c", permits=3, policy=policies[mode])
         for number, delay_ms in enumerate((900, 300, 600, 300, 900, 100)):
             world.log.append(b"%d" % number, key_hash=sticky_hash(b"k"), deliver_at_ms=now_ms() + delay_ms)
-        await _settle(2)
+        await settle(2)
         assert consumer.payloads == [b"5", b"1", b"3"]
         world.dispatcher.consumer_flow(consumer, 10)
-        await _settle()
+        await settle()
 
         assert consumer.payloads == [b"5", b"1", b"3", b"2", b"0", b"4"]
         await world.dispatcher.close()
@@ -901,9 +842,9 @@ def test_a_message_whose_time_has_passed_joins_the_due_ones_in_order_of_time() -
         for number, due in enumerate((50, 10, 30, 20, 40)):
             log.append(b"%d" % number, key_hash=sticky_hash(b"k"), deliver_at_ms=start + due)
         await asyncio.sleep(1)
-        world = _World(log=log)
+        world = ShellWorld(log=log)
         consumer = world.join("c")
-        await _settle()
+        await settle()
 
         assert consumer.payloads == [b"1", b"3", b"2", b"4", b"0"]
         await world.dispatcher.close()
@@ -915,22 +856,22 @@ def test_expiry_lets_a_draining_key_go_although_its_old_consumer_has_not_acknowl
     """The decision on time to live and skips: an expired message must not hold up others, as in Pulsar."""
 
     async def scenario() -> None:
-        world = _World()
+        world = ShellWorld()
         old = world.join("old")
         world.publish(2, keys=1)
-        await _settle()
+        await settle()
         others = []
         while world.dispatcher.get_consumer(b"key-0") is old:
             others.append(world.join(f"other-{len(others)}"))
         world.publish(1, keys=1)
-        await _settle()
+        await settle()
         new = world.dispatcher.get_consumer(b"key-0")
         assert isinstance(new, FakeConsumer)
         assert new.payloads == []
 
         world.cursor.acknowledge_cumulative(Position(1, 1))
         world.dispatcher.mark_delete_advanced()
-        await _settle()
+        await settle()
         assert new.payloads == [b"0"]
         assert world.dispatcher.stats().draining_hashes_count == 0
         # The late acknowledgement of what expired changes nothing.

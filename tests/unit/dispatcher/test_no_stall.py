@@ -1,0 +1,200 @@
+"""Entries that must come, and entries that must not: what a second look at the whole dispatcher found."""
+
+import asyncio
+
+import pytest
+from dispatcher_world import FakeLog
+from shell_world import ShellWorld, settle
+from virtual_time import now_ms, run
+
+from dispatcher import DispatcherConfig, SubscriptionType
+from dispatcher.slots import sticky_hash
+from managed_ledger.position import Position
+
+_MANY = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
+
+
+@pytest.mark.parametrize("kind", _MANY)
+@pytest.mark.parametrize("is_leaving", [True, False])
+def test_more_than_a_portion_that_is_given_back_goes_to_the_other_consumer(
+    kind: SubscriptionType, is_leaving: bool
+) -> None:
+    """1,000 entries return to their queues at a time."""
+
+    async def scenario() -> None:
+        world = ShellWorld(kind)
+        first = world.join("a", permits=5_000)
+        world.publish(3_500)
+        await settle()
+        other = world.join("b", permits=0)
+        if is_leaving:
+            world.dispatcher.remove_consumer(first)
+        else:
+            world.dispatcher.redeliver_unacknowledged_messages(first)
+        world.dispatcher.consumer_flow(other, 5_000)
+        await settle()
+        world.publish(100)
+        await settle()
+
+        last_round = set(other.positions()) | set(first.positions()[3_500:])
+        assert len(last_round) == 3_600
+        assert world.dispatcher.failure is None
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def _publish(log: FakeLog, ledger_id: int, delays_ms: list[int | None]) -> None:
+    """Fill a ledger of one key."""
+    for number, delay_ms in enumerate(delays_ms):
+        at_ms = -1 if delay_ms is None else now_ms() + delay_ms
+        position = log.append(b"%d" % number, key_hash=sticky_hash(b"k"), deliver_at_ms=at_ms)
+        assert position == Position(ledger_id, number)
+
+
+@pytest.mark.parametrize("recovery_seconds", [0.0, 0.001, 0.4, 30.0])
+@pytest.mark.parametrize("kind", _MANY)
+def test_immediate_entries_keep_their_order_while_a_ledger_recovers(
+    kind: SubscriptionType, recovery_seconds: float
+) -> None:
+    """Only entries with a delivery time wait for the index."""
+
+    async def scenario() -> None:
+        log = FakeLog(entries_per_ledger=6)
+        _publish(log, 1, [60_000, None, None, 70_000, None, None])
+        _publish(log, 2, [None, 50_000, None, None, None, None])
+        _publish(log, 3, [None] * 6)
+        sealed = [(entry.deliver_at_ms, *entry.position) for entry in log.entries if entry.deliver_at_ms >= 0]
+        world = ShellWorld(kind, log=log, sealed=sealed, recovery_seconds=recovery_seconds)
+        consumer = world.join("c")
+        await settle(0.1)
+
+        immediate = [entry.position for entry in log.entries if entry.deliver_at_ms < 0]
+        assert consumer.positions() == immediate
+        await settle(100)
+        assert consumer.positions()[len(immediate) :] == [(2, 1), (1, 0), (1, 3)]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_fresh_messages_flow_while_the_open_ledger_recovers() -> None:
+    """Of what is published from now on no snapshot has anything, also with a delivery time."""
+
+    async def scenario() -> None:
+        log = FakeLog(entries_per_ledger=50)
+        _publish(log, 1, [None, 60_000])
+        world = ShellWorld(log=log, sealed=[(now_ms() + 60_000, 1, 1)], recovery_seconds=3_600)
+        consumer = world.join("c")
+        await settle()
+        world.publish(1)
+        world.publish(1, delay_ms=500)
+        await settle(2)
+
+        assert consumer.positions() == [(1, 0), (1, 2), (1, 3)]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+_CLASSIC = DispatcherConfig(
+    use_classic_implementation=True,
+    look_ahead_per_consumer=5,
+    look_ahead_per_subscription=5,
+    look_ahead_per_hash=5,
+    parked_entries_max=0,
+)
+
+
+@pytest.mark.parametrize("delay_ms", [300, 3_600_000])
+def test_a_newcomer_of_the_classic_mode_waits_for_no_delayed_message(delay_ms: int) -> None:
+    """What is held is acknowledged: the newcomer's keys go on, whether a message is delayed by an hour or is due."""
+
+    async def scenario() -> None:
+        world = ShellWorld(config=_CLASSIC)
+        first = world.join("a", permits=100)
+        world.publish(1, delay_ms=delay_ms)
+        world.publish(10)
+        await settle()
+        newcomer = world.join("b", permits=100)
+        world.publish(40, keys=40)
+        await settle(1)
+        assert set(newcomer.positions()) <= {(1, 0)}
+
+        for _ in range(20):
+            world.acknowledge_all(first)
+            await settle()
+        assert len(newcomer.positions()) > 5
+        assert len(first.positions()) + len(newcomer.positions()) == (51 if delay_ms == 300 else 50)
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", _MANY)
+@pytest.mark.parametrize("permits", [0, 500])
+def test_what_is_acknowledged_while_it_is_held_is_not_delivered(kind: SubscriptionType, permits: int) -> None:
+    """After a restart the log holds what is due; the client acknowledges what it had got before."""
+
+    async def scenario() -> None:
+        config = DispatcherConfig(parked_entries_max=0)
+        world = ShellWorld(kind, config=config)
+        world.publish(10_000, delay_ms=-1)
+        consumer = world.join("c", permits=permits)
+        await settle(10)
+        had = len(consumer.positions())
+        world.dispatcher.acknowledge(consumer, [entry.position for entry in world.log.entries])
+        world.dispatcher.consumer_flow(consumer, 20_000)
+        await settle(10)
+
+        assert had == permits
+        assert len(consumer.positions()) == permits
+        stats = world.dispatcher.stats()
+        assert (stats.msg_delayed, stats.msg_in_replay) == (0, 0)
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", _MANY)
+@pytest.mark.parametrize("delay_ms", [-1, 1_000])
+def test_a_part_of_a_batch_that_nobody_holds_stays_acknowledged(kind: SubscriptionType, delay_ms: int) -> None:
+    """It is held until the scan is through, or it is delayed; the words come with it later."""
+
+    async def scenario() -> None:
+        world = ShellWorld(kind)
+        position = world.log.append(b"batch", deliver_at_ms=now_ms() + delay_ms, message_count=3)
+        consumer = world.join("c", permits=0)
+        await settle()
+        world.dispatcher.acknowledge(consumer, [position], {position: (0b101,)})
+        world.dispatcher.consumer_flow(consumer, 10)
+        await settle(10)
+
+        assert [delivery.ack_set for delivery in consumer.deliveries] == [(0b101,)]
+        assert world.dispatcher.stats().unacked_messages == 2
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+def test_what_has_expired_is_sent_to_nobody_while_consumers_forget_it_in_portions() -> None:
+    async def scenario() -> None:
+        world = ShellWorld(SubscriptionType.SHARED)
+        consumers = [world.join(name, permits=0) for name in "abc"]
+        for consumer in consumers:
+            consumer.is_writable = False
+            world.dispatcher.consumer_flow(consumer, 5_000)
+        world.publish(15_000)
+        await settle(0.5)
+        world.cursor.acknowledge_cumulative(world.log.last_confirmed_position)
+        world.dispatcher.mark_delete_advanced()
+        for consumer in consumers:
+            consumer.is_writable = True
+            world.dispatcher.consumer_writable(consumer)
+        await asyncio.sleep(0)
+        await settle(0.5)
+
+        assert [len(consumer.positions()) for consumer in consumers] == [0, 0, 0]
+        await world.dispatcher.close()
+
+    run(scenario())
