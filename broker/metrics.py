@@ -38,6 +38,7 @@ class SubscriptionSnapshot:
         dispatcher: The dispatcher's figures, None while there is no dispatcher.
         tracker: The figures of its delayed index, None without a bucket tracker.
         index_counters_before: What its trackers that are gone have done, None if there was none.
+        rebuilds_total: How often its dispatcher was rebuilt after a defect.
     """
 
     name: str
@@ -47,6 +48,7 @@ class SubscriptionSnapshot:
     dispatcher: SubscriptionStats | None = None
     tracker: TrackerStats | None = None
     index_counters_before: TrackerCounters | None = None
+    rebuilds_total: int = 0
 
     @property
     def delayed(self) -> int:
@@ -149,6 +151,11 @@ _SUBSCRIPTION_FIGURES: Final[tuple[_Figure[SubscriptionSnapshot], ...]] = (
     _Figure("pulsar_subscription_consumers_count", "Connected consumers.", lambda one: len(_consumers(one))),
     _Figure("pulsar_out_messages_total", "Messages sent.", lambda one: one.messages_out_total),
     _Figure("pulsar_out_bytes_total", "Bytes sent.", lambda one: one.bytes_out_total),
+    _Figure(
+        "postdate_dispatcher_rebuilds_total",
+        "Dispatchers that stopped for a defect and were rebuilt from the log; report each.",
+        lambda one: one.rebuilds_total,
+    ),
 )
 
 _DISPATCHER_FIGURES: Final[tuple[_Figure[SubscriptionStats], ...]] = (

@@ -4,12 +4,17 @@ The type (Exclusive, Shared, Failover, Key_Shared) is not a property of the subs
 are attached now: when the last has left, the next may bring another type, and then the dispatcher is replaced. That
 is Pulsar's rule. Everything that awaits runs under one lock per subscription, so a subscribe and a seek never
 interleave. Deciding who gets what is the dispatcher's; speaking to a client is the connection's.
+
+A dispatcher that has stopped for a defect takes its consumers along: they are disconnected and subscribe again by
+themselves, as after a restart, and get a new dispatcher that reads the log from the cursor's position. Repeated defects
+make them wait longer each time, so that a defect that comes back at once costs little.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from broker.consumer import Consumer
 from broker.errors import ConsumerBusyError, MetadataError
@@ -17,9 +22,10 @@ from broker.link import ClientLink
 from broker.metrics import SubscriptionSnapshot
 from broker.policies import DelayedDeliveryPolicies
 from broker.rates import ConsumerCounters, RateMeter
+from dispatcher.backoff import Backoff
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
-from dispatcher.errors import RangeConflictError
+from dispatcher.errors import DispatcherClosedError, RangeConflictError
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
@@ -28,6 +34,12 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.stats import TrackerCounters, summed
 
 log = logging.getLogger(__name__)
+
+_REBUILD_WAIT_MS_MIN: Final = 1_000
+_REBUILD_WAIT_MS_MAX: Final = 60_000
+"""How long consumers stay away after a second defect: doubled with each further one, up to this."""
+_REBUILDS_FORGOTTEN_AFTER_MS: Final = 600_000
+"""After so long without a defect the next one is the first again."""
 
 NewDispatcher = Callable[[SubscriptionType, ManagedLedger, Cursor], Dispatcher]
 
@@ -80,6 +92,11 @@ class Subscription:
         """What the trackers of its own that are gone have done, None if there was none."""
         self.expiry = Expiry(RateMeter(now_ms(), 1))
         self.mark_delete_advanced_ms = 0
+        self.rebuilds_total = 0
+        """How often a dispatcher stopped for a defect."""
+        self._rebuild_waits = Backoff(initial_ms=_REBUILD_WAIT_MS_MIN, max_ms=_REBUILD_WAIT_MS_MAX)
+        self._last_defect_ms = 0
+        self._rebuild_from_ms = 0
         self._now_ms = now_ms
         cursor.add_listener(self._on_mark_delete_moved)
 
@@ -99,6 +116,9 @@ class Subscription:
             ConsumerAssignError: No key range can be given to it.
         """
         async with self._lock:
+            await self._drop_failed_dispatcher()
+            if self._now_ms() < self._rebuild_from_ms:
+                raise DispatcherClosedError(f"subscription {self.name!r} is being rebuilt after a defect")
             if self._type is not subscription_type:
                 await self._change_type(subscription_type)
             assert self.dispatcher is not None
@@ -140,6 +160,7 @@ class Subscription:
             dispatcher=stats,
             tracker=None if tracker is None else tracker.stats(),
             index_counters_before=self.index_counters_before,
+            rebuilds_total=self.rebuilds_total,
         )
 
     def end_rate_window(self, now_ms: int) -> None:
@@ -215,6 +236,7 @@ class Subscription:
         """Continue at `position`; consumers are disconnected and come back by themselves, as with Pulsar."""
         async with self._lock:
             self._disconnect_consumers()
+            await self._drop_failed_dispatcher()
             if self.dispatcher is not None:
                 await self.dispatcher.reset(position)
                 return
@@ -265,7 +287,28 @@ class Subscription:
             raise ConsumerBusyError("Subscription is of different type")
         await self._close_dispatcher()
         self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
+        self.dispatcher.on_failure = self._on_dispatcher_failure
         self._type = subscription_type
+
+    def _on_dispatcher_failure(self) -> None:
+        now_ms = self._now_ms()
+        self.rebuilds_total += 1
+        if self.rebuilds_total == 1 or now_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
+            self._rebuild_waits.reset()
+        else:
+            self._rebuild_from_ms = now_ms + round(1_000 * self._rebuild_waits.next_seconds())
+        self._last_defect_ms = now_ms
+        log.critical(
+            "%s / %s: its dispatcher has stopped for a defect; its consumers are disconnected, and get what they have "
+            "not acknowledged from a new one",
+            self._ledger.name,
+            self.name,
+        )
+        self._disconnect_consumers()
+
+    async def _drop_failed_dispatcher(self) -> None:
+        if self.dispatcher is not None and self.dispatcher.failure is not None:
+            await self._abandon_dispatcher()
 
     async def _abandon_dispatcher(self) -> None:
         tracker = None if self.dispatcher is None else self.dispatcher.tracker

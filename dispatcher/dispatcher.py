@@ -3,9 +3,15 @@
 The core decides, `reader.py` feeds it, `outbox.py` sends. All methods belong to one event loop; those that are not
 coroutines take effect at once. What is not here: who may subscribe, the wire protocol, expiry (the broker tells its
 result by `mark_delete_advanced`).
+
+An exception in a core, or in a tracker, is a defect: what it left half changed must decide nothing any more. The
+dispatcher then stops for good: it sends nothing, reads nothing, and passes acknowledgements to the cursor alone, so
+none is lost. Its owner lets the consumers come back to a new dispatcher, which begins with what the log and the cursor
+say.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
@@ -21,7 +27,7 @@ from dispatcher.core.items import Item, Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
-from dispatcher.errors import CumulativeAckRefusedError, DispatcherClosedError
+from dispatcher.errors import CumulativeAckRefusedError, DispatcherClosedError, DispatcherError
 from dispatcher.inspection import consumer_stats, key_status, newcomer_stats, subscription_stats
 from dispatcher.outbox import Outbox
 from dispatcher.ports import Clock, Log, SubscriptionCursor
@@ -30,6 +36,8 @@ from dispatcher.slots import sticky_hash
 from dispatcher.stats import ConsumerStats, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.position import Position
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
+
+_LOG = logging.getLogger(__name__)
 
 _NO_ACK_SETS: Mapping[Key, AckSet] = MappingProxyType({})
 
@@ -65,7 +73,7 @@ class Dispatcher:
         self._cursor = cursor
         self._config = config
         self._now_ms = now_ms
-        self._reader = Reader(core, log, cursor, new_tracker, self._run_actions, config, now_ms)
+        self._reader = Reader(core, log, cursor, new_tracker, self._run_actions, self.stop_for_defect, config, now_ms)
         self._outboxes: dict[int, Outbox] = {}
         """By the index of the consumer."""
         self._by_handle: dict[int, Outbox] = {}
@@ -76,6 +84,10 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms: int | None = None
         self._is_closed = False
+        self.failure: Exception | None = None
+        """The defect that stopped it, None while all is well."""
+        self.on_failure: Callable[[], None] | None = None
+        """Called once when it stops for a defect."""
 
     # Life.
 
@@ -88,16 +100,34 @@ class Dispatcher:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
         # All at once: the reader and acknowledgements go on until it is over, and nobody may get what comes after
         # an entry that is not sent any more.
         outboxes = list(self._outboxes.values())
-        for outbox in outboxes:
-            outbox.close()
+        self._send_nothing_any_more()
         for outbox in outboxes:
             await outbox.closed()
         await self._reader.close()
+
+    def _send_nothing_any_more(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for outbox in self._outboxes.values():
+            outbox.close()
+
+    def stop_for_defect(self, defect: Exception) -> None:
+        """Stop at once: a core or a tracker raised this, and may be half changed. `on_failure` is called; only once."""
+        if self._is_closed or self.failure is not None:
+            return
+        self.failure = defect
+        _LOG.critical("the dispatcher of %r stops for a defect", self._cursor.name, exc_info=defect)
+        self._send_nothing_any_more()
+        self._actions.clear()
+        self._reader.stop()
+        if self.tracker is not None:
+            # What it would store now could be half changed as well.
+            self.tracker.abandon()
+        if self.on_failure is not None:
+            self.on_failure()
 
     async def reset(self, position: Position) -> None:
         """Seek: forget everything that was read or sent; `position` is the next entry to be delivered."""
@@ -128,22 +158,29 @@ class Dispatcher:
         """Register a consumer; it gets nothing before its first permits.
 
         Raises:
-            DispatcherClosedError: The dispatcher is closed.
+            DispatcherClosedError: The dispatcher is closed, or has stopped for a defect.
             ConsumerBusyError: The type allows no further consumer, or its Key_Shared policy differs.
             ConsumerAssignError: There is no range of hashes for it.
         """
-        if self._is_closed:
+        if self._is_closed or self.failure is not None:
             raise DispatcherClosedError(f"subscription {self._cursor.name!r} is closed")
         assert id(consumer) not in self._by_handle, "a consumer is added twice"
 
         state = ConsumerState(next(self._indices), consumer.name, consumer.priority_level, consumer.key_shared_policy)
-        actions = self._core_now().add_consumer(state)
-        if self.core.plan is None:
-            # It begins anew: with another range of slots (Key_Shared), or as the active consumer (Failover).
-            self._reader.forget()
-        outbox = Outbox(consumer, state, self.core, self._log, self._config, self._on_refused, self._on_missing)
-        self._outboxes[state.index] = self._by_handle[id(consumer)] = outbox
-        self._run_actions(actions)
+
+        def add(core: SubscriptionCore) -> list[Action]:
+            actions = core.add_consumer(state)
+            if core.plan is None:
+                # It begins anew: with another range of slots (Key_Shared), or as the active consumer (Failover).
+                self._reader.forget()
+            self._outboxes[state.index] = self._by_handle[id(consumer)] = Outbox(
+                consumer, state, core, self._log, self._config, self._on_refused, self._on_missing, self.stop_for_defect
+            )
+            return actions
+
+        self._decide(add)
+        if self.failure is not None:
+            raise DispatcherClosedError(f"subscription {self._cursor.name!r} is closed") from self.failure
 
     def remove_consumer(self, consumer: ConsumerHandle) -> None:
         """Let a consumer go; what it did not acknowledge goes to others. One that is not known is ignored."""
@@ -151,14 +188,18 @@ class Dispatcher:
         if outbox is None:
             return
         del self._outboxes[outbox.consumer.index]
-        self._drop_unsent(outbox)
-        self._run_actions(self._core_now().remove_consumer(outbox.consumer))
+
+        def remove(core: SubscriptionCore) -> list[Action]:
+            self._drop_unsent(outbox)
+            return core.remove_consumer(outbox.consumer)
+
+        self._decide(remove)
 
     def consumer_flow(self, consumer: ConsumerHandle, permits: int) -> None:
         """Give a consumer permits for this many more messages."""
         outbox = self._by_handle.get(id(consumer))
         if outbox is not None:
-            self._run_actions(self._core_now().flow(outbox.consumer, permits))
+            self._decide(lambda core: core.flow(outbox.consumer, permits))
 
     def consumer_writable(self, consumer: ConsumerHandle) -> None:
         """Go on sending to a consumer whose connection was not writable."""
@@ -181,13 +222,15 @@ class Dispatcher:
         outbox = self._by_handle.get(id(consumer))
         if outbox is None:
             return
-        unsent: Collection[Key] = ()
-        if positions is None or isinstance(self.core, SingleActiveCore):
-            unsent = self._drop_unsent(outbox)
-        elif len(outbox):
+
+        def redeliver(core: SubscriptionCore) -> list[Action]:
+            if positions is None or isinstance(core, SingleActiveCore):
+                return core.redeliver(outbox.consumer, positions, self._drop_unsent(outbox))
             # What is still to be sent needs no second copy.
-            positions = set(positions) - outbox.positions()
-        self._run_actions(self._core_now().redeliver(outbox.consumer, positions, unsent))
+            sent = set(positions) - outbox.positions() if len(outbox) else positions
+            return core.redeliver(outbox.consumer, sent, ())
+
+        self._decide(redeliver)
 
     # Acknowledgements.
 
@@ -205,14 +248,25 @@ class Dispatcher:
             ack_sets: For batches of which only a part is meant: what remains.
         """
         outbox = self._by_handle.get(id(consumer))
-        acknowledged, actions = self._core_now().acknowledge(
-            outbox.consumer if outbox is not None else None, positions, ack_sets
-        )
-        if acknowledged:
-            ledger_ids, entry_ids = zip(*acknowledged, strict=True)
-            self._cursor.acknowledge(ledger_ids, entry_ids)
-        self._run_actions(actions)
+
+        def acknowledge(core: SubscriptionCore) -> list[Action]:
+            acknowledged, actions = core.acknowledge(
+                outbox.consumer if outbox is not None else None, positions, ack_sets
+            )
+            self._acknowledge_in_cursor(acknowledged)
+            return actions
+
+        if self.failure is None:
+            self._decide(acknowledge)
+        if self.failure is not None:
+            # Whatever the core has come to: what is wholly acknowledged is so for good.
+            self._acknowledge_in_cursor([position for position in positions if position not in ack_sets])
         self._note_mark_delete()
+
+    def _acknowledge_in_cursor(self, positions: Sequence[Key]) -> None:
+        if positions:
+            ledger_ids, entry_ids = zip(*positions, strict=True)
+            self._cursor.acknowledge(ledger_ids, entry_ids)
 
     def acknowledge_cumulative(self, consumer: ConsumerHandle, position: Position, ack_set: AckSet = ()) -> None:
         """Acknowledge everything up to a position; with `ack_set`, of that entry only what is clear in it.
@@ -231,18 +285,17 @@ class Dispatcher:
             through = Position(position.ledger_id, position.entry_id - 1)
             self.acknowledge(consumer, [position], {position: ack_set})
         self._cursor.acknowledge_cumulative(through)
-        self._run_actions(self._core_now().mark_deleted(through))
+        self._decide(lambda core: core.mark_deleted(through))
 
     def mark_delete_advanced(self) -> None:
         """Forget what was expired or skipped: the cursor's mark-delete position moved without acknowledgements."""
-        self._run_actions(self._core_now().mark_deleted(self._cursor.mark_delete_position))
+        self._decide(lambda core: core.mark_deleted(self._cursor.mark_delete_position))
         self._note_mark_delete()
 
     def _note_mark_delete(self) -> None:
         """Let newcomers go on who waited for everything before them, in the ordering modes that know such."""
-        core = self.core
-        if isinstance(core, KeySharedCore) and core.fence.watches_mark_delete:
-            self._run_actions(core.note_unacknowledged_from(self._cursor.next_unacknowledged_position))
+        if isinstance(self.core, KeySharedCore) and self.core.fence.watches_mark_delete:
+            self._decide(lambda core: core.note_unacknowledged_from(self._cursor.next_unacknowledged_position))
 
     # What operators see.
 
@@ -256,11 +309,6 @@ class Dispatcher:
             messages_delayed=self.tracker.number_of_delayed_messages() if self.tracker is not None else 0,
             reads=self._reader.under_way(),
         )
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The defect that stopped it, None while all is well."""
-        return self._reader.failure
 
     def consumer_stats(self, consumer: ConsumerHandle) -> ConsumerStats | None:
         """Return the stats of one consumer, None if it is not registered."""
@@ -286,9 +334,22 @@ class Dispatcher:
 
     # Running what was decided.
 
-    def _core_now(self) -> SubscriptionCore:
-        self.core.advance(self._now_ms())
-        return self.core
+    def _decide(self, decide: Callable[[SubscriptionCore], list[Action]]) -> None:
+        """Let the core decide and run what it decided; nothing once there was a defect.
+
+        Raises:
+            DispatcherError: The core refuses, and has not changed.
+        """
+        if self.failure is not None:
+            return
+        try:
+            self.core.advance(self._now_ms())
+            self._run_actions(decide(self.core))
+        except DispatcherError:
+            raise
+        except Exception as defect:
+            # A supervisor: the core may be half changed.
+            self.stop_for_defect(defect)
 
     def _run_actions(self, actions: list[Action]) -> None:
         # A consumer that is told something may call back; what follows from that comes after what is here already.
@@ -329,9 +390,12 @@ class Dispatcher:
         return {key_of(item) for item in unsent}
 
     def _on_refused(self, consumer: ConsumerState, items: list[Item]) -> None:
-        self.core.refund(consumer, items)
-        # The permits may be for what waits, or for what is not read yet.
-        self._run_actions([])
+        def refund(core: SubscriptionCore) -> list[Action]:
+            core.refund(consumer, items)
+            # The permits may be for what waits, or for what is not read yet.
+            return []
+
+        self._decide(refund)
 
     def _on_missing(self, positions: list[Key]) -> None:
         self.acknowledge(None, positions)
@@ -350,4 +414,4 @@ class Dispatcher:
 
     def _on_timer(self) -> None:
         self._timer = self._timer_at_ms = None
-        self._run_actions(self._core_now().on_timer())
+        self._decide(lambda core: core.on_timer())

@@ -2,7 +2,8 @@
 
 Entries leave the outbox only when they are written. A read that fails is tried again from the same entry; a connection
 that is not writable is asked again. Whatever stops being the consumer's own before it is written (it left, asked for
-redelivery, or somebody acknowledged the entry) is not written, and its permits go back.
+redelivery, or somebody acknowledged the entry) is not written, and its permits go back. Any other exception is a
+defect, which ends the dispatcher: between charging an entry and writing it there is no other way out.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ class Outbox:
         config: Limits and waits.
         on_refused: Told of entries that are not written, so their permits go back.
         on_missing: Told of positions that the log no longer has.
+        on_defect: Told of an exception that must not be.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Outbox:
         config: DispatcherConfig,
         on_refused: Callable[[ConsumerState, list[Item]], None],
         on_missing: Callable[[list[Key]], None],
+        on_defect: Callable[[Exception], None],
     ) -> None:
         self.handle = handle
         self.consumer = consumer
@@ -52,6 +55,7 @@ class Outbox:
         self._config = config
         self._on_refused = on_refused
         self._on_missing = on_missing
+        self._on_defect = on_defect
         self._items: deque[Item] = deque()
         self._drops = 0
         self._pump: asyncio.Task[None] | None = None
@@ -97,21 +101,13 @@ class Outbox:
             await asyncio.gather(self._pump, return_exceptions=True)
 
     async def _run(self) -> None:
-        waits = Backoff(
-            initial_ms=self._config.read_failure_backoff_initial_ms,
-            max_ms=self._config.read_failure_backoff_max_ms,
-        )
         try:
             while self._items:
-                try:
-                    await self._until_writable()
-                    await self._send_batch()
-                    waits.reset()
-                except Exception:
-                    # A supervisor: whatever went wrong, these entries are next, and the consumer must get them.
-                    wait = waits.next_seconds()
-                    _LOG.exception("cannot send to consumer %r; again in %.1f s", self.handle.name, wait)
-                    await asyncio.sleep(wait)
+                await self._until_writable()
+                await self._send_batch()
+        except Exception as defect:
+            # A supervisor: entries that are charged and not sent must not stay so.
+            self._on_defect(defect)
         finally:
             self._pump = None
 
@@ -130,7 +126,7 @@ class Outbox:
         if not batch:
             return
         drops = self._drops
-        payloads = await self._log.read_payloads([item[LEDGER] for item in batch], [item[ENTRY] for item in batch])
+        payloads = await self._read(batch)
         if drops != self._drops:
             return
         for _ in batch:
@@ -139,6 +135,21 @@ class Outbox:
         if deliveries:
             self.consumer.bytes_out += sum([len(delivery[3]) for delivery in deliveries])
             self.handle.send_messages(deliveries)
+
+    async def _read(self, batch: list[Item]) -> list[bytes | None]:
+        """Read payloads until the log gives them: these entries are next, and the consumer must get them."""
+        waits = Backoff(
+            initial_ms=self._config.read_failure_backoff_initial_ms,
+            max_ms=self._config.read_failure_backoff_max_ms,
+        )
+        while True:
+            try:
+                return await self._log.read_payloads([item[LEDGER] for item in batch], [item[ENTRY] for item in batch])
+            except Exception:
+                # A supervisor: a read failed, whatever the reason.
+                wait = waits.next_seconds()
+                _LOG.exception("cannot read for consumer %r; again in %.1f s", self.handle.name, wait)
+                await asyncio.sleep(wait)
 
     def _next_batch(self) -> list[Item]:
         """Take what fits into one read; at least one entry."""

@@ -1,15 +1,16 @@
 """The one task that reads: it asks the core what it wants, does it, and sleeps only when there is nothing to do.
 
 Every event sets the same wake-up: new entries, permits, acknowledgements, the tracker, a timer. So nothing that can be
-delivered waits for an unrelated event. A reset meanwhile replaces the plan; what a read then brings is dropped.
+delivered waits for an unrelated event. A reset meanwhile replaces the plan; what a read then brings is dropped. A read
+of the log that fails is tried again; any other exception is a defect, which ends the dispatcher.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from pyroaring import BitMap
@@ -28,6 +29,8 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
 _LOG = logging.getLogger(__name__)
 
+_Read = TypeVar("_Read")
+
 _ENTRIES_PER_LOOKUP = 10_000
 """How many entries of a lost snapshot are read again at once."""
 
@@ -38,6 +41,17 @@ class _LogPart:
 
     first: Position
     through: Position
+
+
+class _ReadError(Exception):
+    """The log could not be read, whatever the reason, which is the cause: nothing has changed by that."""
+
+
+async def _from_log(read: Awaitable[_Read]) -> _Read:
+    try:
+        return await read
+    except Exception as error:
+        raise _ReadError from error
 
 
 class ReadsUnderWay(NamedTuple):
@@ -57,6 +71,7 @@ class Reader:
         cursor: The subscription's cursor.
         new_tracker: Makes the tracker, given what to call when something is available; None where nothing is delayed.
         run_actions: Runs what the core decided.
+        on_defect: Told of an exception that must not be.
         config: Waits.
         now_ms: The clock.
     """
@@ -68,6 +83,7 @@ class Reader:
         cursor: SubscriptionCursor,
         new_tracker: Callable[[Callable[[], None]], DelayedDeliveryTracker] | None,
         run_actions: Callable[[list[Action]], None],
+        on_defect: Callable[[Exception], None],
         config: DispatcherConfig,
         now_ms: Clock,
     ) -> None:
@@ -78,6 +94,7 @@ class Reader:
         self._cursor = cursor
         self._new_tracker = new_tracker
         self._run_actions = run_actions
+        self._on_defect = on_defect
         self._config = config
         self._now_ms = now_ms
         self._wake = asyncio.Event()
@@ -99,22 +116,22 @@ class Reader:
         self._log.add_listener(self.wake)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def close(self) -> None:
-        """Stop; the tracker keeps its index in the storage."""
+    def stop(self) -> None:
+        """Read nothing any more, from this call on."""
+        if self._is_closed:
+            return
         self._is_closed = True
         self._log.remove_listener(self.wake)
         if self._task is not None:
             self._task.cancel()
+
+    async def close(self) -> None:
+        """Stop; the tracker keeps its index in the storage."""
+        self.stop()
+        if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         if self.tracker is not None:
             await self.tracker.close()
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What ended the task that reads, None while it runs or after `close`."""
-        if self._task is None or self._is_closed or not self._task.done() or self._task.cancelled():
-            return None
-        return self._task.exception()
 
     def under_way(self) -> ReadsUnderWay:
         """Say what is being read now."""
@@ -169,16 +186,15 @@ class Reader:
             try:
                 has_worked = await self._step()
                 waits.reset()
-            except AssertionError:
-                # A defect of ours: going on could break what the core promises. The process goes on without it.
-                _LOG.critical("the dispatcher of %r stops", self._cursor.name, exc_info=True)
-                raise
-            except Exception:
-                # A supervisor: a read failed, whatever the reason, and must be tried again.
+            except _ReadError as error:
                 wait = waits.next_seconds()
-                _LOG.exception("cannot read for %r; again in %.1f s", self._cursor.name, wait)
+                _LOG.error("cannot read for %r; again in %.1f s", self._cursor.name, wait, exc_info=error.__cause__)
                 await asyncio.sleep(wait)
                 continue
+            except Exception as defect:
+                # A supervisor: the core, or the tracker's, may be half changed.
+                self._on_defect(defect)
+                return
             if has_worked:
                 # What is cached is read without suspending; everybody else gets a turn in between.
                 await asyncio.sleep(0)
@@ -225,8 +241,10 @@ class Reader:
         plan = self._core.plan
         self._is_reading = True
         try:
-            read = await self._log.read_headers(
-                request.first, entries_max=request.entries_max, skip=self._skipped_in, through=request.through
+            read = await _from_log(
+                self._log.read_headers(
+                    request.first, entries_max=request.entries_max, skip=self._skipped_in, through=request.through
+                )
             )
         finally:
             self._is_reading = False
@@ -313,7 +331,7 @@ class Reader:
             self._intake.on_popped(popped.ledger_ids, popped.entry_ids)
             self._popped = popped
         popped = self._popped
-        headers = await self._log.read_headers_at(popped.ledger_ids, popped.entry_ids)
+        headers = await _from_log(self._log.read_headers_at(popped.ledger_ids, popped.entry_ids))
         # A reset meanwhile has forgotten them; they are found again by reading.
         if self._popped is popped:
             self._popped = None
@@ -331,7 +349,7 @@ class Reader:
         ids = np.frombuffer(lost[:_ENTRIES_PER_LOOKUP].to_array(), dtype=np.uint32).astype(np.int64)
         ledger_ids = np.full(len(ids), ledger_id, dtype=np.int64)
         self._intake.on_popped(ledger_ids, ids)
-        headers = await self._log.read_headers_at(ledger_ids, ids)
+        headers = await _from_log(self._log.read_headers_at(ledger_ids, ids))
         if self._untracked and self._untracked[0][1] is lost:
             self._untracked.popleft()
             if len(lost) > _ENTRIES_PER_LOOKUP:
@@ -351,8 +369,10 @@ class Reader:
         if self._is_recovering(part.first.ledger_id):
             # Another snapshot may have it; `on_available` follows.
             return False
-        read = await self._log.read_headers(
-            part.first, entries_max=_ENTRIES_PER_LOOKUP, skip=self._skipped_in, through=part.through
+        read = await _from_log(
+            self._log.read_headers(
+                part.first, entries_max=_ENTRIES_PER_LOOKUP, skip=self._skipped_in, through=part.through
+            )
         )
         # A reset meanwhile has forgotten it.
         if self._untracked_parts and self._untracked_parts[0] is part and self._core.plan is not None:

@@ -17,6 +17,7 @@ from broker.protocol.pb.pulsar_api_pb2 import (
     KeySharedMode,
     MessageMetadata,
     ProducerAccessMode,
+    ServerError,
 )
 from broker.publishing import Publisher
 from broker.service import Service
@@ -317,3 +318,37 @@ def test_a_consumer_without_a_point_on_the_ring_is_told_of_in_the_log(
     play(tmp_path, story, dispatcher=DispatcherConfig(consistent_hashing_replica_points=1))
 
     assert f"consumer {second} of persistent://public/default/t / s gets no key" in caplog.text
+
+
+def test_consumers_of_a_dispatcher_with_a_defect_come_back_to_a_new_one(tmp_path: Path) -> None:
+    """They are disconnected; what they had acknowledged stays so, and the rest comes again."""
+
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        await producer(peer)
+        await subscribe(peer)
+        peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 1, "messagePermits": 100}))
+        peer.send_bytes(b"".join(send_frame(i) for i in range(10)))
+        subscription = service.topics[TopicName.parse("t")].subscriptions["s"]
+
+        def unacked() -> int:
+            return subscription.permits_and_unacked_of(subscription.consumers[0])[1]
+
+        await until(lambda: unacked() == 10)
+        acknowledged = [{"ledgerId": 1, "entryId": 4}]
+        peer.send(BaseCommand(type=BaseCommand.ACK, ack={"consumer_id": 1, "ack_type": 0, "message_id": acknowledged}))
+        assert subscription.dispatcher is not None
+        subscription.dispatcher.stop_for_defect(KeyError(0))
+
+        await until(lambda: [one for one in peer.answers() if one.type == BaseCommand.CLOSE_CONSUMER])
+        assert subscription.consumers == []
+        assert (await subscribe(peer, 2)).type == BaseCommand.SUCCESS
+        peer.send(BaseCommand(type=BaseCommand.FLOW, flow={"consumer_id": 2, "messagePermits": 100}))
+        await until(lambda: unacked() == 9)
+        assert (subscription.metrics().rebuilds_total, subscription.problems()) == (1, [])
+
+        subscription.dispatcher.stop_for_defect(KeyError(0))
+        answer = await subscribe(peer, 3)
+        assert answer.error.error == ServerError.ServiceNotReady
+
+    play(tmp_path, story)
