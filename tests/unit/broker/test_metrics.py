@@ -177,6 +177,7 @@ def test_the_numbers_of_a_subscription() -> None:
         "pulsar_subscription_last_consumed_timestamp": 2002,
         "pulsar_subscription_last_consumed_flow_timestamp": 3000,
         "pulsar_out_messages_total": 55_467,
+        "postdate_dispatcher_rebuilds_total": 0,
         "pulsar_out_bytes_total": 7_909_174,
         "postdate_subscription_draining_hashes": 10,
         "postdate_subscription_draining_hashes_unacked_messages": 12,
