@@ -424,10 +424,9 @@ class BucketSet:
             wakeup_ms = min(wakeup_ms, self.lanes.reads.starts_at_ms(self.sweep_retry))
         if self.config.bucket_count_max > 0 and now_ms < self.merge_retry.at_ms:
             wakeup_ms = min(wakeup_ms, self.merge_retry.at_ms)
-        barrier = self.barrier(now_ms)
-        if not self.index.has_row_through(barrier) and self.index.next_ms != NEVER:
-            wakeup_ms = min(wakeup_ms, self._barrier_until_ms)
-        return wakeup_ms
+        # What is held up need not be a row in memory: whoever asked from when on to wait has due messages of its own.
+        self.barrier(now_ms)
+        return min(wakeup_ms, self._barrier_until_ms)
 
     def earliest_unloaded_ms(self) -> int:
         """Return the time of the earliest row that is not loaded, `NEVER` if all are."""

@@ -52,6 +52,7 @@ from tracker.snapshot_work import (
     worker_on,
 )
 from tracker.stats import TrackerStats, operation_of
+from tracker.wake_up import WakeUp
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +99,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._timer_at_ms: int | None = None
         self._turn_handle: asyncio.Handle | None = None
         self._is_news = False
-        # Whether the dispatcher was told of due messages since it last took some.
-        self._is_told = False
-        self._withheld_ms: int | None = None
+        self._wake_up = WakeUp()
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._is_closed = False
         self._is_abandoned = False
@@ -125,7 +124,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             raise TrackerClosedError("add a message")
         core, now_ms = self._core, self._now_ms
         is_tracked = core.add_message(ledger_id, entry_id, deliver_at, now_ms())
-        if is_tracked and deliver_at < core.stirs_before_ms:
+        if deliver_at < core.stirs_before_ms if is_tracked else core.is_dirty:
             self._turn_soon()
         return is_tracked
 
@@ -170,7 +169,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def has_message_available(self) -> bool:
         """See base."""
-        return self._core.has_due(now_ms=self._now_ms())
+        is_available = self._core.has_due(now_ms=self._now_ms())
+        if not is_available:
+            self._wake_up.note_nothing_due()
+        return is_available
 
     def next_delivery_time(self) -> int | None:
         """See base."""
@@ -178,12 +180,14 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def first_withheld_time(self) -> int | None:
         """See base."""
-        return self._core.first_withheld_ms(now_ms=self._now_ms())
+        withheld_ms = self._core.first_withheld_ms(now_ms=self._now_ms())
+        self._wake_up.note_withheld(withheld_ms)
+        return withheld_ms
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """See base."""
         rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
-        self._is_told = False
+        self._wake_up.note_nothing_due()
         self._turn_soon()
         return rows
 
@@ -193,7 +197,9 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def should_pause_all_deliveries(self) -> bool:
         """See base."""
-        return self._core.should_pause(now_ms=self._now_ms())
+        is_paused = self._core.should_pause(now_ms=self._now_ms())
+        self._wake_up.note_paused(is_paused)
+        return is_paused
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """See base."""
@@ -297,17 +303,15 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._start(self._trim(trim))
         self._set_timer(now_ms)
         self._tell_when_full()
-        # A message may come due between the dispatcher's last look and this turn, and then no timer is set for it.
-        if not self._is_told and self._core.has_due(now_ms=now_ms):
-            self._is_told = self._is_news = True
-        # Whoever waits for what could not be given may go on when that has moved, or was given up.
-        withheld_ms = self._core.first_withheld_ms(now_ms=now_ms)
-        self._is_news = self._is_news or (self._withheld_ms is not None and withheld_ms != self._withheld_ms)
-        self._withheld_ms = withheld_ms
+        is_wanted = self._wake_up.is_wanted(
+            due_ms=self._core.first_due_ms(now_ms=now_ms),
+            withheld_ms=self._core.first_withheld_ms(now_ms=now_ms),
+            is_paused=self._core.should_pause(now_ms=now_ms),
+        )
         for is_met, waiter in self._waiters:
             if not waiter.done() and is_met():
                 waiter.set_result(None)
-        if self._is_news:
+        if self._is_news or is_wanted:
             self._is_news = False
             self._context.on_available()
 

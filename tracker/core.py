@@ -131,7 +131,9 @@ class TrackerCore:
         """Messages that are due are delivered by whoever offered them: forget them, here and in what is recovered."""
         covering = self._buckets.covering(ledger_id)
         self._buckets.doubts.mark_all(bucket for bucket in covering if bucket.may_hold(ledger_id, entry_ids))
-        self._index.refuse(ledger_id, entry_ids)
+        if self._index.refuse(ledger_id, entry_ids):
+            # Another message may be the first now.
+            self._buckets.is_dirty = True
 
     # Asking.
 
@@ -170,11 +172,15 @@ class TrackerCore:
         return self._index.position_count + self._buckets.unread_count
 
     def has_due(self, *, now_ms: int) -> bool:
-        """Whether `pop_due` may have something to give."""
+        """Whether `pop_due` has something to give."""
+        return self.first_due_ms(now_ms=now_ms) is not None
+
+    def first_due_ms(self, *, now_ms: int) -> int | None:
+        """Return the time of the first message that `pop_due` would give, None if it has none to give."""
         cutoff_ms = self._buckets.due_through_ms(now_ms)
-        if self._index.next_ms > cutoff_ms or not self._index.position_count:
-            return False
-        return self._index.has_row_through(min(last_key_at(cutoff_ms), self._buckets.barrier(now_ms)))
+        if self._index.next_ms > cutoff_ms:
+            return None
+        return self._index.first_ms_through(min(last_key_at(cutoff_ms), self._buckets.barrier(now_ms)))
 
     def next_delivery_ms(self) -> int | None:
         """Return when the next message is due, None if nothing is tracked; never later than it is."""
@@ -275,6 +281,8 @@ class TrackerCore:
             return
         if first_ledger_id > self._index.first_ledger_id:
             self._index.trim(first_ledger_id)
+            # Another message may be the first now.
+            self._buckets.is_dirty = True
         self._index.first_ledger_id = first_ledger_id
         self._buckets.trim()
 
@@ -319,17 +327,20 @@ class TrackerCore:
 
     def plan(self, *, now_ms: int) -> list[Action]:
         """Return the actions to start now; each is to be answered by one event."""
+        if self._index.drop_stale(last_key_at(self._buckets.due_through_ms(now_ms))):
+            self._buckets.note_popped()
         return bucket_plan.plan(self._buckets, now_ms)
 
     def next_wakeup_ms(self, *, now_ms: int) -> int | None:
         """Return when to look again if nothing happens before: a message comes due, or work can go on.
 
-        What is due already is no reason to wake up: whoever was told of it will ask for it.
+        What is due already is no reason to wake up: whoever was told of it will ask for it. But it is due no more when
+        the clock is put back, so somebody has to look some time: that is `LATEST_MS`.
         """
         wakeup_ms = self._buckets.next_work_ms(now_ms)
         next_ms = self._index.next_ms
-        if next_ms > now_ms and next_ms <= self._buckets.barrier(now_ms).deliver_at_ms:
-            wakeup_ms = min(wakeup_ms, next_ms)
+        if next_ms <= self._buckets.barrier(now_ms).deliver_at_ms:
+            wakeup_ms = min(wakeup_ms, next_ms if next_ms > now_ms else LATEST_MS)
         self.stirs_before_ms = wakeup_ms
         return None if wakeup_ms == NEVER else wakeup_ms
 

@@ -62,7 +62,11 @@ class TrackerContext:
     cursor: TrackedCursor
     on_available: Callable[[], None]
     """Called on the event loop, at most once per turn, when something may have become available: a message came
-    due, a segment was loaded, a ledger range was recovered, or positions must be read again."""
+    due, a segment was loaded, a ledger range was recovered, or positions must be read again; and when an answer that
+    makes one wait is no longer true: that nothing is due, that due messages must wait, or that reading is to pause.
+
+    It is enough to look when this is called, and when more can be taken than before. Who was told and has not looked
+    may be told no more of the same message, but is told of the next if that one goes another way than by a poll."""
     tick_time_ms: int | None = None
     """The topic's own tick; None means the configuration's."""
     keeps_positions: bool = False
@@ -138,7 +142,7 @@ class DelayedDeliveryTracker(ABC):
 
     @abstractmethod
     def has_message_available(self) -> bool:
-        """Whether `get_scheduled_messages` has something to give now."""
+        """Whether `get_scheduled_messages` has something to give now; if not, `on_available` will tell when it has."""
 
     @abstractmethod
     def next_delivery_time(self) -> int | None:

@@ -78,7 +78,7 @@ def first_key_at(deliver_at_ms: int) -> RowKey:
     return RowKey(deliver_at_ms, -1, -1)
 
 
-class _Run:
+class Run:
     """Sorted columns, and how many rows at their front are gone."""
 
     __slots__ = ("_head_key", "end", "entry_ids", "head", "head_ms", "ledger_ids", "times")
@@ -183,7 +183,7 @@ class DueQueue:
     __slots__ = ("_chunks", "_chunks_rows", "_few", "_runs", "_runs_rows", "next_ms")
 
     def __init__(self) -> None:
-        self._runs: list[_Run] = []
+        self._runs: list[Run] = []
         self._runs_rows = 0
         self._chunks: list[Columns] = []
         self._chunks_rows = 0
@@ -267,7 +267,7 @@ class DueQueue:
         """Drop every row of these positions of a ledger; O(n)."""
         self._fold()
         wanted = np.frombuffer(entry_ids.to_array(), np.uint32)
-        runs: list[_Run] = []
+        runs: list[Run] = []
         for run in self._runs:
             times, ledgers, entries = run.columns(run.end)
             is_kept = ledgers != ledger_id
@@ -276,11 +276,11 @@ class DueQueue:
             if is_kept.all():
                 runs.append(run)
             elif is_kept.any():
-                runs.append(_Run(times[is_kept], ledgers[is_kept], entries[is_kept]))
+                runs.append(Run(times[is_kept], ledgers[is_kept], entries[is_kept]))
         self._runs = runs
         self.drop_empty_runs()
 
-    def runs_through(self, through_ms: int) -> list[_Run]:
+    def runs_through(self, through_ms: int) -> list[Run]:
         """Return the runs that hold rows due by this time; only those are touched."""
         if self.next_ms > through_ms:
             return []
@@ -289,7 +289,7 @@ class DueQueue:
 
     def push_front(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Put sorted rows back that were popped with others."""
-        run = _Run(times, ledger_ids, entry_ids)
+        run = Run(times, ledger_ids, entry_ids)
         self._runs.append(run)
         self._runs_rows += len(run)
         self.next_ms = min(self.next_ms, run.head_ms)
@@ -334,7 +334,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     return times, ledger_ids, entry_ids
 
 
-def _sorted_run(parts: Sequence[Columns]) -> _Run:
+def _sorted_run(parts: Sequence[Columns]) -> Run:
     if len(parts) == 1:
         columns = parts[0]
     else:
@@ -342,13 +342,13 @@ def _sorted_run(parts: Sequence[Columns]) -> _Run:
         parts = sorted(parts, key=lambda part: tuple(column.item(0) for column in part))
         columns = _joined(parts)
     if _is_sorted(*columns):
-        return _Run(*columns)
+        return Run(*columns)
     packing = packing_of(columns)
     if packing is not None:
         # Numbers that have the order of the rows: several times faster than indices where many have one time.
-        return _Run(*packing.unpack(np.sort(packing.pack(columns))))
+        return Run(*packing.unpack(np.sort(packing.pack(columns))))
     order = order_of_rows(*columns)
-    return _Run(*columns) if order is None else _Run(*(column[order] for column in columns))
+    return Run(*columns) if order is None else Run(*(column[order] for column in columns))
 
 
 def pop_sorted(queues: Sequence[DueQueue], through: RowKey, limit: int, *, rest: Rest) -> Columns:
@@ -375,7 +375,7 @@ def pop_sorted(queues: Sequence[DueQueue], through: RowKey, limit: int, *, rest:
 _NO_ROWS: Final = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def _pop_front(runs: list[_Run], through: RowKey, limit: int) -> Columns | None:
+def _pop_front(runs: list[Run], through: RowKey, limit: int) -> Columns | None:
     """Take rows of the run that is first, if enough of them are before all other runs; mostly left from a merge."""
     head_ms = min(run.head_ms for run in runs)
     first = [run for run in runs if run.head_ms == head_ms]
@@ -383,7 +383,7 @@ def _pop_front(runs: list[_Run], through: RowKey, limit: int) -> Columns | None:
         front = first[0]
         before = first_key_at(min((run.head_ms for run in runs if run is not front), default=NEVER))
     else:
-        first.sort(key=_Run.head_key)
+        first.sort(key=Run.head_key)
         front = first[0]
         next_key = first[1].head_key()
         before = next_key._replace(entry_id=next_key.entry_id - 1)
@@ -398,7 +398,7 @@ def _pop_front(runs: list[_Run], through: RowKey, limit: int) -> Columns | None:
     return columns
 
 
-def _pop_merged(runs: list[_Run], through: RowKey, limit: int) -> Columns:
+def _pop_merged(runs: list[Run], through: RowKey, limit: int) -> Columns:
     """Merge the first rows of several runs, as far as the rows that were not looked at cannot come between."""
     wanted = max(limit, POP_ROWS_MIN)
     one_time = min(through, last_key_at(_time_of_rows(runs, wanted)))
@@ -411,7 +411,7 @@ def _pop_merged(runs: list[_Run], through: RowKey, limit: int) -> Columns:
     return merged.columns(merged.end)
 
 
-def _time_of_rows(runs: list[_Run], wanted: int) -> int:
+def _time_of_rows(runs: list[Run], wanted: int) -> int:
     """Return a time up to which the runs have at least so many rows, and hardly ever four times as many.
 
     Looked at are few rows of each run, the next one always twice as far from its head as the one before: a run that has
@@ -428,7 +428,7 @@ def _time_of_rows(runs: list[_Run], wanted: int) -> int:
     return int(times[order[enough]]) if enough < len(times) else NEVER - 1
 
 
-def _pop_counted(runs: list[_Run], through: RowKey, wanted: int) -> Columns:
+def _pop_counted(runs: list[Run], through: RowKey, wanted: int) -> Columns:
     """Merge so many rows by their number, as too many of them have one time."""
     heads = [(run, end) for run in runs if (end := run.end_through(through)) > run.head]
     share = max(1, wanted // len(heads))

@@ -23,10 +23,11 @@ from tracker.delayed_delivery_tracker import (
     ScheduledMessages,
     TrackerContext,
 )
-from tracker.due_queue import NEVER
+from tracker.due_queue import LATEST_MS, NEVER
 from tracker.errors import TrackerClosedError
 from tracker.membership import Membership, bitmap_of, ledger_groups
 from tracker.offers import check_offer, check_tick_time, columns_of
+from tracker.wake_up import WakeUp
 
 Int64Array = NDArray[np.int64]
 
@@ -61,6 +62,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         """What was refused, by ledger, and may still be in a window."""
         self._highest_deliver_at_ms = 0
         self._have_fixed_delays = True
+        self._wake_up = WakeUp()
+        self._turn_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms: int | None = None
         self._is_closed = False
@@ -87,7 +90,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._have_fixed_delays = False
         self._highest_deliver_at_ms = max(self._highest_deliver_at_ms, deliver_at)
         self._members.add(ledger_id, entry_id)
-        self._set_timer()
+        if self._timer_at_ms is None or self._times[0] < self._timer_at_ms:
+            self._turn_soon()
         return True
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
@@ -104,7 +108,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             rows = rows.take(is_tracked)
         if len(rows):
             self._add_rows(rows)
-            self._set_timer()
+            self._turn_soon()
         return is_tracked
 
     def _add_rows(self, rows: DelayedIndexes) -> None:
@@ -133,6 +137,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         if tracked is not None and tracked.intersect(entry_ids):
             self._forgotten[ledger_id] = (tracked & entry_ids) | self._forgotten.get(ledger_id, BitMap())
             self._members.discard_all(ledger_id, entry_ids)
+            # Another message may be the first now.
+            self._turn_soon()
 
     def _drop_forgotten(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Take positions out of the windows that they were in before they were refused: they are added again."""
@@ -201,11 +207,28 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def has_message_available(self) -> bool:
         """See base."""
-        return bool(self._members.count and self._times and self._times[0] <= self._due_through_ms())
+        is_available = self._first_due_ms() is not None
+        if not is_available:
+            self._wake_up.note_nothing_due()
+        return is_available
 
     def next_delivery_time(self) -> int | None:
         """See base."""
-        return self._times[0] if self._members.count and self._times else None
+        return self._first_ms()
+
+    def _first_ms(self) -> int | None:
+        """Return the time of the first window with a tracked message; what comes before it is dropped."""
+        while self._times:
+            window = self._windows[self._times[0]]
+            tracked = self._members.bitmaps
+            if any(ledger_id in tracked and ids.intersect(tracked[ledger_id]) for ledger_id, ids in window.items()):
+                return self._times[0]
+            del self._windows[heapq.heappop(self._times)]
+        return None
+
+    def _first_due_ms(self) -> int | None:
+        first_ms = self._first_ms()
+        return first_ms if first_ms is not None and first_ms <= self._due_through_ms() else None
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """See base; the time of a message is that of its window."""
@@ -227,7 +250,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
                 del self._windows[window_ms]
         if not self._members.count:
             self._forget_delays()
-        self._set_timer()
+        self._wake_up.note_nothing_due()
+        self._turn_soon()
         return DelayedIndexes.concatenate(parts)
 
     def _take(self, window: dict[int, BitMap], ledger_id: int, limit: int) -> Int64Array:
@@ -253,11 +277,16 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def should_pause_all_deliveries(self) -> bool:
         """See base: with one fixed delay, nothing that is read further on is due before what is tracked."""
+        is_paused = self._is_paused()
+        self._wake_up.note_paused(is_paused)
+        return is_paused
+
+    def _is_paused(self) -> bool:
         return (
             self._lookahead > 0
             and self._have_fixed_delays
             and self._members.count >= self._lookahead
-            and not self.has_message_available()
+            and self._first_due_ms() is None
         )
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
@@ -270,7 +299,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             for window_ms, window in windows.items():
                 for ledger_id, entry_ids in window.items():
                     self._put(self._window_of(window_ms + (1 << bits) - 1), ledger_id, entry_ids)
-        self._set_timer()
+        self._turn_soon()
 
     def _on_mark_delete_moved(self, mark_delete: Position) -> None:
         if mark_delete.ledger_id == self._first_ledger_id:
@@ -282,7 +311,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._forgotten.pop(ledger_id, None)
         if passed:
             self._drop_ledgers(passed)
-            self._set_timer()
+            self._turn_soon()
 
     def _drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
         """Free the windows of ledgers of which nothing is tracked any more."""
@@ -303,8 +332,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     def set_active(self, is_active: bool) -> None:
         """See base."""
         self._is_active = is_active
-        if self.has_message_available():
-            self._context.on_available()
+        self._turn_soon()
 
     def _forget_delays(self) -> None:
         self._highest_deliver_at_ms = 0
@@ -317,7 +345,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._times.clear()
         self._forgotten.clear()
         self._forget_delays()
-        self._set_timer()
+        self._turn_soon()
 
     async def close(self) -> None:
         """See base."""
@@ -325,24 +353,36 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             return
         self._is_closed = True
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        self._timer_at_ms = None
+        for handle in (self._timer, self._turn_handle):
+            if handle is not None:
+                handle.cancel()
         self._members = Membership()
         self._windows.clear()
         self._times.clear()
 
+    # The loop: set the timer, tell the dispatcher.
+
+    def _turn_soon(self) -> None:
+        if self._turn_handle is None and not self._is_closed:
+            self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Bring everything up to date, once per turn of the loop, whatever happened in it."""
+        self._turn_handle = None
+        self._set_timer()
+        if self._wake_up.is_wanted(due_ms=self._first_due_ms(), is_paused=self._is_paused()):
+            self._context.on_available()
+
     def _set_timer(self) -> None:
-        """Wake the dispatcher at the time of the first window; one whose time has come waits for a poll.
+        """Look again at the time of the first window; one whose time has come waits for a poll.
 
         Then no message of it is late. Where it was rounded down it has been due for a while, as a tick is no shorter
-        than a window: whoever polls for another reason gets it up to a tick early.
+        than a window: whoever polls for another reason gets it up to a tick early. And what is due is due no more when
+        the clock is put back, so somebody has to look some time.
         """
-        now_ms = self._now_ms()
-        at_ms = self._times[0] if self._times else None
+        now_ms, at_ms = self._now_ms(), self._first_ms()
         if at_ms is not None and at_ms <= now_ms:
-            at_ms = None
+            at_ms = LATEST_MS
         if at_ms == self._timer_at_ms:
             return
         if self._timer is not None:
@@ -357,9 +397,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     def _on_timer(self) -> None:
         self._timer = None
         self._timer_at_ms = None
-        self._set_timer()
-        if self.has_message_available():
-            self._context.on_available()
+        self._turn()
 
 
 def _rows(window_ms: int, ledger_id: int, entry_ids: Int64Array) -> DelayedIndexes:

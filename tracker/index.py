@@ -19,6 +19,7 @@ from tracker.due_queue import NEVER, Columns, DueQueue, RowKey, pop_sorted
 from tracker.holding import Holding, Residents
 from tracker.membership import Membership, bitmap_of, is_in, ledger_bitmaps, ledger_groups
 from tracker.single_adds import SingleAdds
+from tracker.stale_rows import drop_stale, first_tracked_ms
 
 Int64Array = NDArray[np.int64]
 
@@ -147,18 +148,41 @@ class Index:
         return [holding.members.bitmaps[ledger_id] for holding in self.holdings if ledger_id in holding.members.bitmaps]
 
     def has_row_through(self, through: RowKey) -> bool:
-        """Whether a row of a tracked position may be at or before this key.
+        """Whether a row of a tracked position is at or before this key."""
+        return self.first_ms_through(through) is not None
 
-        Rows alone are none: those of what was acknowledged before they were loaded stay until they are passed.
+    def first_ms_through(self, through: RowKey) -> int | None:
+        """Return the time of the first row of a tracked position at or before this key, None if there is none.
+
+        PERFORMANCE: where each row is a position's only one, which is nearly always so, no row is looked at.
         """
-        if not self.position_count:
+        next_ms, position_count = self.next_ms, self.position_count
+        if next_ms > through.deliver_at_ms or not position_count:
+            return None
+        if next_ms < through.deliver_at_ms and self.row_count == position_count:
+            return next_ms
+        return first_tracked_ms(self.queues, through, self._are_tracked)
+
+    def drop_stale(self, through: RowKey) -> bool:
+        """Drop the rows at the front that are of no tracked position, up to a key; return whether there were any."""
+        if self.next_ms > through.deliver_at_ms or self.row_count == self.position_count:
             return False
-        next_ms = self.next_ms
-        if next_ms != through.deliver_at_ms:
-            return next_ms < through.deliver_at_ms
-        return any(
-            run.head_key() <= through for queue in self.queues for run in queue.runs_through(through.deliver_at_ms)
-        )
+        has_dropped = drop_stale(self._shared.queue, through, self._are_tracked)
+        for holding in self._due_beside_shared(through):
+            if drop_stale(holding.queue, through, self._are_tracked):
+                holding.is_popped = has_dropped = True
+        if has_dropped:
+            self.residents.note_popped()
+        return has_dropped
+
+    def _are_tracked(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
+        if len(ledger_ids) == 1:
+            return np.array([self.contains(int(ledger_ids[0]), int(entry_ids[0]))])
+        are_tracked = np.zeros(len(ledger_ids), np.bool_)
+        for holding in self.holdings:
+            if holding.members.count:
+                are_tracked |= is_in(holding.members.bitmaps, ledger_ids, entry_ids)
+        return are_tracked
 
     # Handing out.
 
@@ -301,16 +325,19 @@ class Index:
                 settled = self.settled.setdefault(ledger_id, BitMap())
                 settled |= popped
 
-    def refuse(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """Forget positions of a ledger; whoever offered them has them."""
+    def refuse(self, ledger_id: int, entry_ids: BitMap) -> bool:
+        """Forget positions of a ledger, whoever offered them has them; return whether any had a row in memory."""
+        has_forgotten = False
         for holding in self.holdings:
             tracked = holding.members.bitmaps.get(ledger_id)
             if tracked is not None and tracked.intersect(entry_ids):
                 self.forgotten[ledger_id] = (tracked & entry_ids) | self.forgotten.get(ledger_id, _NONE)
                 holding.members.discard_all(ledger_id, entry_ids)
+                has_forgotten = True
         if self._is_watched(ledger_id):
             settled = self.settled.setdefault(ledger_id, BitMap())
             settled |= entry_ids
+        return has_forgotten
 
     def _drop_forgotten(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Drop the rows that positions had before they were refused: they are added again, with a time of their own.

@@ -22,6 +22,7 @@ from snapshot_storage.columns import DelayedIndexes
 from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at, pop_sorted, sorted_rows
 from tracker.position_set import Int64Array, PositionSet
 from tracker.spilled_rows import SpilledRows, row_count_through
+from tracker.stale_rows import drop_stale, first_tracked_ms
 
 Mask = NDArray[np.bool_]
 
@@ -109,11 +110,8 @@ class ViewRows:
         return min(self.due.next_ms, self.barrier.deliver_at_ms)
 
     def has_row_through(self, through: RowKey) -> bool:
-        """Whether a row in memory is at or before a key, and may be handed out."""
-        through = min(through, self.barrier)
-        if self.due.next_ms != through.deliver_at_ms:
-            return self.due.next_ms < through.deliver_at_ms
-        return any(run.end_through(through) > run.head for run in self.due.runs_through(through.deliver_at_ms))
+        """Whether a row in memory that is not forgotten is at or before a key, and may be handed out."""
+        return first_tracked_ms([self.due], min(through, self.barrier), self.queued.mask) is not None
 
     @property
     def wants_refill(self) -> bool:
@@ -231,6 +229,7 @@ class ViewRows:
         """Forget ledgers that the subscription is past."""
         for positions in (self.queued, self.spilled, self.returning, self.lost, self.answered, self.foreign):
             positions.forget_below(ledger_id)
+        drop_stale(self.due, last_key_at(NEVER), self.queued.mask)
         self._lost_ranges = [ledgers for ledgers in self._lost_ranges if ledgers.last_ledger_id >= ledger_id]
 
 

@@ -4,6 +4,7 @@ Times are compared on one clock, as client and service run on one machine. "Late
 about what is held back and what is not, and the benchmarks about how late it comes.
 """
 
+import threading
 import time
 from datetime import timedelta
 
@@ -237,3 +238,31 @@ def test_delays_that_nobody_waits_for_do_no_harm(clients: Clients, topic: str) -
     send_all(producer, ["a", "b", "c"], partition_key="k1")
 
     assert texts(receive_and_ack(consumer, 3)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("kind", HOLDING)
+def test_a_seek_past_what_was_due_brings_the_next_one_at_its_time(
+    clients: Clients, topic: str, kind: ConsumerType
+) -> None:
+    """Nobody could take the first: a consumer without a queue has no permits until it receives."""
+    client = clients.new()
+    consumer = subscribe(client, topic, kind, receiver_queue_size=0, start_message_id_inclusive=True)
+    producer = client.create_producer(topic)
+    due_ms = now_ms() + 5_000
+    producer.send(b"a", deliver_at=now_ms() + 500, partition_key="k")
+    second = producer.send(b"b", deliver_at=due_ms, partition_key="k")
+    time.sleep(1.5)
+
+    consumer.seek(second)
+    arrivals: list[tuple[str, int]] = []
+
+    def receive_one() -> None:
+        message = consumer.receive()
+        arrivals.append((message.data().decode(), now_ms()))
+
+    receiving = threading.Thread(target=receive_one, daemon=True)
+    receiving.start()
+    receiving.join(15)
+
+    assert [text for text, _ in arrivals] == ["b"]
+    assert due_ms <= arrivals[0][1] < due_ms + LATE_MAX_MS

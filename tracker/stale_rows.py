@@ -1,0 +1,70 @@
+"""Rows whose position is tracked no more: how to see past them, and how to be rid of them.
+
+A queue keeps the row of a position that was refused, trimmed or handed out from another row. Such a row must not count
+as due, or whoever trusts what is due would wait for a message that never comes. Only rows at the front matter, and most
+of the time none is stale there: so the first row of a run is looked at alone, and then four times as many.
+
+Pure: functions over queues; what is tracked, the caller says.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracker.due_queue import DueQueue, RowKey, Run
+
+Int64Array = NDArray[np.int64]
+
+AreTracked = Callable[[Int64Array, Int64Array], NDArray[np.bool_]]
+"""Which of these positions (ledger ids, entry ids) are tracked."""
+
+_ROWS_AT_ONCE_MAX: Final = 16_384
+
+
+def first_tracked_ms(queues: Iterable[DueQueue], through: RowKey, are_tracked: AreTracked) -> int | None:
+    """Return the time of the first row of a tracked position at or before a key, None if there is none.
+
+    Runtime complexity: O(runs), and O(stale rows before the first tracked one).
+    """
+    runs = [run for queue in queues for run in queue.runs_through(through.deliver_at_ms)]
+    first_ms: int | None = None
+    for run in sorted(runs, key=_head_ms):
+        if first_ms is not None and run.head_ms >= first_ms:
+            break
+        end = run.end_through(through)
+        row = _first_tracked(run, end, are_tracked)
+        if row < end:
+            time_ms = int(run.times[row])
+            first_ms = time_ms if first_ms is None else min(first_ms, time_ms)
+    return first_ms
+
+
+def drop_stale(queue: DueQueue, through: RowKey, are_tracked: AreTracked) -> bool:
+    """Drop the rows at or before a key that stand before the first tracked one of their run; return whether any did."""
+    has_dropped = False
+    for run in queue.runs_through(through.deliver_at_ms):
+        stale_count = _first_tracked(run, run.end_through(through), are_tracked) - run.head
+        if stale_count:
+            run.advance(stale_count)
+            has_dropped = True
+    if has_dropped:
+        queue.drop_empty_runs()
+    return has_dropped
+
+
+def _head_ms(run: Run) -> int:
+    return run.head_ms
+
+
+def _first_tracked(run: Run, end: int, are_tracked: AreTracked) -> int:
+    """Return the place of a run's first row of a tracked position, `end` if there is none before it."""
+    start, row_count = run.head, 1
+    while start < end:
+        stop = min(end, start + row_count)
+        is_tracked = are_tracked(run.ledger_ids[start:stop], run.entry_ids[start:stop])
+        if is_tracked.any():
+            return start + int(is_tracked.argmax())
+        start, row_count = stop, min(4 * row_count, _ROWS_AT_ONCE_MAX)
+    return max(run.head, end)

@@ -1,0 +1,58 @@
+"""When a dispatcher is to be told to look again: whenever an answer that made it wait is no longer true.
+
+A dispatcher waits because nothing was due, because what is due must wait for an earlier message that is still being
+loaded, or because reading was paused. A tracker notes these answers as it gives them, and compares them, once in a
+turn of its loop, with what it would answer now. So what left the index, and by which way, does not matter: being told
+of a message ends when that message is no longer the first that is due.
+
+    told of A ──► A is polled, refused, cleared, passed, put off ──► B is first: told of B
+
+Left out: news that are no change of these answers, as a ledger range that was recovered; a tracker tells those itself.
+Pure: no clock, no event loop.
+"""
+
+
+class WakeUp:
+    """What a dispatcher waits for, and the due message of which it was told."""
+
+    __slots__ = ("_is_paused", "_told_due_ms", "_withheld_ms")
+
+    def __init__(self) -> None:
+        self._told_due_ms: int | None = None
+        """The time of the first due message when the dispatcher was told last; None once it waits for a message."""
+        self._withheld_ms: int | None = None
+        self._is_paused = False
+
+    def note_nothing_due(self) -> None:
+        """Note that the dispatcher took what there was, or was answered that nothing is due: it waits from now on."""
+        self._told_due_ms = None
+
+    def note_withheld(self, withheld_ms: int | None) -> None:
+        """Note the answer that due messages from this time on have to wait, None for no such time.
+
+        Of several answers in one turn the first counts, as there may be several who ask: the index of a topic has the
+        dispatchers of all its subscriptions.
+        """
+        if self._withheld_ms is None:
+            self._withheld_ms = withheld_ms
+
+    def note_paused(self, is_paused: bool) -> None:
+        """Note the answer whether reading is to pause."""
+        self._is_paused = self._is_paused or is_paused
+
+    def is_wanted(self, *, due_ms: int | None, withheld_ms: int | None = None, is_paused: bool = False) -> bool:
+        """Return whether to tell the dispatcher, given what would be answered now; call once a turn.
+
+        Args:
+            due_ms: The time of the first message that can be handed out, None if there is none.
+            withheld_ms: The time from which on due messages have to wait, None if they need not.
+            is_paused: Whether reading is to pause.
+        """
+        is_due = due_ms is not None and due_ms != self._told_due_ms
+        may_go_on = self._withheld_ms is not None and withheld_ms != self._withheld_ms
+        is_unpaused = self._is_paused and not is_paused
+        self._told_due_ms = due_ms
+        self._withheld_ms = withheld_ms
+        # A pause that the dispatcher did not ask about has not made it wait.
+        self._is_paused = self._is_paused and is_paused
+        return is_due or may_go_on or is_unpaused
