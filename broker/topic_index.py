@@ -68,6 +68,10 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         Raises:
             SubscriptionNotFoundError: The last subscription was deleted meanwhile, and the index with it.
         """
+        if self._index is not None and self._index.tracker.failure is not None:
+            # It has stopped for a defect, and with it every dispatcher that had a view on it.
+            self.counters_before = summed(self.counters_before, self._index.tracker.stats())
+            self._index = None
         if self._index is None:
             own = self._ledger.cursors.get(INDEX_CURSOR_NAME)
             if own is None:

@@ -66,6 +66,7 @@ def make_dispatcher(
                 cursor_name=cursor.name,
                 cursor=cursor,
                 on_available=on_available,
+                on_defect=lambda defect: dispatcher.stop_for_defect(defect),
                 tick_time_ms=tick_time_ms,
                 is_active=is_active,
                 has_taken=has_taken,

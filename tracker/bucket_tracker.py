@@ -3,13 +3,17 @@
 The shell starts the core's actions as tasks, gives the core their answers, keeps one timer, and tells the
 dispatcher when to look. It has no condition about buckets. Encoding and decoding happen in worker threads, storage
 calls are awaited; no add and no poll ever waits for either.
+
+An exception of the core is a defect, and what it left half changed must decide and store nothing any more: the tracker
+stops, its owner is told, and the snapshots that the cursor's properties name stay as they are for the next tracker.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import wraps
 from random import Random
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,7 +43,7 @@ from tracker.delayed_delivery_tracker import (
     ScheduledMessages,
     TrackerContext,
 )
-from tracker.errors import ClearTimeoutError, TrackerClosedError
+from tracker.errors import ClearTimeoutError, TrackerClosedError, TrackerError
 from tracker.heap import Heap, trim_of_c_library
 from tracker.snapshot_merge import RunBlocking
 from tracker.snapshot_work import (
@@ -57,6 +61,23 @@ from tracker.wake_up import WakeUp
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], int]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _guarded(method: _Method) -> _Method:
+    """Stop the tracker for an exception of the core, and raise it."""
+
+    @wraps(method)
+    def guarded(self: "BucketDelayedDeliveryTracker", *arguments: Any) -> Any:
+        try:
+            return method(self, *arguments)
+        except Exception as error:
+            self._note_error(error)
+            raise
+
+    return cast(_Method, guarded)
+
 
 TIMER_MS_MAX = 5_000
 """The timer is set at most this far ahead, so that a step of the wall clock is noticed within it."""
@@ -103,6 +124,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._is_closed = False
         self._is_abandoned = False
+        self.failure: Exception | None = None
+        """The defect that stopped it, None while all is well."""
         # Kinds of actions that failed when they were last tried.
         self._failing: set[str] = set()
         self._was_full = False
@@ -123,11 +146,16 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._is_closed:
             raise TrackerClosedError("add a message")
         core, now_ms = self._core, self._now_ms
-        is_tracked = core.add_message(ledger_id, entry_id, deliver_at, now_ms())
+        try:
+            is_tracked = core.add_message(ledger_id, entry_id, deliver_at, now_ms())
+        except Exception as error:
+            self._note_error(error)
+            raise
         if deliver_at < core.stirs_before_ms if is_tracked else core.is_dirty:
             self._turn_soon()
         return is_tracked
 
+    @_guarded
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
         """See base."""
         self._check_open("add messages")
@@ -138,11 +166,16 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
         """See base."""
         core = self._core
-        is_tracked = core.contains_message(ledger_id, entry_id)
+        try:
+            is_tracked = core.contains_message(ledger_id, entry_id)
+        except Exception as error:
+            self._note_error(error)
+            raise
         if core.is_dirty:
             self._turn_soon()
         return is_tracked
 
+    @_guarded
     def tracked_in(self, ledger_id: int) -> BitMap | None:
         """See base."""
         tracked = self._core.tracked_in(ledger_id)
@@ -153,6 +186,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """Return the ledgers in which something is tracked, in no order."""
         return self._core.tracked_ledger_ids()
 
+    @_guarded
     def is_recovering(self, ledger_id: int) -> bool:
         """See base."""
         is_recovering = self._core.is_recovering(ledger_id)
@@ -167,6 +201,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """See base."""
         return self._core.take_untracked_ranges()
 
+    @_guarded
     def has_message_available(self) -> bool:
         """See base."""
         is_available = self._core.has_due(now_ms=self._now_ms())
@@ -184,8 +219,12 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._wake_up.note_withheld(withheld_ms)
         return withheld_ms
 
+    @_guarded
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """See base."""
+        if self.failure is not None:
+            # Whoever only polls must hear of it.
+            raise TrackerClosedError("hand out messages") from self.failure
         rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
         self._wake_up.note_nothing_due()
         self._turn_soon()
@@ -201,11 +240,13 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._wake_up.note_paused(is_paused)
         return is_paused
 
+    @_guarded
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """See base."""
         self._core.set_tick_time(tick_time_ms)
         self._turn_soon()
 
+    @_guarded
     def set_active(self, is_active: bool) -> None:
         """See base."""
         self._core.set_active(is_active)
@@ -235,9 +276,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     async def close(self) -> None:
         """See base; seals the mutable bucket when that is worth it, so that a restart need not read it again."""
-        if self._is_closed:
-            return
-        if not self._is_abandoned:
+        if not (self._is_abandoned or self._is_closed):
             if self._config.index_count_at_close_min >= 0:
                 self._core.seal(index_count_min=self._config.index_count_at_close_min)
             await self._wait_for(lambda: self._core.unsettled_count == 0, self._config.close_timeout_ms)
@@ -248,11 +287,15 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._is_abandoned = True
 
     async def _stop(self) -> None:
+        if self._core.unsettled_count and not (self._is_abandoned or self._is_closed):
+            logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
+        self._stop_at_once()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _stop_at_once(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._core.unsettled_count and not self._is_abandoned:
-            logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
         for _, waiter in self._waiters:
             if not waiter.done():
@@ -263,8 +306,29 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def stop_for_defect(self, defect: Exception) -> None:
+        """Stop at once: something that belongs to the index raised this, and may be half changed.
+
+        The owner hears of it by `TrackerContext.on_defect`, once. Adding and polling raise `TrackerClosedError` from
+        then on, and nothing is tracked any more. A new tracker finds in the log what no snapshot has.
+        """
+        if self._is_closed:
+            return
+        self.failure = defect
+        self._is_abandoned = True
+        logger.critical("%s: the delayed index stops for a defect", self._name, exc_info=defect)
+        self._stop_at_once()
+        # Nobody asks the one that failed any more.
+        self._core = TrackerCore(self._config, acknowledged_in=self._context.cursor.acknowledged_in, rng=Random(0))
+        self._context.on_defect(defect)
+
+    def _note_error(self, error: Exception) -> None:
+        """Tell a refusal, after which nothing has changed, from a defect."""
+        if not isinstance(error, ValueError | TrackerError):
+            self.stop_for_defect(error)
+
+    @_guarded
     def _on_mark_delete_moved(self, mark_delete: Position) -> None:
         self._core.trim(mark_delete.ledger_id)
         if self._core.is_dirty:
@@ -290,8 +354,19 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._turn_soon()
 
     def _turn(self) -> None:
-        """Bring everything up to date, once per turn of the loop, whatever happened in it."""
+        """Bring everything up to date, once per turn of the loop, and tell the dispatcher."""
         self._turn_handle = None
+        try:
+            is_wanted = self._bring_up_to_date()
+        except Exception as defect:
+            # A supervisor: the core may be half changed.
+            self.stop_for_defect(defect)
+            return
+        if is_wanted:
+            self._context.on_available()
+
+    def _bring_up_to_date(self) -> bool:
+        """Do what has to be done, whatever happened in this turn; return whether the dispatcher is to look again."""
         now_ms = self._now_ms()
         for key, reason in self._core.take_losses():
             self._stats.buckets_lost += 1
@@ -311,9 +386,9 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         for is_met, waiter in self._waiters:
             if not waiter.done() and is_met():
                 waiter.set_result(None)
-        if self._is_news or is_wanted:
-            self._is_news = False
-            self._context.on_available()
+        is_wanted = is_wanted or self._is_news
+        self._is_news = False
+        return is_wanted
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -372,7 +447,12 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             counters.failed += 1
         elif counters is not None:
             counters.note_success(max(0, now_ms - started_at_ms))
-        self._core.handle(event, now_ms=now_ms)
+        try:
+            self._core.handle(event, now_ms=now_ms)
+        except Exception as defect:
+            # A supervisor: the core may be half changed.
+            self.stop_for_defect(defect)
+            return
         if isinstance(event, MetadataRead):
             self._stats.buckets_recovered += 1
         # Ranges that became readable are news, as is anything due.

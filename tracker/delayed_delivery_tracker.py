@@ -53,6 +53,11 @@ def _has_taken_nothing(ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray
     return np.zeros(len(ledger_ids), np.bool_)
 
 
+def _note_no_defect(defect: Exception) -> None:
+    """Leave it at the critical line of the log that the tracker has written."""
+    del defect
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerContext:
     """What a tracker is made for."""
@@ -67,6 +72,9 @@ class TrackerContext:
 
     It is enough to look when this is called, and when more can be taken than before. Who was told and has not looked
     may be told no more of the same message, but is told of the next if that one goes another way than by a poll."""
+    on_defect: Callable[[Exception], None] = _note_no_defect
+    """Called once, with an exception that must not be: the tracker has stopped, and hands out nothing any more. Close
+    it, read the log again, and go on with a new one."""
     tick_time_ms: int | None = None
     """The topic's own tick; None means the configuration's."""
     keeps_positions: bool = False

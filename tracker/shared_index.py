@@ -33,6 +33,9 @@ Left out: what a view does for its dispatcher (`shared_view`); which subscriptio
 cursor (`broker.topic_index`).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -71,6 +74,7 @@ class SharedDelayedIndex:
                 cursor_name=cursor_name,
                 cursor=cursor,
                 on_available=self._on_available,
+                on_defect=self._on_defect,
                 # Where a view would not know that a position is indexed, the others could lose it.
                 keeps_positions=True,
             )
@@ -99,10 +103,11 @@ class SharedDelayedIndex:
         rows = self.tracker.get_scheduled_messages(limit)
         if not len(rows):
             return False
-        for view in self._views:
-            view.receive(rows)
-            if view is not poller:
-                view.tell_soon()
+        with self._whole():
+            for view in self._views:
+                view.receive(rows)
+                if view is not poller:
+                    view.tell_soon()
         return True
 
     def add(self, rows: DelayedIndexes, adder: SharedIndexView) -> Mask:
@@ -115,16 +120,26 @@ class SharedDelayedIndex:
         is_new = is_indexed & ~was_indexed
         is_refused = was_indexed & ~is_indexed & (rows.deliver_at_ms >= 0)
         others = [view for view in self._views if view is not adder]
-        if is_new.any():
-            for view in others:
-                view.note_added(rows.ledger_ids[is_new], rows.entry_ids[is_new])
-        if is_refused.any():
-            refused = sorted_rows([rows.take(is_refused)])
-            adder.note_refused(refused)
-            for view in others:
-                view.receive(refused)
-                view.tell_soon()
+        with self._whole():
+            if is_new.any():
+                for view in others:
+                    view.note_added(rows.ledger_ids[is_new], rows.entry_ids[is_new])
+            if is_refused.any():
+                refused = sorted_rows([rows.take(is_refused)])
+                adder.note_refused(refused)
+                for view in others:
+                    view.receive(refused)
+                    view.tell_soon()
         return is_indexed
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Let a step that changes several views end the index when it does not come to its end."""
+        try:
+            yield
+        except Exception as defect:
+            self.tracker.stop_for_defect(defect)
+            raise
 
     def mask(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> Mask:
         """Return which positions are indexed."""
@@ -136,6 +151,10 @@ class SharedDelayedIndex:
     async def close(self) -> None:
         """Release everything; the index stays in the storage."""
         await self.tracker.close()
+
+    def _on_defect(self, defect: Exception) -> None:
+        for view in tuple(self._views):
+            view.on_defect(defect)
 
     def _on_available(self) -> None:
         lost, lost_ranges = self.tracker.take_untracked(), self.tracker.take_untracked_ranges()

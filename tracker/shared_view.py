@@ -63,6 +63,10 @@ class SharedIndexView(DelayedDeliveryTracker):
         self._rows.note_lost_ranges(lost_ranges)
         self._context.on_available()
 
+    def on_defect(self, defect: Exception) -> None:
+        """Tell the dispatcher that the index has stopped."""
+        self._context.on_defect(defect)
+
     def tell_soon(self) -> None:
         """Tell the dispatcher to look, once per turn of the loop."""
         if self._handle is None and not self._is_closed:

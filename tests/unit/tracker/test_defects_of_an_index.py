@@ -1,0 +1,144 @@
+"""An exception in the core of an index: its owner hears of it, and nothing half changed is asked or stored any more."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.errors import TrackerClosedError
+from tracker.shared_cursor import SharedCursor
+from tracker.shared_index import SharedDelayedIndex
+from tracker.testing import VIRTUAL_START_MS as START_MS
+from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
+
+CONFIG = TrackerConfig(index_count_per_bucket_min=3, index_count_at_close_min=1, tick_time_ms=1)
+
+_METHODS = [
+    *("add_message", "add_messages", "tracked_in", "is_recovering", "has_due"),
+    *("pop_due", "set_tick_time", "plan", "handle", "trim"),
+]
+
+
+def _factory(storage: MemoryBucketSnapshotStorage) -> BucketDelayedDeliveryTrackerFactory:
+    return BucketDelayedDeliveryTrackerFactory(
+        CONFIG, storage, now_ms=virtual_now_ms, run_blocking=run_inline, rng=Random(1)
+    )
+
+
+def _break(tracker: BucketDelayedDeliveryTracker, method: str) -> None:
+    """Let a method of the core do its work and then raise."""
+    work: Callable[..., object] = getattr(tracker._core, method)
+
+    def broken(*arguments: object, **named: object) -> object:
+        work(*arguments, **named)
+        raise IndexError("a defect")
+
+    setattr(tracker._core, method, broken)
+
+
+def _use(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> None:
+    tracker.add_message(7, 1, START_MS + 60_000)
+    tracker.add_messages([8, 8, 9], [1, 2, 3], [START_MS + 70_000] * 3)
+    tracker.add_messages([9, 10], [4, 5], [START_MS + 80_000] * 2)
+    tracker.tracked_in(8)
+    tracker.is_recovering(8)
+    tracker.has_message_available()
+    tracker.get_scheduled_messages(10)
+    tracker.reset_tick_time(5)
+    cursor.mark_delete_position = cursor.mark_delete_position._replace(ledger_id=2)
+
+
+@pytest.mark.parametrize("method", _METHODS)
+def test_a_tracker_stops_for_a_defect_and_tells_its_owner(method: str) -> None:
+    async def story() -> None:
+        storage = MemoryBucketSnapshotStorage()
+        await storage.start()
+        cursor, told = FakeCursor(), list[Exception]()
+        context = TrackerContext(
+            topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None, on_defect=told.append
+        )
+        tracker = _factory(storage).new_tracker(context)
+        tracker.add_messages([1, 1, 2], [1, 2, 3], [START_MS + 50_000] * 3)
+        tracker.add_messages([3], [1], [START_MS + 50_000])
+        await asyncio.sleep(1)
+        named = dict(cursor.properties)
+        assert named
+
+        _break(tracker, method)
+        with contextlib.suppress(IndexError):
+            _use(tracker, cursor)
+        await asyncio.sleep(1)
+
+        assert [type(defect) for defect in told] == [IndexError]
+        assert tracker.failure is told[0]
+        assert (tracker.number_of_delayed_messages(), tracker.tracked_in(1)) == (0, None)
+        with pytest.raises(TrackerClosedError):
+            tracker.add_message(20, 1, START_MS + 90_000)
+        with pytest.raises(TrackerClosedError):
+            tracker.get_scheduled_messages(1)
+        await tracker.close()
+        # What the properties name is still there, for the next tracker.
+        assert named.items() <= cursor.properties.items()
+        heir = _factory(storage).new_tracker(context)
+        await asyncio.sleep(1)
+        assert heir.number_of_delayed_messages() >= 1
+        await heir.close()
+
+    run_virtually(story())
+
+
+def test_refused_offers_are_no_defect() -> None:
+    async def story() -> None:
+        storage = MemoryBucketSnapshotStorage()
+        await storage.start()
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=lambda: None)
+        tracker = _factory(storage).new_tracker(context)
+        with pytest.raises(ValueError, match="entry"):
+            tracker.add_message(1, -1, START_MS + 1_000)
+        with pytest.raises(ValueError, match="tick"):
+            tracker.reset_tick_time(-1)
+
+        assert tracker.failure is None
+        assert tracker.add_message(1, 1, START_MS + 1_000)
+        await tracker.close()
+
+    run_virtually(story())
+
+
+def test_a_defect_of_a_shared_index_is_told_to_every_subscription() -> None:
+    async def story() -> None:
+        storage = MemoryBucketSnapshotStorage()
+        await storage.start()
+        cursors, told = [FakeCursor(), FakeCursor()], list[Exception]()
+        index = SharedDelayedIndex("t", "index", SharedCursor(FakeCursor(), lambda: cursors), _factory(storage))
+        views = [
+            index.new_view(
+                TrackerContext(
+                    topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None, on_defect=told.append
+                )
+            )
+            for cursor in cursors
+        ]
+        views[0].add_message(1, 1, START_MS + 1_000)
+        await asyncio.sleep(2)
+
+        def broken(*_: object) -> None:
+            raise IndexError("a defect")
+
+        views[1].receive = broken  # type: ignore[method-assign]
+        with pytest.raises(IndexError):
+            views[0].get_scheduled_messages(1)
+
+        assert [type(defect) for defect in told] == [IndexError, IndexError]
+        assert isinstance(index.tracker.failure, IndexError)
+        for view in views:
+            await view.close()
+        await index.close()
+
+    run_virtually(story())
