@@ -21,7 +21,7 @@ from typing import assert_never
 from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.consumer import ConsumerHandle
 from dispatcher.core.ack_sets import AckSet
-from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive, TrackDelayed
+from dispatcher.core.actions import Action, Deliver, DropUnsent, ForgetDelayed, NotifyActive, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Item, Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
@@ -289,7 +289,13 @@ class Dispatcher:
 
     def mark_delete_advanced(self) -> None:
         """Forget what was expired or skipped: the cursor's mark-delete position moved without acknowledgements."""
-        self._decide(lambda core: core.mark_deleted(self._cursor.mark_delete_position))
+        through = self._cursor.mark_delete_position
+
+        def pass_over(core: SubscriptionCore) -> list[Action]:
+            self._reader.forget_delayed_through(through)
+            return core.mark_deleted(through)
+
+        self._decide(pass_over)
         self._note_mark_delete()
 
     def _note_mark_delete(self) -> None:
@@ -306,7 +312,7 @@ class Dispatcher:
             self.subscription_type,
             consumer_ids={index: outbox.handle.consumer_id for index, outbox in self._outboxes.items()},
             unsent={index: len(outbox) for index, outbox in self._outboxes.items()},
-            messages_delayed=self.tracker.number_of_delayed_messages() if self.tracker is not None else 0,
+            messages_delayed=self.tracker.number_of_future_messages() if self.tracker is not None else 0,
             reads=self._reader.under_way(),
         )
 
@@ -368,6 +374,8 @@ class Dispatcher:
         match action:
             case TrackDelayed(headers):
                 self._reader.track(headers)
+            case ForgetDelayed(positions):
+                self._reader.forget_delayed(positions)
             case Deliver(consumer, items):
                 outbox = self._outboxes.get(consumer.index)
                 if outbox is not None:

@@ -19,6 +19,7 @@ from dispatcher.backoff import Backoff
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action
 from dispatcher.core.intake import Intake
+from dispatcher.core.items import Key, by_ledger
 from dispatcher.core.read_plan import ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
@@ -173,6 +174,21 @@ class Reader:
         if not is_tracked.all():
             self._look_at_tracker()
             self._run_actions(self._intake.on_refused(headers.take(np.flatnonzero(~is_tracked))))
+
+    def forget_delayed(self, positions: list[Key]) -> None:
+        """Tell the tracker what was acknowledged and given to nobody."""
+        assert self.tracker is not None
+
+        columns = np.array(positions, dtype=np.int64)
+        for ledger_id, entry_ids in by_ledger(columns[:, 0], columns[:, 1]):
+            self.tracker.note_acknowledged(ledger_id, entry_ids)
+
+    def forget_delayed_through(self, position: Position) -> None:
+        """Tell the tracker that mark-delete has passed a position; it passes ledgers by itself."""
+        if self.tracker is not None and position.entry_id >= 0:
+            passed = BitMap()
+            passed.add_range(0, position.entry_id + 1)
+            self.tracker.note_acknowledged(position.ledger_id, passed)
 
     # The loop.
 

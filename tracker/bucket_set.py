@@ -155,6 +155,19 @@ class BucketSet:
             self._unread_count = sum(bucket.unread.count for bucket in self.buckets.values())
         return self._unread_count
 
+    def unread_count_through(self, time_ms: int) -> int:
+        """Return how many messages are in segments that are not loaded and end by a time."""
+        return sum(bucket.unread_count_through(time_ms) for bucket in self.buckets.values() if bucket.unread.count)
+
+    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Forget positions in segments that are not loaded; where they are not known, their bitmaps are read first."""
+        for bucket in self.covering(ledger_id):
+            if bucket.unread.known is not None:
+                bucket.unread.discard(ledger_id, entry_ids)
+            elif bucket.unread.count:
+                self._ask(bucket)
+        self._unread_count = None
+
     @property
     def unsealed_row_count(self) -> int:
         """How many rows are in memory because their snapshot is not durable."""

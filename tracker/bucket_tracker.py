@@ -234,6 +234,19 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """See base."""
         return self._core.message_count
 
+    def number_of_future_messages(self) -> int:
+        """See base.
+
+        Exact but where a segment begins before now and ends after it and could not be loaded in time: its rows count.
+        """
+        return self._core.future_count(now_ms=self._now_ms())
+
+    @_guarded
+    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """See base; of segments that are not loaded, the positions are read first, in the background."""
+        self._core.note_acknowledged(ledger_id, entry_ids)
+        self._turn_soon()
+
     def should_pause_all_deliveries(self) -> bool:
         """See base."""
         is_paused = self._core.should_pause(now_ms=self._now_ms())

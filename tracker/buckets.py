@@ -181,6 +181,13 @@ class Bucket:
         """How many rows its snapshot has beyond those that are loaded."""
         return 0 if self.table is None else self.table.row_count - self.loaded_row_count
 
+    def unread_count_through(self, time_ms: int) -> int:
+        """Return how many messages are in segments that are not loaded and end by a time."""
+        if self.table is None or self.next_segment_ms > time_ms:
+            return 0
+        span = int(self.table.last_times.searchsorted(time_ms, "right"))
+        return min(self.unread.count, max(0, self.table.rows_before(span) - self.loaded_row_count))
+
     @property
     def next_segment_ms(self) -> int:
         """The time of the first row that is not loaded, `NEVER` if all are, -1 if it is not known."""

@@ -165,11 +165,21 @@ class TrackerCore:
         """How many messages are tracked.
 
         Exact, but where one position is in two places (added again after a seal, or in two snapshots after a crash in
-        a merge) it counts twice until one of the two is loaded. What was acknowledged or trimmed before a restart
-        counts until its bucket's bitmaps are read, which begins by itself; what is acknowledged later without having
-        been handed out (expired, skipped) counts until its ledger is passed, or it would be due.
+        a merge) it counts twice until one of the two is loaded. What was acknowledged or trimmed in segments that are
+        not loaded counts until their bitmaps are read, which begins by itself.
         """
         return self._index.position_count + self._buckets.unread_count
+
+    def future_count(self, *, now_ms: int) -> int:
+        """Return how many messages are tracked and not due, as `message_count` counts."""
+        cutoff_ms = self._buckets.due_through_ms(now_ms)
+        due = self._index.count_through(last_key_at(cutoff_ms)) + self._buckets.unread_count_through(cutoff_ms)
+        return max(0, self.message_count - due)
+
+    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Forget messages that were acknowledged without being handed out."""
+        self._index.refuse(ledger_id, entry_ids)
+        self._buckets.note_acknowledged(ledger_id, entry_ids)
 
     def has_due(self, *, now_ms: int) -> bool:
         """Whether `pop_due` has something to give."""

@@ -173,6 +173,17 @@ class DelayedDeliveryTracker(ABC):
         """Return how many messages are tracked."""
 
     @abstractmethod
+    def number_of_future_messages(self) -> int:
+        """Return how many of them still wait for their time: neither due nor acknowledged."""
+
+    @abstractmethod
+    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Forget messages that were acknowledged before they were handed out; those that are not tracked are ignored.
+
+        Without it they count until their ledger is passed or their time comes, and are handed out then.
+        """
+
+    @abstractmethod
     def should_pause_all_deliveries(self) -> bool:
         """Whether the dispatcher should stop reading for now: nothing it could read would be deliverable."""
 

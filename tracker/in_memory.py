@@ -275,6 +275,26 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         """See base."""
         return self._members.count
 
+    def number_of_future_messages(self) -> int:
+        """See base.
+
+        Runtime complexity: O(windows that are due).
+        """
+        due_through_ms = self._due_through_ms()
+        tracked = self._members.bitmaps
+        due = sum(
+            entry_ids.intersection_cardinality(tracked[ledger_id])
+            for window_ms, window in self._windows.items()
+            if window_ms <= due_through_ms
+            for ledger_id, entry_ids in window.items()
+            if ledger_id in tracked
+        )
+        return max(0, self._members.count - due)
+
+    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """See base."""
+        self._refuse(ledger_id, entry_ids)
+
     def should_pause_all_deliveries(self) -> bool:
         """See base: with one fixed delay, nothing that is read further on is due before what is tracked."""
         is_paused = self._is_paused()

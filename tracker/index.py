@@ -184,6 +184,23 @@ class Index:
                 are_tracked |= is_in(holding.members.bitmaps, ledger_ids, entry_ids)
         return are_tracked
 
+    def count_through(self, through: RowKey) -> int:
+        """Return how many tracked positions have a row at or before a key.
+
+        Runtime complexity: O(runs), but O(rows found) where some row in memory is of a position that is not tracked.
+        """
+        is_exact = self.row_count == self.position_count
+        count = 0
+        for queue in self.queues:
+            for run in queue.runs_through(through.deliver_at_ms):
+                end = run.end_through(through)
+                if is_exact:
+                    count += end - run.head
+                else:
+                    _, ledger_ids, entry_ids = run.columns(end)
+                    count += int(np.count_nonzero(self._are_tracked(ledger_ids, entry_ids)))
+        return count
+
     # Handing out.
 
     def pop(self, through: RowKey, limit: int) -> DelayedIndexes:

@@ -218,13 +218,27 @@ class SharedIndexView(DelayedDeliveryTracker):
 
         Runtime complexity: O(ledgers with delayed messages).
         """
+        return max(0, len(self._rows) + self._indexed_count())
+
+    def number_of_future_messages(self) -> int:
+        """See base."""
         tracker = self._index.tracker
-        count = len(self._rows) - len(self._rows.foreign)
+        return max(
+            0, self._indexed_count() - (tracker.number_of_delayed_messages() - tracker.number_of_future_messages())
+        )
+
+    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """See base: nothing to do. Others may still want them, and counting asks what this one has acknowledged."""
+
+    def _indexed_count(self) -> int:
+        """Return how many of the index's messages this subscription has neither acknowledged nor taken."""
+        tracker = self._index.tracker
+        count = -len(self._rows.foreign)
         for ledger_id in tracker.tracked_ledger_ids():
             count += self._unacknowledged_count(ledger_id, tracker.tracked_in(ledger_id))
         for ledger_id, lost in self._rows.lost.bitmaps.items():
             count += self._unacknowledged_count(ledger_id, lost)
-        return max(0, count)
+        return count
 
     def _unacknowledged_count(self, ledger_id: int, entry_ids: BitMap | None) -> int:
         if entry_ids is None or ledger_id < self._cursor.mark_delete_position.ledger_id:

@@ -94,6 +94,13 @@ class UnreadPositions:
         known_max = rows_left if self.known is None else self.known.count
         self.count = min(rows_left, known_max, max(0, self.count - new_count))
 
+    def discard(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Forget known positions of a ledger."""
+        assert self.known is not None
+        count_before = self.known.count
+        self.known.discard_all(ledger_id, entry_ids)
+        self.count = max(0, self.count - (count_before - self.known.count))
+
     def trim(self, first_ledger_id: int) -> None:
         """Forget the ledgers below this one, as far as they are known."""
         if self.known is not None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dispatcher.core.consumers import ConsumerState
-from dispatcher.core.items import Item
+from dispatcher.core.items import Item, Key
 from managed_ledger.headers import EntryHeaders
 
 
@@ -13,6 +13,13 @@ class TrackDelayed:
     """Give these entries to the delayed delivery tracker; report those that it refuses as `on_refused`."""
 
     headers: EntryHeaders
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForgetDelayed:
+    """Tell the delayed delivery tracker that these were acknowledged; nobody was given them."""
+
+    positions: list[Key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,4 +45,4 @@ class DropUnsent:
     consumer: ConsumerState
 
 
-Action: TypeAlias = TrackDelayed | Deliver | NotifyActive | DropUnsent
+Action: TypeAlias = TrackDelayed | ForgetDelayed | Deliver | NotifyActive | DropUnsent

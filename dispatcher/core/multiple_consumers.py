@@ -12,7 +12,7 @@ from itertools import islice
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.ack_sets import AckSet, full_ack_set, intersection, unacknowledged
 from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
-from dispatcher.core.actions import Action, Deliver
+from dispatcher.core.actions import Action, Deliver, ForgetDelayed
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
 from dispatcher.core.intake import Intake
 from dispatcher.core.items import COUNT, ENTRY, LEDGER, SLOT, Item, Key, key_of
@@ -144,6 +144,7 @@ class MultipleConsumersCore(Intake):
         if consumer is not None:
             consumer.last_acked_ms = self.now_ms
         acknowledged: list[Key] = []
+        in_nobodys_hands: list[Key] = []
         done: dict[int, list[Item]] = {}
         for position in positions:
             owner = consumer
@@ -157,10 +158,13 @@ class MultipleConsumersCore(Intake):
                 done.setdefault(owner.index, []).append(item)
             else:
                 self._discard_waiting(position)
+                if self.has_delays and self._is_to_come(position):
+                    in_nobodys_hands.append(position)
         for index, items in done.items():
             self._release_done(self.consumers[index], items)
         self._forget_counts(acknowledged)
-        return acknowledged, self._serve_all()
+        actions: list[Action] = [ForgetDelayed(in_nobodys_hands)] if in_nobodys_hands else []
+        return acknowledged, actions + self._serve_all()
 
     def _holder_of(self, position: Key) -> ConsumerState | None:
         for consumer in self.consumers.values():
