@@ -45,7 +45,9 @@ def play(kind: str, story: Story) -> None:
         index = None
         tracker: DelayedDeliveryTracker
         if kind == "shared":
-            index = SharedDelayedIndex("t", "index", SharedCursor(FakeCursor(), lambda: [cursor, FakeCursor()]), factory)
+            index = SharedDelayedIndex(
+                "t", "index", SharedCursor(FakeCursor(), lambda: [cursor, FakeCursor()]), factory
+            )
             tracker = index.new_view(context)
         elif kind == "in-memory":
             tracker = InMemoryDelayedDeliveryTrackerFactory(config, now_ms=virtual_now_ms).new_tracker(context)
