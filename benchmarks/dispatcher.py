@@ -58,7 +58,7 @@ class _Feed:
         plan = self.core.plan
         assert plan is not None
         first = plan.ranges[0].scanned_to
-        request = ReadRequest(plan.ranges[0], first, None, len(headers), is_scan=True, takes_immediate=True)
+        request = ReadRequest(plan.ranges[0], first, None, len(headers), takes_immediate=True)
         return self.core.on_headers(request, headers, Position(1, self.next_entry))
 
     def headers(self, count: int, hashes: np.ndarray, *, deliver_at_ms: int = NOT_DELAYED) -> EntryHeaders:  # type: ignore[type-arg]
@@ -79,11 +79,11 @@ def _hashes(keys: int) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def _assigned(actions: list[Action]) -> dict[int, list[Key]]:
-    return {
-        action.consumer.index: [key_of(item) for item in action.items]
-        for action in actions
-        if isinstance(action, Deliver)
-    }
+    assigned: dict[int, list[Key]] = {}
+    for action in actions:
+        if isinstance(action, Deliver):
+            assigned.setdefault(action.consumer.index, []).extend([key_of(item) for item in action.items])
+    return assigned
 
 
 def _best(run: Callable[[], float]) -> float:
