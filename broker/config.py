@@ -15,6 +15,7 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_type_hints
 
+from broker.authentication.config import AccessConfig
 from broker.config_text import ConfigError, check_unknown_key, may_hold_password, parse_config_text
 from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
@@ -46,6 +47,14 @@ _DIGITS_MAX: Final = 19
 _WORD: Final = re.compile(r"\w+")
 
 
+class Given(NamedTuple):
+    """A value as text, and where it was said. The text may be secret."""
+
+    text: str
+    where: str
+    line: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """What the service is told from outside."""
@@ -67,6 +76,9 @@ class BrokerConfig:
 
     Default empty: the bind address.
     """
+
+    access: AccessConfig = field(default_factory=AccessConfig)
+    """Who may connect, and who may do what."""
 
     cluster_name: str = field(default="standalone", metadata={"key": "clusterName"})
     """The name in the metrics' `cluster` label and before the names of unnamed producers. Default standalone."""
@@ -142,6 +154,9 @@ class BrokerConfig:
     dispatcher: DispatcherConfig = field(default_factory=DispatcherConfig)
     """How messages are given to consumers."""
 
+    places: Mapping[str, Given] = field(default_factory=dict, compare=False, repr=False)
+    """Where each key was given that was, for what turns out to be wrong only when it is used."""
+
     def __post_init__(self) -> None:
         for one in fields(self):
             _check_limits(one, getattr(self, one.name))
@@ -154,6 +169,11 @@ class BrokerConfig:
                 "tracker_factory_class_name must be one of the two of Pulsar, "
                 f"but is {self.tracker.tracker_factory_class_name}"
             )
+
+    def refusal(self, key: str, reason: str) -> ConfigError:
+        """Return the error that a key's value cannot be used: a file that it names cannot be read, for example."""
+        setting = next(setting for setting in settings() if setting.key == key)
+        return _error(setting, self.places.get(key) or Given(setting.value_in(self), "configuration"), reason)
 
     @property
     def tracker_factory(self) -> str:
@@ -190,6 +210,8 @@ class Setting(NamedTuple):
             return ""
         if isinstance(value, bool):
             return str(value).lower()
+        if isinstance(value, tuple):
+            return ",".join(value)
         return str(value // self.factor) if isinstance(value, int) else str(value)
 
 
@@ -199,6 +221,8 @@ def settings() -> list[Setting]:
     own_hints = get_type_hints(BrokerConfig)
     for own in fields(BrokerConfig):
         section_class = own_hints[own.name]
+        if own.name == "places":
+            continue
         if not is_dataclass(section_class):
             found.append(Setting(own.metadata["key"], None, own, section_class))
             continue
@@ -209,14 +233,6 @@ def settings() -> list[Setting]:
             if "key" in one.metadata
         )
     return found
-
-
-class _Given(NamedTuple):
-    """A value as text, and where it was said."""
-
-    text: str
-    where: str
-    line: int | None = None
 
 
 def load_config(path: Path | None, *, environment: Mapping[str, str], overrides: Sequence[str]) -> BrokerConfig:
@@ -233,7 +249,7 @@ def load_config(path: Path | None, *, environment: Mapping[str, str], overrides:
         ConfigError: Something cannot be accepted; the text names the place, the key and what is allowed.
     """
     known = {setting.key: setting for setting in settings()}
-    given: dict[str, _Given] = {}
+    given: dict[str, Given] = {}
     if path is not None:
         given |= _from_file(path, known)
     given |= _from_environment(environment, known)
@@ -246,7 +262,7 @@ def load_config(path: Path | None, *, environment: Mapping[str, str], overrides:
             values.setdefault(setting.section, {})[setting.field.name] = _parse(setting, one)
 
     default = BrokerConfig()
-    own = values.pop(None, {})
+    own = values.pop(None, {}) | {"places": given}
     for section, changes in values.items():
         assert section is not None
         own[section] = _build(getattr(default, section), changes, section, given)
@@ -254,44 +270,44 @@ def load_config(path: Path | None, *, environment: Mapping[str, str], overrides:
     return built
 
 
-def _from_file(path: Path, known: Mapping[str, Setting]) -> dict[str, _Given]:
+def _from_file(path: Path, known: Mapping[str, Setting]) -> dict[str, Given]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file cannot be read: {error}", where=str(path), key="") from error
-    given: dict[str, _Given] = {}
+    given: dict[str, Given] = {}
     for key, (value, line) in parse_config_text(text, name=str(path)).items():
         where = f"{path}:{line}"
         if key in known:
-            given[key] = _Given(value, where, line)
+            given[key] = Given(value, where, line)
             continue
         check_unknown_key(key, known, where=where, line=line)
         log.debug("%s: %s is ignored: it has no meaning here", where, key)
     return given
 
 
-def _from_environment(environment: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, _Given]:
-    given = {key: _Given(environment[key], f"environment variable {key}") for key in known if key in environment}
+def _from_environment(environment: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, Given]:
+    given = {key: Given(environment[key], f"environment variable {key}") for key in known if key in environment}
     for name, value in environment.items():
         where = f"environment variable {name}"
         key = name.removeprefix(ENVIRONMENT_PREFIX)
         if key in known:
             if key != name:
-                given[key] = _Given(value, where)
+                given[key] = Given(value, where)
         elif key != name or key.startswith(("delayedDelivery", "isDelayedDelivery", "keyShared", "bucketSnapshot")):
             # The environment is full of other programs' names: without the prefix, only a clear case is a mistake.
             check_unknown_key(key, known, where=where)
     return given
 
 
-def _from_overrides(overrides: Sequence[str], known: Mapping[str, Setting]) -> dict[str, _Given]:
-    given: dict[str, _Given] = {}
+def _from_overrides(overrides: Sequence[str], known: Mapping[str, Setting]) -> dict[str, Given]:
+    given: dict[str, Given] = {}
     for override in overrides:
         key, separator, value = (part.strip() for part in override.partition("="))
         if not separator or not key:
             raise ConfigError("must be key=value", where=f"--set {override}", key="")
         if key in known:
-            given[key] = _Given(value, f"--set {override}")
+            given[key] = Given(value, f"--set {override}")
             continue
         # Without the value: under a misspelled key it may be a secret.
         where = f"--set {key}"
@@ -301,7 +317,7 @@ def _from_overrides(overrides: Sequence[str], known: Mapping[str, Setting]) -> d
     return given
 
 
-def _parse(setting: Setting, given: _Given) -> Any:
+def _parse(setting: Setting, given: Given) -> Any:
     """Turn a text into the field's value, in the field's unit."""
     text = given.text
     if setting.key == "delayedDeliveryTrackerFactoryClassName":
@@ -325,17 +341,19 @@ def _parse(setting: Setting, given: _Given) -> Any:
         raise _error(setting, given, "must be text without NUL characters")
     if setting.type is Path:
         return _expanded(setting, given)
+    if setting.type == tuple[str, ...]:
+        return tuple(part for part in (part.strip() for part in text.split(",")) if part)
     return text
 
 
-def _expanded(setting: Setting, given: _Given) -> Path:
+def _expanded(setting: Setting, given: Given) -> Path:
     try:
         return Path(given.text).expanduser()
     except RuntimeError as error:
         raise _error(setting, given, f"must be a folder, but has no meaning: {error}") from error
 
 
-def _build(default: Any, changes: dict[str, Any], section: str | None, given: Mapping[str, _Given]) -> Any:
+def _build(default: Any, changes: dict[str, Any], section: str | None, given: Mapping[str, Given]) -> Any:
     """Apply changes to a dataclass, and blame the key at fault when it refuses them.
 
     The dataclasses know fields, not keys: their `ValueError` starts with the field's name and says what it must be.
@@ -375,7 +393,7 @@ def _in_keys(complaint: str, blamed: Setting, by_field: Mapping[str, Setting]) -
     return re.sub(r"-?\d+", lambda number: str(-(-int(number[0]) // blamed.factor)), text)
 
 
-def _error(setting: Setting, given: _Given, reason: str) -> ConfigError:
+def _error(setting: Setting, given: Given, reason: str) -> ConfigError:
     is_hidden = setting.is_secret or may_hold_password(given.text)
     # What was given on the command line is part of the place.
     where = "--set" if is_hidden and given.where.startswith("--set") else given.where

@@ -9,15 +9,19 @@ a client that closes a consumer and subscribes again finds the first done before
 has to think of another one half way through. A protocol error ends this connection with the reason in the log and
 touches no other.
 
-Authentication is deliberately absent: the service accepts every CONNECT (bind it to an address you trust).
+Who the client is, CONNECT says and `broker.authentication` judges, and what its role may do, `broker.requests` asks
+for each request. What occurs per message is not asked again: a producer or consumer that is not allowed any more is
+closed when that changes.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, NoReturn
 
 from broker.acknowledging import acknowledge
+from broker.authentication.credentials import Credentials, NextStep
+from broker.authentication.provider import AuthenticationError
 from broker.consumer import Consumer
 from broker.producer import Producer
 from broker.protocol import commands
@@ -67,6 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_writable = True
         self.peer = "?"
         self.client_version = ""
+        self.credentials = Credentials(service.authenticator, None, challenge_before_ms=0)
         self._transport: asyncio.Transport | None = None
         self._splitter = FrameSplitter(service.config.message_size_max)
         self._publisher = Publisher(self, pending_bytes_max=PUBLISH_PENDING_BYTES_MAX)
@@ -88,6 +93,11 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.peer = "{}:{}".format(*transport.get_extra_info("peername", ("?", "?"))[:2])
+        self.credentials = Credentials(
+            self.service.authenticator,
+            transport.get_extra_info("peercert") or None,
+            challenge_before_ms=self.service.config.access.refresh_check_s * 1000,
+        )
         self._worker = self.service.spawn(self._answer_requests())
         self.service.connections.add(self)
 
@@ -250,15 +260,48 @@ class Connection(asyncio.BufferedProtocol):
     def _connect(self, frame: Frame) -> None:
         if not isinstance(frame, BaseCommand) or frame.type != BaseCommand.CONNECT:
             raise ProtocolError("a command before CONNECT")
+        connect = frame.connect
+        try:
+            self.credentials.connect(
+                connect.auth_method_name,
+                connect.auth_data,
+                can_be_challenged=connect.feature_flags.supports_auth_refresh,
+                now_ms=self.service.now_ms(),
+            )
+        except AuthenticationError as error:
+            self._refuse_client("AuthenticationError", f"Failed to authenticate: {error}")
         self._is_connected = True
-        self.client_version = frame.connect.client_version
+        self.client_version = connect.client_version
         self.write(
             commands.connected(
                 server_version=self.service.server_version,
-                protocol_version=frame.connect.protocol_version,
+                protocol_version=connect.protocol_version,
                 message_size_max=self.service.config.message_size_max,
             )
         )
+
+    def _refuse_client(self, error: str, message: str) -> NoReturn:
+        self.write(commands.error(commands.NO_REQUEST_ID, error=error, message=message))
+        raise ProtocolError(message)
+
+    def check_credentials(self) -> None:
+        """Ask for new credentials before they end, and end the connection with them."""
+        match self.credentials.next_step(self.service.now_ms()):
+            case NextStep.CHALLENGE:
+                self.write(
+                    commands.auth_challenge(
+                        server_version=self.service.server_version, method_name=self.credentials.method_name
+                    )
+                )
+            case NextStep.END:
+                self.close("its credentials have expired")
+
+    def _on_auth_response(self, command: BaseCommand) -> None:
+        response = command.authResponse.response
+        try:
+            self.credentials.answer(response.auth_method_name, response.auth_data, now_ms=self.service.now_ms())
+        except AuthenticationError as error:
+            self._refuse_client("AuthenticationError", f"Failed to authenticate: {error}")
 
     def _on_ping(self, _: BaseCommand) -> None:
         self.write(commands.PONG)
@@ -336,6 +379,7 @@ def _ack_response(ack: CommandAck, error: str | None) -> bytes:
 _IMMEDIATE: Final[dict[int, Callable[[Connection, BaseCommand], None]]] = {
     BaseCommand.PING: Connection._on_ping,
     BaseCommand.PONG: Connection._on_pong,
+    BaseCommand.AUTH_RESPONSE: Connection._on_auth_response,
     BaseCommand.FLOW: Connection._on_flow,
     BaseCommand.ACK: Connection._on_ack,
     BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: Connection._on_redeliver,

@@ -37,6 +37,9 @@ class ClientLink(Protocol):
     def check_alive(self) -> None:
         """Ask a silent client for a sign of life, or end the connection."""
 
+    def check_credentials(self) -> None:
+        """Ask for new credentials before they end, and end the connection with them."""
+
     async def is_alive(self) -> bool:
         """Ask the client for a sign of life now; without one in time, end the connection and say no."""
 

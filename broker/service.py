@@ -17,6 +17,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
+from broker.authentication.authenticator import Authenticator
 from broker.config import BrokerConfig
 from broker.errors import ServiceStartError
 from broker.link import ClientLink
@@ -45,6 +46,9 @@ from tracker.residual_snapshots import ResidualSnapshots
 log = logging.getLogger(__name__)
 
 _WILDCARD_ADDRESSES: Final = ("0.0.0.0", "::")
+CREDENTIALS_CHECK_INTERVAL_S: Final = 1
+"""How often it is looked which credentials end."""
+
 CLOSE_TIMEOUT_S: Final = 10
 """What is still going on this long after everything was told to end is cancelled."""
 
@@ -57,6 +61,7 @@ class Service:
         store: The opened log.
         storage: The started snapshot storage.
         now_ms: The wall clock in milliseconds.
+        authenticator: Says who clients are; None lets everybody in.
     """
 
     def __init__(
@@ -66,8 +71,10 @@ class Service:
         storage: BucketSnapshotStorage,
         *,
         now_ms: Callable[[], int],
+        authenticator: Authenticator | None = None,
     ) -> None:
         self.config = config
+        self.authenticator = authenticator
         self.now_ms = now_ms
         self.server_version = f"Postdate {version('postdate')}"
         self.connections: set[ClientLink] = set()
@@ -90,7 +97,9 @@ class Service:
 
         Raises:
             ServiceStartError: The folder is in use, damaged or cannot be written; the text says what to do.
+            ConfigError: A key of authentication cannot be used.
         """
+        authenticator = Authenticator.from_config(config)
         folder = config.data_directory
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +113,7 @@ class Service:
         except SnapshotStorageError as error:
             await store.close()
             raise ServiceStartError(f"The snapshots cannot be opened: {error}") from error
-        return cls(config, store, storage, now_ms=now_ms)
+        return cls(config, store, storage, now_ms=now_ms, authenticator=authenticator)
 
     # ---- topics ----
 
@@ -184,6 +193,8 @@ class Service:
             Job("roll over and trim", config.retention_check_interval_s, self._roll_over_and_trim),
             Job("statistics", config.stats_interval_s, self._end_rate_window),
         ]
+        if self.authenticator is not None:
+            jobs.append(Job("check credentials", CREDENTIALS_CHECK_INTERVAL_S, self._check_credentials))
         if config.ttl_ms:
             jobs.append(Job("expire", config.expiry_check_interval_s, self._expire))
         return [job for job in jobs if job.interval_s > 0]
@@ -277,6 +288,10 @@ class Service:
     def _check_connections(self) -> None:
         for connection in list(self.connections):
             connection.check_alive()
+
+    def _check_credentials(self) -> None:
+        for connection in list(self.connections):
+            connection.check_credentials()
 
     async def _roll_over_and_trim(self) -> None:
         await self._for_each_topic(lambda topic: topic.roll_over_and_trim(self.now_ms()))

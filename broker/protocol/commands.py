@@ -18,6 +18,12 @@ from broker.protocol.pb.pulsar_api_pb2 import (
 
 PROTOCOL_VERSION: Final = 20
 
+NO_REQUEST_ID: Final = 2**64 - 1
+"""What answers no request: -1, as Pulsar writes it into an unsigned field."""
+
+REFRESH_AUTH_DATA: Final = b"PulsarAuthRefresh"
+"""The challenge that means no more than "show your credentials again"; clients know it by these bytes."""
+
 _TWO_U32: Final = Struct(">II")
 
 
@@ -37,6 +43,16 @@ def connected(*, server_version: str, protocol_version: int, message_size_max: i
     command.connected.server_version = server_version
     command.connected.protocol_version = min(protocol_version, PROTOCOL_VERSION)
     command.connected.max_message_size = message_size_max
+    return frame(command)
+
+
+def auth_challenge(*, server_version: str, method_name: str) -> bytes:
+    """Ask a client for new credentials."""
+    command = BaseCommand(type=BaseCommand.AUTH_CHALLENGE)
+    command.authChallenge.server_version = server_version
+    command.authChallenge.challenge.auth_method_name = method_name
+    command.authChallenge.challenge.auth_data = REFRESH_AUTH_DATA
+    command.authChallenge.protocol_version = PROTOCOL_VERSION
     return frame(command)
 
 
@@ -143,7 +159,7 @@ def close_producer(producer_id: int) -> bytes:
     """Take a producer away from its client; it comes back by itself."""
     command = BaseCommand(type=BaseCommand.CLOSE_PRODUCER)
     command.close_producer.producer_id = producer_id
-    command.close_producer.request_id = 2**64 - 1  # The broker's own requests have this id in Pulsar: -1.
+    command.close_producer.request_id = NO_REQUEST_ID
     return frame(command)
 
 
@@ -151,7 +167,7 @@ def close_consumer(consumer_id: int) -> bytes:
     """Take a consumer away from its client; it comes back by itself."""
     command = BaseCommand(type=BaseCommand.CLOSE_CONSUMER)
     command.close_consumer.consumer_id = consumer_id
-    command.close_consumer.request_id = 2**64 - 1
+    command.close_consumer.request_id = NO_REQUEST_ID
     return frame(command)
 
 

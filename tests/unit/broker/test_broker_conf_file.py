@@ -10,6 +10,16 @@ from broker.config_text import OWN_PREFIXES, PULSAR_LOOKALIKES, parse_config_tex
 REPOSITORY = Path(__file__).parents[3]
 FILE = REPOSITORY / "config/broker.conf"
 PULSAR_FILE = REPOSITORY / "tests/golden/pulsar_config/broker-4.2.4.conf"
+KEYS_OF_THE_TOKEN_PROVIDER = {
+    "tokenSecretKey": "",
+    "tokenPublicKey": "",
+    "tokenPublicAlg": "RS256",
+    "tokenAuthClaim": "sub",
+    "tokenAudienceClaim": "",
+    "tokenAudience": "",
+    "tokenAllowedClockSkewSeconds": "0",
+}
+"""Pulsar's `AuthenticationProviderToken` reads them itself, so they are no fields of `ServiceConfiguration`."""
 PROPOSED_IN_PIP_448 = ("PruneEligibleRatio", "PruneMinIntervalMillis", "TopicManagerIdleMillis")
 
 
@@ -40,7 +50,7 @@ def test_every_key_is_explained_in_whole_sentences() -> None:
 
 
 def test_keys_that_pulsar_does_not_have_are_said_to_be_ours() -> None:
-    of_pulsar = parse_config_text(PULSAR_FILE.read_text(), name="Pulsar's")
+    of_pulsar = parse_config_text(PULSAR_FILE.read_text(), name="Pulsar's").keys() | KEYS_OF_THE_TOKEN_PROVIDER.keys()
 
     for key, comment in comments_of(FILE.read_text()).items():
         assert ("Not a key of Pulsar" in comment) == (key not in of_pulsar), key
@@ -97,3 +107,10 @@ def test_the_readme_has_the_table() -> None:
 
     assert found is not None
     assert f"{found[1].strip()}\n" == config_table(FILE.read_text())
+
+
+def test_the_defaults_of_the_token_provider_are_pulsars() -> None:
+    default = BrokerConfig()
+    known = {setting.key: setting.value_in(default) for setting in settings()}
+
+    assert {key: known[key] for key in KEYS_OF_THE_TOKEN_PROVIDER} == KEYS_OF_THE_TOKEN_PROVIDER

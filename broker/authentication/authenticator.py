@@ -1,0 +1,102 @@
+"""The providers that are in force, and which of them is asked.
+
+A connection says in CONNECT which method it uses; a method that no provider knows counts as no credentials, as in
+Pulsar, and then the anonymous role decides. Over HTTP there is no such word: who shows a bearer token is asked for it,
+else the certificate of the TLS session counts. Whoever shows something wrong is refused, never anonymous.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from broker.authentication.config import TOKEN_PROVIDER
+from broker.authentication.provider import (
+    AuthenticatedRole,
+    AuthenticationError,
+    AuthenticationProvider,
+    PeerCertificate,
+)
+from broker.authentication.token import TOKEN_METHOD, TokenProvider
+from broker.config import BrokerConfig
+
+TLS_METHOD: Final = "tls"
+_BEARER: Final = "Bearer "
+
+ProviderFactory = Callable[[BrokerConfig], AuthenticationProvider]
+"""Makes a provider from its keys; raises `ConfigError` where they cannot be used."""
+
+_FACTORIES: Final[Mapping[str, ProviderFactory]] = {TOKEN_PROVIDER: TokenProvider.from_config}
+"""By the class names that `authenticationProviders` has."""
+
+
+class Authenticator:
+    """Says who a client is.
+
+    Args:
+        providers: The ways to authenticate; empty where nobody is asked.
+        anonymous_role: The role of clients that show nothing; None refuses them.
+    """
+
+    def __init__(self, providers: list[AuthenticationProvider], *, anonymous_role: str | None) -> None:
+        self._providers = {provider.method_name: provider for provider in providers}
+        self._anonymous_role = anonymous_role
+
+    @classmethod
+    def from_config(cls, config: BrokerConfig) -> "Authenticator | None":
+        """Read the keys of every provider; None where authentication is switched off.
+
+        Raises:
+            ConfigError: A key cannot be used; the text names its place and what to do.
+        """
+        access = config.access
+        if not access.is_authentication_enabled:
+            return None
+        providers = [_FACTORIES[name](config) for name in dict.fromkeys(access.provider_class_names)]
+        return cls(providers, anonymous_role=access.anonymous_role)
+
+    def authenticate(
+        self, method_name: str, auth_data: bytes, peer_certificate: PeerCertificate | None, *, now_ms: int
+    ) -> AuthenticatedRole:
+        """Say who a connection's client is.
+
+        Args:
+            method_name: What CONNECT says, empty if nothing.
+            auth_data: What it sent with it.
+            peer_certificate: What its TLS session proves, None if nothing.
+            now_ms: What time it is.
+
+        Raises:
+            AuthenticationError: It proves nothing, and there is no anonymous role.
+        """
+        provider = self._providers.get(method_name)
+        if provider is None:
+            return self._anonymous(
+                f"there is no authentication method {method_name!r}" if method_name else "no credentials are shown"
+            )
+        return provider.authenticate(auth_data, peer_certificate, now_ms=now_ms)
+
+    def authenticate_request(
+        self, authorization: str | None, peer_certificate: PeerCertificate | None, *, now_ms: int
+    ) -> AuthenticatedRole:
+        """Say who sends an HTTP request.
+
+        Args:
+            authorization: The header of that name, None without one.
+            peer_certificate: What its TLS session proves, None if nothing.
+            now_ms: What time it is.
+
+        Raises:
+            AuthenticationError: It proves nothing, and there is no anonymous role.
+        """
+        if authorization is not None:
+            if not authorization.startswith(_BEARER) or TOKEN_METHOD not in self._providers:
+                raise AuthenticationError("the Authorization header is of a kind that is not accepted here")
+            token = authorization.removeprefix(_BEARER).strip().encode(errors="replace")
+            return self._providers[TOKEN_METHOD].authenticate(token, peer_certificate, now_ms=now_ms)
+        if peer_certificate is not None and TLS_METHOD in self._providers:
+            return self._providers[TLS_METHOD].authenticate(b"", peer_certificate, now_ms=now_ms)
+        return self._anonymous("no credentials are shown")
+
+    def _anonymous(self, why: str) -> AuthenticatedRole:
+        if self._anonymous_role is None:
+            raise AuthenticationError(f"{why}, and there is no anonymousUserRole")
+        return AuthenticatedRole(self._anonymous_role)

@@ -1,0 +1,242 @@
+"""Who is let in at CONNECT, when credentials are asked for again, and when they end a connection."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_fakes import Peer
+from tokens import SECRET_KEY, TOKEN_PROVIDER, token
+
+from broker.authentication.config import AccessConfig
+from broker.config import BrokerConfig
+from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, FeatureFlags, ServerError
+from broker.service import Service
+
+NOW_S = 1_800_000_000
+
+
+class Clock:
+    """The service's clock, which a test moves."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_S * 1000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def play(folder: Path, story: Callable[[Service, Clock], Awaitable[None]], **access: Any) -> None:
+    """Run a story on a service that takes tokens."""
+    keys = {
+        "is_authentication_enabled": True,
+        "provider_class_names": (TOKEN_PROVIDER,),
+        "token_secret_key": SECRET_KEY,
+    } | access
+
+    async def run() -> None:
+        clock = Clock()
+        config = BrokerConfig(data_directory=folder, access=AccessConfig(**keys))
+        service = await Service.open(config, now_ms=clock)
+        try:
+            await story(service, clock)
+        finally:
+            await service.close()
+
+    asyncio.run(run())
+
+
+def connect(service: Service, auth_data: bytes | None, *, method: str = "token", refreshes: bool = True) -> Peer:
+    """Connect as a client that shows this."""
+    peer = Peer(service, has_to_connect=False)
+    command = BaseCommand(type=BaseCommand.CONNECT, connect={"client_version": "test", "protocol_version": 20})
+    command.connect.feature_flags.CopyFrom(FeatureFlags(supports_auth_refresh=refreshes))
+    if auth_data is not None:
+        command.connect.auth_method_name = method
+        command.connect.auth_data = auth_data
+    peer.send(command)
+    return peer
+
+
+def answer(peer: Peer, auth_data: bytes) -> None:
+    """Answer a challenge."""
+    command = BaseCommand(type=BaseCommand.AUTH_RESPONSE)
+    command.authResponse.response.CopyFrom(AuthData(auth_method_name="token", auth_data=auth_data))
+    peer.send(command)
+
+
+def kinds(peer: Peer) -> list[int]:
+    return [one.type for one in peer.answers()]
+
+
+def test_a_client_with_a_token_is_let_in(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = connect(service, token("anna"))
+
+        assert kinds(peer) == [BaseCommand.CONNECTED]
+        assert peer.connection.credentials.role == "anna"
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        (None, "no credentials are shown"),
+        (b"", "no token is sent"),
+        (b"x.y.z", "the token is not accepted"),
+        (token(key=bytes(32)), "the token is not accepted"),
+        (token(exp=NOW_S), "the token has expired"),
+    ],
+)
+def test_a_client_without_a_good_token_is_refused_and_disconnected(
+    tmp_path: Path, shown: bytes | None, reason: str
+) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = connect(service, shown)
+
+        (refusal,) = peer.answers()
+        assert refusal.error.error == ServerError.AuthenticationError
+        assert reason in refusal.error.message
+        assert refusal.error.request_id == 2**64 - 1
+        assert peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_what_a_refused_client_sends_behind_is_not_looked_at(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = connect(service, b"wrong")
+        peer.send(BaseCommand(type=BaseCommand.PRODUCER, producer={"topic": "t", "producer_id": 1, "request_id": 1}))
+        await asyncio.sleep(0)
+
+        assert kinds(peer) == [BaseCommand.ERROR]
+        assert not service.topics
+
+    play(tmp_path, story)
+
+
+def test_a_client_that_shows_nothing_has_the_anonymous_role_and_one_with_a_wrong_token_has_none(
+    tmp_path: Path,
+) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        assert connect(service, None).connection.credentials.role == "guest"
+        assert connect(service, b"", method="none").connection.credentials.role == "guest"
+        assert kinds(connect(service, b"wrong")) == [BaseCommand.ERROR]
+
+    play(tmp_path, story, anonymous_role="guest")
+
+
+def test_a_client_is_asked_for_a_new_token_before_its_own_ends(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = connect(service, token(exp=NOW_S + 600))
+
+        clock.now_ms += 539_999
+        peer.connection.check_credentials()
+        assert kinds(peer) == [BaseCommand.CONNECTED]
+        clock.now_ms += 1
+        peer.connection.check_credentials()
+        challenge = peer.answers()[-1].authChallenge.challenge
+        assert (challenge.auth_method_name, challenge.auth_data) == ("token", b"PulsarAuthRefresh")
+        answer(peer, token(exp=NOW_S + 1_200))
+        clock.now_ms += 100_000
+        peer.connection.check_credentials()
+
+        assert kinds(peer) == [BaseCommand.CONNECTED, BaseCommand.AUTH_CHALLENGE]
+        assert not peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_a_client_that_does_not_answer_ends_with_its_token(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = connect(service, token(exp=NOW_S + 600))
+        for clock.now_ms in range(NOW_S * 1000, (NOW_S + 600) * 1000, 1_000):
+            peer.connection.check_credentials()
+            assert not peer.transport.closed
+
+        clock.now_ms = (NOW_S + 600) * 1000
+        peer.connection.check_credentials()
+
+        assert kinds(peer) == [BaseCommand.CONNECTED, BaseCommand.AUTH_CHALLENGE]
+        assert peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_a_client_that_answers_with_its_old_token_is_asked_again_and_ends_with_it(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = connect(service, token(exp=NOW_S + 600))
+        asked_at_s = []
+        for clock.now_ms in range(NOW_S * 1000, (NOW_S + 600) * 1000, 1_000):
+            before = len(peer.answers())
+            peer.connection.check_credentials()
+            if len(peer.answers()) > before:
+                asked_at_s.append(clock.now_ms // 1000 - NOW_S)
+                answer(peer, token(exp=NOW_S + 600))
+        assert not peer.transport.closed
+        clock.now_ms = (NOW_S + 600) * 1000
+        peer.connection.check_credentials()
+
+        assert asked_at_s == [540, 570, 585, 593, 597, 599]
+        assert peer.transport.closed
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [(token(exp=NOW_S), "expired"), (b"wrong", "not accepted"), (token("berta"), "cannot change")],
+)
+def test_a_client_that_answers_with_something_else_is_disconnected(tmp_path: Path, shown: bytes, reason: str) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = connect(service, token(exp=NOW_S + 600))
+
+        answer(peer, shown)
+
+        assert reason in peer.answers()[-1].error.message
+        assert peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_a_client_that_cannot_be_asked_is_not_asked_and_ends_with_its_token(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = connect(service, token(exp=NOW_S + 600), refreshes=False)
+        clock.now_ms += 599_999
+        peer.connection.check_credentials()
+        assert not peer.transport.closed
+
+        clock.now_ms += 1
+        peer.connection.check_credentials()
+
+        assert kinds(peer) == [BaseCommand.CONNECTED]
+        assert peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_a_token_without_an_end_is_never_asked_for_again(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = connect(service, token())
+        clock.now_ms += 10**13
+        peer.connection.check_credentials()
+
+        assert kinds(peer) == [BaseCommand.CONNECTED]
+        assert not peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_credentials_are_looked_at_every_second(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        (job,) = [job for job in service.housekeeping() if job.name == "check credentials"]
+        peer = connect(service, token(exp=NOW_S + 600))
+        clock.now_ms += 600_000
+        job.run()
+
+        assert job.interval_s == 1
+        assert peer.transport.closed
+
+    play(tmp_path, story)
