@@ -23,6 +23,7 @@ from broker.acknowledging import acknowledge
 from broker.authentication.credentials import Credentials, NextStep
 from broker.authentication.provider import AuthenticationError
 from broker.consumer import Consumer
+from broker.grants import Action
 from broker.producer import Producer
 from broker.protocol import commands
 from broker.protocol.errors import ProtocolError
@@ -31,6 +32,7 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
 from broker.publishing import Publisher
 from broker.service import Service
 from broker.topic import Topic
+from broker.topic_name import TopicName
 from managed_ledger.position import Position
 
 log = logging.getLogger(__name__)
@@ -270,6 +272,9 @@ class Connection(asyncio.BufferedProtocol):
             )
         except AuthenticationError as error:
             self._refuse_client("AuthenticationError", f"Failed to authenticate: {error}")
+        if self.service.authorizer is not None and connect.original_principal.strip():
+            # Whoever speaks for others must be a proxy, and there are no proxy roles here.
+            self._refuse_client("AuthorizationError", "Invalid roles.")
         self._is_connected = True
         self.client_version = connect.client_version
         self.write(
@@ -295,6 +300,24 @@ class Connection(asyncio.BufferedProtocol):
                 )
             case NextStep.END:
                 self.close("its credentials have expired")
+
+    def check_permissions(self) -> None:
+        """Close every producer and consumer that the client's role does not allow any more, as Pulsar does."""
+        for producer, topic in list(self.producers.values()):
+            if not self.may(Action.PRODUCE, topic.name):
+                log.info("role %r may not produce to %s any more", self.credentials.role, topic.name)
+                topic.remove_producer(producer)
+                producer.disconnect()
+        for consumer, topic in list(self.consumers.values()):
+            if not self.may(Action.CONSUME, topic.name):
+                log.info("role %r may not consume from %s any more", self.credentials.role, topic.name)
+                topic.dismiss_consumer(consumer)
+                self.service.spawn(topic.consumer_left(consumer))
+
+    def may(self, action: Action, topic: TopicName) -> bool:
+        """Whether the client's role may produce to a topic or consume from it."""
+        authorizer = self.service.authorizer
+        return authorizer is None or authorizer.may(self.credentials.role, action, topic)
 
     def _on_auth_response(self, command: BaseCommand) -> None:
         response = command.authResponse.response

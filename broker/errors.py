@@ -26,6 +26,12 @@ class TopicDomainError(BrokerError):
     server_error = "NotAllowedError"
 
 
+class AuthorizationError(BrokerError):
+    """The client's role does not allow this."""
+
+    server_error = "AuthorizationError"
+
+
 class SubscriptionNotFoundError(BrokerError):
     """The subscription does not exist."""
 

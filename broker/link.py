@@ -40,6 +40,9 @@ class ClientLink(Protocol):
     def check_credentials(self) -> None:
         """Ask for new credentials before they end, and end the connection with them."""
 
+    def check_permissions(self) -> None:
+        """Close every producer and consumer that the client's role does not allow any more."""
+
     async def is_alive(self) -> bool:
         """Ask the client for a sign of life now; without one in time, end the connection and say no."""
 

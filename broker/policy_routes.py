@@ -4,8 +4,8 @@
     GET, POST, DELETE /admin/v2/persistent/{tenant}/{namespace}/{topic}/delayedDelivery     GET also ?applied=true
 
 Paths, JSON and statuses are a real Pulsar's: an owner without policies answers 200 with an empty body, a change 204, a
-topic that does not exist 404. Numbers that make no sense are refused with 412; Pulsar takes them. Not authenticated,
-like everything on this port.
+topic that does not exist 404. Numbers that make no sense are refused with 412; Pulsar takes them. Who may ask is
+`broker.web_access`'s.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,8 @@
 """What the service does with each request of a client, one function per command.
 
 A handler gets the connection and the command, awaits what it must and writes the answer. Errors of the service become
-the protocol's error for that request. `HANDLERS` is the table from command to handler.
+the protocol's error for that request. What the client's role must be allowed for it, the handler asks first, and again
+where it has waited and somebody could have taken it away. `HANDLERS` is the table from command to handler.
 """
 
 import functools
@@ -11,7 +12,8 @@ from typing import Final
 
 from broker.connection import Connection, Handler
 from broker.consumer import Consumer
-from broker.errors import BrokerError, MetadataError, NotAllowedError
+from broker.errors import AuthorizationError, BrokerError, MetadataError, NotAllowedError
+from broker.grants import Action
 from broker.producer import Producer, ProducerAccessMode
 from broker.protocol import commands
 from broker.protocol.commands import signed
@@ -78,7 +80,7 @@ async def on_partitioned_metadata(connection: Connection, command: BaseCommand) 
     """Say that a topic has no partitions; a partition's own name is a topic like any other."""
     request = command.partitionMetadata
     try:
-        TopicName.parse(request.topic)
+        _check_look_up(connection, TopicName.parse(request.topic), "to get the partitions of")
     except BrokerError as error:
         connection.write(
             commands.partitioned_metadata_error(request.request_id, error=error.server_error, message=str(error))
@@ -91,16 +93,20 @@ async def on_lookup(connection: Connection, command: BaseCommand) -> None:
     """Say that the topic is served here."""
     request = command.lookupTopic
     try:
-        TopicName.parse(request.topic)
+        _check_look_up(connection, TopicName.parse(request.topic), "to look up")
     except BrokerError as error:
         connection.write(commands.lookup_error(request.request_id, error=error.server_error, message=str(error)))
         return
     connection.write(commands.lookup_response(request.request_id, service_url=connection.service.service_url))
 
 
+@_refuses_with_error(lambda command: command.getTopicsOfNamespace.request_id)
 async def on_get_topics(connection: Connection, command: BaseCommand) -> None:
     """List the topics of a namespace."""
     request = command.getTopicsOfNamespace
+    authorizer = connection.service.authorizer
+    if authorizer is not None and not authorizer.may_list_topics(connection.credentials.role, request.namespace):
+        raise AuthorizationError(f"Client is not authorized to list the topics of {request.namespace}")
     topics = connection.service.topic_names(request.namespace)
     connection.write(commands.topics_of_namespace(request.request_id, topics))
 
@@ -117,7 +123,10 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
         name = connection.producers[request.producer_id][0].name
         connection.write(commands.producer_success(request.request_id, producer_name=name))
         return
-    topic = await connection.service.topic(TopicName.parse(request.topic))
+    topic_name = TopicName.parse(request.topic)
+    _check(connection, Action.PRODUCE, topic_name, "to produce to")
+    topic = await connection.service.topic(topic_name)
+    _check(connection, Action.PRODUCE, topic_name, "to produce to")
     name = request.producer_name or connection.service.new_producer_name()
     producer = Producer(
         request.producer_id,
@@ -156,7 +165,10 @@ async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
         return
     if not request.subscription:
         raise NotAllowedError("Empty subscription name")
-    topic = await connection.service.topic(TopicName.parse(request.topic))
+    topic_name = TopicName.parse(request.topic)
+    _check(connection, Action.CONSUME, topic_name, "to subscribe to")
+    topic = await connection.service.topic(topic_name)
+    _check(connection, Action.CONSUME, topic_name, "to subscribe to")
     consumer = Consumer(
         connection,
         request.consumer_id,
@@ -173,6 +185,11 @@ async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
         durable=request.durable,
         start=_start_position(topic, request),
     )
+    try:
+        _check(connection, Action.CONSUME, topic_name, "to subscribe to")
+    except AuthorizationError:
+        await topic.consumer_left(consumer)
+        raise
     connection.consumers[request.consumer_id] = (consumer, topic)
     connection.write(commands.success(request.request_id))
 
@@ -277,21 +294,38 @@ async def on_consumer_stats(connection: Connection, command: BaseCommand) -> Non
 # ---- schemas ----
 
 
+@_refuses_with_error(lambda command: command.getSchema.request_id)
 async def on_get_schema(connection: Connection, command: BaseCommand) -> None:
     """Say that no schema is kept."""
+    _check_look_up(connection, TopicName.parse(command.getSchema.topic), "to get the schema of")
     connection.write(commands.schema_not_found(command.getSchema.request_id))
 
 
+@_refuses_with_error(lambda command: command.getOrCreateSchema.request_id)
 async def on_get_or_create_schema(connection: Connection, command: BaseCommand) -> None:
     """Accept any schema."""
+    _check_look_up(connection, TopicName.parse(command.getOrCreateSchema.topic), "to give a schema to")
     connection.write(commands.schema_accepted(command.getOrCreateSchema.request_id))
 
 
 def _consumer(connection: Connection, consumer_id: int) -> tuple[Consumer, Topic]:
+    """Return a consumer that is there, so its client may consume: else it would have been closed."""
     found = connection.consumers.get(consumer_id)
     if found is None:
         raise MetadataError(f"Consumer {consumer_id} not found")
+    assert connection.may(Action.CONSUME, found[1].name)
     return found
+
+
+def _check(connection: Connection, action: Action, topic: TopicName, what: str) -> None:
+    if not connection.may(action, topic):
+        raise AuthorizationError(f"Client is not authorized {what} {topic}")
+
+
+def _check_look_up(connection: Connection, topic: TopicName, what: str) -> None:
+    authorizer = connection.service.authorizer
+    if authorizer is not None and not authorizer.may_look_up(connection.credentials.role, topic):
+        raise AuthorizationError(f"Client is not authorized {what} {topic}")
 
 
 HANDLERS: Final[dict[int, Handler]] = {

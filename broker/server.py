@@ -16,15 +16,19 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from aiohttp.typedefs import Middleware
+
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.metrics import render_metrics
+from broker.permission_routes import permission_routes
 from broker.policy_routes import policy_routes
 from broker.requests import HANDLERS
 from broker.scheduler import Housekeeping, Job
 from broker.service import Service
 from broker.stats_routes import stats_routes
 from broker.web import start_web
+from broker.web_access import access_middleware
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
 
     Raises:
         ServiceStartError: The data folder cannot be opened.
+        ConfigError: A key that checks tokens cannot be used.
         OSError: A port cannot be listened on.
     """
     loop = asyncio.get_running_loop()
@@ -68,7 +73,8 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                 metrics=lambda: render_metrics(service.metrics()),
                 health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
                 problems=service.problems,
-                routes=[*policy_routes(service), *stats_routes(service)],
+                routes=[*policy_routes(service), *permission_routes(service), *stats_routes(service)],
+                access=access_of(service),
             )
 
             def watch_store() -> None:
@@ -96,3 +102,15 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
         await service.close()
     log.info("stopped")
     return 0 if service.failure is None else 1
+
+
+def access_of(service: Service) -> Middleware | None:
+    """Return what stands before the endpoints of the web port, None where nobody is asked who he is."""
+    if service.authenticator is None:
+        return None
+    return access_middleware(
+        service.authenticator,
+        service.authorizer,
+        now_ms=service.now_ms,
+        is_metrics_authenticated=service.config.access.is_metrics_authenticated,
+    )

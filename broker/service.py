@@ -18,8 +18,10 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from broker.authentication.authenticator import Authenticator
+from broker.authorization import Authorizer
 from broker.config import BrokerConfig
 from broker.errors import ServiceStartError
+from broker.grants import Actions, GrantBook
 from broker.link import ClientLink
 from broker.metrics import ServiceSnapshot
 from broker.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
@@ -32,6 +34,7 @@ from broker.topic_name import TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.factory import make_dispatcher
+from managed_ledger.completion import completed
 from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
@@ -84,6 +87,8 @@ class Service:
         self._storage = storage
         self._tracker_factory = _tracker_factory(config, storage, now_ms)
         self._residual = ResidualSnapshots(storage)
+        self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
+        self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
         self.policies = PolicyBook(store, _default_policies(config))
         self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -151,6 +156,19 @@ class Service:
         await self.policies.put(owner, policies)
         for topic in self.topics.values():
             topic.apply_delayed_delivery(self.policies.applied(topic.name))
+
+    @completed
+    async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:
+        """Store what a role may do with a topic or a namespace, and end what it may not do any more.
+
+        Raises:
+            LedgerWriteError: It could not be stored; nothing has changed.
+        """
+        assert self.grants is not None
+        await self.grants.grant(owner, role, actions)
+        log.info("%s: role %r may now: %s", owner, role, ", ".join(sorted(actions or ())) or "nothing")
+        for connection in list(self.connections):
+            connection.check_permissions()
 
     def new_producer_name(self) -> str:
         """Give a producer name that was never given before."""

@@ -21,6 +21,12 @@ from broker.topic import Topic
 from broker.topic_name import TopicName
 
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
+_STATS = f"{_TOPIC}/stats"
+_INTERNAL_STATS = f"{_TOPIC}/internalStats"
+_KEY_STATUS = f"{_TOPIC}/subscription/{{subscription}}/keyStatus"
+
+READ_PATHS = frozenset({_STATS, _INTERNAL_STATS, _KEY_STATUS})
+"""What whoever may produce to the topic or consume from it may see."""
 
 
 class StatsSource(Protocol):
@@ -60,9 +66,9 @@ def stats_routes(service: StatsSource) -> list[web.RouteDef]:
         return web.json_response(key_status(key, status))
 
     return [
-        web.get(f"{_TOPIC}/stats", get_stats),
-        web.get(f"{_TOPIC}/internalStats", get_internal_stats),
-        web.get(f"{_TOPIC}/subscription/{{subscription}}/keyStatus", get_key_status),
+        web.get(_STATS, get_stats),
+        web.get(_INTERNAL_STATS, get_internal_stats),
+        web.get(_KEY_STATUS, get_key_status),
     ]
 
 

@@ -191,6 +191,13 @@ class Topic:
                     # In the background: who leaves does not wait for a storage that may be down.
                     self._sweep.start()
 
+    def dismiss_consumer(self, consumer: Consumer) -> None:
+        """Take a consumer away from its client at once; `consumer_left` tidies up after it."""
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        if subscription is not None:
+            subscription.remove_consumer(consumer)
+        consumer.disconnect()
+
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Let other policies be in force from now on."""
         self.delayed_delivery = policies

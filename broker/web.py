@@ -6,7 +6,8 @@
     GET /metrics, /metrics/         Prometheus text
 
 Everything else is a 404 (or 405) in JSON. What is answered is passed in, as functions or as routes (of
-`broker.policy_routes` and `broker.stats_routes`); this module knows HTTP alone. Nothing is authenticated.
+`broker.policy_routes` and `broker.stats_routes`); this module knows HTTP alone. Who may ask is
+decided before, by `broker.web_access`.
 """
 
 import logging
@@ -15,6 +16,7 @@ from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ async def start_web(
     health: Callable[[], dict[str, Any]],
     problems: Callable[[], list[str]] = list,
     routes: Iterable[web.RouteDef] = (),
+    access: Middleware | None = None,
 ) -> WebServer:
     """Listen on a port.
 
@@ -53,6 +56,7 @@ async def start_web(
         health: Gives what `/health` says besides the status and the version.
         problems: Gives what keeps the service from doing its job, one text each.
         routes: What else is answered.
+        access: Stands before every endpoint and refuses; None lets everybody in. `/health` tells no problems then.
 
     Raises:
         OSError: The port cannot be listened on.
@@ -60,6 +64,9 @@ async def start_web(
 
     async def get_health(_: web.Request) -> web.Response:
         found = problems()
+        if access is not None:
+            # Everybody may see it, and problems name topics: those are for who may see /admin/v2/brokers/health.
+            return web.json_response(health() | {"status": "failing" if found else "ok"}, status=503 if found else 200)
         answer = {"status": "failing" if found else "ok", "version": version("postdate")} | health()
         return web.json_response(answer | {"problems": found} if found else answer, status=503 if found else 200)
 
@@ -73,7 +80,7 @@ async def start_web(
         body = await text if isinstance(text, Awaitable) else text
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    app = web.Application(middlewares=[_errors_as_json])
+    app = web.Application(middlewares=[_errors_as_json, *([] if access is None else [access])])
     app.router.add_get("/health", get_health)
     app.router.add_get("/admin/v2/brokers/health", get_broker_health)
     app.router.add_get("/metrics", get_metrics)
@@ -96,8 +103,10 @@ async def _errors_as_json(
     try:
         return await handler(request)
     except web.HTTPException as error:
-        # `Allow` of a 405 is part of its meaning.
+        # `Allow` of a 405 is part of its meaning, and so is the challenge of a 401.
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        if error.status == web.HTTPUnauthorized.status_code:
+            headers = {"WWW-Authenticate": "Bearer"}
         return web.json_response({"reason": f"{error.reason}: {request.path}"}, status=error.status, headers=headers)
     except Exception:
         # The supervisor of the handlers: one bad answer must not take the port down.

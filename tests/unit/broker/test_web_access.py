@@ -1,0 +1,276 @@
+"""Who may ask what of the web port, over real HTTP and on a real service."""
+
+import asyncio
+import io
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from test_authorization import CONSUME, NOTHING, ORDERS, PRODUCE, play, produce_request
+from test_connection_credentials import connect
+from tokens import token
+
+from broker.permission_routes import permission_routes
+from broker.policy_routes import policy_routes
+from broker.server import access_of
+from broker.service import Service
+from broker.stats_routes import stats_routes
+from broker.web import start_web
+
+NOW_S = 1_800_000_000
+NAMESPACE = "/admin/v2/namespaces/shop/eu"
+TOPIC = "/admin/v2/persistent/shop/eu/orders"
+
+Answer = tuple[int, Any, Mapping[str, str]]
+Ask = Callable[..., Awaitable[Answer]]
+Story = Callable[[Service, Ask], Awaitable[None]]
+
+
+def play_web(folder: Path, story: Story, **access: Any) -> None:
+    """Run a story on a service with its web port; `ask(role, method, path, body)` sends a request."""
+
+    async def with_web(service: Service) -> None:
+        server = await start_web(
+            "127.0.0.1",
+            0,
+            metrics=lambda: b"one 1.0\n",
+            health=lambda: {"pid": 7},
+            problems=lambda: ["shop/eu/orders: a secret problem"],
+            routes=[*policy_routes(service), *permission_routes(service), *stats_routes(service)],
+            access=access_of(service),
+        )
+
+        async def ask(
+            shown: str | bytes | None, method: str, path: str, body: Any = None, headers: Mapping[str, str] = {}
+        ) -> Answer:
+            shown = token(shown) if isinstance(shown, str) else shown
+            credentials = {} if shown is None else {"Authorization": f"Bearer {shown.decode()}"}
+            text = body if isinstance(body, bytes) else json.dumps(body).encode()
+            async with (
+                aiohttp.ClientSession() as session,
+                session.request(
+                    method,
+                    f"http://127.0.0.1:{server.port}{path}",
+                    data=None if body is None else io.BytesIO(text),
+                    headers={"Content-Type": "application/json"} | credentials | dict(headers),
+                ) as reply,
+            ):
+                answer = await reply.text()
+                is_json = reply.content_type == "application/json" and answer
+                return reply.status, json.loads(answer) if is_json else answer, reply.headers
+
+        try:
+            await story(service, ask)
+        finally:
+            await server.close()
+
+    play(folder, with_web, **access)
+
+
+EVERYTHING = [
+    ("GET", "/health"),
+    ("GET", "/metrics"),
+    ("GET", "/metrics/"),
+    ("GET", "/admin/v2/brokers/health"),
+    ("GET", f"{TOPIC}/stats"),
+    ("HEAD", f"{TOPIC}/stats"),
+    ("GET", f"{TOPIC}/internalStats"),
+    ("GET", f"{TOPIC}/subscription/s/keyStatus?key=k"),
+    ("GET", f"{TOPIC}/delayedDelivery"),
+    ("POST", f"{TOPIC}/delayedDelivery"),
+    ("DELETE", f"{TOPIC}/delayedDelivery"),
+    ("GET", f"{NAMESPACE}/delayedDelivery"),
+    ("POST", f"{NAMESPACE}/delayedDelivery"),
+    ("DELETE", f"{NAMESPACE}/delayedDelivery"),
+    ("GET", f"{NAMESPACE}/permissions"),
+    ("POST", f"{NAMESPACE}/permissions/anna"),
+    ("DELETE", f"{NAMESPACE}/permissions/anna"),
+    ("GET", f"{TOPIC}/permissions"),
+    ("POST", f"{TOPIC}/permissions/anna"),
+    ("DELETE", f"{TOPIC}/permissions/anna"),
+    ("GET", "/"),
+    ("GET", "/nosuch"),
+    ("POST", "/health"),
+    ("PUT", f"{NAMESPACE}/permissions/anna"),
+    ("GET", "//health"),
+    ("GET", "/health/"),
+    ("GET", "/health/../admin/v2/brokers/health"),
+]
+OPEN = {"/health", "/metrics", "/metrics/"}
+FOR_READERS = {f"{TOPIC}/stats", f"{TOPIC}/internalStats", f"{TOPIC}/subscription/s/keyStatus?key=k"}
+
+
+def test_every_route_that_the_service_has_is_in_the_list_here(tmp_path: Path) -> None:
+    paths = {path.partition("?")[0] for _, path in EVERYTHING}
+    values = {"tenant": "shop", "namespace": "eu", "topic": "orders", "role": "anna", "subscription": "s"}
+
+    async def story(service: Service, ask: Ask) -> None:
+        for route in (*policy_routes(service), *permission_routes(service), *stats_routes(service)):
+            assert route.path.format(**values) in paths
+
+    play_web(tmp_path, story)
+
+
+@pytest.mark.parametrize("shown", [None, b"a.b.c", token(key=bytes(32)), token("root", exp=NOW_S)])
+def test_without_a_good_token_only_health_and_metrics_answer(tmp_path: Path, shown: bytes | None) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        for method, path in EVERYTHING:
+            status, body, headers = await ask(shown, method, path, ["produce"])
+            if path in OPEN and method == "GET":
+                assert status == (503 if path == "/health" else 200), path
+                assert "secret problem" not in str(body)
+            else:
+                assert (status, headers["WWW-Authenticate"]) == (401, "Bearer"), path
+        assert service.grants is not None
+        assert service.grants.of("shop/eu").roles == {}
+
+    play_web(tmp_path, story)
+
+
+@pytest.mark.parametrize("granted", [PRODUCE, CONSUME, NOTHING])
+def test_reading_one_topic_needs_a_grant_and_everything_else_a_super_user(tmp_path: Path, granted: Any) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        await produce_request(connect(service, token("root")))
+        await service.set_grant(ORDERS, "anna", granted)
+        for method, path in EVERYTHING:
+            status, body, _ = await ask("anna", method, path, ["produce", "consume"])
+            if path in OPEN and method == "GET":
+                continue
+            if path in FOR_READERS and granted:
+                # There is no such subscription; who may not read is not told.
+                assert status == (404 if "keyStatus" in path else 200), path
+            else:
+                assert status == 403, (method, path, body)
+        assert service.grants is not None
+        assert service.grants.of("shop/eu").of("orders") == {"anna": granted}
+        assert service.grants.of("shop/eu").roles == {}
+
+    play_web(tmp_path, story)
+
+
+def test_a_super_user_may_do_everything(tmp_path: Path) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        await produce_request(connect(service, token("root")))
+        for method, path in EVERYTHING:
+            assert (await ask("root", method, path, ["produce"]))[0] not in (401, 403), path
+        assert "secret problem" in (await ask("root", "GET", "/admin/v2/brokers/health"))[1]
+
+    play_web(tmp_path, story)
+
+
+def test_without_authorization_everybody_who_is_known_may_do_everything(tmp_path: Path) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        assert (await ask("anna", "DELETE", f"{NAMESPACE}/delayedDelivery"))[0] == 204
+        assert (await ask(None, "DELETE", f"{NAMESPACE}/delayedDelivery"))[0] == 401
+        status, body, _ = await ask("anna", "POST", f"{NAMESPACE}/permissions/anna", ["produce"])
+        assert (status, "Authorization is not enabled" in body["reason"]) == (501, True)
+
+    play_web(tmp_path, story, is_authorization_enabled=False)
+
+
+def test_metrics_ask_for_a_token_where_the_configuration_says_so(tmp_path: Path) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        for path in ("/metrics", "/metrics/"):
+            assert (await ask(None, "GET", path))[0] == 401
+            assert (await ask("anybody", "GET", path))[0] == 200
+        assert (await ask(None, "GET", "/health"))[0] == 503
+
+    play_web(tmp_path, story, is_metrics_authenticated=True)
+
+
+def test_the_anonymous_role_counts_for_requests_without_a_token_alone(tmp_path: Path) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        await produce_request(connect(service, token("root")))
+        await service.set_grant(ORDERS, "guest", CONSUME)
+        assert (await ask(None, "GET", f"{TOPIC}/stats"))[0] == 200
+        assert (await ask(None, "GET", f"{NAMESPACE}/permissions"))[0] == 403
+        assert (await ask(b"a.b.c", "GET", f"{TOPIC}/stats"))[0] == 401
+
+    play_web(tmp_path, story, anonymous_role="guest")
+
+
+def test_a_request_that_speaks_for_another_is_refused(tmp_path: Path) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        headers = {"X-Original-Principal": "anna"}
+        assert (await ask("root", "GET", f"{NAMESPACE}/permissions", headers=headers))[0] == 403
+
+    play_web(tmp_path, story)
+
+
+def test_grants_are_given_shown_and_taken(tmp_path: Path) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        async def show(owner: str) -> Any:
+            status, body, _ = await ask("root", "GET", f"{owner}/permissions")
+            assert status == 200
+            return body
+
+        assert await show(NAMESPACE) == {}
+        assert (await ask("root", "POST", f"{NAMESPACE}/permissions/anna", ["produce"]))[:2] == (204, "")
+        assert (await ask("root", "POST", f"{NAMESPACE}/permissions/anna", ["consume", "consume"]))[0] == 204
+        assert (await ask("root", "POST", f"{TOPIC}/permissions/anna", ["produce"]))[0] == 204
+        assert (await ask("root", "POST", f"{TOPIC}/permissions/a%2Fb%20%C3%A4", []))[0] == 204
+        assert await show(NAMESPACE) == {"anna": ["consume"]}
+        assert await show(TOPIC) == {"anna": ["produce", "consume"], "a/b ä": []}
+        assert await show("/admin/v2/persistent/shop/eu/other") == {"anna": ["consume"]}
+        for owner in (TOPIC, NAMESPACE):
+            for _ in range(2):
+                assert (await ask("root", "DELETE", f"{owner}/permissions/anna"))[0] == 204
+        assert await show(NAMESPACE) == {}
+        assert await show(TOPIC) == {"a/b ä": []}
+
+    play_web(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"garbage", 400),
+        (b"null", 400),
+        (b"{}", 400),
+        (b'"produce"', 400),
+        (b'["fly"]', 400),
+        (b'["PRODUCE"]', 400),
+        (b'["produce", "functions"]', 400),
+        (b"[null]", 400),
+        (b"[[]]", 400),
+        (b"[" * 100_000, 400),
+        (b"\xff", 400),
+        (b" " * 2_000_000, 413),
+    ],
+)
+def test_a_body_that_is_no_list_of_actions_is_refused_and_changes_nothing(
+    tmp_path: Path, body: bytes, status: int
+) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        await service.set_grant(ORDERS, "anna", PRODUCE)
+        answer = await ask("root", "POST", f"{TOPIC}/permissions/anna", body)
+
+        assert answer[0] == status, answer
+        assert answer[1]["reason"]
+        assert (await ask("root", "GET", f"{TOPIC}/permissions"))[1] == {"anna": ["produce"]}
+
+    play_web(tmp_path, story)
+
+
+def test_a_body_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """So no page in a browser sends one without having been asked."""
+
+    async def story(service: Service, ask: Ask) -> None:
+        headers = {"Content-Type": "text/plain"}
+        assert (await ask("root", "POST", f"{NAMESPACE}/permissions/anna", ["produce"], headers=headers))[0] == 415
+
+    play_web(tmp_path, story)
+
+
+def test_requests_that_come_at_once_are_all_in_force(tmp_path: Path) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        await asyncio.gather(
+            *(ask("root", "POST", f"{NAMESPACE}/permissions/role-{n}", ["produce"]) for n in range(20))
+        )
+        assert len((await ask("root", "GET", f"{NAMESPACE}/permissions"))[1]) == 20
+
+    play_web(tmp_path, story)
