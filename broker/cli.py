@@ -12,6 +12,7 @@ from broker.cli_common import config_options, configure_logging, examples, refus
 from broker.command_groups import InstalledCommands
 from broker.config import BrokerConfig, load_config
 from broker.config_table import config_lines, config_table
+from broker.token_cli import token
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -24,6 +25,9 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 @click.version_option(package_name="postdate", prog_name="postdate")
 def main() -> None:
     """Delayed delivery: published now, delivered at its time, in key order, to one consumer per key."""
+
+
+main.add_command(token)
 
 
 @main.command(

@@ -304,8 +304,9 @@ def _from_overrides(overrides: Sequence[str], known: Mapping[str, Setting]) -> d
     given: dict[str, Given] = {}
     for override in overrides:
         key, separator, value = (part.strip() for part in override.partition("="))
-        if not separator or not key:
-            raise ConfigError("must be key=value", where=f"--set {override}", key="")
+        if not separator or not key or " " in key:
+            # The first word alone: behind a key and a missing sign of equality may stand a secret.
+            raise ConfigError("must be key=value", where=f"--set {override.partition(' ')[0]}", key="")
         if key in known:
             given[key] = Given(value, f"--set {override}")
             continue

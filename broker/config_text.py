@@ -89,8 +89,9 @@ def parse_config_text(text: str, *, name: str) -> dict[str, tuple[str, int]]:
     for number, line in _logical_lines(text):
         match = _LINE.fullmatch(line)
         if match is None:
+            # The line is not shown: it may be a part of a secret.
             raise ConfigError(
-                f"{line.strip()!r} is neither a comment nor key=value", where=f"{name}:{number}", key="", line=number
+                "the line is neither a comment nor key=value", where=f"{name}:{number}", key="", line=number
             )
         found[_unescape(match[1])] = (_unescape(match[2]).strip(), number)
     return found

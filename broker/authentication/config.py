@@ -6,7 +6,8 @@ from typing import Final
 _PULSAR_PACKAGE: Final = "org.apache.pulsar.broker.authentication"
 TOKEN_PROVIDER: Final = f"{_PULSAR_PACKAGE}.AuthenticationProviderToken"
 
-PUBLIC_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
+RSA_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+PUBLIC_ALGORITHMS: Final = (*RSA_ALGORITHMS, "ES256", "ES384", "ES512")
 """What a token may be signed with where a public key checks it, as in Pulsar."""
 
 PROVIDERS: Final = (TOKEN_PROVIDER,)

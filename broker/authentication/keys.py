@@ -14,17 +14,19 @@ import binascii
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 
-SECRET_ALGORITHMS: Final = ("HS256", "HS384", "HS512")
-RSA_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+from broker.authentication.config import RSA_ALGORITHMS
+
 _CURVE_ALGORITHMS: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
-_SECRET_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
+SECRET_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
+"""The shortest secret for each algorithm (RFC 7518, 3.2)."""
+
 _RSA_BITS_MIN: Final = 2048
 _FILE_BYTES_MAX: Final = 1 << 20
 _PEM_START: Final = b"-----BEGIN "
@@ -70,7 +72,7 @@ def secret_verification_key(notation: str) -> VerificationKey:
         TokenKeyError: It cannot be read or is too short.
     """
     secret = _secret(notation)
-    return VerificationKey(secret, tuple(name for name, length in _SECRET_BYTES.items() if len(secret) >= length))
+    return VerificationKey(secret, tuple(name for name, length in SECRET_BYTES.items() if len(secret) >= length))
 
 
 def public_verification_key(notation: str, algorithm: str) -> VerificationKey:
@@ -137,7 +139,7 @@ def read_key(notation: str) -> bytes:
     if notation.startswith("data:"):
         return _of_data(notation.removeprefix("data:"))
     if notation.startswith("file:"):
-        return _of_file(Path(unquote_to_bytes(urlsplit(notation).path).decode(errors="surrogateescape")))
+        return _of_file(_path_of(notation.removeprefix("file:")))
     if _names_file(notation):
         return _of_file(Path(notation))
     return _of_base64(notation, "it is neither file:PATH nor data:;base64,TEXT, no file has this name, and as a key")
@@ -145,10 +147,10 @@ def read_key(notation: str) -> bytes:
 
 def _secret(notation: str) -> bytes:
     secret = read_key(notation)
-    if len(secret) < _SECRET_BYTES["HS256"]:
+    if len(secret) < SECRET_BYTES["HS256"]:
         raise TokenKeyError(
             f"the secret has {len(secret)} bytes, which is guessed too easily: it must have at least "
-            f"{_SECRET_BYTES['HS256']}; `postdate token create-secret-key` makes one"
+            f"{SECRET_BYTES['HS256']}; `postdate token create-secret-key` makes one"
         )
     return secret
 
@@ -190,6 +192,16 @@ def _names_file(notation: str) -> bool:
     except (OSError, ValueError):
         # A long text of base64 is too long for a name.
         return False
+
+
+def _path_of(rest: str) -> Path:
+    """Return the path of a URL, which may name the host that every file here is on."""
+    if rest.startswith("//"):
+        host, slash, path = rest.removeprefix("//").partition("/")
+        if host not in ("", "localhost"):
+            raise TokenKeyError(f"the file is on another machine, {host}: write file:///PATH")
+        rest = slash + path
+    return Path(unquote_to_bytes(rest).decode(errors="surrogateescape"))
 
 
 def _of_file(path: Path) -> bytes:

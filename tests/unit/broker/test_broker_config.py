@@ -241,6 +241,26 @@ def test_a_secret_is_shown_nowhere() -> None:
     assert "# bucketSnapshotS3SecretAccessKey is set, and secret\n" in config_lines(config)
 
 
+def test_a_secret_of_tokens_is_shown_nowhere(tmp_path: Path) -> None:
+    """Not where it is refused, nor where the line itself is wrong."""
+    secret = "data:;base64,dGVsbC1uby1vbmU="
+    config = load(overrides=[f"tokenSecretKey={secret}"])
+
+    assert config.access.token_secret_key == secret
+    shown = [repr(config), config_lines(config), str(config.refusal("tokenSecretKey", "is wrong"))]
+    for text in (f"tokenSecretKey {secret}\n", f"tokenSecretKeys={secret}\n", f"tokenSecretKey={secret}\\u0000\n"):
+        with pytest.raises(ConfigError) as caught:
+            load(text, folder=tmp_path)
+        shown.append(f"{caught.value} {caught.value!r}")
+    for override in (f"tokenSecretKey {secret}", f"tokenSecretKeys={secret}"):
+        with pytest.raises(ConfigError) as caught:
+            load(overrides=[override])
+        shown.append(f"{caught.value} {caught.value!r}")
+
+    assert not [text for text in shown if "dGVsbC1uby1vbmU" in text]
+    assert "# tokenSecretKey is set, and secret\n" in config_lines(config)
+
+
 def test_s3_needs_a_bucket() -> None:
     with pytest.raises(ConfigError, match="must be rocksdb or memory where bucketSnapshotS3Bucket is empty"):
         load(overrides=["bucketSnapshotStorage=s3"])
@@ -356,9 +376,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_no_setting_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^broker.conf:2: 'brokerServicePort 6650' is neither a comment nor key=value"
-    ):
+    with pytest.raises(ConfigError, match=r"^broker.conf:2: the line is neither a comment nor key=value"):
         parse_config_text("a=b\nbrokerServicePort 6650\n", name="broker.conf")
 
 

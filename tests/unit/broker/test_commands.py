@@ -37,6 +37,7 @@ def built() -> Iterator[tuple[str, bytes]]:
     )
     yield "GET_SCHEMA_RESPONSE", commands.schema_not_found(1)
     yield "GET_OR_CREATE_SCHEMA_RESPONSE", commands.schema_accepted(1)
+    yield "AUTH_CHALLENGE", commands.auth_challenge(server_version="v", method_name="token")
     yield "PING", commands.PING
     yield "PONG", commands.PONG
 

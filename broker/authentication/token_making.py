@@ -1,0 +1,102 @@
+"""Make keys and tokens, and look into tokens: what `postdate token` does, as `pulsar tokens` does it.
+
+A secret is random bytes; a pair of keys is DER (PKCS 8 and X.509), so that Pulsar reads it too. Where any of it goes,
+and how it is asked for, is `broker.token_cli`'s.
+"""
+
+import base64
+import binascii
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from broker.authentication.keys import SECRET_BYTES, SigningKey
+
+_RSA_BITS: Final = {"256": 2048, "384": 3072, "512": 4096}
+_CURVES: Final[Mapping[str, ec.EllipticCurve]] = {
+    "ES256": ec.SECP256R1(),
+    "ES384": ec.SECP384R1(),
+    "ES512": ec.SECP521R1(),
+}
+_RELATIVE_TIME: Final = re.compile(r"([0-9]{1,12})([smhdwy]?)")
+_UNIT_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+_LIFETIME_S_MAX: Final = 1000 * 365 * 86400
+
+RESERVED_HEADERS: Final = frozenset({"alg", "b64", "crit"})
+"""Headers that say how a token is to be checked, so that only the key decides them."""
+
+
+def new_secret(algorithm: str) -> bytes:
+    """Make a secret that is as long as an algorithm can use, as Pulsar does."""
+    return secrets.token_bytes(SECRET_BYTES[algorithm])
+
+
+def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
+    """Make a private and a public key for an algorithm, of Pulsar's lengths.
+
+    Returns:
+        The private key (PKCS 8) and the public key (X.509), DER both.
+    """
+    key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
+    if algorithm in _CURVES:
+        key = ec.generate_private_key(_CURVES[algorithm])
+    else:
+        key = rsa.generate_private_key(public_exponent=65537, key_size=_RSA_BITS[algorithm[2:]])
+    return (
+        key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()),
+        key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo),
+    )
+
+
+def new_token(key: SigningKey, subject: str, *, expires_at_s: int | None, headers: Mapping[str, str]) -> str:
+    """Sign a token for a role.
+
+    Args:
+        key: What signs it.
+        subject: The role, in the claim `sub`.
+        expires_at_s: When it ends, in seconds since the epoch; None is never.
+        headers: What its header has besides.
+    """
+    assert not RESERVED_HEADERS & headers.keys()
+    claims: dict[str, Any] = {"sub": subject} | ({} if expires_at_s is None else {"exp": expires_at_s})
+    return jwt.encode(claims, key.key, algorithm=key.algorithm, headers=dict(headers))
+
+
+def relative_seconds(text: str) -> int:
+    """Read how long something lasts, as Pulsar does.
+
+    >>> relative_seconds("2h"), relative_seconds("90")
+    (7200, 90)
+
+    Raises:
+        ValueError: It is no such time, is 0 or is more than a thousand years.
+    """
+    found = _RELATIVE_TIME.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("must be a number with s, m (minutes), h, d, w or y, such as 30d")
+    seconds = int(found[1]) * _UNIT_SECONDS[found[2]]
+    if not 1 <= seconds <= _LIFETIME_S_MAX:
+        raise ValueError("must be from 1s to 1000y")
+    return seconds
+
+
+def token_parts(token: str) -> tuple[Any, Any]:
+    """Return what stands in a token, its header and its claims, without looking at its signature.
+
+    Raises:
+        ValueError: It is no token; the text does not hold it.
+    """
+    parts = token.split(".")
+    if len(parts) != 3:
+        raise ValueError("it is no token: a token has three parts with dots between")
+    try:
+        header, claims = (json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))) for part in parts[:2])
+    except (binascii.Error, ValueError, RecursionError):
+        raise ValueError("it is no token: its parts are not JSON in base64") from None
+    return header, claims
