@@ -16,9 +16,9 @@ import pytest
 # The helpers are imported as `tests.integration...` from everywhere, also from `benchmarks/`.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.integration import real_pulsar, real_tracker
+from tests.integration import foreign_clients, real_pulsar, real_tracker
 from tests.integration.programs.clients import Clients
-from tests.integration.services import POSTDATE, REAL_PULSAR, Service, make_service
+from tests.integration.services import POSTDATE, REAL_PULSAR, Service, make_guarded, make_service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,8 +28,12 @@ KINDS = [POSTDATE, pytest.param(REAL_PULSAR, marks=pytest.mark.real_pulsar)]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Fetch Pulsar's jars, and compile what drives its tracker, before the clock of any single test runs."""
-    if session.config.option.collectonly or real_pulsar.missing_tools():
+    """Fetch Pulsar's jars, and compile what drives its tracker and clients, before the clock of any test runs."""
+    if session.config.option.collectonly:
+        return
+    if any("language" in getattr(item, "fixturenames", ()) for item in session.items):
+        foreign_clients.build_all()
+    if real_pulsar.missing_tools():
         return
     if any(item.get_closest_marker("real_pulsar") for item in session.items):
         real_pulsar.fetch_jars()
@@ -56,6 +60,16 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A running service, shared by the whole session."""
     require_tools(request.param)
     running = make_service(request.param, tmp_path_factory.mktemp(request.param))
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A running service that asks for tokens and grants, shared by the whole session."""
+    require_tools(request.param)
+    running = make_guarded(request.param, tmp_path_factory.mktemp(f"guarded-{request.param}"))
     running.start()
     yield running
     running.stop()

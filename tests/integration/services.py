@@ -10,6 +10,7 @@ from typing import Protocol
 
 from broker.demo_process import PostdateProcess
 from tests.integration.real_pulsar import RealPulsar
+from tests.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 
 POSTDATE = "postdate"
 REAL_PULSAR = "real_pulsar"
@@ -21,6 +22,23 @@ TEST_SETTINGS = {
     "delayedDeliveryMaxDelayInMillis": str(DELAY_MAX_MS),
     "delayedDeliveryTickTimeMillis": "100",
     "isDelayedDeliveryDeliverAtTimeStrict": "true",
+}
+
+
+ADMIN = "admin"
+"""The super user of a guarded service."""
+
+GUARDED_SETTINGS = {
+    "authenticationEnabled": "true",
+    "authenticationProviders": TOKEN_PROVIDER,
+    "tokenSecretKey": SECRET_KEY,
+    "authenticationRefreshCheckSeconds": "1",
+    "authorizationEnabled": "true",
+    "superUserRoles": ADMIN,
+}
+_OF_THE_BROKER_ITSELF = {
+    "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
+    "brokerClientAuthenticationParameters": f"token:{token(ADMIN).decode()}",
 }
 
 
@@ -53,3 +71,9 @@ def make_service(kind: str, folder: Path, settings: Mapping[str, str] | None = N
         return PostdateProcess(folder, merged)
     assert kind == REAL_PULSAR
     return RealPulsar(folder, merged)
+
+
+def make_guarded(kind: str, folder: Path, settings: Mapping[str, str] | None = None) -> Service:
+    """Return a service of this kind that asks for tokens and grants, not started."""
+    own = _OF_THE_BROKER_ITSELF if kind == REAL_PULSAR else {}
+    return make_service(kind, folder, GUARDED_SETTINGS | own | dict(settings or {}))

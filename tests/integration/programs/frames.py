@@ -22,6 +22,7 @@ CONNECT, CONNECTED, SUBSCRIBE, PRODUCER, SEND, SEND_RECEIPT, SEND_ERROR, MESSAGE
 UNSUBSCRIBE, SUCCESS, ERROR, CLOSE_PRODUCER, CLOSE_CONSUMER, PRODUCER_SUCCESS, PING, PONG, REDELIVER = range(12, 21)
 PARTITIONED_METADATA, PARTITIONED_METADATA_RESPONSE, LOOKUP, LOOKUP_RESPONSE = range(21, 25)
 SEEK, GET_LAST_MESSAGE_ID = 28, 29
+AUTH_CHALLENGE, AUTH_RESPONSE = 36, 37
 
 PROTOCOL_VERSION = 20
 _REPLY_TIMEOUT_S = 10.0
@@ -103,9 +104,17 @@ def command(kind: int, fields: Fields) -> bytes:
     return struct.pack(">II", len(body) + 4, len(body)) + body
 
 
-def connect() -> bytes:
-    """Encode what a client says first."""
-    return command(CONNECT, {1: "postdate-tests", 4: PROTOCOL_VERSION})
+def connect(token: bytes | None = None, *, can_refresh: bool = True) -> bytes:
+    """Encode what a client says first, with a token and whether it can be asked for another."""
+    fields: dict[int, Any] = {1: "postdate-tests", 4: PROTOCOL_VERSION}
+    if token is not None:
+        fields |= {3: token, 5: "token", 10: {1: int(can_refresh)}}
+    return command(CONNECT, fields)
+
+
+def auth_response(token: bytes) -> bytes:
+    """Encode the answer to an AUTH_CHALLENGE."""
+    return command(AUTH_RESPONSE, {1: "postdate-tests", 2: {1: "token", 2: token}, 3: PROTOCOL_VERSION})
 
 
 def send(

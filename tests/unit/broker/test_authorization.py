@@ -10,7 +10,6 @@ from service_fakes import Peer, until
 from test_connection import send_frame
 from test_connection_credentials import connect
 from test_policies import MemoryRecords
-from tokens import SECRET_KEY, TOKEN_PROVIDER, token
 
 from broker.authentication.config import AccessConfig
 from broker.authorization import Authorizer
@@ -19,6 +18,7 @@ from broker.grants import Action, GrantBook
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, Schema, ServerError
 from broker.service import Service
 from broker.topic_name import TopicName
+from tests.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 
 ORDERS = TopicName.parse("shop/eu/orders")
 PRODUCE, CONSUME = frozenset({Action.PRODUCE}), frozenset({Action.CONSUME})

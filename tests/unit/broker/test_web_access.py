@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 from test_authorization import CONSUME, NOTHING, ORDERS, PRODUCE, play, produce_request
 from test_connection_credentials import connect
-from tokens import token
 
 from broker.permission_routes import permission_routes
 from broker.policy_routes import policy_routes
@@ -19,6 +18,7 @@ from broker.server import access_of
 from broker.service import Service
 from broker.stats_routes import stats_routes
 from broker.web import start_web
+from tests.tokens import token
 
 NOW_S = 1_800_000_000
 NAMESPACE = "/admin/v2/namespaces/shop/eu"

@@ -1,0 +1,133 @@
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+
+import com.fasterxml.jackson.databind.ObjectMapper;
+import org.apache.pulsar.client.api.AuthenticationFactory;
+import org.apache.pulsar.client.api.ClientBuilder;
+import org.apache.pulsar.client.api.Consumer;
+import org.apache.pulsar.client.api.Message;
+import org.apache.pulsar.client.api.Producer;
+import org.apache.pulsar.client.api.PulsarClient;
+import org.apache.pulsar.client.api.PulsarClientException;
+import org.apache.pulsar.client.api.Schema;
+import org.apache.pulsar.client.api.SubscriptionInitialPosition;
+import org.apache.pulsar.client.api.SubscriptionType;
+
+/** A small program on the Java client, for the tests of tokens and TLS: one task, one JSON line; see go_client/main.go. */
+public final class JavaClient {
+    public static final class Task {
+        public String task;
+        public String url;
+        public String topic;
+        public String tokenFile;
+        public String trustCertsFile;
+        public String certFile;
+        public String keyFile;
+        public int count;
+        public long delayMs;
+        public long holdMs;
+    }
+
+    private final Task asked;
+    private int sent;
+    private int received;
+    private int early;
+
+    private JavaClient(Task asked) {
+        this.asked = asked;
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        ObjectMapper json = new ObjectMapper();
+        JavaClient program = new JavaClient(json.readValue(arguments[0], Task.class));
+        String error = "";
+        try (PulsarClient client = program.connect()) {
+            program.run(client);
+        } catch (PulsarClientException failure) {
+            error = failure.getClass().getSimpleName() + ": " + failure.getMessage();
+        }
+        Map<String, Object> found = Map.of(
+                "error", error, "sent", program.sent, "received", program.received, "early", program.early);
+        System.out.println(json.writeValueAsString(found));
+    }
+
+    private void run(PulsarClient client) throws Exception {
+        if (asked.task.equals("subscribe")) {
+            subscribe(client).close();
+            return;
+        }
+        if (asked.task.equals("roundtrip")) {
+            roundtrip(client);
+            return;
+        }
+        try (Producer<byte[]> producer = producer(client)) {
+            long end = System.currentTimeMillis() + asked.holdMs;
+            while (asked.task.equals("hold") && System.currentTimeMillis() < end) {
+                producer.send(new byte[] {'x'});
+                sent++;
+                Thread.sleep(50);
+            }
+        }
+    }
+
+    private PulsarClient connect() throws PulsarClientException {
+        ClientBuilder builder = PulsarClient.builder()
+                .serviceUrl(asked.url)
+                .operationTimeout(10, TimeUnit.SECONDS)
+                .lookupTimeout(10, TimeUnit.SECONDS)
+                .connectionTimeout(5, TimeUnit.SECONDS);
+        if (asked.trustCertsFile != null) {
+            builder.tlsTrustCertsFilePath(asked.trustCertsFile);
+        }
+        if (asked.tokenFile != null) {
+            builder.authentication(AuthenticationFactory.token(this::token));
+        }
+        if (asked.certFile != null) {
+            builder.authentication(AuthenticationFactory.TLS(asked.certFile, asked.keyFile));
+        }
+        return builder.build();
+    }
+
+    private String token() {
+        try {
+            return Files.readString(Path.of(asked.tokenFile)).strip();
+        } catch (java.io.IOException error) {
+            throw new java.io.UncheckedIOException(error);
+        }
+    }
+
+    private Producer<byte[]> producer(PulsarClient client) throws PulsarClientException {
+        return client.newProducer(Schema.BYTES).topic(asked.topic).sendTimeout(10, TimeUnit.SECONDS).create();
+    }
+
+    private Consumer<byte[]> subscribe(PulsarClient client) throws PulsarClientException {
+        return client.newConsumer(Schema.BYTES)
+                .topic(asked.topic)
+                .subscriptionName("sub")
+                .subscriptionType(SubscriptionType.Shared)
+                .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest)
+                .subscribe();
+    }
+
+    private void roundtrip(PulsarClient client) throws PulsarClientException {
+        try (Consumer<byte[]> consumer = subscribe(client); Producer<byte[]> producer = producer(client)) {
+            long due = System.currentTimeMillis() + asked.delayMs;
+            for (; sent < asked.count; sent++) {
+                producer.newMessage().key("" + sent).value(("" + sent).getBytes()).deliverAt(due).send();
+            }
+            while (received < asked.count) {
+                Message<byte[]> message = consumer.receive(20, TimeUnit.SECONDS);
+                if (message == null) {
+                    throw new PulsarClientException("nothing comes");
+                }
+                if (System.currentTimeMillis() < due) {
+                    early++;
+                }
+                received++;
+                consumer.acknowledge(message);
+            }
+        }
+    }
+}

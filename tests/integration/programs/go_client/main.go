@@ -1,0 +1,153 @@
+// Command go_client is a small program on the Go client, for the tests of tokens and TLS: one task, one JSON line.
+//
+//	go_client '{"task": "roundtrip", "url": "pulsar://...", "topic": "...", "tokenFile": "...", "count": 10}'
+//
+// Tasks: "roundtrip" sends count messages delayed by delayMs and receives them; "produce" and "subscribe" only try to;
+// "hold" sends a message every 50 ms for holdMs through one producer. The token is read anew whenever it is asked for.
+// JavaClient.java is the same program on the Java client.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/apache/pulsar-client-go/pulsar"
+	"github.com/apache/pulsar-client-go/pulsar/log"
+)
+
+type task struct {
+	Task           string
+	URL            string
+	Topic          string
+	TokenFile      string
+	TrustCertsFile string
+	CertFile       string
+	KeyFile        string
+	Count          int
+	DelayMs        int64
+	HoldMs         int64
+}
+
+type outcome struct {
+	Error    string `json:"error"`
+	Sent     int    `json:"sent"`
+	Received int    `json:"received"`
+	Early    int    `json:"early"`
+}
+
+func main() {
+	var asked task
+	if err := json.Unmarshal([]byte(os.Args[1]), &asked); err != nil {
+		panic(err)
+	}
+	found := outcome{}
+	if err := run(asked, &found); err != nil {
+		found.Error = err.Error()
+	}
+	line, _ := json.Marshal(found)
+	fmt.Println(string(line))
+}
+
+func run(asked task, found *outcome) error {
+	client, err := connect(asked)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if asked.Task == "subscribe" {
+		_, err := subscribe(client, asked)
+		return err
+	}
+	if asked.Task == "roundtrip" {
+		return roundtrip(client, asked, found)
+	}
+	producer, err := client.CreateProducer(pulsar.ProducerOptions{Topic: asked.Topic, SendTimeout: 10 * time.Second})
+	if err != nil {
+		return err
+	}
+	defer producer.Close()
+	if asked.Task == "produce" {
+		return nil
+	}
+	end := time.Now().Add(time.Duration(asked.HoldMs) * time.Millisecond)
+	for time.Now().Before(end) {
+		if _, err := producer.Send(context.Background(), &pulsar.ProducerMessage{Payload: []byte("x")}); err != nil {
+			return err
+		}
+		found.Sent++
+		time.Sleep(50 * time.Millisecond)
+	}
+	return nil
+}
+
+func connect(asked task) (pulsar.Client, error) {
+	options := pulsar.ClientOptions{
+		URL:                   asked.URL,
+		OperationTimeout:      10 * time.Second,
+		ConnectionTimeout:     5 * time.Second,
+		TLSTrustCertsFilePath: asked.TrustCertsFile,
+		Logger:                log.NewLoggerWithSlog(slog.New(slog.NewTextHandler(os.Stderr, nil))),
+	}
+	if asked.TokenFile != "" {
+		options.Authentication = pulsar.NewAuthenticationTokenFromSupplier(func() (string, error) {
+			token, err := os.ReadFile(asked.TokenFile)
+			return strings.TrimSpace(string(token)), err
+		})
+	}
+	if asked.CertFile != "" {
+		options.Authentication = pulsar.NewAuthenticationTLS(asked.CertFile, asked.KeyFile)
+	}
+	return pulsar.NewClient(options)
+}
+
+func subscribe(client pulsar.Client, asked task) (pulsar.Consumer, error) {
+	return client.Subscribe(pulsar.ConsumerOptions{
+		Topic:                       asked.Topic,
+		SubscriptionName:            "sub",
+		Type:                        pulsar.Shared,
+		SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest,
+	})
+}
+
+func roundtrip(client pulsar.Client, asked task, found *outcome) error {
+	consumer, err := subscribe(client, asked)
+	if err != nil {
+		return err
+	}
+	defer consumer.Close()
+	producer, err := client.CreateProducer(pulsar.ProducerOptions{Topic: asked.Topic})
+	if err != nil {
+		return err
+	}
+	defer producer.Close()
+	due := time.Now().Add(time.Duration(asked.DelayMs) * time.Millisecond)
+	for i := 0; i < asked.Count; i++ {
+		message := pulsar.ProducerMessage{Payload: []byte(fmt.Sprint(i)), Key: fmt.Sprint(i), DeliverAt: due}
+		if _, err := producer.Send(context.Background(), &message); err != nil {
+			return err
+		}
+		found.Sent++
+	}
+	patience, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for found.Received < asked.Count {
+		message, err := consumer.Receive(patience)
+		if err != nil {
+			return err
+		}
+		// The service keeps whole milliseconds.
+		if time.Now().UnixMilli() < due.UnixMilli() {
+			found.Early++
+		}
+		found.Received++
+		if err := consumer.Ack(message); err != nil {
+			return err
+		}
+	}
+	return nil
+}
