@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from broker.cli_common import config_options, configure_logging, examples, refusing
+from broker.cli_common import auth_params_option, config_options, configure_logging, examples, refusing
 from broker.command_groups import InstalledCommands
 from broker.config import BrokerConfig, load_config
 from broker.config_table import config_lines, config_table
-from broker.token_cli import token
+from broker.token_cli import token as token_group
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -27,7 +27,7 @@ def main() -> None:
     """Delayed delivery: published now, delivered at its time, in key order, to one consumer per key."""
 
 
-main.add_command(token)
+main.add_command(token_group)
 
 
 @main.command(
@@ -158,13 +158,14 @@ def demo(keep: bool, folder: Path | None) -> None:
 @click.argument("key")
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the service.")
 @click.option("--base64", "is_base64", is_flag=True, help="KEY is bytes, written as base64.")
+@auth_params_option
 @refusing
-def keys(topic: str, subscription: str, key: str, url: str, is_base64: bool) -> None:
+def keys(topic: str, subscription: str, key: str, url: str, is_base64: bool, token: str | None) -> None:
     """Say where KEY of a Key_Shared subscription stands: its hash, its owner, and what holds it up."""
     # Imported late: the other commands need no HTTP client.
     from broker.key_report import key_report
 
-    click.echo(key_report(url, topic, subscription, key, is_base64=is_base64), nl=False)
+    click.echo(key_report(url, topic, subscription, key, is_base64=is_base64, token=token), nl=False)
 
 
 if __name__ == "__main__":

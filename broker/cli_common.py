@@ -6,6 +6,7 @@ traceback from here is a bug.
 
 import errno
 import logging
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 EXIT_CODE_REFUSED = 2
+_TOKEN = re.compile(r"[A-Za-z0-9_.=-]+")
 
 
 class OneLineFormatter(logging.Formatter):
@@ -94,6 +96,35 @@ def config_options(command: Callable[P, R]) -> Callable[P, R]:
     ):
         command = option(command)
     return command
+
+
+def auth_params_option(command: Callable[P, R]) -> Callable[P, R]:
+    """Add `--auth-params`, which gives the command the parameter `token`."""
+    return click.option(
+        "--auth-params",
+        "token",
+        metavar="PARAMS",
+        callback=_token_of_params,
+        help="Who asks, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
+    )(command)
+
+
+def _token_of_params(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Read a token in Pulsar's notation; the errors do not repeat it."""
+    del parameter
+    if value is None:
+        return None
+    kind, separator, rest = value.partition(":")
+    if not separator or kind not in ("token", "file"):
+        raise click.BadParameter("must be token:TOKEN or file:///PATH")
+    try:
+        token = rest if kind == "token" else Path(rest.removeprefix("//")).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no token"
+        raise click.BadParameter(f"{value} cannot be read: {reason}") from None
+    if not _TOKEN.fullmatch(token.strip()):
+        raise click.BadParameter("it is no token")
+    return token.strip()
 
 
 def examples(*commands: str) -> str:

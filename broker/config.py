@@ -62,7 +62,7 @@ class BrokerConfig:
     bind_address: str = field(default="127.0.0.1", metadata={"key": "bindAddress", "is_host": True})
     """The address that both ports listen on.
 
-    There is no authentication, so it is the loopback address here and 0.0.0.0 in Pulsar. Default 127.0.0.1.
+    Authentication is off by default, so it is the loopback address here and 0.0.0.0 in Pulsar. Default 127.0.0.1.
     """
 
     service_port: int = field(default=6650, metadata={"key": "brokerServicePort", "range": (1, 65535)})

@@ -6,7 +6,7 @@ from textwrap import fill
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from broker.errors import AdminRequestError
 from broker.topic_name import TopicName
@@ -18,7 +18,9 @@ _WIDTH: Final = 80
 _UNBROKEN: Final = "\N{NO-BREAK SPACE}"
 
 
-def key_report(url: str, topic: str, subscription: str, key: str, *, is_base64: bool = False) -> str:
+def key_report(
+    url: str, topic: str, subscription: str, key: str, *, is_base64: bool = False, token: str | None = None
+) -> str:
     """Return where a key stands, in lines.
 
     Args:
@@ -27,6 +29,7 @@ def key_report(url: str, topic: str, subscription: str, key: str, *, is_base64: 
         subscription: The subscription.
         key: The key, as text or as base64.
         is_base64: Whether it is base64.
+        token: What says who asks, where the service wants to know.
 
     Raises:
         BrokerError: The topic's name is none.
@@ -39,7 +42,8 @@ def key_report(url: str, topic: str, subscription: str, key: str, *, is_base64: 
     if not address.startswith(("http://", "https://")):
         raise AdminRequestError(f"--url {url} is no address: write http://host:port")
     try:
-        with urlopen(f"{address}?{query}", timeout=TIMEOUT_S) as answer:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        with urlopen(Request(f"{address}?{query}", headers=headers), timeout=TIMEOUT_S) as answer:
             status = json.load(answer)
     except HTTPError as error:
         raise AdminRequestError(_reason(error)) from error

@@ -96,9 +96,9 @@ def _actions(body: bytes) -> Actions:
 
 def _owner(request: web.Request) -> TopicName | str:
     parts = request.match_info
-    if "topic" not in parts:
-        return f"{parts['tenant']}/{parts['namespace']}"
     try:
-        return TopicName.parse(f"persistent://{parts['tenant']}/{parts['namespace']}/{parts['topic']}")
+        # A namespace is named like a topic of it, so that a slash within a part is found.
+        name = TopicName.parse(f"persistent://{parts['tenant']}/{parts['namespace']}/{parts.get('topic', 'any')}")
     except BrokerError as error:
         raise web.HTTPPreconditionFailed(reason=str(error)) from error
+    return name if "topic" in parts else name.namespace_name

@@ -20,6 +20,7 @@ from broker.config import BrokerConfig
 
 TLS_METHOD: Final = "tls"
 _BEARER: Final = "Bearer "
+_METHOD_SHOWN_MAX: Final = 40
 
 ProviderFactory = Callable[[BrokerConfig], AuthenticationProvider]
 """Makes a provider from its keys; raises `ConfigError` where they cannot be used."""
@@ -69,9 +70,10 @@ class Authenticator:
         """
         provider = self._providers.get(method_name)
         if provider is None:
-            return self._anonymous(
-                f"there is no authentication method {method_name!r}" if method_name else "no credentials are shown"
-            )
+            is_named = method_name not in ("", "none")
+            # What a stranger sends goes to the log in small doses.
+            unknown = f"the method {method_name[:_METHOD_SHOWN_MAX]!r} is unknown"
+            return self._anonymous(unknown if is_named else "no credentials are shown")
         return provider.authenticate(auth_data, peer_certificate, now_ms=now_ms)
 
     def authenticate_request(

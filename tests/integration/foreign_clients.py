@@ -1,7 +1,8 @@
 """The Go and the Java client: one small program on each, built at first use and whenever it has changed.
 
-Both take a task as JSON and answer with a line of JSON; `programs/go_client/main.go` says which tasks there are.
-Versions are pinned: by `go.mod` and `go.sum`, and as the jars of the real Pulsar. Needs Go, or Java 17 and Maven.
+Both take a task as JSON and answer with a line of JSON; `programs/go_client/main.go` says which tasks there are. The
+Java one has Pulsar's admin client besides. Versions are pinned: by `go.mod` and `go.sum`, and as the jars of the real
+Pulsar. Needs Go, or Java 17 and Maven.
 """
 
 import hashlib
@@ -46,7 +47,7 @@ def build(language: str) -> list[str]:
 
 
 def run(language: str, task: str, **asked: Any) -> dict[str, Any]:
-    """Run a task and return its outcome: `error` (empty for none), `sent`, `received`, `early`."""
+    """Run a task and return what it says: mostly `error` (empty for none), `sent`, `received`, `early`."""
     return Running(language, task, **asked).outcome()
 
 

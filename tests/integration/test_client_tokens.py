@@ -19,7 +19,9 @@ from typing import Any
 
 import pulsar
 import pytest
+from click.testing import CliRunner
 
+from broker.cli import main
 from tests.integration.programs import frames
 from tests.integration.programs.clients import (
     Clients,
@@ -375,6 +377,35 @@ def test_the_web_port_takes_the_same_tokens_and_grants(guarded: Service, existin
 
 
 # ---- Postdate alone ----
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ([], "Authentication required"),
+        (["--auth-params", f"token:{token('nobody').decode()}"], "The role 'nobody' is not allowed"),
+        (["--auth-params", f"token:{token(ADMIN).decode()}"], "has no Key_Shared consumers"),
+        (["--auth-params", "file:{file}"], "has no Key_Shared consumers"),
+        (["--auth-params", "file:///no/such/token"], "No such file"),
+        (["--auth-params", f"token:{token(ADMIN).decode()}\nX: y"], "it is no token"),
+        (["--auth-params", token(ADMIN).decode()], "must be token:TOKEN or file:///PATH"),
+    ],
+)
+def test_a_command_says_who_asks(
+    guarded: Service, clients: Clients, existing: str, tmp_path: Path, params: list[str], told: str
+) -> None:
+    if isinstance(guarded, RealPulsar):
+        pytest.skip("keys is a command of Postdate's")
+    subscribe(as_role(clients, ADMIN), existing)
+    file = tmp_path / "token"
+    file.write_bytes(token(ADMIN) + b"\n")
+    words = [word.format(file=file) for word in params]
+
+    result = CliRunner().invoke(main, ["keys", existing, "sub", "k", "--url", guarded.web_url, *words])
+
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert "eyJ" not in result.stderr
 
 
 def test_grants_outlive_a_kill_and_no_secret_is_in_the_log(tmp_path: Path, topic: str) -> None:

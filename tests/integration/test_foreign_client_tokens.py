@@ -82,3 +82,19 @@ def test_the_client_renews_its_token_and_keeps_its_connection(
     assert outcome["error"] == ""
     assert outcome["sent"] > 50
     assert len(set(publishers)) == 1
+
+
+def test_pulsars_admin_client_grants_shows_and_takes(guarded: Service, topic: str, token_file: Path) -> None:
+    foreign_clients.require("java")
+    asked = {"url": guarded.url, "topic": topic, "tokenFile": token_file}
+    assert run("java", "produce", **asked)["error"] == ""
+    role = f"role-{topic[-12:]}"
+
+    shown = run("java", "grants", webUrl=guarded.web_url, role=role, **asked)
+
+    assert {name: sorted(found.get(role, [])) for name, found in shown.items()} == {
+        "namespace": ["consume"],
+        "topic": ["consume", "produce"],
+        "topic alone": ["produce"],
+        "nothing": [],
+    }

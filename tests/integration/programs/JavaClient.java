@@ -1,9 +1,13 @@
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.EnumSet;
 import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
 import java.util.concurrent.TimeUnit;
 
 import com.fasterxml.jackson.databind.ObjectMapper;
+import org.apache.pulsar.client.admin.PulsarAdmin;
 import org.apache.pulsar.client.api.AuthenticationFactory;
 import org.apache.pulsar.client.api.ClientBuilder;
 import org.apache.pulsar.client.api.Consumer;
@@ -14,8 +18,13 @@ import org.apache.pulsar.client.api.PulsarClientException;
 import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
+import org.apache.pulsar.common.policies.data.AuthAction;
 
-/** A small program on the Java client, for the tests of tokens and TLS: one task, one JSON line; see go_client/main.go. */
+/**
+ * A small program on the Java client, for the tests of tokens and TLS: one task, one JSON line; see go_client/main.go.
+ *
+ * <p>One task more: "grants" gives role grants for namespace and topic with Pulsar's admin client, shows and takes them.
+ */
 public final class JavaClient {
     public static final class Task {
         public String task;
@@ -28,6 +37,8 @@ public final class JavaClient {
         public int count;
         public long delayMs;
         public long holdMs;
+        public String webUrl;
+        public String role;
     }
 
     private final Task asked;
@@ -42,6 +53,10 @@ public final class JavaClient {
     public static void main(String[] arguments) throws Exception {
         ObjectMapper json = new ObjectMapper();
         JavaClient program = new JavaClient(json.readValue(arguments[0], Task.class));
+        if (program.asked.task.equals("grants")) {
+            System.out.println(json.writeValueAsString(program.grants()));
+            return;
+        }
         String error = "";
         try (PulsarClient client = program.connect()) {
             program.run(client);
@@ -70,6 +85,23 @@ public final class JavaClient {
                 Thread.sleep(50);
             }
         }
+    }
+
+    private Map<String, Map<String, Set<AuthAction>>> grants() throws Exception {
+        Map<String, Map<String, Set<AuthAction>>> shown = new TreeMap<>();
+        String namespace = "public/default";
+        try (PulsarAdmin admin = PulsarAdmin.builder()
+                .serviceHttpUrl(asked.webUrl).authentication(AuthenticationFactory.token(this::token)).build()) {
+            admin.namespaces().grantPermissionOnNamespace(namespace, asked.role, EnumSet.of(AuthAction.consume));
+            admin.topics().grantPermission(asked.topic, asked.role, EnumSet.of(AuthAction.produce));
+            shown.put("namespace", admin.namespaces().getPermissions(namespace));
+            shown.put("topic", admin.topics().getPermissions(asked.topic));
+            admin.namespaces().revokePermissionsOnNamespace(namespace, asked.role);
+            shown.put("topic alone", admin.topics().getPermissions(asked.topic));
+            admin.topics().revokePermissions(asked.topic, asked.role);
+            shown.put("nothing", admin.topics().getPermissions(asked.topic));
+        }
+        return shown;
     }
 
     private PulsarClient connect() throws PulsarClientException {

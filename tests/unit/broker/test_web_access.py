@@ -256,6 +256,14 @@ def test_a_body_that_is_no_list_of_actions_is_refused_and_changes_nothing(
     play_web(tmp_path, story)
 
 
+@pytest.mark.parametrize("owner", ["namespaces/a%2Fb/c", "namespaces/a/b%2Fc", "persistent/a/b/c%2Fd"])
+def test_a_name_with_a_slash_in_a_part_is_refused(tmp_path: Path, owner: str) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        assert (await ask("root", "POST", f"/admin/v2/{owner}/permissions/anna", ["produce"]))[0] == 412
+
+    play_web(tmp_path, story)
+
+
 def test_a_body_of_another_kind_is_refused(tmp_path: Path) -> None:
     """So no page in a browser sends one without having been asked."""
 
