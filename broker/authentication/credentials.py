@@ -17,7 +17,7 @@ from broker.authentication.authenticator import Authenticator
 from broker.authentication.provider import AuthenticatedRole, AuthenticationError, PeerCertificate
 
 LAST_CHALLENGE_MS: Final = 2_000
-"""With less time left nobody is asked again: the answer could come too late."""
+"""With less time left, what is new is asked for again at once, and what is not new no more."""
 
 
 class NextStep(Enum):
@@ -94,6 +94,7 @@ class Credentials:
         return self._authenticator.authenticate(method_name, auth_data, self._peer_certificate, now_ms=now_ms)
 
     def _show(self, shown: AuthenticatedRole, now_ms: int) -> None:
+        is_new = shown != self._shown
         self._shown = shown
         self._challenge_at_ms = None
         if shown.expires_at_ms is None or not self._can_be_challenged:
@@ -101,3 +102,5 @@ class Credentials:
         left_ms = shown.expires_at_ms - now_ms
         if left_ms > LAST_CHALLENGE_MS:
             self._challenge_at_ms = shown.expires_at_ms - min(self._challenge_before_ms, left_ms // 2)
+        elif is_new:
+            self._challenge_at_ms = now_ms

@@ -32,11 +32,13 @@ GUARDED_SETTINGS = {
     "authenticationEnabled": "true",
     "authenticationProviders": TOKEN_PROVIDER,
     "tokenSecretKey": SECRET_KEY,
-    "authenticationRefreshCheckSeconds": "1",
+    "authenticationRefreshCheckSeconds": "2",
     "authorizationEnabled": "true",
     "superUserRoles": ADMIN,
 }
 _OF_THE_BROKER_ITSELF = {
+    # A topic that nobody has used for a minute must not be gone when the next client starts, which can take as long.
+    "brokerDeleteInactiveTopicsEnabled": "false",
     "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
     "brokerClientAuthenticationParameters": f"token:{token(ADMIN).decode()}",
 }

@@ -217,11 +217,11 @@ def test_the_official_client_renews_its_token_and_keeps_its_connection(
 
     def supply() -> str:
         asked.append(now_ms())
-        return ending_in(3).decode()
+        return ending_in(5).decode()
 
     producer = clients.new(authentication=pulsar.AuthenticationToken(supply)).create_producer(topic)
     publisher = ask(guarded, ADMIN, "GET", f"{path_of(topic)}/stats")[1]["publishers"][0]
-    end = time.monotonic() + 8
+    end = time.monotonic() + 14
     while time.monotonic() < end:
         producer.send(b"x")
         time.sleep(0.05)

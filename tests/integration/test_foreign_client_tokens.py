@@ -68,11 +68,11 @@ def test_the_client_renews_its_token_and_keeps_its_connection(
 ) -> None:
     run(language, "produce", url=guarded.url, topic=topic, tokenFile=token_file)
     token_file.write_bytes(ending_in(6))
-    running = Running(language, "hold", url=guarded.url, topic=topic, tokenFile=token_file, holdMs=8_000)
+    running = Running(language, "hold", url=guarded.url, topic=topic, tokenFile=token_file, holdMs=14_000)
     publishers = []
     while running.is_running:
-        # Each token is good for three seconds.
-        token_file.with_suffix(".new").write_bytes(ending_in(3))
+        # Each token is good for six seconds.
+        token_file.with_suffix(".new").write_bytes(ending_in(6))
         token_file.with_suffix(".new").rename(token_file)
         found = ask(guarded, ADMIN, "GET", f"{path_of(topic)}/stats")[1]["publishers"]
         publishers += [one["address"] for one in found]

@@ -229,14 +229,33 @@ def test_a_token_without_an_end_is_never_asked_for_again(tmp_path: Path) -> None
     play(tmp_path, story)
 
 
-def test_credentials_are_looked_at_every_second(tmp_path: Path) -> None:
+def test_a_token_that_is_nearly_over_is_asked_for_at_once_and_then_no_more(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = connect(service, token(exp=NOW_S + 1))
+        peer.connection.check_credentials()
+        answer(peer, token(exp=NOW_S + 1))
+        peer.connection.check_credentials()
+        assert kinds(peer) == [BaseCommand.CONNECTED, BaseCommand.AUTH_CHALLENGE]
+
+        answer(peer, token(exp=NOW_S + 2))
+        peer.connection.check_credentials()
+        assert kinds(peer)[2:] == [BaseCommand.AUTH_CHALLENGE]
+        answer(peer, token())
+        clock.now_ms += 10_000
+        peer.connection.check_credentials()
+        assert not peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_credentials_are_looked_at_twice_a_second(tmp_path: Path) -> None:
     async def story(service: Service, clock: Clock) -> None:
         (job,) = [job for job in service.housekeeping() if job.name == "check credentials"]
         peer = connect(service, token(exp=NOW_S + 600))
         clock.now_ms += 600_000
         job.run()
 
-        assert job.interval_s == 1
+        assert job.interval_s == 0.5
         assert peer.transport.closed
 
     play(tmp_path, story)
