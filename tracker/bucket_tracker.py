@@ -241,6 +241,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """
         return self._core.future_count(now_ms=self._now_ms())
 
+    def due_positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the ledger and entry ids of what is due, loaded and not handed out."""
+        return self._core.due_positions(now_ms=self._now_ms())
+
     @_guarded
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
         """See base; of segments that are not loaded, the positions are read first, in the background."""

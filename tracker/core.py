@@ -176,6 +176,10 @@ class TrackerCore:
         due = self._index.count_through(last_key_at(cutoff_ms)) + self._buckets.unread_count_through(cutoff_ms)
         return max(0, self.message_count - due)
 
+    def due_positions(self, *, now_ms: int) -> tuple[Int64Array, Int64Array]:
+        """Return the ledger and entry ids of what is due and loaded."""
+        return self._index.positions_through(last_key_at(self._buckets.due_through_ms(now_ms)))
+
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Forget messages that were acknowledged without being handed out."""
         self._index.refuse(ledger_id, entry_ids)
@@ -348,7 +352,8 @@ class TrackerCore:
         the clock is put back, so somebody has to look some time: that is `LATEST_MS`.
         """
         wakeup_ms = self._buckets.next_work_ms(now_ms)
-        next_ms = self._index.next_ms
+        # Rows of messages that are tracked no more wake nobody.
+        next_ms = self._index.next_ms if self._index.position_count else NEVER
         if next_ms <= self._buckets.barrier(now_ms).deliver_at_ms:
             wakeup_ms = min(wakeup_ms, next_ms if next_ms > now_ms else LATEST_MS)
         self.stirs_before_ms = wakeup_ms

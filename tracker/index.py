@@ -184,22 +184,27 @@ class Index:
                 are_tracked |= is_in(holding.members.bitmaps, ledger_ids, entry_ids)
         return are_tracked
 
+    def positions_through(self, through: RowKey) -> tuple[Int64Array, Int64Array]:
+        """Return the ledger and entry ids of tracked positions that have a row at or before a key."""
+        runs = [run for queue in self.queues for run in queue.runs_through(through.deliver_at_ms)]
+        if not runs:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        _, ledger_ids, entry_ids = (
+            np.concatenate(column)
+            for column in zip(*(run.columns(run.end_through(through)) for run in runs), strict=True)
+        )
+        is_tracked = self._are_tracked(ledger_ids, entry_ids)
+        return ledger_ids[is_tracked], entry_ids[is_tracked]
+
     def count_through(self, through: RowKey) -> int:
         """Return how many tracked positions have a row at or before a key.
 
         Runtime complexity: O(runs), but O(rows found) where some row in memory is of a position that is not tracked.
         """
-        is_exact = self.row_count == self.position_count
-        count = 0
-        for queue in self.queues:
-            for run in queue.runs_through(through.deliver_at_ms):
-                end = run.end_through(through)
-                if is_exact:
-                    count += end - run.head
-                else:
-                    _, ledger_ids, entry_ids = run.columns(end)
-                    count += int(np.count_nonzero(self._are_tracked(ledger_ids, entry_ids)))
-        return count
+        if self.row_count != self.position_count:
+            return len(self.positions_through(through)[0])
+        runs = (run for queue in self.queues for run in queue.runs_through(through.deliver_at_ms))
+        return sum(run.end_through(through) - run.head for run in runs)
 
     # Handing out.
 

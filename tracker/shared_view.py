@@ -17,7 +17,7 @@ from snapshot_storage.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.due_queue import NEVER, RowKey, first_key_at, last_key_at
 from tracker.errors import TrackerClosedError
-from tracker.membership import ledger_groups
+from tracker.membership import ledger_bitmaps, ledger_groups
 from tracker.offers import check_offer, columns_of
 from tracker.position_set import Int64Array, is_in_bitmap
 from tracker.view_rows import ViewRows
@@ -221,11 +221,12 @@ class SharedIndexView(DelayedDeliveryTracker):
         return max(0, len(self._rows) + self._indexed_count())
 
     def number_of_future_messages(self) -> int:
-        """See base."""
-        tracker = self._index.tracker
-        return max(
-            0, self._indexed_count() - (tracker.number_of_delayed_messages() - tracker.number_of_future_messages())
+        """See base; what is due in a segment that could not be loaded in time counts."""
+        ledger_ids, entry_ids = self._index.tracker.due_positions()
+        due = sum(
+            self._unacknowledged_count(ledger_id, bitmap) for ledger_id, bitmap in ledger_bitmaps(ledger_ids, entry_ids)
         )
+        return max(0, self._indexed_count() - due)
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
         """See base: nothing to do. Others may still want them, and counting asks what this one has acknowledged."""

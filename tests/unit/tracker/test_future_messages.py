@@ -110,6 +110,19 @@ def test_what_is_acknowledged_is_not_counted(kind: str) -> None:
     play(kind, story)
 
 
+def test_what_another_subscription_has_not_polled_is_subtracted_from_nobody_twice() -> None:
+    """On a shared index: this one has acknowledged what is due, and the other one has not taken it."""
+
+    async def story(tracker: DelayedDeliveryTracker, cursor: FakeCursor) -> None:
+        fill(tracker)
+        await asyncio.sleep(10.5)
+        assert tracker.number_of_future_messages() == 31
+        cursor.acknowledge(1, *range(10))
+        assert tracker.number_of_future_messages() == 31
+
+    play("shared", story)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_mark_delete_has_passed_is_not_counted(kind: str) -> None:
     """Expiry: within its ledger as well."""
