@@ -379,6 +379,7 @@ def test_the_web_port_takes_the_same_tokens_and_grants(guarded: Service, existin
 # ---- Postdate alone ----
 
 
+@pytest.mark.parametrize("guarded", [POSTDATE], indirect=True)
 @pytest.mark.parametrize(
     ("params", "told"),
     [
@@ -394,8 +395,6 @@ def test_the_web_port_takes_the_same_tokens_and_grants(guarded: Service, existin
 def test_a_command_says_who_asks(
     guarded: Service, clients: Clients, existing: str, tmp_path: Path, params: list[str], told: str
 ) -> None:
-    if isinstance(guarded, RealPulsar):
-        pytest.skip("keys is a command of Postdate's")
     subscribe(as_role(clients, ADMIN), existing)
     file = tmp_path / "token"
     file.write_bytes(token(ADMIN) + b"\n")
