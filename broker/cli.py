@@ -70,7 +70,7 @@ Postdate is ready.
   Health, metrics {web_url}/health {web_url}/metrics
   Data            {config.data_directory.resolve()}
 Try: a message that arrives 3 seconds after it was sent
-  {_installed("python")} -c "{_first_program(client_url)}"
+  {_installed("python")} -c "{_first_program(client_url, has_tokens=config.access.is_authentication_enabled)}"
 or, for the main job with a crash in the middle: {_installed("postdate")} demo"""
 
 
@@ -83,10 +83,11 @@ def _installed(name: str) -> str:
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
-def _first_program(client_url: str) -> str:
+def _first_program(client_url: str, *, has_tokens: bool) -> str:
+    credentials = "authentication=pulsar.AuthenticationToken('TOKEN'), " if has_tokens else ""
     return (
         "import pulsar; from datetime import timedelta; "
-        f"client = pulsar.Client('{client_url}', logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)); "
+        f"client = pulsar.Client('{client_url}', {credentials}logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)); "
         "consumer = client.subscribe('hello', 'me', consumer_type=pulsar.ConsumerType.Shared); "
         "client.create_producer('hello').send(b'from the past', deliver_after=timedelta(seconds=3)); "
         "message = consumer.receive(); consumer.acknowledge(message); print(message.data().decode()); client.close()"
