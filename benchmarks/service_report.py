@@ -175,6 +175,8 @@ def _ratio(values: Mapping[str, float], columns: Sequence[str], better: Better) 
     if columns[0] not in values or columns[1] not in values:
         return ""
     ours, theirs = values[columns[0]], values[columns[1]]
+    if ours == 0 or theirs == 0:
+        return ""
     ratio = ours / theirs if better is Better.HIGHER else theirs / ours
     return f"{ratio:.1f} x" if ratio < 10 else f"{ratio:,.0f} x"
 
@@ -202,7 +204,7 @@ def _notes(results: Results) -> list[str]:
             continue
         is_met = values[results.columns[0]] <= figure.target
         label = figure.label.format(delayed=results.delayed)
-        notes.append(f"target, {label} under {figure.target:g} {figure.unit}: {'met' if is_met else 'MISSED'}")
+        notes.append(f"target, {label} at most {figure.target:g} {figure.unit}: {'met' if is_met else 'MISSED'}")
     return notes
 
 

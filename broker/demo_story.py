@@ -78,7 +78,6 @@ class StoryConfig:
         return {
             "managedLedgerMaxEntriesPerLedger": str(self.entries_per_ledger),
             "delayedDeliveryMinIndexCountPerBucket": str(self.entries_per_ledger),
-            "isDelayedDeliveryDeliverAtTimeStrict": "true",
         }
 
 
