@@ -10,10 +10,10 @@ JSON that the admin interface speaks. HTTP is not here (`broker.policy_routes`),
 import asyncio
 import json
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from difflib import get_close_matches
+from typing import Any, Final, Protocol
 
 from broker.topic_name import TopicName
 
@@ -26,26 +26,13 @@ PolicyOwner = TopicName | str
 """A topic, or a namespace as `tenant/namespace`."""
 
 _RECORD_PREFIX: Final = "delayedDelivery "
-_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
-_TRUTHS: Final = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_FIELDS: Final = ("active", "tickTime", "maxDeliveryDelayInMillis")
+_FIELDS_TEXT: Final = f"{', '.join(_FIELDS[:-1])} and {_FIELDS[-1]}"
+_SHOWN_CHARACTERS_MAX: Final = 100
 
 
 class PolicyError(ValueError):
-    """What an administrator asked for cannot be done; `status` is the HTTP status that says so."""
-
-    status: ClassVar[int]
-
-
-class MalformedPoliciesError(PolicyError):
-    """The text is not the JSON of policies."""
-
-    status = 400
-
-
-class PolicyValueError(PolicyError):
-    """A value is outside of what makes sense."""
-
-    status = 412
+    """What an administrator wrote is no policies; the text names the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,53 +65,63 @@ class DelayedDeliveryPolicies:
         return json.dumps(named, separators=(",", ":"))
 
 
-def parse_policies(text: bytes) -> DelayedDeliveryPolicies | None:
-    """Read policies as Pulsar does: a missing value is false or 0, other fields are ignored, nothing is None.
+def parse_policies(text: bytes) -> DelayedDeliveryPolicies:
+    """Read policies, and nothing that could be another wish than was written down.
+
+    Pulsar takes more: there a body with a misspelled `active` switches delays off, and an empty one removes policies.
 
     >>> parse_policies(b'{"active": true, "tickTime": 500}')
     DelayedDeliveryPolicies(is_active=True, tick_time_ms=500, delay_ms_max=0)
 
     Raises:
-        MalformedPoliciesError: It is not JSON, or a value is of another type.
-        PolicyValueError: A number is negative or too large (Pulsar takes these).
+        PolicyError: It is not JSON, `active` is missing, a field is unknown or given twice, or a value is of another
+            type, negative or too large; the text names the field.
     """
+    if not text.strip():
+        raise PolicyError("The body is empty; DELETE removes policies")
     try:
-        found = json.loads(text) if text.strip() else None
+        found = json.loads(text, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
-        raise MalformedPoliciesError(f"The body is not JSON: {error}") from error
-    if found is None:
-        return None
+        raise error if isinstance(error, PolicyError) else PolicyError(f"The body is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise MalformedPoliciesError("The body must be an object with active, tickTime and maxDeliveryDelayInMillis")
+        raise PolicyError(f"The body must be an object with {_FIELDS_TEXT}, but is {_shown(found)}")
+    for name in found:
+        if name not in _FIELDS:
+            similar = get_close_matches(name, _FIELDS, n=1)
+            guess = f"; did you mean {similar[0]}?" if similar else ""
+            raise PolicyError(f"There is no field {_shown(name)}, only {_FIELDS_TEXT}{guess}")
+    if "active" not in found:
+        raise PolicyError("active is missing: true heeds delivery times, false delivers everything at once")
+    if not isinstance(found["active"], bool):
+        raise PolicyError(f"active must be true or false, but is {_shown(found['active'])}")
     return DelayedDeliveryPolicies(
-        is_active=_truth(found, "active"),
+        is_active=found["active"],
         tick_time_ms=_milliseconds(found, "tickTime"),
         delay_ms_max=_milliseconds(found, "maxDeliveryDelayInMillis"),
     )
 
 
-def _truth(found: Mapping[str, Any], name: str) -> bool:
-    value = found.get(name)
-    if value is None:
-        return False
-    if isinstance(value, int):
-        return bool(value)
-    if isinstance(value, str) and value in _TRUTHS:
-        return _TRUTHS[value]
-    raise MalformedPoliciesError(f"{name} must be true or false, but is {json.dumps(value)}")
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated = next(name for name in found if sum(name == other for other, _ in pairs) > 1)
+        raise PolicyError(f"{_shown(repeated)} is given twice")
+    return found
 
 
 def _milliseconds(found: Mapping[str, Any], name: str) -> int:
-    value = found.get(name)
-    if value is None:
-        return 0
-    if isinstance(value, str) and _INTEGER.fullmatch(value):
-        value = int(value)
+    value = found.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise MalformedPoliciesError(f"{name} must be a whole number of milliseconds, but is {json.dumps(value)}")
+        raise PolicyError(f"{name} must be a whole number of milliseconds, but is {_shown(value)}")
     if not 0 <= value <= MILLISECONDS_MAX:
-        raise PolicyValueError(f"{name} must be from 0 to {MILLISECONDS_MAX} milliseconds, but is {value}")
+        raise PolicyError(f"{name} must be from 0 to {MILLISECONDS_MAX} milliseconds, but is {_shown(value)}")
     return value
+
+
+def _shown(value: Any) -> str:
+    """Write a value as JSON, of a long one its beginning."""
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}..."
 
 
 class RecordStore(Protocol):
@@ -184,8 +181,7 @@ class PolicyBook:
         except PolicyError as error:
             log.warning("the stored policies %r are ignored: %s", name, error)
             return
-        if policies is not None:
-            self._policies[name] = policies
+        self._policies[name] = policies
 
 
 def _record_name(owner: PolicyOwner) -> str:

@@ -4,8 +4,8 @@
     GET, POST, DELETE /admin/v2/persistent/{tenant}/{namespace}/{topic}/delayedDelivery     GET also ?applied=true
 
 Paths, JSON and statuses are a real Pulsar's: an owner without policies answers 200 with an empty body, a change 204, a
-topic that does not exist 404. Numbers that make no sense are refused with 412; Pulsar takes them. Who may ask is
-`broker.web_access`'s.
+topic that does not exist 404, other methods (also PUT) 405. A body that is not exactly policies is refused with 400
+and nothing has changed; Pulsar takes much of it (`broker.policies`). Who may ask is `broker.web_access`'s.
 """
 
 from collections.abc import Awaitable, Callable
@@ -64,7 +64,7 @@ def policy_routes(service: PolicyAdministration) -> list[web.RouteDef]:
         try:
             policies = parse_policies(await request.read())
         except PolicyError as error:
-            raise _RefusalError(error.status, str(error)) from error
+            raise _RefusalError(400, str(error)) from error
         await service.set_policies(owner, policies)
         return web.Response(status=204)
 

@@ -27,7 +27,7 @@ from broker.metrics import ServiceSnapshot
 from broker.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from broker.scheduler import Job
 from broker.snapshots import RETRIES, service_storage_of
-from broker.subscription import Subscription
+from broker.subscription import Subscription, delays_through
 from broker.topic import Topic
 from broker.topic_index import TopicIndex, settle_index
 from broker.topic_name import TopicName
@@ -150,9 +150,14 @@ class Service:
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
         """Store the policies of a topic or a namespace, None to have none, and let them be in force at once.
 
+        Delays that are switched off are so for what is read from then on; what is delayed already keeps its time.
+
         Raises:
             LedgerWriteError: They could not be stored; nothing has changed.
         """
+        if policies is None or not policies.is_active:
+            concerned = [topic for topic in self.topics.values() if owner in (topic.name, topic.name.namespace_name)]
+            await asyncio.gather(*(topic.keep_delays() for topic in concerned))
         await self.policies.put(owner, policies)
         for topic in self.topics.values():
             topic.apply_delayed_delivery(self.policies.applied(topic.name))
@@ -300,7 +305,7 @@ class Service:
             self.now_ms,
             topic_name=ledger.name,
             tick_time_ms=policies.tick_time_ms,
-            is_active=policies.is_active,
+            delays_through=delays_through(cursor, policies),
         )
 
     def _check_connections(self) -> None:

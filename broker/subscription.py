@@ -29,7 +29,7 @@ from dispatcher.errors import DispatcherClosedError, RangeConflictError
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.position import Position
+from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.stats import TrackerCounters, summed
 
@@ -40,6 +40,8 @@ _REBUILD_WAIT_MS_MAX: Final = 60_000
 """How long consumers stay away after a second defect: doubled with each further one, up to this."""
 _REBUILDS_FORGOTTEN_AFTER_MS: Final = 600_000
 """After so long without a defect the next one is the first again."""
+DELAYS_THROUGH_PROPERTY: Final = "#postdate.delays-through"
+"""The cursor's property with the last position that was in the log when delays were switched off."""
 
 NewDispatcher = Callable[[SubscriptionType, ManagedLedger, Cursor], Dispatcher]
 
@@ -213,12 +215,22 @@ class Subscription:
     def _on_mark_delete_moved(self, _: Position) -> None:
         self.mark_delete_advanced_ms = self._now_ms()
 
+    async def keep_delays_through(self, position: Position) -> None:
+        """Note that delivery times up to a position are heeded although the topic's policies may soon say otherwise.
+
+        It is durable on return. Without a dispatcher nothing was read and delayed, and nothing is noted.
+
+        Raises:
+            LedgerWriteError: It could not be stored.
+        """
+        if self.dispatcher is not None and self.dispatcher.tracker is not None:
+            await self.cursor.update_properties(put={DELAYS_THROUGH_PROPERTY: str(position)})
+
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
-        """Let other policies of the topic be in force from now on."""
-        tracker = None if self.dispatcher is None else self.dispatcher.tracker
-        if tracker is not None:
-            tracker.reset_tick_time(policies.tick_time_ms)
-            tracker.set_active(policies.is_active)
+        """Let other policies of the topic be in force from now on; what is delayed already keeps its time."""
+        if self.dispatcher is not None and self.dispatcher.tracker is not None:
+            self.dispatcher.tracker.reset_tick_time(policies.tick_time_ms)
+            self.dispatcher.heed_delays(delays_through(self.cursor, policies))
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """Detach a consumer; what it has not acknowledged goes to the others. Unknown ones are ignored."""
@@ -332,3 +344,14 @@ class Subscription:
         for consumer in list(self.consumers):
             self.remove_consumer(consumer)
             consumer.disconnect()
+
+
+def delays_through(cursor: Cursor, policies: DelayedDeliveryPolicies) -> Position:
+    """Return the last position of which a subscription heeds delivery times: all of them, unless they are switched off.
+
+    Then what it had read before keeps its time, also after a restart.
+    """
+    if policies.is_active:
+        return AFTER_EVERYTHING
+    ledger_id, _, entry_id = cursor.properties.get(DELAYS_THROUGH_PROPERTY, str(BEFORE_EVERYTHING)).partition(":")
+    return Position(int(ledger_id), int(entry_id))

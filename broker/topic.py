@@ -198,6 +198,16 @@ class Topic:
             subscription.remove_consumer(consumer)
         consumer.disconnect()
 
+    async def keep_delays(self) -> None:
+        """Note that what is delayed now keeps its time, whatever the policies say next; durable on return.
+
+        Raises:
+            LedgerWriteError: It could not be stored.
+        """
+        if self.delayed_delivery.is_active:
+            last = self.ledger.last_position
+            await self._for_all(lambda subscription: subscription.keep_delays_through(last))
+
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
         """Let other policies be in force from now on."""
         self.delayed_delivery = policies

@@ -142,6 +142,14 @@ class Dispatcher:
         finally:
             self._reader.resume()
 
+    def heed_delays(self, through: Position) -> None:
+        """Heed delivery times of entries up to a position, `AFTER_EVERYTHING` for all.
+
+        Those behind it are delivered at once when they are read from now on; what is delayed already keeps its time.
+        Without meaning where nothing can be delayed.
+        """
+        self._reader.heed_delays(through)
+
     @property
     def tracker(self) -> DelayedDeliveryTracker | None:
         """The tracker of delayed entries, where something can be delayed."""

@@ -14,6 +14,7 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
 from managed_ledger.headers import Int64s
+from managed_ledger.position import AFTER_EVERYTHING, Position
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
     DelayedDeliveryTrackerFactory,
@@ -31,7 +32,7 @@ def make_dispatcher(
     *,
     topic_name: str,
     tick_time_ms: int | None = None,
-    is_active: bool = True,
+    delays_through: Position = AFTER_EVERYTHING,
 ) -> Dispatcher:
     """Return an open dispatcher; must be called on the event loop.
 
@@ -44,7 +45,7 @@ def make_dispatcher(
         now_ms: The clock.
         topic_name: The full name; Failover chooses by it, and snapshots carry it.
         tick_time_ms: The topic's own tick of the tracker, if it has one.
-        is_active: Whether the topic heeds delivery times now; `Dispatcher.tracker` can be told otherwise later.
+        delays_through: The last position of which delivery times are heeded; see `Dispatcher.heed_delays`.
     """
     is_many = subscription_type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
     has_delays = is_many and tracker_factory is not None
@@ -68,13 +69,13 @@ def make_dispatcher(
                 on_available=on_available,
                 on_defect=lambda defect: dispatcher.stop_for_defect(defect),
                 tick_time_ms=tick_time_ms,
-                is_active=is_active,
                 has_taken=has_taken,
             )
         )
 
     dispatcher = Dispatcher(subscription_type, core, log, cursor, new_tracker if has_delays else None, config, now_ms)
     dispatcher.open()
+    dispatcher.heed_delays(delays_through)
     return dispatcher
 
 

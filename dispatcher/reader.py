@@ -24,7 +24,7 @@ from dispatcher.core.read_plan import ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
-from managed_ledger.position import Position
+from managed_ledger.position import AFTER_EVERYTHING, Position
 from snapshot_storage.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
@@ -163,6 +163,16 @@ class Reader:
     def resume(self) -> None:
         """Read again, from the cursor's position."""
         self._pauses -= 1
+        self.wake()
+
+    def heed_delays(self, through: Position) -> None:
+        """Heed delivery times of entries up to a position; those behind it are due when they are read."""
+        if self._intake is None or self.tracker is None:
+            return
+        self._intake.delays_through = through
+        if through != AFTER_EVERYTHING:
+            # The next entry counts as one without a delay: reading must not pause before it.
+            self.tracker.add_message(max(0, through.ledger_id), through.entry_id + 1, NOT_DELAYED)
         self.wake()
 
     def track(self, headers: EntryHeaders) -> None:

@@ -26,3 +26,6 @@ class Position(NamedTuple):
 
 BEFORE_EVERYTHING = Position(-1, -1)
 """Smaller than the position of any entry."""
+
+AFTER_EVERYTHING = Position(2**63 - 1, 2**63 - 1)
+"""Larger than the position of any entry."""

@@ -110,7 +110,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         )
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
-        self._core.set_active(context.is_active)
         self._run_blocking = run_blocking
         self._heap = heap if heap is not None else Heap(trim_of_c_library())
         self._work = SnapshotWork(config, context, worker or worker_on(storage, run_blocking))
@@ -261,12 +260,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """See base."""
         self._core.set_tick_time(tick_time_ms)
-        self._turn_soon()
-
-    @_guarded
-    def set_active(self, is_active: bool) -> None:
-        """See base."""
-        self._core.set_active(is_active)
         self._turn_soon()
 
     def stats(self) -> TrackerStats:

@@ -59,7 +59,6 @@ class TrackerCore:
         self.stirs_before_ms = NEVER
         """A single add that is due before this gives the loop something to do."""
         self._tick_time_ms = config.tick_time_ms
-        self._is_active = True
         self._set_lead()
 
     # Adding.
@@ -270,15 +269,8 @@ class TrackerCore:
         self._tick_time_ms = tick_time_ms
         self._set_lead()
 
-    def set_active(self, is_active: bool) -> None:
-        """Heed delivery times, or hand out everything at once, strict or not."""
-        self._is_active = is_active
-        self._set_lead()
-
     def _set_lead(self) -> None:
         lead_ms = 0 if self._config.is_deliver_at_time_strict else self._tick_time_ms
-        if not self._is_active:
-            lead_ms = NEVER
         if lead_ms != self._buckets.lead_ms:
             self._buckets.lead_ms = lead_ms
             self._buckets.is_dirty = True

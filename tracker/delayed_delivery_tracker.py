@@ -80,8 +80,6 @@ class TrackerContext:
     keeps_positions: bool = False
     """Whether all that is tracked is to be known at any time; what is delayed is not bounded by memory only without it.
     For a shared index, whose views have to agree on it."""
-    is_active: bool = True
-    """Whether the topic heeds delivery times now; see `set_active`."""
     has_taken: Callable[[Int64Array, Int64Array], NDArray[np.bool_]] = _has_taken_nothing
     """Which of these positions (ledger ids, entry ids) the dispatcher has read, or was given before it read them. Only
     a shared index asks, about what another subscription adds."""
@@ -190,10 +188,6 @@ class DelayedDeliveryTracker(ABC):
     @abstractmethod
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """Set the tick, as the topic's policy has it now."""
-
-    @abstractmethod
-    def set_active(self, is_active: bool) -> None:
-        """Heed delivery times, or not: while not, nothing is tracked, and all that is tracked is due."""
 
     @abstractmethod
     async def clear(self) -> None:

@@ -52,7 +52,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._now_ms = now_ms
         self._tick_time_ms = config.tick_time_ms if context.tick_time_ms is None else context.tick_time_ms
         self._bits = precision_bits(self._tick_time_ms)
-        self._is_active = context.is_active
         self._members = Membership()
         self._windows: dict[int, dict[int, BitMap]] = {}
         """Time of a window to ledger to entry ids."""
@@ -184,8 +183,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         return windows_ms
 
     def _cutoff_ms(self) -> int:
-        if not self._is_active:
-            return NEVER
         return self._now_ms() + (0 if self._is_strict else self._tick_time_ms)
 
     def _due_through_ms(self) -> int:
@@ -193,8 +190,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
         When times were rounded down, the window's last message must be due, not only its first.
         """
-        if not self._is_active:
-            return NEVER
         return self._cutoff_ms() - (0 if self._is_strict else (1 << self._bits) - 1)
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
@@ -348,11 +343,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     def _check_open(self) -> None:
         if self._is_closed:
             raise TrackerClosedError("add a message")
-
-    def set_active(self, is_active: bool) -> None:
-        """See base."""
-        self._is_active = is_active
-        self._turn_soon()
 
     def _forget_delays(self) -> None:
         self._highest_deliver_at_ms = 0

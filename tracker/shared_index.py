@@ -84,7 +84,6 @@ class SharedDelayedIndex:
         """Return the view of a subscription whose dispatcher begins to read."""
         if context.tick_time_ms is not None:
             self.tracker.reset_tick_time(context.tick_time_ms)
-        self.tracker.set_active(context.is_active)
         view = SharedIndexView(self, context)
         self._views.append(view)
         return view

@@ -255,10 +255,6 @@ class SharedIndexView(DelayedDeliveryTracker):
         """See base; the tick is the topic's, so it is every view's."""
         self._index.tracker.reset_tick_time(tick_time_ms)
 
-    def set_active(self, is_active: bool) -> None:
-        """See base; for every view."""
-        self._index.tracker.set_active(is_active)
-
     async def clear(self) -> None:
         """Forget what is this subscription's; the index is the others' too, and stays."""
         self._rows = ViewRows(self._index.row_count_max)

@@ -12,6 +12,7 @@ one is admitted. From then on an acknowledgement finds the entry where it waits 
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -27,7 +28,7 @@ from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.waiting import WaitingEntries
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
-from managed_ledger.position import Position
+from managed_ledger.position import AFTER_EVERYTHING, Position
 
 SCAN_ENTRIES_MAX: Final = 2_000
 """Headers per read of the scan: well below a millisecond of columns."""
@@ -75,6 +76,8 @@ class Intake(SubscriptionCore):
         self._scan_target = Position(-1, -1)
         self._started_ms = 0
         self._may_admit_due = False
+        self.delays_through = AFTER_EVERYTHING
+        """The last entry of which the delivery time is heeded when it is scanned; those behind it are due."""
 
     @abstractmethod
     def _has_demand(self) -> bool:
@@ -147,7 +150,15 @@ class Intake(SubscriptionCore):
         )
         self.delayed_reread_at_recovery_total += int(np.count_nonzero(is_delayed & was_there))
         is_future = headers.deliver_at_ms > self.now_ms
-        self.held_due.add(headers.take(np.flatnonzero(is_delayed & ~is_future)))
+        if self.delays_through != AFTER_EVERYTHING:
+            is_future &= (ledger_ids < self.delays_through.ledger_id) | (
+                (ledger_ids == self.delays_through.ledger_id) & (entry_ids <= self.delays_through.entry_id)
+            )
+        held = headers.take(np.flatnonzero(is_delayed & ~is_future))
+        if self.delays_through != AFTER_EVERYTHING:
+            # Those whose time is not heeded are due since they were seen.
+            held = replace(held, deliver_at_ms=np.minimum(held.deliver_at_ms, self.now_ms))
+        self.held_due.add(held)
         return [TrackDelayed(headers.take(np.flatnonzero(is_future)))] if is_future.any() else []
 
     def _admit(self, immediate: EntryHeaders, orders_ms: NDArray[np.int64], held: EntryHeaders) -> list[Action]:

@@ -295,9 +295,6 @@ class FakeTracker(DelayedDeliveryTracker):
     def reset_tick_time(self, tick_time_ms: int) -> None:
         """Every tick is the time itself here."""
 
-    def set_active(self, is_active: bool) -> None:
-        assert is_active, "delays are heeded here"
-
     async def clear(self) -> None:
         await asyncio.sleep(0)
         self.rows, self.positions, self._recovering = [], {}, set()

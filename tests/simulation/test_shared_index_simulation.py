@@ -18,7 +18,7 @@ from virtual_time import now_ms, run
 from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.headers import NOT_DELAYED
-from managed_ledger.position import Position
+from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
@@ -64,6 +64,8 @@ class Sub:
     consumers: list[FakeConsumer] = field(default_factory=list)
     delivered: dict[Key, int] = field(default_factory=dict)
     may_repeat: set[Key] = field(default_factory=set)
+    delays_through: Position = BEFORE_EVERYTHING
+    unheeded: list[tuple[Position, Position]] = field(default_factory=list)
     firsts: dict[int, list[tuple[int, Key]]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -95,7 +97,6 @@ class Story:
         self.set_back_ms = 0
         self.tick_ms = 1
         self.is_active = True
-        self.was_inactive = False
         self.config = DispatcherConfig(
             look_ahead_per_consumer=self.chance.choice([5, 50, 2000]),
             read_batch_entries_max=self.chance.choice([3, 20, 500]),
@@ -197,7 +198,7 @@ class Story:
             self.now_ms,
             topic_name="persistent://public/default/t",
             tick_time_ms=self.tick_ms,
-            is_active=self.is_active,
+            delays_through=AFTER_EVERYTHING if self.is_active else sub.delays_through,
         )
 
     def _join(self, sub: Sub) -> None:
@@ -269,10 +270,18 @@ class Story:
         self._switch(is_active=not self.is_active)
 
     def _switch(self, *, is_active: bool) -> None:
-        assert self.index is not None
+        """Do what the broker does: what a dispatcher has found in the log by now keeps its time."""
+        if is_active == self.is_active:
+            return
         self.is_active = is_active
-        self.was_inactive |= not is_active
-        self.index.tracker.set_active(is_active)
+        last = self.log.last_confirmed_position
+        for sub in self.subs.values():
+            if is_active:
+                sub.unheeded += [(sub.delays_through, last)]
+            elif sub.dispatcher is not None:
+                sub.delays_through = last
+            if sub.dispatcher is not None:
+                sub.dispatcher.heed_delays(AFTER_EVERYTHING if is_active else sub.delays_through)
 
     # Consumers.
 
@@ -280,7 +289,7 @@ class Story:
         position = (delivery.ledger_id, delivery.entry_id)
         entry = self.log.entry(*position)
         self.deliveries += 1
-        self.early += not self.was_inactive and self.now_ms() < entry.deliver_at_ms - self.set_back_ms
+        self.early += self._is_heeded(sub, position) and self.now_ms() < entry.deliver_at_ms - self.set_back_ms
         if position in sub.delivered:
             self.twice += position not in sub.may_repeat
         elif entry.deliver_at_ms != NOT_DELAYED:
@@ -290,6 +299,11 @@ class Story:
         task = asyncio.create_task(self._acknowledge(sub, consumer, position))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+    def _is_heeded(self, sub: Sub, position: Key) -> bool:
+        """Whether a position was never read while delays were off."""
+        may_be_early = any(first < position <= last for first, last in sub.unheeded)
+        return not may_be_early and (self.is_active or position <= sub.delays_through)
 
     async def _acknowledge(self, sub: Sub, consumer: FakeConsumer, position: Key) -> None:
         dispatcher = sub.dispatcher

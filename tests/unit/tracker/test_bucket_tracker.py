@@ -876,31 +876,6 @@ def test_a_cursor_that_names_no_snapshot_may_go_while_the_storage_is_down(sound_
     run_virtually(main())
 
 
-def test_while_delays_are_off_everything_is_due(world: World) -> None:
-    """What is in memory and what is in snapshots, in order, strict or not; and it is told."""
-
-    async def main() -> None:
-        tracker = await world.tracker()
-        add(tracker, HOUR_S * 1_000, *range(1, 20))
-        await world.rest()
-        assert world.cursor.properties
-        tracker.set_active(False)
-        await world.rest()
-        assert world.told_at_ms
-        assert not tracker.add_message(30, 0, START_MS + HOUR_S * 1_000)
-        taken = []
-        while len(rows := tracker.get_scheduled_messages(7)) or tracker.first_withheld_time() is not None:
-            taken += rows.to_rows()
-            await world.rest()
-        assert [ledger_id for _, ledger_id, _ in taken] == list(range(1, 20))
-        tracker.set_active(True)
-        assert tracker.add_message(31, 0, START_MS + HOUR_S * 1_000)
-        assert not tracker.has_message_available()
-        await tracker.close()
-
-    run_virtually(main())
-
-
 def test_another_tick_counts_at_once(world: World) -> None:
     """Also for what is tracked already."""
 

@@ -270,20 +270,3 @@ def test_an_idle_dispatcher_is_told_no_later_than_a_message_is_due(tick_time_ms:
         await tracker.close()
 
     run_virtually(main())
-
-
-@pytest.mark.parametrize("is_strict", [False, True])
-def test_while_delays_are_off_everything_is_due(is_strict: bool) -> None:
-    """And nothing more is tracked."""
-
-    def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
-        assert tracker.add_message(1, 1, clock.now_ms + 1_000_000)
-        tracker.set_active(False)
-        assert tracker.has_message_available()
-        assert len(tracker.get_scheduled_messages(10)) == 1
-        assert not tracker.add_message(1, 2, clock.now_ms + 1_000_000)
-        tracker.set_active(True)
-        assert tracker.add_message(1, 2, clock.now_ms + 1_000_000)
-        assert not tracker.has_message_available()
-
-    run(test, is_deliver_at_time_strict=is_strict)

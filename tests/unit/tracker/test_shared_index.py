@@ -404,20 +404,6 @@ def test_positions_that_cannot_be_tracked_are_refused(ledger_id: int, entry_id: 
     play(story, "a")
 
 
-def test_policies_are_the_topics() -> None:
-    """Whichever view is told, all are."""
-
-    async def story(world: World) -> None:
-        world.views["a"].add_message(1, 1, START_MS + 3_600_000)
-        world.views["a"].set_active(False)
-        await rest()
-        assert set(world.told) == {"a", "b"}
-        assert len(world.rows("b")) == len(world.rows("a")) == 1
-        assert not world.views["b"].add_message(1, 2, START_MS + 3_600_000)
-
-    play(story, "a", "b")
-
-
 @pytest.mark.parametrize("entry_ids", [[3, 1], list(range(0, 40, 2)), list(range(9, 0, -1)), [5] * 12, []])
 def test_a_set_of_positions_answers_for_columns(entry_ids: list[int]) -> None:
     positions = PositionSet()

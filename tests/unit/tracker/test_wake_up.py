@@ -6,6 +6,7 @@ while it could take nothing, and then left the tracker without a poll; B follows
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -171,24 +172,25 @@ def test_a_message_comes_at_its_time_after_an_earlier_one_left_untaken(
     play(story, kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_message_comes_at_its_time_after_delays_were_off_for_a_while(kind: str) -> None:
-    """While they are off it is due, and told; then it is not."""
+@pytest.mark.parametrize("kind", ["bucket", "shared"])
+def test_a_message_comes_at_its_time_after_the_tick_was_long_for_a_while(kind: str) -> None:
+    """While it was, the message was due, and told; then it is not."""
 
     async def story(world: World) -> None:
         world.tracker.add_message(1, 0, START_MS + 20_000)
         await asyncio.sleep(1)
-        world.tracker.set_active(False)
+        world.tracker.reset_tick_time(60_000)
         await asyncio.sleep(1)
         assert world.program.told_count > 0
-        world.tracker.set_active(True)
+        world.tracker.reset_tick_time(1)
         world.program.flow(1)
         assert world.program.taken == []
 
         await asyncio.sleep(20)
-        assert world.program.taken_at_ms == [START_MS + 20_000]
+        [taken_at_ms] = world.program.taken_at_ms
+        assert START_MS + 20_000 - 1 <= taken_at_ms <= START_MS + 20_000
 
-    play(story, kind)
+    play(story, kind, config=replace(CONFIG, is_deliver_at_time_strict=False))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -352,7 +354,7 @@ def test_nothing_available_waits_for_a_program_that_has_permits(kind: str, seed:
             elif what < 0.68:
                 await world.tracker.clear()
             elif what < 0.74:
-                world.tracker.set_active(chance.random() < 0.5)
+                world.tracker.reset_tick_time(chance.choice([1, 5_000]))
             elif what < 0.78:
                 world.set_back_ms += chance.choice([50, 2_000])
             elif what < 0.82:
@@ -367,7 +369,7 @@ def test_nothing_available_waits_for_a_program_that_has_permits(kind: str, seed:
                 # In 6 s the storage has answered, and a clock that was put back is noticed.
                 assert wait_s < 6 or not world.program.permits or not world.tracker.has_message_available()
         await asyncio.sleep(6)
-        world.tracker.set_active(True)
+        world.tracker.reset_tick_time(1)
         world.program.flow(10**6)
         await asyncio.sleep(20)
         assert not world.tracker.has_message_available()
