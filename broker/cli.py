@@ -1,6 +1,7 @@
 """The command `postdate`: start the service, see it work, show what is configured."""
 
 import asyncio
+import logging
 import os
 import shlex
 import sys
@@ -12,7 +13,12 @@ from broker.cli_common import auth_params_option, config_options, configure_logg
 from broker.command_groups import InstalledCommands
 from broker.config import BrokerConfig, load_config
 from broker.config_table import config_lines, config_table
+from broker.hosts import is_wildcard
+from broker.listening import check_bind_address, describe_listening
 from broker.token_cli import token as token_group
+from broker.unread_keys import check_promises, unread_keys
+
+log = logging.getLogger(__name__)
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -51,12 +57,25 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str) 
     """Run the service until SIGTERM or Ctrl-C."""
     configure_logging(log_level)
     config = load_config(config_path, environment=os.environ, overrides=overrides)
+    for warning in warnings_at_start(config):
+        log.warning("%s", warning)
     # Imported late: the other commands need none of it, and it takes most of a second.
     from broker.server import serve as run_service
     from tracker.process.tuning import tune_process
 
     tune_process()
     sys.exit(asyncio.run(run_service(config, announce=lambda: click.echo(announcement(config)))))
+
+
+def warnings_at_start(config: BrokerConfig) -> list[str]:
+    """Refuse a configuration that would do what nobody asked for; return what there is to say of one that is taken.
+
+    Raises:
+        ConfigError: It is refused.
+    """
+    promises = check_promises(unread_keys(config.unread), is_unsupported_ignored=config.is_unsupported_ignored)
+    bound = check_bind_address(config)
+    return [*([] if bound is None else [bound]), *promises]
 
 
 def announcement(config: BrokerConfig) -> str:
@@ -68,6 +87,7 @@ def announcement(config: BrokerConfig) -> str:
 Postdate is ready.
   Pulsar clients  {client_url}
   Health, metrics {web_url}/health {web_url}/metrics
+  Listens on      {describe_listening(config)}
   Data            {config.data_directory.resolve()}
 Try: a message that arrives 3 seconds after it was sent
   {_installed("python")} -c "{_first_program(client_url, has_tokens=config.access.is_authentication_enabled)}"
@@ -96,7 +116,8 @@ def _first_program(client_url: str, *, has_tokens: bool) -> str:
 
 def _in_url(host: str) -> str:
     """Write an address as URLs have it: an IPv6 address in brackets, and one to connect to for a wildcard."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    if is_wildcard(host):
+        host = "::1" if ":" in host else "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
 
@@ -104,19 +125,27 @@ def _in_url(host: str) -> str:
     epilog=examples(
         "postdate config",
         "postdate config --config config/broker.conf --changed",
+        "postdate config --config /etc/pulsar/standalone.conf --ignored",
         "postdate config --set maxMessageSize=1048576 > my-broker.conf",
     )
 )
 @config_options
 @click.option("--changed", is_flag=True, help="Only what is not the default.")
 @click.option(
+    "--ignored", is_flag=True, help="What was given with another value than Pulsar's, and is not read; and why."
+)
+@click.option(
     "--table", is_flag=True, help="As README.md has it: a Markdown table, meanings from the comments of FILE."
 )
 @refusing
-def config(config_path: Path | None, overrides: tuple[str, ...], changed: bool, table: bool) -> None:
+def config(config_path: Path | None, overrides: tuple[str, ...], changed: bool, ignored: bool, table: bool) -> None:
     """Print the configuration in force, as a broker.conf."""
     configure_logging("warning")
     effective = load_config(config_path, environment=os.environ, overrides=overrides)
+    if ignored:
+        for unread in unread_keys(effective.unread):
+            click.echo(unread)
+        return
     if not table:
         click.echo(config_lines(effective, changed_only=changed), nl=False)
         return

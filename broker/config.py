@@ -8,7 +8,6 @@ Every field that can be set names its key in `metadata["key"]`; where the file's
 package adds a key by adding a field. Names and units are Pulsar's, defaults too unless the field says otherwise.
 """
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
@@ -16,7 +15,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_type_hints
 
 from broker.authentication.config import AccessConfig
-from broker.config_text import ConfigError, check_unknown_key, may_hold_password, parse_config_text
+from broker.config_sources import collect
+from broker.config_text import ConfigError, Given, may_hold_password
+from broker.hosts import is_host
 from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
 from snapshot_storage.rocksdb_config import RocksDBMemory
@@ -24,11 +25,6 @@ from snapshot_storage.s3_config import S3Config
 from tracker.config import TrackerConfig
 
 __all__ = ["BrokerConfig", "ConfigError", "Setting", "load_config", "settings"]
-
-log = logging.getLogger(__name__)
-
-ENVIRONMENT_PREFIX: Final = "PULSAR_PREFIX_"
-"""Pulsar's images take any key with this before it from the environment."""
 
 BUCKET_FACTORY: Final = "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
 IN_MEMORY_FACTORY: Final = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
@@ -47,23 +43,18 @@ _DIGITS_MAX: Final = 19
 _WORD: Final = re.compile(r"\w+")
 
 
-class Given(NamedTuple):
-    """A value as text, and where it was said. The text may be secret."""
-
-    text: str
-    where: str
-    line: int | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """What the service is told from outside."""
 
     bind_address: str = field(default="127.0.0.1", metadata={"key": "bindAddress", "is_host": True})
-    """The address that both ports listen on.
+    """The address that both ports listen on; without authentication one of this machine alone.
 
-    Authentication is off by default, so it is the loopback address here and 0.0.0.0 in Pulsar. Default 127.0.0.1.
+    Default 127.0.0.1, in Pulsar 0.0.0.0.
     """
+
+    is_insecure_bind_allowed: bool = field(default=False, metadata={"key": "insecureBindAllowed"})
+    """Whether others may connect although nobody is asked who he is (ours). Default off."""
 
     service_port: int = field(default=6650, metadata={"key": "brokerServicePort", "range": (1, 65535)})
     """The port for Pulsar clients. Default 6650."""
@@ -144,6 +135,12 @@ class BrokerConfig:
     stats_interval_s: int = field(default=60, metadata={"key": "statsUpdateFrequencyInSecs"})
     """How often rates are computed and a line of statistics is logged; 0 or less is never. Default 60."""
 
+    is_unsupported_ignored: bool = field(default=False, metadata={"key": "unsupportedConfigIgnored"})
+    """Whether keys of Pulsar that ask for what is not kept here warn instead of refusing the start (ours).
+
+    Never those of security. Default off.
+    """
+
     managed_ledger: ManagedLedgerConfig = field(default_factory=ManagedLedgerConfig)
     """How the log is cut into ledgers, cached and flushed."""
 
@@ -156,6 +153,9 @@ class BrokerConfig:
 
     places: Mapping[str, Given] = field(default_factory=dict, compare=False, repr=False)
     """Where each key was given that was, for what turns out to be wrong only when it is used."""
+
+    unread: Mapping[str, Given] = field(default_factory=dict, compare=False, repr=False)
+    """What was given and is not read; see `broker.unread_keys`."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -221,9 +221,10 @@ def settings() -> list[Setting]:
     own_hints = get_type_hints(BrokerConfig)
     for own in fields(BrokerConfig):
         section_class = own_hints[own.name]
-        if own.name == "places":
-            continue
         if not is_dataclass(section_class):
+            # What is about the keys is none itself.
+            if "key" not in own.metadata:
+                continue
             found.append(Setting(own.metadata["key"], None, own, section_class))
             continue
         hints = get_type_hints(section_class)
@@ -238,7 +239,7 @@ def settings() -> list[Setting]:
 def load_config(path: Path | None, *, environment: Mapping[str, str], overrides: Sequence[str]) -> BrokerConfig:
     """Return the configuration: a file, over it the environment, over it the overrides.
 
-    An empty value means the default. Keys of Pulsar that have no meaning here are ignored.
+    An empty value means the default. Keys that are not read here are kept in `unread`.
 
     Args:
         path: The file, or None for the built-in defaults.
@@ -249,11 +250,8 @@ def load_config(path: Path | None, *, environment: Mapping[str, str], overrides:
         ConfigError: Something cannot be accepted; the text names the place, the key and what is allowed.
     """
     known = {setting.key: setting for setting in settings()}
-    given: dict[str, Given] = {}
-    if path is not None:
-        given |= _from_file(path, known)
-    given |= _from_environment(environment, known)
-    given |= _from_overrides(overrides, known)
+    everything = collect(path, environment=environment, overrides=overrides, read=known)
+    given = {key: one for key, one in everything.items() if key in known}
 
     values: dict[str | None, dict[str, Any]] = {}
     for key, one in given.items():
@@ -262,60 +260,13 @@ def load_config(path: Path | None, *, environment: Mapping[str, str], overrides:
             values.setdefault(setting.section, {})[setting.field.name] = _parse(setting, one)
 
     default = BrokerConfig()
-    own = values.pop(None, {}) | {"places": given}
+    own = values.pop(None, {})
+    own |= {"places": given, "unread": {key: one for key, one in everything.items() if key not in known}}
     for section, changes in values.items():
         assert section is not None
         own[section] = _build(getattr(default, section), changes, section, given)
     built: BrokerConfig = _build(default, own, None, given)
     return built
-
-
-def _from_file(path: Path, known: Mapping[str, Setting]) -> dict[str, Given]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file cannot be read: {error}", where=str(path), key="") from error
-    given: dict[str, Given] = {}
-    for key, (value, line) in parse_config_text(text, name=str(path)).items():
-        where = f"{path}:{line}"
-        if key in known:
-            given[key] = Given(value, where, line)
-            continue
-        check_unknown_key(key, known, where=where, line=line)
-        log.debug("%s: %s is ignored: it has no meaning here", where, key)
-    return given
-
-
-def _from_environment(environment: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, Given]:
-    given = {key: Given(environment[key], f"environment variable {key}") for key in known if key in environment}
-    for name, value in environment.items():
-        where = f"environment variable {name}"
-        key = name.removeprefix(ENVIRONMENT_PREFIX)
-        if key in known:
-            if key != name:
-                given[key] = Given(value, where)
-        elif key != name or key.startswith(("delayedDelivery", "isDelayedDelivery", "keyShared", "bucketSnapshot")):
-            # The environment is full of other programs' names: without the prefix, only a clear case is a mistake.
-            check_unknown_key(key, known, where=where)
-    return given
-
-
-def _from_overrides(overrides: Sequence[str], known: Mapping[str, Setting]) -> dict[str, Given]:
-    given: dict[str, Given] = {}
-    for override in overrides:
-        key, separator, value = (part.strip() for part in override.partition("="))
-        if not separator or not key or " " in key:
-            # The first word alone: behind a key and a missing sign of equality may stand a secret.
-            raise ConfigError("must be key=value", where=f"--set {override.partition(' ')[0]}", key="")
-        if key in known:
-            given[key] = Given(value, f"--set {override}")
-            continue
-        # Without the value: under a misspelled key it may be a secret.
-        where = f"--set {key}"
-        check_unknown_key(key, known, where=where)
-        # Nobody sets a key on the command line for nothing, so this is said louder than in a file of hundreds.
-        log.warning("%s is ignored: it has no meaning here", where)
-    return given
 
 
 def _parse(setting: Setting, given: Given) -> Any:
@@ -406,11 +357,8 @@ def _check_limits(one: Field[Any], value: Any) -> None:
     least, most = one.metadata.get("range", (None, None))
     if least is not None and not least <= value <= most:
         raise ValueError(f"{one.name} must be from {least} to {most}, but is {value}")
-    if one.metadata.get("is_host", False) and value is not None:
-        try:
-            value.encode("idna")
-        except UnicodeError as error:
-            raise ValueError(f"{one.name} must be a host name or an address, but is {value}") from error
+    if one.metadata.get("is_host", False) and value is not None and not is_host(value):
+        raise ValueError(f"{one.name} must be a host name or an address, without scheme and port, but is {value}")
     choices = one.metadata.get("choices")
     if choices is not None and value not in choices:
         raise ValueError(f"{one.name} must be {' or '.join(choices)}, but is {value}")

@@ -1,18 +1,19 @@
 """Read the text of a `broker.conf`, and tell which unknown keys are mistakes.
 
 The format is Java's properties, as Pulsar reads them: `key=value`, comments on lines of their own with `#` or `!`, a
-backslash at the end goes on in the next line, the last of two equal keys wins. Stricter in one thing: a line without
-`=` or `:` is an error, because Java's reading of it (a key without a value) helps nobody.
+backslash at the end goes on in the next line. Stricter in two things, where Java's reading helps nobody: a line without
+`=` or `:` (a key without a value) is an error, and so is a key that is given twice (the last one wins).
 
-A real `broker.conf` has some 590 keys, of which this service knows a few. So an unknown key is an error only when it
-is one of ours by its beginning or by its likeness to one, and not one of Pulsar's. What the values mean is not known
-here: see `broker.config`.
+A real `broker.conf` has some 590 keys, of which this service reads a few, and plugins have keys of their own. So an
+unknown key is an error when it is one of ours by its beginning, or by its likeness to one of ours or of Pulsar's. What
+the values mean is not known here: see `broker.config` and `broker.unread_keys`.
 """
 
 import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
+from typing import NamedTuple
 
 OWN_PREFIXES = (
     "delayeddelivery",
@@ -26,24 +27,6 @@ OWN_PREFIXES = (
 
 LIKENESS = 0.9
 """How alike two keys are when one is taken for a misspelling of the other: one or two letters."""
-
-# Keys of Pulsar that have no meaning here although they look like one that has: 4.2.4's, and those of the topic-wide
-# in-memory tracker of PIP-448, which is proposed.
-PULSAR_LOOKALIKES = frozenset(
-    {
-        "bindAddresses",
-        "brokerServicePortTls",
-        "delayedDeliveryPruneEligibleRatio",
-        "delayedDeliveryPruneMinIntervalMillis",
-        "delayedDeliveryTopicManagerIdleMillis",
-        "dispatcherMinReadBatchSize",
-        "managedLedgerCursorMaxEntriesPerLedger",
-        "managedLedgerMinLedgerRolloverTimeMinutes",
-        "subscriptionKeySharedEnable",
-        "subscriptionSharedUseClassicPersistentImplementation",
-        "webServicePortTls",
-    }
-)
 
 # Python's own splitlines also ends lines at characters that may stand in a value.
 _LINE_END = re.compile(r"\r\n?|\n")
@@ -61,6 +44,19 @@ class ConfigError(ValueError):
         self.key = key
         self.value = value
         self.line = line
+
+
+class Given(NamedTuple):
+    """A value as text, and where it was said. The text may be secret."""
+
+    text: str
+    where: str
+    line: int | None = None
+
+    @property
+    def where_shown(self) -> str:
+        """The place without the value, which is part of it on the command line."""
+        return "--set" if self.where.startswith("--set") else self.where
 
 
 def may_hold_password(value: str) -> bool:
@@ -83,7 +79,7 @@ def parse_config_text(text: str, *, name: str) -> dict[str, tuple[str, int]]:
         name: What to call the file in errors.
 
     Raises:
-        ConfigError: A line is neither a comment nor `key=value`.
+        ConfigError: A line is neither a comment nor `key=value`, or a key stands there twice.
     """
     found: dict[str, tuple[str, int]] = {}
     for number, line in _logical_lines(text):
@@ -93,7 +89,11 @@ def parse_config_text(text: str, *, name: str) -> dict[str, tuple[str, int]]:
             raise ConfigError(
                 "the line is neither a comment nor key=value", where=f"{name}:{number}", key="", line=number
             )
-        found[_unescape(match[1])] = (_unescape(match[2]).strip(), number)
+        key = _unescape(match[1])
+        if key in found:
+            reason = f"it stands in line {found[key][1]} already; remove one of the two"
+            raise ConfigError(reason, where=f"{name}:{number}", key=key, line=number)
+        found[key] = (_unescape(match[2]).strip(), number)
     return found
 
 
@@ -101,9 +101,9 @@ def check_unknown_key(key: str, known: Collection[str], *, where: str, line: int
     """Refuse an unknown key that must be a mistake; let every other one pass.
 
     Raises:
-        ConfigError: The key begins like ours, or is almost one of ours.
+        ConfigError: The key begins like ours, or is almost a known one.
     """
-    if key in PULSAR_LOOKALIKES:
+    if key in known:
         return
     is_ours = key.lower().startswith(OWN_PREFIXES)
     by_lower_case = {name.lower(): name for name in known}

@@ -48,8 +48,9 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float, interval_s: f
 class PostdateProcess:
     """One `postdate serve` in a folder, which keeps its data across `kill` and `start`."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None, *, config: Path | None = None) -> None:
         self.folder = folder.resolve()
+        self._config = config
         self._settings = dict(settings or {})
         port, web_port = free_ports(2)
         self.port = int(self._settings.get("brokerServicePort", port))
@@ -135,7 +136,8 @@ class PostdateProcess:
             "dataDirectory": str(self.folder / "data"),
         } | self._settings
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        return [sys.executable, "-m", "broker.cli", "serve", *sets]
+        config = [] if self._config is None else ["--config", str(self._config.resolve())]
+        return [sys.executable, "-m", "broker.cli", "serve", *config, *sets]
 
     def _is_ready(self) -> bool:
         assert self._process is not None

@@ -20,6 +20,7 @@ from aiohttp.typedefs import Middleware
 
 from broker.config import BrokerConfig
 from broker.connection import Connection
+from broker.listening import WebAudience
 from broker.metrics import render_metrics
 from broker.permission_routes import permission_routes
 from broker.policy_routes import policy_routes
@@ -75,6 +76,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                 problems=service.problems,
                 routes=[*policy_routes(service), *permission_routes(service), *stats_routes(service)],
                 access=access_of(service),
+                audience=WebAudience.of(config, public_host=service.public_host),
             )
 
             def watch_store() -> None:

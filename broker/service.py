@@ -22,6 +22,7 @@ from broker.authorization import Authorizer
 from broker.config import BrokerConfig
 from broker.errors import ServiceStartError
 from broker.grants import Actions, GrantBook
+from broker.hosts import is_wildcard
 from broker.link import ClientLink
 from broker.metrics import ServiceSnapshot
 from broker.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
@@ -48,7 +49,6 @@ from tracker.residual_snapshots import ResidualSnapshots
 
 log = logging.getLogger(__name__)
 
-_WILDCARD_ADDRESSES: Final = ("0.0.0.0", "::")
 CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
 """How often it is looked which credentials end: at 5,000 connections 1.2 ms each time."""
 
@@ -82,7 +82,9 @@ class Service:
         self.server_version = f"Postdate {version('postdate')}"
         self.connections: set[ClientLink] = set()
         self.topics: dict[TopicName, Topic] = {}
-        self.service_url = _service_url(config)
+        self.public_host = _public_host(config)
+        """The name or address that look-ups answer."""
+        self.service_url = _service_url(self.public_host, config.service_port)
         self._store = store
         self._storage = storage
         self._tracker_factory = _tracker_factory(config, storage, now_ms)
@@ -360,12 +362,14 @@ async def _starting(config: BrokerConfig) -> AsyncIterator[asyncio.Future[Bucket
         raise
 
 
-def _service_url(config: BrokerConfig) -> str:
-    """Give the URL that look-ups answer: what clients can reach, which the wildcard address is not."""
+def _public_host(config: BrokerConfig) -> str:
+    """Give what clients can reach, which the wildcard address is not."""
     host = config.advertised_address or config.bind_address
-    if host in _WILDCARD_ADDRESSES:
-        host = socket.getfqdn()
-    return f"pulsar://[{host}]:{config.service_port}" if ":" in host else f"pulsar://{host}:{config.service_port}"
+    return socket.getfqdn() if is_wildcard(host) else host
+
+
+def _service_url(host: str, port: int) -> str:
+    return f"pulsar://[{host}]:{port}" if ":" in host else f"pulsar://{host}:{port}"
 
 
 def _default_policies(config: BrokerConfig) -> DelayedDeliveryPolicies:

@@ -5,7 +5,8 @@
                                     both 503 with "problems" while the log, a snapshot storage or a dispatcher fails
     GET /metrics, /metrics/         Prometheus text
 
-Everything else is a 404 (or 405) in JSON. What is answered is passed in, as functions or as routes (of
+Everything else is a 404 (or 405) in JSON, and what a browser asks for another site's sake a 403
+(`broker.listening`). What is answered is passed in, as functions or as routes (of
 `broker.policy_routes` and `broker.stats_routes`); this module knows HTTP alone. Who may ask is
 decided before, by `broker.web_access`.
 """
@@ -18,6 +19,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from broker.listening import WebAudience
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ async def start_web(
     problems: Callable[[], list[str]] = list,
     routes: Iterable[web.RouteDef] = (),
     access: Middleware | None = None,
+    audience: WebAudience | None = None,
 ) -> WebServer:
     """Listen on a port.
 
@@ -57,6 +61,7 @@ async def start_web(
         problems: Gives what keeps the service from doing its job, one text each.
         routes: What else is answered.
         access: Stands before every endpoint and refuses; None lets everybody in. `/health` tells no problems then.
+        audience: Which requests are meant for this port; None takes all.
 
     Raises:
         OSError: The port cannot be listened on.
@@ -80,7 +85,12 @@ async def start_web(
         body = await text if isinstance(text, Awaitable) else text
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    app = web.Application(middlewares=[_errors_as_json, *([] if access is None else [access])])
+    middlewares: list[Middleware] = [_errors_as_json]
+    if audience is not None:
+        middlewares.append(_only_for(audience))
+    if access is not None:
+        middlewares.append(access)
+    app = web.Application(middlewares=middlewares)
     app.router.add_get("/health", get_health)
     app.router.add_get("/admin/v2/brokers/health", get_broker_health)
     app.router.add_get("/metrics", get_metrics)
@@ -94,6 +104,26 @@ async def start_web(
         await runner.cleanup()
         raise
     return WebServer(runner, runner.addresses[0][1])
+
+
+def _only_for(audience: WebAudience) -> Middleware:
+    """Refuse what is meant for another host, and changes that a page of another origin asks for."""
+
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        sock_name = None if request.transport is None else request.transport.get_extra_info("sockname")
+        reason = audience.refusal(
+            method=request.method,
+            hosts=request.headers.getall("Host", []),
+            origins=request.headers.getall("Origin", []),
+            fetch_site=request.headers.get("Sec-Fetch-Site"),
+            local=sock_name[0] if sock_name else None,
+        )
+        return await handler(request) if reason is None else web.json_response({"reason": reason}, status=403)
+
+    return check
 
 
 @web.middleware

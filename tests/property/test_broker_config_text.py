@@ -19,9 +19,13 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\")
 
 
-@given(st.lists(st.tuples(_KEYS, _VALUES, st.sampled_from(["=", " = ", ":", "\t:\t"]))))
+@given(
+    st.lists(
+        st.tuples(_KEYS, _VALUES, st.sampled_from(["=", " = ", ":", "\t:\t"])), unique_by=lambda written: written[0]
+    )
+)
 def test_what_was_written_is_read(pairs: list[tuple[str, str, str]]) -> None:
-    """Every key has its last value, and the line where that stood."""
+    """Every key has its value, and the line where that stood."""
     text = "".join(f"{key}{separator}{_escaped(value)}\n# and\n\n" for key, value, separator in pairs)
 
     parsed = parse_config_text(text, name="broker.conf")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from broker.config import BrokerConfig, load_config, settings
 from broker.config_table import comments_of, config_lines, config_table
-from broker.config_text import OWN_PREFIXES, PULSAR_LOOKALIKES, parse_config_text
+from broker.config_text import OWN_PREFIXES, parse_config_text
 
 REPOSITORY = Path(__file__).parents[3]
 FILE = REPOSITORY / "config/broker.conf"
@@ -20,7 +20,6 @@ KEYS_OF_THE_TOKEN_PROVIDER = {
     "tokenAllowedClockSkewSeconds": "0",
 }
 """Pulsar's `AuthenticationProviderToken` reads them itself, so they are no fields of `ServiceConfiguration`."""
-PROPOSED_IN_PIP_448 = ("PruneEligibleRatio", "PruneMinIntervalMillis", "TopicManagerIdleMillis")
 
 
 def test_the_file_lists_every_key_with_its_default() -> None:
@@ -66,12 +65,7 @@ def test_defaults_that_differ_from_pulsars_are_said_to_differ() -> None:
             assert re.search(r"Pulsar( 4)?: |Pulsar's default", comments[setting.key]), setting.key
 
 
-def test_the_lookalikes_are_pulsars_and_not_ours() -> None:
-    proposed = {f"delayedDelivery{rest}" for rest in PROPOSED_IN_PIP_448}
-    of_pulsar = parse_config_text(PULSAR_FILE.read_text(), name="Pulsar's")
-
-    assert set(of_pulsar) | proposed >= PULSAR_LOOKALIKES
-    assert PULSAR_LOOKALIKES.isdisjoint(setting.key for setting in settings())
+def test_what_begins_like_ours_is_looked_for_in_lower_case() -> None:
     assert all(prefix == prefix.lower() for prefix in OWN_PREFIXES)
 
 

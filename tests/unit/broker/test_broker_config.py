@@ -17,6 +17,7 @@ JAVA_PACKAGE = "org.apache.pulsar.broker.delayed"
 # One value per key that may not be: (text, what the error says is allowed).
 REFUSED = {
     "bindAddress": ("a..b", "must be a host name or an address"),
+    "insecureBindAllowed": ("yes", "must be true or false"),
     "brokerServicePort": ("65536", "must be from 1 to 65535"),
     "webServicePort": ("0", "must be from 1 to 65535"),
     "advertisedAddress": ("x" * 70, "must be a host name or an address"),
@@ -64,6 +65,7 @@ REFUSED = {
     ),
     "retentionCheckIntervalInSeconds": ("2 min", "must be a whole number"),
     "statsUpdateFrequencyInSecs": ("1.5", "must be a whole number"),
+    "unsupportedConfigIgnored": ("1", "must be true or false"),
     "managedLedgerMaxEntriesPerLedger": ("0", "must be at least 1"),
     "managedLedgerMaxSizePerLedgerMbytes": ("0", "must be at least 1"),
     "managedLedgerMaxLedgerRolloverTimeMinutes": ("0", "must be at least 1"),
@@ -316,6 +318,9 @@ def test_the_two_ports_must_differ() -> None:
         ("brokerServicPort", "brokerServicePort"),
         ("managedLedgerMaxEntrysPerLedger", "managedLedgerMaxEntriesPerLedger"),
         ("managedLedgerMaxSizePerLedgerMBytes", "managedLedgerMaxSizePerLedgerMbytes"),
+        ("authenticationEnable", "authenticationEnabled"),
+        ("authorisationEnabled", "authorizationEnabled"),
+        ("brokerDeduplicationEnable", "brokerDeduplicationEnabled"),
     ],
 )
 def test_a_misspelled_key_is_an_error_with_a_suggestion(wrong: str, right: str, tmp_path: Path) -> None:
@@ -332,6 +337,27 @@ def test_a_misspelled_key_is_an_error_with_a_suggestion(wrong: str, right: str, 
 def test_a_key_of_ours_that_is_like_no_other_is_an_error_too() -> None:
     with pytest.raises(ConfigError, match=r"delayedDeliveryZzz: there is no such key$"):
         check_unknown_key("delayedDeliveryZzz", ["brokerServicePort"], where="here")
+
+
+def test_a_key_that_stands_twice_in_a_file_is_an_error(tmp_path: Path) -> None:
+    """Java takes the last one; whoever reads the first one does not know."""
+    for key in ("brokerServicePort", "numIOThreads", "nobodys"):
+        with pytest.raises(ConfigError, match=f"broker.conf:4: {key}: it stands in line 2 already; remove one"):
+            load(f"# Twice.\n{key}=1\n\n {key} : 1\n", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "value", ["http://host", "host:6650", "10.0.0.1:6650", "a b", "host/path", "[::1]", "256.0.0.1", "-a", "u@h", "0"]
+)
+def test_a_host_is_a_host(value: str, tmp_path: Path) -> None:
+    for key in ("advertisedAddress", "bindAddress"):
+        with pytest.raises(ConfigError, match=r":1: .*must be a host name or an address, without scheme and port"):
+            load(f"{key}={value}\n", folder=tmp_path)
+
+
+@pytest.mark.parametrize("value", ["mail.example.org", "a", "under_score", "10.0.0.1", "::1", "fe80::1%eth0", "x.org."])
+def test_a_host_may_be_a_name_or_an_address(value: str) -> None:
+    assert load(overrides=[f"advertisedAddress={value}"]).advertised_address == value
 
 
 def test_other_programs_environment_is_left_alone() -> None:
@@ -355,10 +381,24 @@ def test_a_whole_configuration_of_pulsar_loads() -> None:
     assert config.managed_ledger == BrokerConfig().managed_ledger
 
 
-def test_an_override_of_another_key_of_pulsar_is_said_to_be_useless(caplog: pytest.LogCaptureFixture) -> None:
-    assert load(overrides=["numIOThreads=4"]) == BrokerConfig()
+def test_what_is_not_read_is_kept_with_its_place(tmp_path: Path) -> None:
+    """The last source wins, as for keys that are read."""
+    config = load(
+        "numIOThreads=2\nclusterName=x\nproperties=a\nmaxTenants=5\n",
+        folder=tmp_path,
+        environment={"PULSAR_PREFIX_mine": "1", "enableBusyWait": "true", "properties": "not ours", "yours": "2"},
+        overrides=["numIOThreads=4"],
+    )
 
-    assert caplog.messages == ["--set numIOThreads is ignored: it has no meaning here"]
+    path = tmp_path / "broker.conf"
+    assert {key: (one.text, one.where_shown) for key, one in config.unread.items()} == {
+        "numIOThreads": ("4", "--set"),
+        "properties": ("a", f"{path}:3"),
+        "maxTenants": ("5", f"{path}:4"),
+        "enableBusyWait": ("true", "environment variable enableBusyWait"),
+        "mine": ("1", "environment variable PULSAR_PREFIX_mine"),
+    }
+    assert config.places["clusterName"].where == f"{path}:2"
 
 
 @pytest.mark.parametrize("override", ["brokerServicePort", "=5", ""])
@@ -389,12 +429,12 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_trouble(tmp_path: Path) 
 
 
 def test_the_text_is_read_as_java_reads_properties() -> None:
-    text = "! note\n  a : 1 \nb=x=y # no comment\nc=one,\\\n   two\\\n\nd=C\\:\\\\dir\\t\\u0041\na=2\ne=\nf=end\\"
+    text = "! note\n  a : 2 \nb=x=y # no comment\nc=one,\\\n   two\\\n\nd=C\\:\\\\dir\\t\\u0041\n\ne=\nf=end\\"
 
     parsed = parse_config_text(text, name="x")
 
     assert parsed == {
-        "a": ("2", 8),
+        "a": ("2", 2),
         "b": ("x=y # no comment", 3),
         "c": ("one,two", 4),
         "d": ("C:\\dir\tA", 7),

@@ -17,6 +17,7 @@ from broker.cli import announcement, main
 from broker.cli_common import OneLineFormatter
 from broker.config import BrokerConfig
 from broker.demo_process import PostdateProcess, free_ports
+from broker.pulsar_keys import pulsar_keys
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
@@ -104,6 +105,73 @@ def settings(data: Path, port: int, web_port: int) -> list[str]:
     return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_an_address_that_others_reach_is_refused(host: str, tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(f"# Pulsar's own.\nbindAddress={host}\n")
+
+    line = start_refusal("--config", str(path), *settings(tmp_path / "data", *free_ports(2)))
+
+    assert line.startswith(f"{path}:2: bindAddress={host}: other machines reach it, and nobody is asked who he is. ")
+    for mended_by in ("authenticationEnabled=true", "bindAddress=127.0.0.1", "insecureBindAllowed=true"):
+        assert mended_by in line
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_stock_configuration_of_pulsar_is_refused_for_where_it_listens_alone(tmp_path: Path) -> None:
+    """Everything that a file of Pulsar's own holds; with an address of this machine it starts."""
+    path = tmp_path / "standalone.conf"
+    stock = {one.key: one.stock[-1] if one.stock else one.default for one in pulsar_keys().values()}
+    stock |= {"bindAddress": "0.0.0.0", "clusterName": "standalone"}
+    path.write_text("".join(f"{key}={value}\n" for key, value in stock.items() if not key.endswith("*")))
+
+    line = start_refusal("--config", str(path))
+    service = PostdateProcess(tmp_path / "service", config=path)
+    service.start()
+    service.stop()
+
+    assert f"{path}:" in line
+    assert " bindAddress=0.0.0.0: other machines reach it" in line
+    (warning,) = [line for line in service.log_path.read_text().splitlines() if " WARNING " in line]
+    assert "keys that are ignored: not kept, as in a stock file of Pulsar's backlogQuotaDefaultLimitGB, " in warning
+
+
+def test_a_promise_that_is_not_kept_refuses_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("clusterName=a\nbrokerDeduplicationEnabled=true\n")
+
+    assert start_refusal("--config", str(path)).startswith(
+        f"{path}:2: brokerDeduplicationEnabled=true: this is not kept here. Repeated messages are stored again"
+    )
+    assert start_refusal("--set", "maxTenants=5").startswith("--set: maxTenants=5: this is not kept here. ")
+    assert start_refusal("--config", str(path), "--set", "tlsKeyStore=x").startswith("--set: tlsKeyStore=x: this is ")
+
+
+def test_security_is_not_ignored_whatever_is_said(tmp_path: Path) -> None:
+    line = start_refusal("--set", "tlsKeyStore=x", "--set", "unsupportedConfigIgnored=true")
+
+    assert line.startswith("--set: tlsKeyStore=x: this is not kept here. ")
+    assert "unsupportedConfigIgnored" not in line
+
+
+def test_config_lists_what_is_ignored_and_why(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("numIOThreads=8\nbrokerDeduplicationEnabled=true\nclusterName=a\nmine=5\nmaxTenants=0\n")
+
+    result = run("config", "--config", str(path), "--ignored", "--set", "tlsKeyStorePassword=tell-no-one")
+
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        f"{path}:1: numIOThreads=8: is ignored.",
+        f"{path}:2: brokerDeduplicationEnabled=true: asks for what is not kept here, and is refused unless "
+        "unsupportedConfigIgnored is true. Repeated messages are stored again; remove it, and let consumers tell them "
+        "apart.",
+        f"{path}:4: mine=5: is known neither here nor to Pulsar 4.2.",
+        "--set: tlsKeyStorePassword=(secret): is ignored.",
+    ]
+    assert run("config", "--config", CONF, "--ignored").output == ""
+
+
 @pytest.mark.parametrize("taken", [0, 1])
 def test_a_port_in_use_says_which_keys_choose_another(taken: int, tmp_path: Path) -> None:
     ports = free_ports(2)
@@ -138,6 +206,7 @@ def test_the_service_announces_itself_refuses_a_second_and_stops_in_order(tmp_pa
     assert "Postdate is ready." in log
     assert f"  Pulsar clients  {service.url}\n" in log
     assert f"{service.web_url}/health" in log
+    assert "  Listens on      127.0.0.1, this machine alone\n" in log
     assert f"  Data            {(tmp_path / 'data').resolve()}\n" in log
     assert "Traceback" not in log
 

@@ -10,7 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from broker.config import BrokerConfig
+from broker.listening import WebAudience
 from broker.web import WebServer, start_web
+
+AUDIENCE = WebAudience.of(BrokerConfig(advertised_address="post.example"), public_host="post.example")
 
 
 async def start(
@@ -18,11 +22,14 @@ async def start(
     metrics: Callable[[], bytes | Awaitable[bytes]] = lambda: b"one 1.0\n",
     health: Callable[[], dict[str, Any]] = lambda: {"pid": 7, "uptime_ms": 12},
     problems: Callable[[], list[str]] = list,
+    audience: WebAudience | None = None,
 ) -> WebServer:
-    return await start_web("127.0.0.1", 0, metrics=metrics, health=health, problems=problems)
+    return await start_web("127.0.0.1", 0, metrics=metrics, health=health, problems=problems, audience=audience)
 
 
-def ask(method: str, path: str, **parts: Any) -> tuple[int, str, str, dict[str, str]]:
+def ask(
+    method: str, path: str, *, headers: dict[str, str] | None = None, **parts: Any
+) -> tuple[int, str, str, dict[str, str]]:
     """Start a server, send it one request, and return status, content type, body and headers."""
 
     async def exchange() -> tuple[int, str, str, dict[str, str]]:
@@ -30,7 +37,7 @@ def ask(method: str, path: str, **parts: Any) -> tuple[int, str, str, dict[str, 
         try:
             async with (
                 aiohttp.ClientSession() as session,
-                session.request(method, f"http://127.0.0.1:{server.port}{path}") as reply,
+                session.request(method, f"http://127.0.0.1:{server.port}{path}", headers=headers) as reply,
             ):
                 return reply.status, reply.headers["Content-Type"], await reply.text(), dict(reply.headers)
         finally:
@@ -124,3 +131,43 @@ def test_a_closed_server_listens_no_more() -> None:
 
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/admin/v2/brokers/health", "/nothing"])
+def test_a_request_for_another_host_is_a_403(path: str) -> None:
+    status, content_type, body, _ = ask("GET", path, headers={"Host": "evil.example"}, audience=AUDIENCE)
+
+    assert (status, content_type) == (403, "application/json; charset=utf-8")
+    assert json.loads(body)["reason"].startswith("Host 'evil.example' is no name of this service; ")
+    assert "set advertisedAddress" in json.loads(body)["reason"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Host": "localhost:1"}, {"Host": "post.example"}, {"Origin": "http://evil"}])
+def test_a_request_for_this_host_is_answered(headers: dict[str, str]) -> None:
+    assert ask("GET", "/health", headers=headers, audience=AUDIENCE)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("Origin", "http://evil.example"), ("Origin", "null"), ("Sec-Fetch-Site", "cross-site")]
+)
+def test_a_change_that_another_site_asks_for_is_a_403(name: str, value: str) -> None:
+    status, _, body, headers = ask("POST", "/health", headers={name: value}, audience=AUDIENCE)
+
+    assert status == 403
+    assert json.loads(body)["reason"] == f"A page of another origin may change nothing here ({name}: {value})"
+    assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_a_caller_that_speaks_http_1_0_needs_no_host() -> None:
+    async def exchange() -> bytes:
+        server = await start(audience=AUDIENCE)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            return answer
+        finally:
+            await server.close()
+
+    assert b" 200 OK" in asyncio.run(exchange()).splitlines()[0]
