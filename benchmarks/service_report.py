@@ -114,7 +114,7 @@ def write_results(results: Results, path: Path) -> None:
 def show(results: Results, console: Console) -> None:
     """Print the table, and below it whether the targets are met."""
     rows = _rows(results)
-    header = ["", *results.columns, *(["ratio"] if len(results.columns) > 1 else [])]
+    header = ["", *results.columns, *(["ratio"] if _has_peer(results.columns) else [])]
     if console.is_terminal:
         table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
         for number, name in enumerate(header):
@@ -164,10 +164,15 @@ def _rows(results: Results) -> list[list[str]]:
     for name, values in results.medians().items():
         figure = FIGURES[name]
         cells = [f"{_number(values[one])} {figure.unit}" if one in values else "" for one in results.columns]
-        if len(results.columns) > 1:
+        if _has_peer(results.columns):
             cells.append(_ratio(values, results.columns, figure.better))
         rows.append([figure.label.format(delayed=results.delayed), *cells])
     return rows
+
+
+def _has_peer(columns: Sequence[str]) -> bool:
+    """Whether the second column is another service, and not the first one in another setting."""
+    return len(columns) > 1 and not columns[1].startswith(columns[0])
 
 
 def _ratio(values: Mapping[str, float], columns: Sequence[str], better: Better) -> str:
@@ -191,7 +196,7 @@ def _notes(results: Results) -> list[str]:
         f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']} GiB, Python {versions['python']}"
         f"{peer}; median of {rounds} rounds; others used up to {others:.2f} cores meanwhile.",
     ]
-    if len(results.columns) > 1:
+    if _has_peer(results.columns):
         notes.append(f"ratio: how many times better {results.columns[0]} is than {results.columns[1]}.")
     notes += [
         f"{one.column}, round {one.round}: {one.scenario} failed every time, {one.failure}"
