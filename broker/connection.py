@@ -215,6 +215,14 @@ class Connection(asyncio.BufferedProtocol):
         self._dismissed_producers.add(producer_id)
         self.write(commands.close_producer(producer_id))
 
+    def drop_producer(self, producer_id: int) -> None:
+        """Take in nothing more from a producer; whoever drops it tells the client."""
+        self._dismissed_producers.add(producer_id)
+        found = self.producers.pop(producer_id, None)
+        if found is not None:
+            producer, topic = found
+            topic.remove_producer(producer)
+
     def producer_ready(self, request_id: int, producer_name: str) -> None:
         """Tell the client of a producer that waited that it may begin."""
         self.write(commands.producer_success(request_id, producer_name=producer_name))

@@ -68,6 +68,12 @@ class NotAllowedError(BrokerError):
     server_error = "NotAllowedError"
 
 
+class NoRoomError(BrokerError):
+    """Nothing can be stored now; clients ask again by themselves."""
+
+    server_error = "ServiceNotReady"
+
+
 class MetadataError(BrokerError):
     """The subscription's state does not permit the request."""
 

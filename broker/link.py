@@ -49,6 +49,9 @@ class ClientLink(Protocol):
     def close_producer(self, producer_id: int) -> None:
         """Take a producer away from the client; it comes back by itself."""
 
+    def drop_producer(self, producer_id: int) -> None:
+        """Take in nothing more from a producer; whoever drops it tells the client."""
+
     def producer_ready(self, request_id: int, producer_name: str) -> None:
         """Tell the client of a producer that waited that it may begin."""
 

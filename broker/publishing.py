@@ -4,8 +4,9 @@ Appending gives a position at once; the receipt waits until the group commit tha
 SENDs share one callback per topic, and receipts leave in SEND order because commits complete in order. Bytes that
 are not durable yet are counted, and reading from the client pauses above a bound: that is the back-pressure.
 
-Nothing here speaks of subscriptions. A failed append closes the connection and answers nothing: a Pulsar client
-resends then, whereas an error answer other than a wrong checksum makes it reconnect in a tight loop.
+Nothing here speaks of subscriptions. What cannot be stored takes the producer away from its client, which asks for it
+again, less and less often, and sends again what has no receipt: so Pulsar does where its storage fails. An error answer
+would make most clients end the whole connection, with the consumers on it.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from broker.link import ClientLink
 from broker.protocol import commands, frames
 from broker.topic import Topic
 from dispatcher.sticky_key import sticky_key_hash
+from managed_ledger.errors import AppendRefusedError
 from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.managed_ledger import ManagedLedger
 
@@ -55,20 +57,24 @@ class Publisher:
             return
         ledger = topic.ledger
         payload = send.entry
-        position = ledger.append_nowait(
-            payload,
-            publish_time_ms=metadata.publish_time,
-            deliver_at_ms=deliver_at_ms,
-            sticky_hash=sticky_key_hash(
-                ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
-                partition_key=metadata.partition_key if metadata.HasField("partition_key") else None,
-                partition_key_is_base64=metadata.partition_key_b64_encoded,
-                producer_name=metadata.producer_name,
-                sequence_id=metadata.sequence_id,
-            ),
-            # SEND has a number too, which a client could get wrong: as Pulsar, it counts in the topic's stats alone.
-            message_count=max(1, metadata.num_messages_in_batch),
-        )
+        try:
+            position = ledger.append_nowait(
+                payload,
+                publish_time_ms=metadata.publish_time,
+                deliver_at_ms=deliver_at_ms,
+                sticky_hash=sticky_key_hash(
+                    ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
+                    partition_key=metadata.partition_key if metadata.HasField("partition_key") else None,
+                    partition_key_is_base64=metadata.partition_key_b64_encoded,
+                    producer_name=metadata.producer_name,
+                    sequence_id=metadata.sequence_id,
+                ),
+                # SEND has a number too, which a client could get wrong: as in Pulsar, it counts in stats alone.
+                message_count=max(1, metadata.num_messages_in_batch),
+            )
+        except AppendRefusedError:
+            self._take_away(ledger, send.producer_id)
+            return
         topic.entries_in_total += 1
         topic.messages_in_total += send.num_messages
         topic.bytes_in_total += len(payload)
@@ -95,14 +101,32 @@ class Publisher:
         self._pending_bytes -= size
         if self._pending_bytes <= self._pending_bytes_max // 2:
             self._link.resume_reading("the disk is behind")
-        error = None if committed.cancelled() else committed.exception()
-        if committed.cancelled() or error is not None:
-            self._link.close(f"{len(receipts)} messages could not be stored: {error}")
-            return
-        self._link.write(frames.send_receipts(receipts))
+        # Where it failed, the topic has taken its producers away from their clients.
+        if _is_durable(committed):
+            self._link.write(frames.send_receipts(receipts))
+
+    def _take_away(self, ledger: ManagedLedger, producer_id: int) -> None:
+        """Take nothing more from a producer, and tell its client once what it sent before has its receipts."""
+        self._link.drop_producer(producer_id)
+        closing = commands.close_producer(producer_id)
+        self._after_receipts(ledger, closing)
+
+    def _after_receipts(self, ledger: ManagedLedger, frame: bytes) -> None:
+        """Write a frame once everything appended so far has its receipt; if that fails, the client hears of that."""
+        self.flush()
+
+        def write(committed: "asyncio.Future[None]") -> None:
+            if _is_durable(committed):
+                self._link.write(frame)
+
+        ledger.committed().add_done_callback(write)
 
     def _refuse_delay(self, send: frames.Send, delay_ms_max: int) -> None:
         reason = f"Exceeds max allowed delivery delay of {delay_ms_max} milliseconds"
         log.info("refused a message of producer %s: %s", send.metadata.producer_name, reason)
         error = commands.send_error(send.producer_id, send.sequence_id, error="NotAllowedError", message=reason)
         self._link.write(error)
+
+
+def _is_durable(committed: "asyncio.Future[None]") -> bool:
+    return not committed.cancelled() and committed.exception() is None

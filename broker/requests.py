@@ -8,11 +8,12 @@ where it has waited and somebody could have taken it away. `HANDLERS` is the tab
 import functools
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from broker.connection import Connection, Handler
 from broker.consumer import Consumer
-from broker.errors import AuthorizationError, BrokerError, MetadataError, NotAllowedError
+from broker.errors import AuthorizationError, BrokerError, MetadataError, NoRoomError, NotAllowedError
 from broker.grants import Action
 from broker.producer import Producer, ProducerAccessMode
 from broker.protocol import commands
@@ -28,6 +29,7 @@ from broker.topic_name import TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from dispatcher.errors import DispatcherError
+from managed_ledger.errors import LedgerWriteError
 from managed_ledger.position import Position
 
 log = logging.getLogger(__name__)
@@ -41,14 +43,14 @@ _SUBSCRIPTION_TYPES: Final = {
 
 
 def _refuses_with_error(request_id: Callable[[BaseCommand], int]) -> Callable[[Handler], Handler]:
-    """Answer a handler's `BrokerError` or `DispatcherError` with the protocol's ERROR."""
+    """Answer a handler's `BrokerError`, `DispatcherError` or `LedgerWriteError` with the protocol's ERROR."""
 
     def decorate(handler: Handler) -> Handler:
         @functools.wraps(handler)
         async def answered(connection: Connection, command: BaseCommand) -> None:
             try:
                 await handler(connection, command)
-            except (BrokerError, DispatcherError) as error:
+            except (BrokerError, DispatcherError, LedgerWriteError) as error:
                 log.info("refused a request of %s: %s", connection.peer, error)
                 connection.write(commands.error(request_id(command), error=_server_error(error), message=str(error)))
 
@@ -61,15 +63,17 @@ def _server_error(error: Exception) -> str:
     return (
         error.server_error
         if isinstance(error, BrokerError)
-        else _DISPATCHER_ERRORS.get(type(error).__name__, "UnknownError")
+        else _OTHER_ERRORS.get(type(error).__name__, "UnknownError")
     )
 
 
-_DISPATCHER_ERRORS: Final = {
+_OTHER_ERRORS: Final = {
     "ConsumerBusyError": "ConsumerBusy",
     "ConsumerAssignError": "ConsumerAssignError",
     "RangeConflictError": "ConsumerAssignError",
     "DispatcherClosedError": "ServiceNotReady",
+    # A full disk, mostly: clients ask again by themselves.
+    "LedgerWriteError": "ServiceNotReady",
 }
 
 
@@ -125,6 +129,10 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
         return
     topic_name = TopicName.parse(request.topic)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
+    refusal = connection.service.refusal
+    if refusal is not None:
+        # Each further try of its client comes later than the one before, as long as it is not let in.
+        raise NoRoomError(refusal)
     topic = await connection.service.topic(topic_name)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
     name = request.producer_name or connection.service.new_producer_name()
@@ -148,8 +156,9 @@ async def on_close_producer(connection: Connection, command: BaseCommand) -> Non
     if found is not None:
         producer, topic = found
         topic.remove_producer(producer)
-        # The client takes this answer as the end of everything it sent before.
-        await topic.ledger.committed()
+        # The client takes this answer as the end of everything it sent before; that a commit failed, it was told.
+        with suppress(LedgerWriteError):
+            await topic.ledger.committed()
     connection.write(commands.success(request.request_id))
 
 

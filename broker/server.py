@@ -4,8 +4,8 @@ SIGTERM and SIGINT stop it: first no new connection, then nothing more from the 
 where that is worth it and the folders closed. A second signal in between changes nothing; `kill -9` is always safe,
 it only costs the next start some reading.
 
-A log that takes no writes any more (a full disk) stops the process with a non-zero exit code: whoever supervises it
-starts it again, and RocksDB goes on only after that.
+A full disk stops nothing: new messages are refused until there is room. A log that takes no writes for another reason,
+and goes on so though it was opened again, stops the process with a non-zero exit code, for whoever supervises it.
 """
 
 import asyncio
@@ -81,7 +81,6 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
 
             def watch_store() -> None:
                 if service.failure is not None:
-                    # RocksDB takes no writes after such an error until it is opened again.
                     log.critical("stopping, as nothing can be stored: %s", service.failure)
                     stop.set()
 

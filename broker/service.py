@@ -54,6 +54,8 @@ CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
 
 CLOSE_TIMEOUT_S: Final = 10
 """What is still going on this long after everything was told to end is cancelled."""
+MAKE_ROOM_INTERVAL_S: Final = 2
+"""How often what is acknowledged is deleted while room is short."""
 
 
 class Service:
@@ -192,13 +194,18 @@ class Service:
 
     @property
     def failure(self) -> str | None:
-        """Why nothing can be stored any more, None while all is well."""
+        """Why nothing can be stored any more though there is room, None while all is well."""
         failed = self._store.failed
         return None if failed is None else str(failed)
 
+    @property
+    def refusal(self) -> str | None:
+        """Why new messages are refused, until there is room again; None while they are taken."""
+        return self._store.refusal
+
     def problems(self) -> list[str]:
         """Say what keeps the service from doing its job, for `/health`; empty when all is well."""
-        problems = [] if self.failure is None else [f"nothing can be stored: {self.failure}"]
+        problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
         return problems + [f"{topic.name}: {problem}" for topic in self.topics.values() for problem in topic.problems()]
 
     # ---- lifecycle ----
@@ -216,6 +223,7 @@ class Service:
         jobs = [
             Job("keep-alive", config.keep_alive_interval_s, self._check_connections),
             Job("roll over and trim", config.retention_check_interval_s, self._roll_over_and_trim),
+            Job("make room", MAKE_ROOM_INTERVAL_S, self._make_room),
             Job("statistics", config.stats_interval_s, self._end_rate_window),
         ]
         if self.authenticator is not None:
@@ -239,7 +247,14 @@ class Service:
         finally:
             await self._storage.close()
             await self._tracker_factory.close()
+            await self._close_store()
+
+    async def _close_store(self) -> None:
+        try:
             await self._store.close()
+        except LedgerError as error:
+            # What clients have a receipt of is on the disk; acknowledgements of the last moments may not be.
+            log.error("the log could not be closed in order: %s", error)
 
     async def _finish_tasks(self) -> None:
         if self._tasks:
@@ -321,16 +336,24 @@ class Service:
     async def _roll_over_and_trim(self) -> None:
         await self._for_each_topic(lambda topic: topic.roll_over_and_trim(self.now_ms()))
 
+    async def _make_room(self) -> None:
+        if self._store.refusal is not None:
+            await self._for_each_topic(lambda topic: topic.make_room(self.now_ms()))
+            self._store.compact_trimmed()
+
     async def _expire(self) -> None:
         await self._for_each_topic(lambda topic: topic.expire(self.now_ms(), self.config.ttl_ms))
 
     async def _for_each_topic(self, work: Callable[[Topic], Awaitable[None]]) -> None:
         for topic in list(self.topics.values()):
+            if self._store.is_failing:
+                # The next turn does it, once a commit has succeeded.
+                return
             try:
                 await work(topic)
-            except LedgerError:
+            except LedgerError as error:
                 # A damaged topic must not keep the others from their turn.
-                log.exception("housekeeping of %s failed", topic.name)
+                log.error("housekeeping of %s failed: %s", topic.name, error)
 
     def _end_rate_window(self) -> None:
         for topic in self.topics.values():

@@ -79,6 +79,7 @@ class Topic:
         self._index_counters_before: TrackerCounters | None = None
         self._sweep = SnapshotSweep(ledger, residual, has_tracker=self._has_tracker, spawn=spawn)
         self._lock = asyncio.Lock()
+        ledger.set_abandoned_listener(self._send_producers_away)
         self.subscriptions: dict[str, Subscription] = {}
         for cursor in ledger.cursors.values():
             if cursor.name != INDEX_CURSOR_NAME:
@@ -110,6 +111,12 @@ class Topic:
             waiting = next(iter(self.producers.values()))
             waiting.is_ready = True
             waiting.link.producer_ready(waiting.request_id, waiting.name)
+
+    def _send_producers_away(self) -> None:
+        """A commit failed: as in Pulsar, producers come back and send again, in order, what has no receipt."""
+        producers, self.producers = list(self.producers.values()), {}
+        for producer in producers:
+            producer.disconnect()
 
     def _admit(self, producer: Producer) -> None:
         others = list(self.producers.values())
@@ -254,6 +261,11 @@ class Topic:
             self._index.refresh()
         self.sweep_snapshots()
         await self.ledger.trim()
+
+    async def make_room(self, now_ms: int) -> None:
+        """Give back the space of everything that every subscription has passed, also in the open ledger."""
+        self.ledger.roll_over_if_passed()
+        await self.roll_over_and_trim(now_ms)
 
     def sweep_snapshots(self) -> None:
         """Begin to delete the snapshots that nobody needs and no tracker looks after."""

@@ -64,8 +64,11 @@ class AppenderHooks:
     """What the appender needs of the managed ledger and the store around it."""
 
     request_commit: Callable[[], None]
+    check_takes_entries: Callable[[], None]
+    """Raises `AppendRefusedError` where the store takes none; asked before the first entry of a commit."""
     new_ledger_id: Callable[[], int]
     on_committed: Callable[[], None]
+    on_abandoned: Callable[[], None]
 
 
 class Appender:
@@ -111,10 +114,15 @@ class Appender:
     def append(
         self, payload: bytes, publish_time_ms: int, deliver_at_ms: int, sticky_hash: int, message_count: int
     ) -> Position:
-        """Give the entry a position and have it in the next commit."""
+        """Give the entry a position and have it in the next commit.
+
+        Raises:
+            AppendRefusedError: There is too little room; nothing was appended.
+        """
         if type(payload) is not bytes:
             raise TypeError(f"A payload must be bytes, not {type(payload).__name__}")
         if not self._is_requested:
+            self._hooks.check_takes_entries()
             self.request_commit()
         size = len(payload)
         self._rows += PACK_ROW(deliver_at_ms, publish_time_ms, sticky_hash, size, message_count, 0)
@@ -229,11 +237,14 @@ class Appender:
         self._cut_chunk()
         lost = sum(len(chunk.payloads) for chunk in self._chunks)
         lost += sum(commit.entries for commit in self._in_flight)
-        logger.error("%s: a commit failed, %d entries are lost: %s", self._name, lost, error)
+        if lost:
+            logger.info("%s: %d entries were not confirmed, as a commit failed: %s", self._name, lost, error)
         # Also what the lost commit said of ledgers without entries of its own, such as that they were closed.
         self._unrecorded.update((ledger, None) for commit in self._in_flight for ledger, _ in commit.recorded)
         self._chunks.clear()
         self._in_flight.clear()
+        # So the next entry asks whether entries are taken.
+        self._is_requested = False
         for ledger in list(self._ledgers):
             if ledger.is_open or ledger.appended > ledger.entries or not ledger.is_recorded:
                 ledger.abandon()
@@ -243,6 +254,7 @@ class Appender:
                     self._ledgers.remove(ledger.ledger_id)
                     self._unrecorded.pop(ledger, None)
         self._add_ledger()
+        self._hooks.on_abandoned()
 
 
 def _put_chunk(batch: Batch, chunk: _Chunk, commit: _Round) -> None:

@@ -7,6 +7,9 @@ A participant that fails to say what it wants to write fails alone: nothing of i
 
 Rounds are written one after the other, so changes are durable in the order in which they were asked for. Every round
 carries a stamp of the store: its id counters. So an id that anything durable speaks of is never given out again.
+
+After a round that failed the database is mended, in the same thread, before the next one (`reopening`). Whether new
+entries are taken meanwhile is decided by `write_watch`.
 """
 
 import asyncio
@@ -17,16 +20,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from managed_ledger.database import Batch, Database
+from managed_ledger.database import Batch, WritableDatabase
+from managed_ledger.disk_room import Room
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
 from managed_ledger.keys import Family
+from managed_ledger.write_watch import WriteWatch
 
 logger = logging.getLogger(__name__)
 
 
-FAILURES_MIN = 3
-FAILING_SECONDS_MIN = 5.0
-"""So many rounds in a row, over so long a time, must fail to call it lasting."""
+PROBE_SECONDS = 1.0
+"""While entries are refused, a round without news is written so often, to find out when that can end."""
 
 
 class Participant(Protocol):
@@ -44,15 +48,14 @@ class Committer:
 
     def __init__(
         self,
-        database: Database,
+        database: WritableDatabase,
         *,
         stamp: Callable[[Batch], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.failed: LedgerWriteError | None = None
-        """Why writes fail and keep failing; None again after one that succeeds."""
-        self._failures = 0
-        self._failing_since = 0.0
+        self.watch = WriteWatch()
+        """Whether new entries are taken; rounds are written whatever it says."""
+        self._probe_timer: asyncio.TimerHandle | None = None
         self._monotonic = monotonic
         self.rounds = 0
         self.synced_rounds = 0
@@ -98,6 +101,8 @@ class Committer:
 
     async def close(self) -> None:
         """Write what is pending, then refuse more."""
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         await self.drain()
         self._closed = True
         self._executor.shutdown()
@@ -122,7 +127,7 @@ class Committer:
             self._stamp(batch)
         # A supervisor: what cannot be written must not leave anybody waiting for ever.
         except Exception as error:
-            self._loop.call_soon(self._end_round, error)
+            self._loop.call_soon(self._end_round, error, None)
             return
         self.rounds += 1
         self.synced_rounds += sync
@@ -141,19 +146,29 @@ class Committer:
 
     def _write(self, batch: Batch, sync: bool) -> None:
         error: Exception | None = None
+        room: Room | None = None
         try:
             self._database.write(batch, sync=sync)
         # A supervisor: whatever a write raises, those who wait for it must hear of it.
         except Exception as caught:
             error = caught
+        try:
+            if error is not None:
+                self._database.mend()
+            room = self._database.room(was_short=self.watch.is_short)
+        # The same: a round ends, whatever became of its write.
+        except Exception:
+            logger.exception("The log could not be looked after")
         # The loop may be closed when the process is being torn down; then nobody waits either.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._end_round, error)
+            self._loop.call_soon_threadsafe(self._end_round, error, room)
 
-    def _end_round(self, error: Exception | None) -> None:
+    def _end_round(self, error: Exception | None, room: Room | None) -> None:
         participants, self._in_flight = self._in_flight, []
         unfilled, self._unfilled = self._unfilled, {}
-        self._watch(error)
+        notice = self.watch.note(error, room, self._monotonic())
+        if notice is not None:
+            logger.warning(notice)
         # The next round first: its write then overlaps with telling everybody about this one.
         if error is None and self._waiting:
             self._start_round()
@@ -167,22 +182,16 @@ class Committer:
         self._schedule()
         if not self._waiting and not self._in_flight:
             self._tell_idle()
+        self._probe_later()
 
-    def _watch(self, error: Exception | None) -> None:
-        if error is None:
-            self._failures, self.failed = 0, None
-            return
-        now = self._monotonic()
-        self._failures += 1
-        if self._failures == 1:
-            self._failing_since = now
-        seconds = now - self._failing_since
-        if self._failures >= FAILURES_MIN and seconds >= FAILING_SECONDS_MIN:
-            self.failed = LedgerWriteError(
-                f"The last {self._failures} commits failed, for {seconds:.0f} s now: {error}. Look at the disk, and "
-                "start again: after some errors RocksDB refuses writes until it is opened anew"
-            )
-            self.failed.__cause__ = error
+    def _probe_later(self) -> None:
+        if self.watch.refusal is not None and self._probe_timer is None and not self._closed:
+            self._probe_timer = self._loop.call_later(PROBE_SECONDS, self._probe)
+
+    def _probe(self) -> None:
+        self._probe_timer = None
+        if not self._closed:
+            self.request(_Probe(), sync=True)
 
     def _tell_idle(self) -> None:
         idle, self._idle = self._idle, []
@@ -195,6 +204,16 @@ def _failure(cause: Exception, participants: int) -> LedgerWriteError:
     failure = LedgerWriteError(f"A commit of {participants} participants failed: {cause}")
     failure.__cause__ = cause
     return failure
+
+
+class _Probe:
+    """Has nothing to write: the round with its stamp is what it wants to happen."""
+
+    def fill(self, batch: Batch) -> None:
+        """See base."""
+
+    def settle(self, error: LedgerWriteError | None) -> None:
+        """See base."""
 
 
 class _Draft:

@@ -1,4 +1,4 @@
-"""The only module that knows rocksdict: one RocksDB folder, opened strictly, written in batches, scanned honestly.
+"""One RocksDB folder, opened strictly, written in batches, scanned honestly.
 
 What it guards against (each was seen with rocksdict 0.3.29):
 
@@ -18,44 +18,36 @@ Any number of processes may read a folder that another one has open: `open_read_
 Every error that leaves is one of ours. Synchronous: callers choose the thread. Calls may come from several threads.
 """
 
-import json
 import logging
-import os
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from rocksdict import (
-    AccessType,
-    BlockBasedOptions,
-    Cache,
-    ColumnFamily,
-    DBCompressionType,
-    DBRecoveryMode,
-    Options,
-    Rdict,
-    WriteBatch,
-)
+from rocksdict import AccessType, ColumnFamily, Rdict, WriteBatch
 
+from managed_ledger.disk_room import Room, measure_room
 from managed_ledger.errors import (
     LedgerError,
     StoreCorruptedError,
-    StoreLockedError,
+    StoreFullError,
     StoreUnavailableError,
     StoreVersionError,
 )
 from managed_ledger.keys import FORMAT_KEY, Family
+from managed_ledger.log_marker import FORMAT_VERSION, MARKER_FILE, read_marker, write_marker
+from managed_ledger.rocksdb_edge import OPEN_ADVICE, damage_advice, database_options, family_options, mapped
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-MARKER_FILE = "POSTDATE-LOG"
 MARKER_SECONDS = 1.0
 """Age at which a commit renews the marker file: one more small synced file a second."""
-BLOCK_CACHE_BYTES = 16 * 2**20
-"""RocksDB's own cache; small, since decoded blocks are cached above it."""
+ROOM_SECONDS = 0.1
+"""Age at which the room of the disk is looked at again."""
+ROOM_BYTES = 2**20
+"""Written bytes after which it is looked at before."""
 READ_ONLY_BUFFER_BYTES = 32 * 2**20
 """Memory in which a reader replays the write-ahead log; it writes nothing."""
 READ_ONLY_TRIES = 5
@@ -121,7 +113,20 @@ class Database(Protocol):
         """Give back the space of what was deleted in a range."""
 
     def close(self) -> None:
-        """Make everything durable and release the folder."""
+        """Make everything durable and release the folder, also where the former fails."""
+
+
+class WritableDatabase(Database, Protocol):
+    """What the log needs beside, of a database that is to take writes for as long as the service runs."""
+
+    def mend(self) -> None:
+        """After a write that failed, make it possible that the next one does not.
+
+        Returns in bounded time, whether that succeeded or not, and is called in the thread that writes.
+        """
+
+    def room(self, *, was_short: bool) -> Room | None:
+        """The room for more entries; None where nobody can tell. Called in the thread that writes."""
 
 
 class RocksBatch:
@@ -132,6 +137,12 @@ class RocksBatch:
     def __init__(self, handles: dict[Family, ColumnFamily]) -> None:
         self.raw = WriteBatch(raw_mode=True)
         self._handles = handles
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the write-ahead log."""
+        size: int = self.raw.size_in_bytes()
+        return size
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
         """See base."""
@@ -149,12 +160,24 @@ class RocksBatch:
 class RocksDatabase:
     """See `Database`; `open` makes one."""
 
-    def __init__(self, database: Rdict, path: Path, monotonic: Callable[[], float], *, is_shared: bool = False) -> None:
+    def __init__(
+        self,
+        database: Rdict,
+        path: Path,
+        monotonic: Callable[[], float],
+        *,
+        is_shared: bool = False,
+        is_compacting: bool = True,
+    ) -> None:
         self._database = database
         self._path = path
         self._is_shared = is_shared
         self._monotonic = monotonic
         self._marked_at = monotonic()
+        self._is_marking = True
+        self._room: Room | None = None
+        self._is_compacting = is_compacting
+        self._unmeasured_bytes, self._measured_at = 0, -math.inf
         self._families = {family: database.get_column_family(family) for family in Family}
         self._handles = {family: database.get_column_family_handle(family) for family in Family}
 
@@ -170,19 +193,21 @@ class RocksDatabase:
             StoreVersionError: Its format is another.
             StoreUnavailableError: It cannot be read or written.
         """
-        with _mapped(path, "open the log", advice=_OPEN_ADVICE):
+        with mapped(path, "open the log", advice=OPEN_ADVICE):
             path.mkdir(parents=True, exist_ok=True)
             marker = _read_marker(path)
             if marker is not None and not any(path.glob("*.log")):
-                raise StoreCorruptedError(_advice(path, "its write-ahead log (*.log) is missing"))
+                raise StoreCorruptedError(damage_advice(path, "its write-ahead log (*.log) is missing"))
+            room = measure_room(path)
+            write_buffer_bytes = room.write_buffer_bytes(write_buffer_bytes)
             database = Rdict(
                 str(path),
-                _database_options(write_buffer_bytes, create=marker is None),
-                column_families=_family_options(write_buffer_bytes),
+                database_options(write_buffer_bytes, create=marker is None),
+                column_families=family_options(write_buffer_bytes, compacts=room.can_compact()),
             )
-        self = cls(database, path, monotonic)
+        self = cls(database, path, monotonic, is_compacting=room.can_compact())
         try:
-            with _mapped(path, "check the log"):
+            with mapped(path, "check the log"):
                 self._check(marker)
         except LedgerError:
             self.release()
@@ -217,7 +242,7 @@ class RocksDatabase:
 
     @classmethod
     def _open_read_only_once(cls, path: Path) -> "RocksDatabase":
-        with _mapped(path, "read the log", is_shared=True):
+        with mapped(path, "read the log", is_shared=True):
             marker = _read_marker(path)
             if marker is None:
                 raise StoreUnavailableError(
@@ -225,13 +250,13 @@ class RocksDatabase:
                 )
             database = Rdict(
                 str(path),
-                _database_options(READ_ONLY_BUFFER_BYTES, create=False),
-                column_families=_family_options(READ_ONLY_BUFFER_BYTES),
+                database_options(READ_ONLY_BUFFER_BYTES, create=False),
+                column_families=family_options(READ_ONLY_BUFFER_BYTES, compacts=False),
                 access_type=AccessType.read_only(),
             )
         self = cls(database, path, time.monotonic, is_shared=True)
         try:
-            with _mapped(path, "check the log", is_shared=True):
+            with mapped(path, "check the log", is_shared=True):
                 self._check_read(marker)
         except LedgerError:
             self.release()
@@ -244,7 +269,8 @@ class RocksDatabase:
 
     def write(self, batch: RocksBatch, *, sync: bool) -> None:
         """See base."""
-        with _mapped(self._path, "write to the log"):
+        self._unmeasured_bytes += batch.size_bytes
+        with mapped(self._path, "write to the log"):
             # In two calls: while rocksdict writes no other Python thread runs, while it syncs they do.
             self._database.write(batch.raw)
             if sync:
@@ -254,7 +280,7 @@ class RocksDatabase:
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See base."""
-        with _mapped(self._path, "read the log", is_shared=self._is_shared):
+        with mapped(self._path, "read the log", is_shared=self._is_shared):
             value: bytes | None = self._families[family].get(key)
             return value
 
@@ -262,10 +288,10 @@ class RocksDatabase:
     def rows(self, family: Family) -> Iterator[RowIterator]:
         """See base."""
         # What the caller's own code raises in between is not RocksDB's, so it is left alone.
-        with _mapped(self._path, f"read {family} of the log", is_shared=self._is_shared):
+        with mapped(self._path, f"read {family} of the log", is_shared=self._is_shared):
             rows = self._families[family].iter()
         yield rows
-        with _mapped(self._path, f"read {family} of the log", is_shared=self._is_shared):
+        with mapped(self._path, f"read {family} of the log", is_shared=self._is_shared):
             rows.status()
 
     def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -281,39 +307,97 @@ class RocksDatabase:
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
         """See base."""
-        with _mapped(self._path, "compact the log"):
+        room = self._room
+        if (
+            room is not None
+            and not room.can_compact()
+            and self._rewritten_bytes(start, end) > room.compaction_bytes_max
+        ):
+            raise StoreFullError(f"Cannot compact the log in {self._path}: what is kept of its tables has no room")
+        with mapped(self._path, "compact the log"):
             self._families[family].compact_range(start, end)
+
+    def _rewritten_bytes(self, start: bytes, end: bytes) -> int:
+        """What a compaction of a deleted range writes at most: tables that reach beyond it."""
+        with mapped(self._path, "list the tables of the log"):
+            tables = self._database.live_files()
+        return sum(
+            table["size"]
+            for table in tables
+            if table["start_key"] < end <= table["end_key"] or table["start_key"] < start <= table["end_key"]
+        )
+
+    def measure_room(self, *, is_due: bool = False) -> Room | None:
+        """The room of the disk, None where the system does not tell; it is looked at when it is due or enough changed.
+
+        What room a compaction has is changed with it.
+        """
+        now = self._monotonic()
+        if is_due or self._unmeasured_bytes >= ROOM_BYTES or now - self._measured_at >= ROOM_SECONDS:
+            self._unmeasured_bytes, self._measured_at = 0, now
+            try:
+                self._room = measure_room(self._path)
+            except OSError:
+                self._room = None
+            if self._room is not None and self._room.can_compact() != self._is_compacting:
+                self._set_compacting(not self._is_compacting)
+        return self._room
+
+    def flush(self) -> None:
+        """Make tables of what is in memory, so that the write-ahead logs can go."""
+        with mapped(self._path, "flush the log"):
+            for family in self._families.values():
+                family.flush()
+
+    @property
+    def has_failed_behind(self) -> bool:
+        """Whether a flush or a compaction failed, after which RocksDB does no more of them until it is opened anew."""
+        with mapped(self._path, "read the log"):
+            return bool(self._database.property_int_value("rocksdb.background-errors"))
+
+    def _set_compacting(self, is_compacting: bool) -> None:
+        try:
+            with mapped(self._path, "change when the log is compacted"):
+                for family in self._families.values():
+                    family.set_options({"disable_auto_compactions": "false" if is_compacting else "true"})
+        except StoreFullError as error:
+            # The options are a file as well. At worst a compaction fails for want of room, and the log is opened again.
+            logger.debug("%s", error)
+            return
+        self._is_compacting = is_compacting
 
     def close(self) -> None:
         """See base."""
-        with _mapped(self._path, "close the log"):
-            self._database.flush_wal(sync=True)
-            _write_marker(self._path, self._database.latest_sequence_number())
-        self.release()
+        try:
+            with mapped(self._path, "close the log"):
+                self._database.flush_wal(sync=True)
+                write_marker(self._path, self._database.latest_sequence_number())
+        finally:
+            self.release()
 
-    def _check(self, marker: dict[str, int] | None) -> None:
+    def _check(self, marker: int | None) -> None:
         found = self._check_read(marker)
         if found is None:
             batch = self.new_batch()
             batch.put(Family.META, FORMAT_KEY, _format())
             self.write(batch, sync=True)
         # Only now: a crash before this line leaves a folder without a marker, which is created anew.
-        _write_marker(self._path, self._database.latest_sequence_number())
+        write_marker(self._path, self._database.latest_sequence_number())
 
-    def _check_read(self, marker: dict[str, int] | None) -> bytes | None:
+    def _check_read(self, marker: int | None) -> bytes | None:
         """Check what is there against the marker file; returns the format, None where the folder is new."""
         found: bytes | None = self._families[Family.META].get(FORMAT_KEY)
         if found is None and (marker is not None or self._database.latest_sequence_number() > 0):
-            raise StoreCorruptedError(_advice(self._path, "its marker key is missing, so entries may be as well"))
+            raise StoreCorruptedError(damage_advice(self._path, "its marker key is missing, so entries may be as well"))
         if found is not None and found != _format():
             raise StoreVersionError(
                 f"The log in {self._path} has format {found!r}, this version reads {_format()!r}: "
                 "use the version that wrote it"
             )
         sequence = self._database.latest_sequence_number()
-        if marker is not None and sequence < marker["sequence"]:
+        if marker is not None and sequence < marker:
             raise StoreCorruptedError(
-                _advice(self._path, f"it ends at write {sequence}, but had reached {marker['sequence']}")
+                damage_advice(self._path, f"it ends at write {sequence}, but had reached {marker}")
             )
         return found
 
@@ -321,113 +405,36 @@ class RocksDatabase:
         """Only right behind a synced write: every write before it is on disk as well then."""
         self._marked_at = self._monotonic()
         try:
-            _write_marker(self._path, self._database.latest_sequence_number())
+            write_marker(self._path, self._database.latest_sequence_number())
+            self._is_marking = True
         # The write itself is durable; an old marker only asks for less.
-        except OSError:
-            logger.warning("The file %s in %s was not renewed", MARKER_FILE, self._path, exc_info=True)
+        except OSError as error:
+            if self._is_marking:
+                logger.warning("The file %s in %s is not renewed: %s", MARKER_FILE, self._path, error)
+            self._is_marking = False
 
     def release(self) -> None:
-        """Let go of the folder without writing anything."""
+        """Let go of the folder; what is durable stays so, whatever RocksDB says to it."""
         self._handles.clear()
-        for family in self._families.values():
-            family.close()
+        errors: dict[str, None] = {}
+        # Each in its turn: one family that stays open keeps the folder locked.
+        for part in (*self._families.values(), self._database):
+            try:
+                part.close()
+            # RocksDB flushes as it closes, which fails after a write that failed; it lets go all the same.
+            except Exception as error:
+                errors[str(error)] = None
+        if errors:
+            logger.info("RocksDB closed %s after an error: %s", self._path, "; ".join(errors))
         self._families.clear()
-        self._database.close()
 
 
 def _format() -> bytes:
     return b"postdate log %d" % FORMAT_VERSION
 
 
-def _read_marker(path: Path) -> dict[str, int] | None:
+def _read_marker(path: Path) -> int | None:
     try:
-        content = (path / MARKER_FILE).read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        marker = json.loads(content)
-        return {"sequence": int(marker["sequence"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreCorruptedError(_advice(path, f"its file {MARKER_FILE} is unreadable ({error})")) from error
-
-
-def _write_marker(path: Path, sequence: int) -> None:
-    # Written beside and renamed, so that a crash leaves the old one or the new one.
-    beside = path / (MARKER_FILE + ".new")
-    with beside.open("w") as file:
-        json.dump({"format": FORMAT_VERSION, "sequence": sequence}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path / MARKER_FILE)
-
-
-def _database_options(write_buffer_bytes: int, *, create: bool) -> Options:
-    options = Options(raw_mode=True)
-    # Where the marker file says that there was a database, a new one must not take its place.
-    options.create_if_missing(create)
-    options.create_missing_column_families(create)
-    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    options.set_paranoid_checks(True)
-    # Families that are written little would hold back the removal of old write-ahead logs for ever.
-    options.set_max_total_wal_size(2 * write_buffer_bytes)
-    options.set_keep_log_file_num(3)
-    options.set_stats_dump_period_sec(0)
-    options.set_max_open_files(1000)
-    return options
-
-
-def _family_options(write_buffer_bytes: int) -> dict[str, Options]:
-    table = BlockBasedOptions()
-    table.set_block_cache(Cache(BLOCK_CACHE_BYTES))
-    families = {}
-    for family in Family:
-        options = Options(raw_mode=True)
-        options.set_block_based_table_factory(table)
-        options.set_compression_type(DBCompressionType.lz4())
-        share = 1 if family is Family.PAYLOADS else 4
-        options.set_write_buffer_size(max(2**16, write_buffer_bytes // share))
-        families[str(family)] = options
-    return families
-
-
-_OPEN_ADVICE = (
-    ". It must be a folder with free space that this user may write to: correct that, move away what is in its place, "
-    "or choose another folder (dataDirectory)"
-)
-
-
-def _advice(path: Path, what: str) -> str:
-    return (
-        f"The log in {path} is damaged: {what}. Restore the folder from a copy, or move it away to start with an "
-        "empty log"
-    )
-
-
-@contextmanager
-def _mapped(path: Path, doing: str, *, advice: str = "", is_shared: bool = False) -> Iterator[None]:
-    """Turn what RocksDB raises (plain `Exception` with a text) into our errors."""
-    try:
-        yield
-    except LedgerError:
-        raise
-    except OSError as error:
-        raise StoreUnavailableError(f"Cannot {doing} in {path}: {error}{advice}") from error
-    # rocksdict has no class of its own for what RocksDB reports.
-    except Exception as error:
-        raise _error_of(str(error), path, doing, advice, is_shared=is_shared) from error
-
-
-def _error_of(text: str, path: Path, doing: str, advice: str, *, is_shared: bool) -> LedgerError:
-    if is_shared and "No such file" in text:
-        return StoreUnavailableError(
-            f"Cannot {doing} in {path}: who has it open changed it meanwhile, so read it again. If nobody has, it is "
-            f"damaged; RocksDB reports: {text}"
-        )
-    if "lock hold by current process" in text or "LOCK: Resource temporarily unavailable" in text:
-        return StoreLockedError(
-            f"Cannot {doing} in {path}: it is in use by another process. Stop that one, or choose another folder"
-        )
-    damaged = ("Corruption", "No such file", "does not exist", "comparator", "Column family not found")
-    if any(sign in text for sign in damaged):
-        return StoreCorruptedError(_advice(path, f"RocksDB reports: {text}"))
-    return StoreUnavailableError(f"Cannot {doing} in {path}: RocksDB reports: {text}{advice}")
+        return read_marker(path)
+    except ValueError as error:
+        raise StoreCorruptedError(damage_advice(path, f"its file {MARKER_FILE} is unreadable ({error})")) from error

@@ -36,8 +36,18 @@ class StoreUnavailableError(LedgerError):
     retriable = True
 
 
+class StoreFullError(StoreUnavailableError):
+    """There is no room on the disk; it goes on when there is some."""
+
+
 class LedgerWriteError(LedgerError):
     """A write did not become durable; the positions it was for will never be readable."""
+
+    retriable = True
+
+
+class AppendRefusedError(LedgerError):
+    """New entries are refused until there is room; nothing was appended."""
 
     retriable = True
 

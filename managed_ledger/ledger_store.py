@@ -14,6 +14,8 @@ import logging
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,12 +25,13 @@ from managed_ledger.completion import completed
 from managed_ledger.config import Clock, ManagedLedgerConfig
 from managed_ledger.cursor import Cursor
 from managed_ledger.cursor_records import StoredCursor
-from managed_ledger.database import Batch, Database, RocksDatabase
+from managed_ledger.database import Batch, RocksDatabase, WritableDatabase
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError, StoreCorruptedError
 from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledger, Ledgers
 from managed_ledger.log_reader import LogReader
 from managed_ledger.managed_ledger import ManagedLedger, StoreServices
+from managed_ledger.reopening import ReopeningDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -37,18 +40,18 @@ _COUNTERS = struct.Struct("<QQ")
 _OWNER = struct.Struct("<Q")
 
 StoredCursors = dict[str, tuple[int, StoredCursor]]
-OpenDatabase = Callable[[Path, ManagedLedgerConfig], Database]
+OpenDatabase = Callable[[Path, ManagedLedgerConfig], WritableDatabase]
 
 
-def open_rocksdb(path: Path, config: ManagedLedgerConfig) -> Database:
-    """The database of a folder."""
-    return RocksDatabase.open(path, write_buffer_bytes=config.write_buffer_bytes)
+def open_rocksdb(path: Path, config: ManagedLedgerConfig) -> WritableDatabase:
+    """The database of a folder, which is opened again after errors that take that."""
+    return ReopeningDatabase(path, partial(RocksDatabase.open, path, write_buffer_bytes=config.write_buffer_bytes))
 
 
 class LedgerStore:
     """All managed ledgers of a folder; `open` makes one."""
 
-    def __init__(self, database: Database, config: ManagedLedgerConfig, now_ms: Clock) -> None:
+    def __init__(self, database: WritableDatabase, config: ManagedLedgerConfig, now_ms: Clock) -> None:
         self.committer = Committer(database, stamp=self._put_counters)
         self._database = database
         self._config = config
@@ -103,8 +106,18 @@ class LedgerStore:
 
     @property
     def failed(self) -> LedgerWriteError | None:
-        """Why commits fail lastingly, for the service to watch: only opening the store anew may help. None if not."""
-        return self.committer.failed
+        """Why commits fail lastingly, though not for want of room, for the service to watch; None if they do not."""
+        return self.committer.watch.failed
+
+    @property
+    def refusal(self) -> str | None:
+        """Why new entries are refused, until there is room again; None while they are taken."""
+        return self.committer.watch.refusal
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last commit failed, so that it makes no sense to begin what is not urgent."""
+        return self.committer.watch.is_failing
 
     def managed_ledger_names(self) -> list[str]:
         """All that exist, open or not."""
@@ -281,20 +294,31 @@ class LedgerStore:
 
     def _trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
         """Give space back once enough was deleted; RocksDB would leave it until it compacts by itself."""
-        self._trimmed_ids += ledger_ids
-        self._trimmed_bytes += size_bytes
+        self._note_trimmed(ledger_ids, size_bytes)
         if self._trimmed_bytes >= self._config.compact_bytes_min:
-            first, last = min(self._trimmed_ids), max(self._trimmed_ids)
-            self._trimmed_ids, self._trimmed_bytes = [], 0
-            self._compactor.submit(self._compact, first, last)
+            self.compact_trimmed()
 
-    def _compact(self, first: int, last: int) -> None:
+    def compact_trimmed(self) -> None:
+        """Give the space of what was trimmed back now, in a thread, where there is anything and room to do it."""
+        if self._trimmed_ids and not self._is_closed:
+            first, last = min(self._trimmed_ids), max(self._trimmed_ids)
+            size_bytes = self._trimmed_bytes
+            self._trimmed_ids, self._trimmed_bytes = [], 0
+            self._compactor.submit(self._compact, first, last, size_bytes)
+
+    def _compact(self, first: int, last: int, size_bytes: int) -> None:
         start, end = keys.ledger_range(first)[0], keys.ledger_range(last)[1]
         try:
             for family in (Family.HEADERS, Family.PAYLOADS):
                 self._database.compact(family, start, end)
-        except LedgerError:
-            logger.exception("Space of trimmed ledgers %d to %d was not given back", first, last)
+        except LedgerError as error:
+            logger.info("Space of trimmed ledgers %d to %d is given back later: %s", first, last, error)
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._note_trimmed, [first, last], size_bytes)
+
+    def _note_trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
+        self._trimmed_ids += ledger_ids
+        self._trimmed_bytes += size_bytes
 
     def _check_open(self) -> None:
         if self._is_closed:

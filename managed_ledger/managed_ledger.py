@@ -22,6 +22,7 @@ from managed_ledger.cursor import Cursor
 from managed_ledger.cursor_records import StoredCursor
 from managed_ledger.database import Batch
 from managed_ledger.errors import (
+    AppendRefusedError,
     CursorExistsError,
     CursorNotFoundError,
     LedgerError,
@@ -63,9 +64,16 @@ class ManagedLedger(ReadableLog):
         self._cursors: dict[str, Cursor] = {}
         self._admin_lock = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
+        self._on_abandoned: Callable[[], None] | None = None
         self._untrimmed: list[int] = []
         self._is_closed = False
-        hooks = AppenderHooks(self._request_commit, services.new_ledger_id, self._tell_committed)
+        hooks = AppenderHooks(
+            request_commit=self._request_commit,
+            check_takes_entries=self._check_takes_entries,
+            new_ledger_id=services.new_ledger_id,
+            on_committed=self._tell_committed,
+            on_abandoned=self._tell_abandoned,
+        )
         self._appender = Appender(name, owner_id, ledgers, services.reader, services.config, services.now_ms, hooks)
         self._append = self._appender.append
 
@@ -92,7 +100,11 @@ class ManagedLedger(ReadableLog):
         sticky_hash: int = 0,
         message_count: int = 1,
     ) -> Position:
-        """Append an entry: its position now, its durability when `committed()` completes."""
+        """Append an entry: its position now, its durability when `committed()` completes.
+
+        Raises:
+            AppendRefusedError: The disk has too little room; nothing was appended.
+        """
         return self._append(payload, publish_time_ms, deliver_at_ms, sticky_hash, message_count)
 
     def committed(self) -> asyncio.Future[None]:
@@ -115,6 +127,7 @@ class ManagedLedger(ReadableLog):
 
         Raises:
             LedgerWriteError: It is not, and will never be readable.
+            AppendRefusedError: The disk has too little room; nothing was appended.
         """
         position = self._append(payload, publish_time_ms, deliver_at_ms, sticky_hash, message_count)
         await self._appender.committed()
@@ -201,10 +214,23 @@ class ManagedLedger(ReadableLog):
         """Be called no more."""
         self._listeners.remove(on_committed)
 
+    def set_abandoned_listener(self, on_abandoned: Callable[[], None]) -> None:
+        """Call this when a commit failed and what was appended is given up, before anything else can be appended."""
+        self._on_abandoned = on_abandoned
+
     def roll_over_if_aged(self, now_ms: int) -> bool:
         """Close the open ledger if it has entries and was created long enough ago."""
         self._check_open()
         return self._appender.roll_over_if_aged(now_ms)
+
+    def roll_over_if_passed(self) -> bool:
+        """Close the open ledger if it has entries and every cursor has passed them, so that a trim can take it too."""
+        self._check_open()
+        if not self._appender.next_position.entry_id or any(cursor.backlog for cursor in self._cursors.values()):
+            return False
+        self._appender.request_commit()
+        self._appender.roll_over()
+        return True
 
     @completed
     async def trim(self) -> int:
@@ -328,6 +354,11 @@ class ManagedLedger(ReadableLog):
         self._check_open()
         self._services.committer.request(self._appender, sync=True)
 
+    def _check_takes_entries(self) -> None:
+        refusal = self._services.committer.watch.refusal
+        if refusal is not None:
+            raise AppendRefusedError(refusal)
+
     def _put_cursor(self, batch: Batch, cursor: Cursor) -> None:
         assert cursor.cursor_id is not None
 
@@ -346,6 +377,10 @@ class ManagedLedger(ReadableLog):
     def _tell_committed(self) -> None:
         for listener in tuple(self._listeners):
             listener()
+
+    def _tell_abandoned(self) -> None:
+        if self._on_abandoned is not None:
+            self._on_abandoned()
 
     def _check_open(self) -> None:
         if self._is_closed:

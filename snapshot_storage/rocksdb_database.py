@@ -21,8 +21,6 @@ blocks of 16 KiB are large enough. Lz4 reads faster, but a segment is read once 
 import errno
 import logging
 import os
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +39,7 @@ from rocksdict import (
     ReadOptions,
 )
 
+from managed_ledger.disk_room import NO_ROOM
 from snapshot_storage.errors import (
     SnapshotCorruptedError,
     SnapshotStorageError,
@@ -66,10 +65,6 @@ _WRITE_BUFFERS_MAX = 2
 
 # What no further try helps against.
 _NEEDS_RIGHTS = tuple(map(os.strerror, (errno.EACCES, errno.EPERM, errno.EROFS)))
-_NEEDS_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
-
-# Of what opening writes beside tables: manifest, options, an empty log, its diary.
-_OPENING_BYTES = 2**19
 
 
 def stop_compacting(path: Path) -> None:
@@ -164,23 +159,6 @@ def names_missing_manifest(path: Path) -> bool:
         return False
 
 
-def can_be_opened(path: Path) -> bool:
-    """Whether the disk takes what opening the folder writes: a manifest, and its log as tables.
-
-    Asked by taking the room and giving it back: no figure of a file system tells of quotas and rights.
-    """
-    try:
-        logs_bytes = sum(log_file.stat().st_size for log_file in path.glob("*.log"))
-        with tempfile.TemporaryFile(dir=path) as room:
-            if sys.platform == "linux":
-                os.posix_fallocate(room.fileno(), 0, logs_bytes + _OPENING_BYTES)
-            else:
-                room.write(bytes(logs_bytes + _OPENING_BYTES))
-    except OSError:
-        return False
-    return True
-
-
 def _options(memory: RocksDBMemory) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
@@ -227,7 +205,7 @@ def disk_refused(operation: str, path: Path, error: Exception) -> SnapshotStorag
     text = f"cannot {operation} in {path}: {error}"
     if any(refusal in str(error) for refusal in _NEEDS_RIGHTS):
         return StorageAccessError(f"{text}: mend that first, whoever opens it must be allowed to write to the folder")
-    if any(refusal in str(error) for refusal in _NEEDS_ROOM):
+    if any(refusal in str(error) for refusal in NO_ROOM):
         text += ": make room, and it goes on"
     return StorageUnavailableError(text)
 

@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from rocksdict import Checkpoint, WriteBatch
 
+from managed_ledger.disk_room import has_room_to_open
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -27,7 +28,6 @@ from snapshot_storage.recently_used import RecentlyUsed
 from snapshot_storage.rocksdb_config import RocksDBMemory
 from snapshot_storage.rocksdb_database import (
     BLOCK_BYTES,
-    can_be_opened,
     disk_refused,
     mapped,
     scan,
@@ -186,7 +186,7 @@ class RocksDBFolder:
             raise
         except (StorageAccessError, StorageUnavailableError):
             # After a full disk, too, though there is room again. Not before: without room it could not be read either.
-            self.needs_reopening = not self._is_closed and can_be_opened(self._path)
+            self.needs_reopening = not self._is_closed and has_room_to_open(self._path)
             raise
 
     def _has_reached(self) -> Reached:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.database import Database, RocksDatabase
+from managed_ledger.database import RocksDatabase, WritableDatabase
+from managed_ledger.disk_room import Room
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.keys import Family
 from managed_ledger.ledger_store import LedgerStore
@@ -93,6 +94,10 @@ class MemoryDatabase:
         self._synced: Tables = {family: {} for family in Family}
         self.writes = self.synced_writes = self.rows_read = self.bytes_read = self.bytes_written = 0
         self.failures_to_come = 0
+        self.failure = StoreUnavailableError
+        """The kind of failure that is to come."""
+        self.mendings = 0
+        self.free: Room | None = None
         self.gate = threading.Event()
         """Writes wait while this is cleared; set at the start."""
         self.gate.set()
@@ -107,7 +112,7 @@ class MemoryDatabase:
         self.gate.wait()
         if self.failures_to_come:
             self.failures_to_come -= 1
-            raise StoreUnavailableError("the disk says no")
+            raise self.failure("the disk says no")
         self.writes += 1
         self.synced_writes += sync
         self.bytes_written += sum(len(value or b"") for _, _, value, _ in batch.changes)
@@ -131,6 +136,13 @@ class MemoryDatabase:
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
         """Nothing to give back."""
+
+    def mend(self) -> None:
+        """Nothing that could be mended."""
+        self.mendings += 1
+
+    def room(self, *, was_short: bool) -> Room | None:
+        return self.free
 
     def close(self) -> None:
         """Everything is durable."""
@@ -157,6 +169,12 @@ class CountingDatabase:
         self.compacted = threading.Event()
         self.close = self._database.close
 
+    def mend(self) -> None:
+        """Nothing fails here."""
+
+    def room(self, *, was_short: bool) -> Room | None:
+        return None
+
     def write(self, batch: object, *, sync: bool) -> None:
         self.writes += 1
         self.synced_writes += sync
@@ -178,7 +196,7 @@ class FakeClock:
         return self.now
 
 
-async def open_store(database: Database, *, clock: FakeClock | None = None, **limits: int) -> LedgerStore:
+async def open_store(database: WritableDatabase, *, clock: FakeClock | None = None, **limits: int) -> LedgerStore:
     """A store over a database that the test holds."""
     return await LedgerStore.open(
         Path("unused"),

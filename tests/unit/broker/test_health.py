@@ -12,7 +12,6 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.service import Service
 from broker.topic_name import TopicName
 from dispatcher.core.read_plan import ReadRequest
-from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.position import Position
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -25,11 +24,11 @@ _TOPIC = TopicName.parse("t")
 
 
 class _FullDisk(LedgerStore):
-    """A store of which the last commits have failed."""
+    """A store that has no room."""
 
     @property
-    def failed(self) -> LedgerWriteError | None:
-        return LedgerWriteError("The last 5 commits failed: no space left")
+    def refusal(self) -> str | None:
+        return "There is no room for the log: no space left"
 
 
 def now_ms() -> int:
@@ -86,9 +85,9 @@ def test_nothing_is_wrong_with_a_service_that_works(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_a_log_that_takes_no_writes_is_told(tmp_path: Path) -> None:
+def test_a_log_that_takes_no_messages_is_told(tmp_path: Path) -> None:
     async def story(service: Service, _: FaultInjectingBucketSnapshotStorage) -> None:
-        assert service.problems() == ["nothing can be stored: The last 5 commits failed: no space left"]
+        assert service.problems() == ["new messages are refused: There is no room for the log: no space left"]
 
     play(tmp_path, story, _FullDisk)
 

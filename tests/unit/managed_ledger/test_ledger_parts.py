@@ -148,18 +148,21 @@ def test_a_participant_that_fails_fails_alone() -> None:
 def test_only_failures_that_last_are_called_so() -> None:
     async def scenario() -> None:
         database = MemoryDatabase()
-        failed_at = iter((0.0, 5.0, 5.5, 8.0))
+        failed_at = iter((0.0, 30.0, 30.5, 33.0, 34.0))
         committer = Committer(database, stamp=lambda batch: None, monotonic=failed_at.__next__)
         database.failures_to_come = 4
 
         for lasts in (False, False, True, True):
             with pytest.raises(LedgerWriteError):
                 await committer.write(lambda batch: batch.put(Family.META, b"k", b"v"))
-            assert (committer.failed is not None) == lasts
-        assert "The last 4 commits failed, for 8 s now: the disk says no" in str(committer.failed)
+            assert (committer.watch.failed is not None) == lasts
+        assert (
+            "The last 4 commits failed, for 33 s now, though the log was opened again meanwhile: the disk says no"
+            in str(committer.watch.failed)
+        )
 
         await committer.write(lambda batch: batch.put(Family.META, b"k", b"v"))
-        assert committer.failed is None
+        assert committer.watch.failed is None
         await committer.close()
 
     asyncio.run(scenario())

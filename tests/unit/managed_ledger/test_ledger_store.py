@@ -12,7 +12,7 @@ import pytest
 from managed_ledger_fakes import CountingDatabase, FakeClock, MemoryDatabase, append_all, open_store
 
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.database import MARKER_FILE, RocksDatabase
+from managed_ledger.database import RocksDatabase
 from managed_ledger.errors import (
     StoreCorruptedError,
     StoreLockedError,
@@ -30,6 +30,7 @@ from managed_ledger.keys import (
     cursor_state_key,
 )
 from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.log_marker import MARKER_FILE
 from managed_ledger.position import Position
 
 

@@ -1,0 +1,42 @@
+"""The marker file beside a log: it says that there must be a log, and how far its writes must at least have come.
+
+RocksDB alone does not notice that its list of files or its newest write-ahead log is gone: it starts with what is left.
+"""
+
+import json
+import os
+from pathlib import Path
+
+FORMAT_VERSION = 1
+MARKER_FILE = "POSTDATE-LOG"
+
+
+def read_marker(path: Path) -> int | None:
+    """The sequence number that the log in a folder must have reached; None where there is no marker file.
+
+    Raises:
+        ValueError: The file is unreadable.
+        OSError: The system refuses.
+    """
+    try:
+        content = (path / MARKER_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return int(json.loads(content)["sequence"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it lacks a number called sequence: {error}") from error
+
+
+def write_marker(path: Path, sequence: int) -> None:
+    """Say that a sequence number has been reached; a crash leaves the old file or the new one.
+
+    Raises:
+        OSError: The system refuses; the old file is as it was.
+    """
+    beside = path / (MARKER_FILE + ".new")
+    with beside.open("w") as file:
+        json.dump({"format": FORMAT_VERSION, "sequence": sequence}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path / MARKER_FILE)
