@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from managed_ledger import meta_copies
 from managed_ledger.database import Batch, WritableDatabase
 from managed_ledger.disk_room import Room
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
@@ -217,16 +218,20 @@ class _Probe:
 
 
 class _Draft:
-    """What one participant puts, kept until it is known to be all of it (see `Batch`)."""
+    """What one participant puts, kept until it is known to be all of it (see `Batch`); with copies of `meta`."""
 
     def __init__(self) -> None:
         self.changes: list[Callable[[Batch], None]] = []
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
         self.changes.append(lambda batch: batch.put(family, key, value))
+        if family is Family.META and meta_copies.has_copy(key):
+            self.put(Family.CURSORS, meta_copies.copy_key(key), value)
 
     def delete(self, family: Family, key: bytes) -> None:
         self.changes.append(lambda batch: batch.delete(family, key))
+        if family is Family.META and meta_copies.has_copy(key):
+            self.delete(Family.CURSORS, meta_copies.copy_key(key))
 
     def delete_range(self, family: Family, start: bytes, end: bytes) -> None:
         self.changes.append(lambda batch: batch.delete_range(family, start, end))

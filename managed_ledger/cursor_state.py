@@ -107,7 +107,7 @@ class CursorState:
         """Make `position` the next one: everything before it is acknowledged, nothing else."""
         self.bitmaps.clear()
         self._set_mark_delete(self._ledgers.before(position))
-        self._recount()
+        self._pass_lost()
 
     def restore(self, mark_delete: Position, bitmaps: Mapping[int, BitMap]) -> None:
         """Take what was stored; parts about entries that are gone are left out."""
@@ -118,12 +118,19 @@ class CursorState:
                 self.bitmaps[ledger_id] = bitmap & prefix(ledger.entries)
         last = self._ledgers.last_confirmed
         self._set_mark_delete(min(mark_delete, last) if last.entry_id >= 0 else mark_delete)
-        self._recount()
-        self._advance()
+        self._pass_lost()
 
     def forget_ledger(self, ledger_id: int) -> None:
         """A ledger at or below mark-delete is gone."""
         self.bitmaps.pop(ledger_id, None)
+
+    def _pass_lost(self) -> None:
+        """Take what a repair found lost for acknowledged, and count anew."""
+        for ledger in self._ledgers:
+            if ledger.lost is not None and ledger.ledger_id >= self.mark_delete.ledger_id:
+                self.bitmaps[ledger.ledger_id] = self.bitmaps.get(ledger.ledger_id, BitMap()) | ledger.lost
+        self._recount()
+        self._advance()
 
     def _set_mark_delete(self, position: Position) -> None:
         self.mark_delete = position

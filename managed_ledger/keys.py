@@ -5,6 +5,7 @@
               "m" name                          -> owner id of the managed ledger
               "l" owner ledger                  -> `LedgerRecord`
               "c" owner name                    -> owner id of the cursor
+              "h" owner ledger                  -> entries that a repair found lost, portable Roaring
               "r" name                          -> a record of whoever uses the store, bytes of its own
     headers   ledger first_entry                -> rows of entries first_entry, first_entry + 1, ...
     payloads  ledger first_entry                -> payload block of entries first_entry, ...
@@ -12,6 +13,7 @@
               owner 1                           -> properties, JSON
               owner 2 ledger                    -> base: acknowledged entries, portable Roaring
               owner 3 sequence                  -> journal: what was acknowledged since
+              0xff key                          -> a copy of that row of `meta` (`meta_copies`)
 
 Numbers in keys are 8 bytes big endian, so keys sort by them. Ledger ids are unique in a store, owner ids (managed
 ledgers and cursors) as well; neither is used twice.
@@ -53,6 +55,11 @@ def managed_ledger_key(name: str) -> bytes:
 def ledger_record_key(owner_id: int, ledger_id: int) -> bytes:
     """Where the record of a ledger is."""
     return b"l" + pair.pack(owner_id, ledger_id)
+
+
+def lost_entries_key(owner_id: int, ledger_id: int) -> bytes:
+    """Where the entries are that a ledger has lost, for a ledger that was repaired."""
+    return b"h" + pair.pack(owner_id, ledger_id)
 
 
 def cursor_key(owner_id: int, name: str) -> bytes:

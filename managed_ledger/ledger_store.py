@@ -19,7 +19,9 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from managed_ledger import cursor_records, keys
+from pyroaring import BitMap
+
+from managed_ledger import cursor_records, keys, meta_copies
 from managed_ledger.committer import Committer
 from managed_ledger.completion import completed
 from managed_ledger.config import Clock, ManagedLedgerConfig
@@ -199,6 +201,20 @@ class LedgerStore:
             self._owner_ids[key[1:].decode()] = _OWNER.unpack(value)[0]
         for key, value in self._database.scan(Family.META, *keys.prefix_range(b"r")):
             self._records[key[1:].decode()] = value
+        self._copy_meta()
+
+    def _copy_meta(self) -> None:
+        """Make the copies that a folder of an earlier version lacks."""
+        differing = meta_copies.differing_copies(self._database)
+        if not differing:
+            return
+        batch = self._database.new_batch()
+        for key, value in differing.items():
+            if value is None:
+                batch.delete(Family.CURSORS, key)
+            else:
+                batch.put(Family.CURSORS, key, value)
+        self._database.write(batch, sync=False)
 
     def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:
         """Ledgers and cursors of a managed ledger, as stored."""
@@ -213,6 +229,10 @@ class LedgerStore:
         ledgers = Ledgers()
         for key, value in self._database.scan(Family.META, *keys.prefix_range(b"l", owner_id)):
             ledgers.add(Ledger.decode(keys.number_at_end(key), value))
+        for key, value in self._database.scan(Family.META, *keys.prefix_range(b"h", owner_id)):
+            repaired = ledgers.get(keys.number_at_end(key))
+            if repaired is not None:
+                repaired.lost = BitMap.deserialize(value)
         cursors: StoredCursors = {}
         for key, value in self._database.scan(Family.META, *keys.prefix_range(b"c", owner_id)):
             cursor_name, cursor_id = key[9:].decode(), _OWNER.unpack(value)[0]

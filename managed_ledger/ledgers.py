@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pyroaring import BitMap
+
 from managed_ledger.position import Position
 
 _RECORD = struct.Struct("<q?QQqq")
@@ -59,6 +61,8 @@ class Ledger:
     durable: Totals = NOTHING
     written: Totals = NOTHING
     """What will be durable once the commits under way are."""
+    lost: BitMap | None = None
+    """Entries that a repair found lost: nobody reads them, and every cursor has them acknowledged."""
 
     @property
     def has_ended(self) -> bool:

@@ -343,6 +343,7 @@ class ManagedLedger(ReadableLog):
     def _put_deletion(self, batch: Batch, ledger_ids: Sequence[int]) -> None:
         for ledger_id in ledger_ids:
             batch.delete(Family.META, keys.ledger_record_key(self.owner_id, ledger_id))
+            batch.delete(Family.META, keys.lost_entries_key(self.owner_id, ledger_id))
             for family in (Family.HEADERS, Family.PAYLOADS):
                 batch.delete_range(family, *keys.ledger_range(ledger_id))
             for cursor in self._cursors.values():

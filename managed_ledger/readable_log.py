@@ -1,7 +1,8 @@
 """The reading half of a managed ledger: where its entries are, and discontinuous reads of headers and payloads.
 
 Only durable entries are visible here. A read names where to begin and what to leave out, or a set of positions; what
-was trimmed meanwhile is left out, what is missing otherwise is an error. Nothing here changes anything.
+was trimmed meanwhile is left out, and what a repair found lost; what is missing otherwise is an error. Nothing here
+changes anything.
 """
 
 from collections.abc import Sequence
@@ -164,6 +165,8 @@ class ReadableLog:
             if ledger is None:
                 continue
             known = (ledger_ids == ledger_id) & (entry_ids >= 0) & (entry_ids < ledger.entries)
+            if ledger.lost:
+                known &= ~np.isin(entry_ids, np.frombuffer(ledger.lost.to_array(), dtype=np.uint32))
             rows = np.flatnonzero(known)
             if len(rows):
                 needs.append((Need(ledger_id, np.unique(entry_ids[rows])), rows))

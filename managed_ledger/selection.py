@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from managed_ledger.headers import EntryHeaders
-from managed_ledger.ledgers import Ledgers
+from managed_ledger.ledgers import Ledger, Ledgers
 from managed_ledger.log_reader import Need
 from managed_ledger.position import Position
 
@@ -53,12 +53,14 @@ def select(
     position = ledgers.normalized(first)
     while entries_max > 0 and (through is None or position <= through):
         ledger_id, start = position
-        end = _confirmed_entries(ledgers, ledger_id)
+        ledger = ledgers.get(ledger_id)
+        assert ledger is not None
+        end = ledger.entries
         if through is not None and through.ledger_id == ledger_id:
             end = min(end, through.entry_id + 1)
         if start >= end:
             break
-        entry_ids = _wanted(start, end, entries_max, None if skip is None else skip(ledger_id))
+        entry_ids = _wanted(start, end, entries_max, _left_out(ledger, skip))
         entries_max -= len(entry_ids)
         if len(entry_ids):
             needs.append(Need(ledger_id, entry_ids))
@@ -68,10 +70,12 @@ def select(
     return needs, position
 
 
-def _confirmed_entries(ledgers: Ledgers, ledger_id: int) -> int:
-    ledger = ledgers.get(ledger_id)
-    assert ledger is not None
-    return ledger.entries
+def _left_out(ledger: Ledger, skip: Skip | None) -> BitMap | None:
+    """What a read leaves out of a ledger: what it is told to, and what is lost."""
+    skipped = None if skip is None else skip(ledger.ledger_id)
+    if ledger.lost is None:
+        return skipped
+    return ledger.lost if skipped is None else ledger.lost | skipped
 
 
 def _wanted(start: int, end: int, count: int, skipped: BitMap | None) -> NDArray[np.int64]:

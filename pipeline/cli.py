@@ -17,6 +17,7 @@ from pipeline.cancel_command import cancel
 from pipeline.commands import Steps, examples, refusing
 from pipeline.commands import new_session as _session
 from pipeline.ingest_command import ingest
+from pipeline.ledger_command import repair, verify
 from pipeline.merge_command import merge
 from pipeline.migrate_command import migrate
 
@@ -235,6 +236,8 @@ def _tell(report: "RebuildReport", rejects: str | None) -> None:
         click.echo(f"all of them are in {rejects}", err=True)
 
 
+ledger.add_command(repair)
+ledger.add_command(verify)
 pipeline.add_command(audit)
 pipeline.add_command(cancel)
 pipeline.add_command(ingest)

@@ -48,7 +48,7 @@ class MetadataFilter:
     def _takes(self, metadata: bytes) -> bool:
         properties: dict[bytes, bytes] = {}
         last: dict[int, int | bytes] = {}
-        for number, value in _fields(metadata):
+        for number, value in fields_of(metadata):
             if number == _PROPERTIES:
                 properties.update(_property(value))
             else:
@@ -58,8 +58,8 @@ class MetadataFilter:
         if not self.keys:
             return True
         key = sticky_key(
-            ordering_key=_bytes(last.get(_ORDERING_KEY)),
-            partition_key=_bytes(last.get(_PARTITION_KEY)),
+            ordering_key=bytes_of(last.get(_ORDERING_KEY)),
+            partition_key=bytes_of(last.get(_PARTITION_KEY)),
             partition_key_is_base64=bool(last.get(_KEY_IS_BASE64)),
             producer_name=None,
             sequence_id=None,
@@ -68,13 +68,14 @@ class MetadataFilter:
 
 
 def _property(field: int | bytes) -> Iterator[tuple[bytes, bytes]]:
-    parts = dict(_fields(_bytes(field) or b""))
-    name, value = _bytes(parts.get(_NAME)), _bytes(parts.get(_VALUE))
+    parts = dict(fields_of(bytes_of(field) or b""))
+    name, value = bytes_of(parts.get(_NAME)), bytes_of(parts.get(_VALUE))
     if name is not None and value is not None:
         yield name, value
 
 
-def _bytes(field: int | bytes | None) -> bytes | None:
+def bytes_of(field: int | bytes | None) -> bytes | None:
+    """Return the bytes of a field that has some."""
     return field if isinstance(field, bytes) else None
 
 
@@ -90,7 +91,7 @@ def metadata_of(entry: bytes) -> bytes:
     return entry[_METADATA_START : _METADATA_START + size]
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def fields_of(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Give the number and the value of each field; of fixed numbers their bytes.
 
     Raises:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from managed_ledger import meta_copies
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.database import RocksDatabase, WritableDatabase
 from managed_ledger.disk_room import Room
@@ -147,6 +148,11 @@ class MemoryDatabase:
     def close(self) -> None:
         """Everything is durable."""
         self._synced = {family: dict(table) for family, table in self.tables.items()}
+
+    def cursor_rows(self) -> dict[bytes, bytes]:
+        """What is stored of cursors, without the copies of other rows."""
+        rows = self.tables[Family.CURSORS].items()
+        return {key: value for key, value in rows if not key.startswith(meta_copies.PREFIX)}
 
     def after_power_loss(self) -> "MemoryDatabase":
         """What another process finds: what was not synced never happened."""

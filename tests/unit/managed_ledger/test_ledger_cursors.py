@@ -13,7 +13,6 @@ from managed_ledger.errors import (
     CursorNotFoundError,
     LedgerWriteError,
 )
-from managed_ledger.keys import Family
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 
@@ -92,7 +91,7 @@ def test_the_journal_is_folded_now_and_then() -> None:
         for entry_id in range(1, 2000, 2):
             cursor.acknowledge([1], [entry_id])
             await cursor.flush()
-            assert len(database.tables[Family.CURSORS]) <= JOURNAL_RECORDS_MAX + 3
+            assert len(database.cursor_rows()) <= JOURNAL_RECORDS_MAX + 3
 
         store = await open_store(database.after_power_loss())
         found = (await store.open_managed_ledger("orders")).cursors["subscription"]
@@ -307,7 +306,7 @@ def test_a_deleted_cursor_is_gone_with_all_its_rows() -> None:
 
         await ledger.delete_cursor("subscription")
 
-        assert database.tables[Family.CURSORS] == {}
+        assert database.cursor_rows() == {}
         with pytest.raises(CursorClosedError, match="subscription"):
             cursor.acknowledge([1], [4])
         with pytest.raises(CursorNotFoundError, match="orders has no cursor subscription"):
@@ -354,7 +353,7 @@ def test_a_deletion_that_fails_leaves_the_cursor_as_it_was() -> None:
         assert cursor.acknowledge([1], [3]) == 1
         await ledger.delete_cursor("subscription")
         assert not ledger.cursors
-        assert database.tables[Family.CURSORS] == {}
+        assert database.cursor_rows() == {}
         await ledger.close()
 
     asyncio.run(scenario())

@@ -1,0 +1,82 @@
+"""What RocksDB's list of files (`MANIFEST-*`) says: which tables are in use, and the numbers of the column families.
+
+It is a log like the write-ahead log, of changes of the list; each is tags with values. Only files and families are
+taken from it. (RocksDB's `version_edit.cc`.)
+"""
+
+from dataclasses import dataclass, field
+
+from managed_ledger.repair.varints import read_varint
+
+_LENGTH_PREFIXED_MASK = 1 << 13
+_NUMBERS = {2, 3, 4, 9, 10, 203, 300}
+_COMPARATOR, _COMPACT_POINTER, _DELETED_FILE, _NEW_FILE = 1, 5, 6, 103
+_FAMILY, _ADDED_FAMILY, _DROPPED_FAMILY = 200, 201, 202
+_TERMINATED = 1
+
+
+@dataclass(slots=True)
+class FileList:
+    """Numbers of tables in use, with their families' numbers, and the names of families."""
+
+    tables: dict[int, int] = field(default_factory=dict)
+    families: dict[int, str] = field(default_factory=lambda: {0: "default"})
+
+    def apply(self, edit: bytes) -> None:
+        """Take in one change.
+
+        Raises:
+            ValueError: It is not one that is known here.
+        """
+        at, family = 0, 0
+        added: list[int] = []
+        deleted: list[int] = []
+        while at < len(edit):
+            tag, at = read_varint(edit, at)
+            if tag == _FAMILY:
+                family, at = read_varint(edit, at)
+            elif tag == _ADDED_FAMILY:
+                name, at = _bytes(edit, at)
+                self.families[family] = name.decode()
+            elif tag == _DELETED_FILE:
+                _, at = read_varint(edit, at)
+                number, at = read_varint(edit, at)
+                deleted.append(number)
+            elif tag == _NEW_FILE:
+                number, at = _new_file(edit, at)
+                added.append(number)
+            elif tag == _COMPACT_POINTER:
+                _, at = read_varint(edit, at)
+                _, at = _bytes(edit, at)
+            elif tag == _COMPARATOR or tag & _LENGTH_PREFIXED_MASK:
+                _, at = _bytes(edit, at)
+            elif tag in _NUMBERS:
+                _, at = read_varint(edit, at)
+            elif tag != _DROPPED_FAMILY:
+                raise ValueError(f"a change of kind {tag}")
+        # A table that moves to another level is deleted and added in one change.
+        for number in deleted:
+            self.tables.pop(number, None)
+        self.tables.update(dict.fromkeys(added, family))
+
+
+def _new_file(edit: bytes, at: int) -> tuple[int, int]:
+    _, at = read_varint(edit, at)
+    number, at = read_varint(edit, at)
+    _, at = read_varint(edit, at)
+    for _ in range(2):
+        _, at = _bytes(edit, at)
+    for _ in range(2):
+        _, at = read_varint(edit, at)
+    while True:
+        tag, at = read_varint(edit, at)
+        if tag == _TERMINATED:
+            return number, at
+        _, at = _bytes(edit, at)
+
+
+def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    length, at = read_varint(data, at)
+    if at + length > len(data):
+        raise ValueError("a change that is cut off")
+    return data[at : at + length], at + length

@@ -1,0 +1,173 @@
+"""Verify a log, or repair it: the steps in order, for a command or a program. Both need the log for themselves.
+
+verify   survey ─► findings
+repair   survey ─► findings ─► a new folder beside ─► it is read ─► it takes the damaged one's place ─► report
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyroaring import BitMap
+
+from managed_ledger.database import RocksDatabase
+from managed_ledger.disk_room import REOPEN_BYTES
+from managed_ledger.errors import LedgerError, StoreFullError
+from managed_ledger.repair.findings import Findings, find
+from managed_ledger.repair.rewriting import check_rewritten, exchange, locked, rewrite
+from managed_ledger.repair.survey import EntryFormat, Problem, Survey, files_of, folder_bytes, survey
+
+OnStage = Callable[[str, int], None]
+OnStep = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found."""
+
+    folder: Path
+    survey: Survey
+    findings: Findings
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing at all is wrong."""
+        return not self.survey.problems and not self.findings.lost_entries
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What is wrong with which file."""
+        return self.survey.problems
+
+    def as_json(self) -> dict[str, Any]:
+        """The verdict for programs, and for the report of a repair."""
+        findings = self.findings
+        return {
+            "folder": str(self.folder),
+            "files": [{"file": one.file, "what": one.what, "costs": not one.is_harmless} for one in self.problems],
+            "lost": [
+                {
+                    "topic": one.topic,
+                    "ledger": one.ledger.ledger_id,
+                    "entries": [list(span) for span in spans(one.lost)],
+                    "count": len(one.lost),
+                    "of": one.ledger.entries,
+                }
+                for one in findings.ledgers
+                if one.lost
+            ],
+            "ledgers_of_unknown_topic": [
+                {"ledger": ledger_id, "count": count} for ledger_id, count in sorted(findings.unowned.items())
+            ],
+            "newest_changes_missing": self.survey.missing_writes,
+            "subscriptions": [
+                {"topic": one.topic, "subscription": one.cursor, "what": one.what} for one in findings.cursors
+            ],
+            "lost_entries": findings.lost_entries,
+            "kept_entries": sum(one.ledger.entries - len(one.lost | one.lost_before) for one in findings.ledgers),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair did."""
+
+    verdict: Verdict
+    kept_folder: Path
+    """The damaged log, as it was."""
+    report: Path
+
+
+def verify(folder: Path, *, entry_format: EntryFormat | None, on_stage: OnStage, on_step: OnStep) -> Verdict:
+    """Find what is damaged of a log; nothing is changed.
+
+    Raises:
+        StoreLockedError: A service has it open.
+        LedgerError: There is none, or it cannot be read.
+        OSError: The system refuses.
+    """
+    with locked(folder):
+        return _verified(folder, entry_format, on_stage, on_step)
+
+
+def repair(
+    folder: Path, *, entry_format: EntryFormat | None, name_of_time: str, on_stage: OnStage, on_step: OnStep
+) -> Repaired | Verdict:
+    """Put what is whole of a log in its place; the damaged log stays beside it, with a report of what was lost.
+
+    Args:
+        folder: The log.
+        entry_format: What the service knows of entries.
+        name_of_time: What to call the time in the names of what stays.
+        on_stage: Told of each stage and its steps.
+        on_step: Told of steps that are done.
+
+    Returns:
+        What was done, or the verdict if there was nothing to do.
+
+    Raises:
+        StoreLockedError: A service has it open.
+        LedgerError: There is none, it cannot be read, or there is no room; nothing was changed.
+        OSError: The same.
+    """
+    with locked(folder):
+        verdict = _verified(folder, entry_format, on_stage, on_step)
+        if verdict.is_whole:
+            return verdict
+        target = folder.with_name(f"{folder.name}.repairing")
+        # Of a repair that did not come to its end.
+        shutil.rmtree(target, ignore_errors=True)
+        _check_room(folder)
+        try:
+            on_stage("write", len(verdict.findings.ledgers))
+            rewrite(verdict.survey, verdict.findings, target, entry_format=entry_format, on_ledger=lambda: on_step(1))
+            check_rewritten(target)
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+        kept = folder.with_name(f"{folder.name}.damaged-{name_of_time}")
+        report = kept.with_name(kept.name + ".json")
+        report.write_text(json.dumps(verdict.as_json() | {"kept_folder": str(kept)}, indent=2, ensure_ascii=False))
+        exchange(folder, target, kept)
+        return Repaired(verdict, kept, report)
+
+
+def _verified(folder: Path, entry_format: EntryFormat | None, on_stage: OnStage, on_step: OnStep) -> Verdict:
+    on_stage("read", len(files_of(folder)))
+    found = survey(folder, entry_format=entry_format, on_file=lambda: on_step(1))
+    if not found.problems:
+        # What is wrong with files that are not read here, such as of another version of RocksDB.
+        try:
+            RocksDatabase.open_read_only(folder, pause=lambda _: None).release()
+        except LedgerError as error:
+            found.problems.append(Problem("the folder", f"a service does not open it: {error}", is_harmless=True))
+    return Verdict(folder, found, find(found))
+
+
+def _check_room(folder: Path) -> None:
+    wanted, free = folder_bytes(folder) + REOPEN_BYTES, shutil.disk_usage(folder).free
+    if free < wanted:
+        raise StoreFullError(
+            f"A repair writes a new folder beside {folder}, which takes up to {wanted / 2**20:.0f} MiB, and "
+            f"{free / 2**20:.0f} MiB are free. Make room first; nothing was changed"
+        )
+
+
+def spans(entry_ids: BitMap) -> Iterator[tuple[int, int]]:
+    """First and last of each run of entries.
+
+    >>> list(spans(BitMap([1, 2, 3, 7])))
+    [(1, 3), (7, 7)]
+    """
+    first = last = -1
+    for entry_id in entry_ids:
+        if entry_id != last + 1 or first < 0:
+            if first >= 0:
+                yield first, last
+            first = entry_id
+        last = entry_id
+    if first >= 0:
+        yield first, last

@@ -1,0 +1,245 @@
+"""The log that is left, written to a new folder, which then takes the place of the damaged one in one step.
+
+The damaged folder is moved aside and kept. Whoever has it open keeps it: nothing is done while a service runs.
+"""
+
+import ctypes
+import fcntl
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from managed_ledger import keys, meta_copies
+from managed_ledger.blocks import HEADER_BLOCK_ROWS, encode_payloads, payload_at
+from managed_ledger.cursor_records import encode_base
+from managed_ledger.database import RocksBatch, RocksDatabase
+from managed_ledger.errors import StoreCorruptedError, StoreLockedError, StoreUnavailableError
+from managed_ledger.headers import NOT_DELAYED, PACK_ROW, ROW, ROW_BYTES
+from managed_ledger.keys import Family
+from managed_ledger.repair.findings import Findings, LedgerFinding, covered
+from managed_ledger.repair.survey import EntryFormat, StoredBlock, Survey
+
+_BATCH_BYTES = 4 * 2**20
+_WRITE_BUFFER_BYTES = 32 * 2**20
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+LOST_ROW = PACK_ROW(NOT_DELAYED, 0, 0, 0, 0, 1)
+"""The header of an entry that is lost, so that who reads headers in bulk finds one for each entry."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep everybody from opening a log meanwhile, by RocksDB's own lock.
+
+    Raises:
+        StoreLockedError: A service has it open.
+        StoreUnavailableError: There is no log, or the lock cannot be taken.
+    """
+    if not any(folder.glob("*.sst")) and not any(folder.glob("*.log")):
+        raise StoreUnavailableError(f"There is no log in {folder}: name the data directory of a service")
+    try:
+        descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StoreUnavailableError(f"Cannot lock the log in {folder}: {error}") from error
+    try:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreLockedError(f"The log in {folder} is in use by another process: stop that one") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def rewrite(
+    survey: Survey,
+    findings: Findings,
+    target: Path,
+    *,
+    entry_format: EntryFormat | None,
+    on_ledger: Callable[[], None] = lambda: None,
+) -> None:
+    """Write what is left to a new folder.
+
+    Args:
+        survey: What there is.
+        findings: What of it is a log; entries whose header cannot be made are added to what is lost.
+        target: A folder that does not exist.
+        entry_format: Makes headers from entries.
+        on_ledger: Called after each ledger.
+
+    Raises:
+        LedgerError: It cannot be written.
+        OSError: The same.
+    """
+    database = RocksDatabase.open(target, write_buffer_bytes=_WRITE_BUFFER_BYTES)
+    try:
+        writing = _Writing(database)
+        for one in findings.ledgers:
+            _write_ledger(writing, survey, one, entry_format)
+            on_ledger()
+        _write_rows(writing, findings)
+        writing.flush()
+    except BaseException:
+        database.release()
+        raise
+    database.close()
+
+
+def exchange(folder: Path, repaired: Path, kept: Path) -> None:
+    """Put the repaired folder in the place of the damaged one, which is kept under another name.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    if _swap(repaired, folder):
+        repaired.rename(kept)
+    else:
+        # A crash between the two leaves no log in its place, but both beside it.
+        folder.rename(kept)
+        repaired.rename(folder)
+    descriptor = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _swap(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step, where the system can."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    outcome: int = rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    return outcome == 0
+
+
+class _Writing:
+    """Rows on their way to the new folder, in batches."""
+
+    def __init__(self, database: RocksDatabase) -> None:
+        self._database = database
+        self._batch: RocksBatch = database.new_batch()
+
+    def put(self, family: Family, key: bytes, value: bytes) -> None:
+        self._batch.put(family, key, value)
+        if self._batch.size_bytes >= _BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        self._database.write(self._batch, sync=False)
+        self._batch = self._database.new_batch()
+
+
+def _write_ledger(writing: _Writing, survey: Survey, one: LedgerFinding, entry_format: EntryFormat | None) -> None:
+    ledger_id = one.ledger.ledger_id
+    rows = _stored_rows(survey, one)
+    for block, value in survey.values(_by_table(one.payloads)):
+        if block.first >= one.ledger.entries:
+            continue
+        writing.put(Family.PAYLOADS, keys.block_key(ledger_id, block.first), value)
+        for entry_id in one.without_header & covered([block]):
+            entry = payload_at(value, entry_id - block.first)
+            row = None if entry_format is None else entry_format.header_row(entry)
+            if row is None:
+                one.lost.add(entry_id)
+            else:
+                _set_row(rows, entry_id, row)
+    for entry_id in one.proven:
+        proven = survey.proven[ledger_id, entry_id]
+        stored = _row_at(rows, entry_id)
+        # Its place is what its own checksum says nothing of: the header in this place must be its own.
+        if stored is not None and stored != proven.row:
+            one.lost.add(entry_id)
+            continue
+        _set_row(rows, entry_id, proven.row)
+        writing.put(Family.PAYLOADS, keys.block_key(ledger_id, entry_id), encode_payloads([proven.entry]))
+    for entry_id in one.lost | one.lost_before:
+        _set_row(rows, entry_id, LOST_ROW)
+    for start in range(0, one.ledger.entries, HEADER_BLOCK_ROWS):
+        end = min(start + HEADER_BLOCK_ROWS, one.ledger.entries)
+        value = bytes(rows[start * ROW_BYTES : end * ROW_BYTES])
+        writing.put(Family.HEADERS, keys.block_key(ledger_id, start), value)
+    _count(one, rows)
+
+
+def _stored_rows(survey: Survey, one: LedgerFinding) -> bytearray:
+    """Header rows of a ledger by entry; zeros where there is none."""
+    rows = bytearray(one.ledger.entries * ROW_BYTES)
+    for block, value in survey.values(_by_table(one.headers)):
+        start = block.first * ROW_BYTES
+        value = value[: max(0, len(rows) - start)]
+        rows[start : start + len(value)] = value
+    return rows
+
+
+def _row_at(rows: bytearray, entry_id: int) -> bytes | None:
+    row = bytes(rows[entry_id * ROW_BYTES : (entry_id + 1) * ROW_BYTES])
+    return row if any(row) else None
+
+
+def _set_row(rows: bytearray, entry_id: int, row: bytes) -> None:
+    assert len(row) == ROW_BYTES
+    rows[entry_id * ROW_BYTES : (entry_id + 1) * ROW_BYTES] = row
+
+
+def _count(one: LedgerFinding, rows: bytearray) -> None:
+    """Let the totals of the ledger's record be those of its headers."""
+    if not one.ledger.entries:
+        return
+    headers = np.frombuffer(bytes(rows), ROW)
+    published = int(headers["publish_time_ms"].max())
+    one.ledger.written = one.ledger.written._replace(
+        entries=one.ledger.entries,
+        bytes=int(headers["size"].sum(dtype=np.int64)),
+        publish_time_ms_max=published,
+        due_ms_max=max(published, int(headers["deliver_at_ms"].max())),
+    )
+
+
+def _write_rows(writing: _Writing, findings: Findings) -> None:
+    """Small rows, and their copies."""
+    meta = {key: value for key, value in findings.meta.items() if key[:1] not in (b"l", b"h")}
+    meta[keys.COUNTERS_KEY] = struct.pack("<QQ", *findings.next_ids)
+    meta.pop(keys.FORMAT_KEY, None)
+    for one in findings.ledgers:
+        meta[keys.ledger_record_key(one.owner_id, one.ledger.ledger_id)] = one.ledger.record()
+        if lost := one.lost | one.lost_before:
+            meta[keys.lost_entries_key(one.owner_id, one.ledger.ledger_id)] = encode_base(lost)
+    for key, value in meta.items():
+        writing.put(Family.META, key, value)
+        if meta_copies.has_copy(key):
+            writing.put(Family.CURSORS, meta_copies.copy_key(key), value)
+    for key, value in findings.cursor_rows.items():
+        writing.put(Family.CURSORS, key, value)
+
+
+def _by_table(blocks: list[StoredBlock]) -> dict[int, list[StoredBlock]]:
+    tables: dict[int, list[StoredBlock]] = {}
+    for block in blocks:
+        tables.setdefault(block.table, []).append(block)
+    return tables
+
+
+def check_rewritten(folder: Path) -> None:
+    """Open the new folder as a service would, to read.
+
+    Raises:
+        LedgerError: A service could not.
+    """
+    database = RocksDatabase.open_read_only(folder)
+    try:
+        for family in Family:
+            for _ in database.scan(family, b"", b"\xff" * 32):
+                pass
+    except StoreCorruptedError as error:
+        raise StoreUnavailableError(f"What was written is damaged again, so the disk fails: {error}") from error
+    finally:
+        database.release()

@@ -1,0 +1,105 @@
+"""Logs to damage: three topics, half of them in tables and half in the write-ahead log of a process that was killed."""
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.ledger_store import LedgerStore, open_rocksdb
+from managed_ledger.position import Position
+from pipeline.entry_format import PulsarEntries
+
+TOPICS = ("persistent://public/default/orders", "persistent://public/default/ü", "persistent://a/b/c")
+ENTRIES = 240
+CONFIG = ManagedLedgerConfig(entries_per_ledger_max=100, write_buffer_bytes=2**20)
+NOW_MS = 1_700_000_000_000
+ACKNOWLEDGED = range(3, 50, 3)
+
+Content = dict[str, dict[tuple[int, int], bytes]]
+
+
+def make_entry(topic: int, number: int) -> bytes:
+    """An entry as a client sends it, with its checksum."""
+    metadata = MessageMetadata(
+        producer_name=f"producer-{topic}",
+        sequence_id=number,
+        publish_time=NOW_MS + number,
+        partition_key=b"key-%d" % (number % 7),
+    )
+    if number % 3 == 0:
+        metadata.deliver_at_time = NOW_MS + 10**7 + number
+    packed = metadata.SerializeToString()
+    # A mixture of what compresses and what does not.
+    source = random.Random(number)
+    payload = source.randbytes(source.choice((0, 100, 900))) + b"x" * source.choice((0, 1000))
+    rest = len(packed).to_bytes(4) + packed + payload
+    return b"\x0e\x01" + google_crc32c.value(rest).to_bytes(4) + rest
+
+
+async def fill(folder: Path) -> None:
+    """Make a log, closed, and beside it one whose process was killed (`-killed`)."""
+    opened: list[Any] = []
+
+    def open_database(path: Path, config: ManagedLedgerConfig) -> Any:
+        opened.append(open_rocksdb(path, config))
+        return opened[-1]
+
+    store = await LedgerStore.open(folder, CONFIG, now_ms=lambda: NOW_MS, open_database=open_database)
+    ledgers = [await store.open_managed_ledger(name) for name in TOPICS]
+    await store.put_record("policies", b"{}")
+    for start in (0, ENTRIES // 2):
+        for topic, ledger in enumerate(ledgers):
+            cursor = await ledger.open_cursor("sub", properties={"bucket": "17"})
+            for number in range(start, start + ENTRIES // 2):
+                metadata = make_entry(topic, number)
+                header = PulsarEntries().header_row(metadata)
+                assert header is not None
+                deliver_at_ms = NOW_MS + 10**7 + number if number % 3 == 0 else -1
+                sticky_hash = int.from_bytes(header[16:20], "little")
+                ledger.append_nowait(
+                    metadata, publish_time_ms=NOW_MS + number, deliver_at_ms=deliver_at_ms, sticky_hash=sticky_hash
+                )
+                if number % 20 == 19:
+                    await ledger.committed()
+            cursor.acknowledge([ledger.first_position.ledger_id] * len(ACKNOWLEDGED), ACKNOWLEDGED)
+            await cursor.flush()
+        if start == 0:
+            opened[0]._database.flush()
+    # As a process that is killed: the log stays.
+    shutil.copytree(folder, folder.with_name(folder.name + "-killed"))
+    await store.close()
+
+
+async def content_of(folder: Path) -> tuple[Content, dict[str, int]]:
+    """Everything that a service finds there, and the backlog by topic."""
+    store = await LedgerStore.open(folder, CONFIG, now_ms=lambda: NOW_MS)
+    content: Content = {}
+    backlogs = {}
+    try:
+        for name in store.managed_ledger_names():
+            ledger = await store.open_managed_ledger(name)
+            read = await ledger.read_entries(Position(0, 0), entries_max=10**6, bytes_max=10**9)
+            positions = zip(read.headers.ledger_ids.tolist(), read.headers.entry_ids.tolist(), strict=True)
+            content[name] = dict(zip(positions, read.payloads, strict=True))
+            for index, payload in enumerate(read.payloads):
+                row = PulsarEntries().header_row(payload)
+                assert row is not None
+                assert int.from_bytes(row[:8], "little", signed=True) == read.headers.deliver_at_ms[index]
+                assert int.from_bytes(row[16:20], "little") == read.headers.sticky_hashes[index]
+            if "sub" in ledger.cursors:
+                backlogs[name] = ledger.cursors["sub"].backlog
+    finally:
+        await store.close()
+    return content, backlogs
+
+
+def flip(file: Path, source: random.Random) -> None:
+    """Change one byte of a file, at a seeded place."""
+    content = bytearray(file.read_bytes())
+    if content:
+        content[source.randrange(len(content))] ^= source.randrange(1, 256)
+        file.write_bytes(content)
