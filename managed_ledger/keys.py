@@ -2,6 +2,7 @@
 
     meta      "format"                          -> format version and marker
               "counters"                        -> next ledger id, next owner id
+              "format.copies"                   -> rows of meta have copies
               "m" name                          -> owner id of the managed ledger
               "l" owner ledger                  -> `LedgerRecord`
               "c" owner name                    -> owner id of the cursor
@@ -34,6 +35,8 @@ class Family(StrEnum):
 
 FORMAT_KEY = b"format"
 COUNTERS_KEY = b"counters"
+COPIES_KEY = b"format.copies"
+"""Is there when every row of `meta` that should have a copy has one."""
 
 pair = struct.Struct(">QQ")
 _one = struct.Struct(">Q")

@@ -205,15 +205,15 @@ class LedgerStore:
 
     def _copy_meta(self) -> None:
         """Make the copies that a folder of an earlier version lacks."""
-        differing = meta_copies.differing_copies(self._database)
-        if not differing:
+        if self._database.get(Family.META, keys.COPIES_KEY) is not None:
             return
         batch = self._database.new_batch()
-        for key, value in differing.items():
+        for key, value in meta_copies.differing_copies(self._database).items():
             if value is None:
                 batch.delete(Family.CURSORS, key)
             else:
                 batch.put(Family.CURSORS, key, value)
+        batch.put(Family.META, keys.COPIES_KEY, b"")
         self._database.write(batch, sync=False)
 
     def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:

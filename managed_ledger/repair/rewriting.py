@@ -208,6 +208,7 @@ def _write_rows(writing: _Writing, findings: Findings) -> None:
     """Small rows, and their copies."""
     meta = {key: value for key, value in findings.meta.items() if key[:1] not in (b"l", b"h")}
     meta[keys.COUNTERS_KEY] = struct.pack("<QQ", *findings.next_ids)
+    meta[keys.COPIES_KEY] = b""
     meta.pop(keys.FORMAT_KEY, None)
     for one in findings.ledgers:
         meta[keys.ledger_record_key(one.owner_id, one.ledger.ledger_id)] = one.ledger.record()
