@@ -214,7 +214,7 @@ class LedgerStore:
             else:
                 batch.put(Family.CURSORS, key, value)
         batch.put(Family.META, keys.COPIES_KEY, b"")
-        self._database.write(batch, sync=False)
+        self._database.write(batch, sync=True)
 
     def _read(self, owner_id: int, name: str) -> tuple[Ledgers, StoredCursors]:
         """Ledgers and cursors of a managed ledger, as stored."""
