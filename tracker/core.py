@@ -294,7 +294,7 @@ class TrackerCore:
 
     def seal(self, *, index_count_min: int) -> None:
         """Seal the mutable bucket now, if it holds at least so many indexes; for closing."""
-        if len(self._index.mutable.queue) >= max(1, index_count_min):
+        if self._index.mutable.members.count >= max(1, index_count_min):
             self._mutable.seal()
 
     def clear(self) -> int:

@@ -24,7 +24,7 @@ class MutableBucket:
     def __init__(self, config: TrackerConfig, index: Index, buckets: BucketSet) -> None:
         self._index = index
         self._buckets = buckets
-        self._row_count_min = config.index_count_per_bucket_min
+        self._position_count_min = config.index_count_per_bucket_min
         self._row_count_max = config.index_count_per_bucket_max
         if self._row_count_max == UNLIMITED:
             # What rows without a snapshot may take is a limit for a ledger that never ends, too.
@@ -45,9 +45,11 @@ class MutableBucket:
 
         It takes late ledgers too, so that every row gets into a snapshot in the end; ranges may overlap.
         """
-        row_count = len(self._index.mutable.queue)
+        mutable = self._index.mutable
+        # Memory is of rows. But Pulsar counts positions: one that is offered again is one message all the same.
+        row_count = len(mutable.queue)
         is_next = ledger_id != self._ledger_id and self._ledger_id != _NO_LEDGER
-        if row_count >= self._row_count_max or (is_next and row_count >= self._row_count_min):
+        if row_count >= self._row_count_max or (is_next and mutable.members.count >= self._position_count_min):
             self.seal()
             row_count = 0
         if ledger_id != self._ledger_id:

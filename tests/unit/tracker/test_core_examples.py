@@ -288,6 +288,20 @@ def test_the_documented_example_of_sealing(driver: Driver) -> None:
     assert driver.core.bucket_total == 2
 
 
+def test_a_position_that_is_offered_again_counts_once_toward_a_seal(driver: Driver) -> None:
+    """As in Pulsar: four positions are four, however often each is offered, singly or in columns."""
+    driver.add(*((2_000 + n, n, n) for n in range(1, 5)), *((2_100 + n, 4, 4) for n in range(5)))
+    driver.core.add_messages([4] * 9, [4] * 9, range(2_200, 2_209), now_ms=NOW_MS)
+
+    driver.add((2_006, 6, 6))
+    driver.answer_all()
+    assert driver.bucket_names == []
+    driver.add((2_007, 7, 7))
+    driver.answer_all()
+
+    assert driver.bucket_names == ["1_6"]
+
+
 def test_a_ledger_is_never_split(driver: Driver) -> None:
     """Any number of one ledger's messages stays in one bucket, single or batched."""
     driver.core.add_messages([1] * 20 + [2], range(21), [2_000] * 21, now_ms=NOW_MS)
