@@ -144,7 +144,7 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
         access_mode=ProducerAccessMode(request.producer_access_mode),
         request_id=request.request_id,
     )
-    topic.add_producer(producer)
+    await topic.add_producer(producer)
     connection.producers[request.producer_id] = (producer, topic)
     connection.write(commands.producer_success(request.request_id, producer_name=name, is_ready=producer.is_ready))
 

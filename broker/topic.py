@@ -85,21 +85,23 @@ class Topic:
             if cursor.name != INDEX_CURSOR_NAME:
                 self._add_subscription(unquote(cursor.name), cursor)
 
-    def add_producer(self, producer: Producer) -> None:
+    async def add_producer(self, producer: Producer) -> None:
         """Let a producer in.
 
+        As in Pulsar, a name is taken as long as the connection of its producer lives, whatever epoch the next one has:
+        that connection is asked for a sign of life, unless both are on it.
+
         Raises:
-            ProducerBusyError: Another live producer has its name, with the same epoch or a later one, or has the
-                topic for itself.
+            ProducerBusyError: Another live producer has its name, or has the topic for itself.
             ProducerFencedError: It wants the topic for itself, and others are here.
         """
         present = self.producers.get(producer.name)
-        if present is not None:
-            if present.link is not producer.link and present.epoch >= producer.epoch:
-                raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic")
-            log.info("producer %s of %s is back, epoch %d", producer.name, self.name, producer.epoch)
+        if present is not None and present.link is not producer.link and not await present.link.is_alive():
+            log.info("producer %s of %s takes the place of one whose connection is gone", producer.name, self.name)
             self.remove_producer(present)
-            present.disconnect()
+        # Also one that came while that one was asked.
+        if producer.name in self.producers:
+            raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic '{self.name}'")
         self._admit(producer)
         self.producers[producer.name] = producer
 

@@ -4,7 +4,7 @@ import pulsar
 import pulsar.schema
 import pytest
 
-from tests.integration.programs.clients import Clients, subscribe
+from tests.integration.programs.clients import Clients, receive_and_ack, subscribe, texts
 
 
 class Order(pulsar.schema.Record):  # type: ignore[misc]  # The client's schema classes carry no types.
@@ -33,6 +33,20 @@ def test_a_second_producer_of_the_same_name_is_refused(clients: Clients, topic: 
 
     first.close()
     clients.new().create_producer(topic, producer_name="p").send(b"x")
+
+
+def test_a_second_producer_of_the_same_name_on_one_connection_is_refused(clients: Clients, topic: str) -> None:
+    """The first one goes on undisturbed."""
+    client = clients.new()
+    consumer = subscribe(client, topic)
+    first = client.create_producer(topic, producer_name="p")
+
+    with pytest.raises(pulsar.ProducerBusy):
+        client.create_producer(topic, producer_name="p")
+    for number in range(20):
+        first.send(b"%d" % number)
+
+    assert texts(receive_and_ack(consumer, 20)) == [str(number) for number in range(20)]
 
 
 def test_sequence_ids_count_from_what_was_asked(clients: Clients, topic: str) -> None:

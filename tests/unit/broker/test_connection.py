@@ -169,18 +169,50 @@ def test_a_producer_that_waits_becomes_ready_when_the_topic_is_free(tmp_path: Pa
     play(tmp_path, story)
 
 
-def test_a_name_is_taken_until_its_producer_comes_back_with_a_later_epoch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("does", ["answers", "leaves"])
+def test_a_name_is_taken_while_the_connection_of_its_producer_lives(tmp_path: Path, does: str, epoch: int) -> None:
+    """Whatever epoch the next one has. The time-out is an hour: nothing here waits for it."""
+
     async def story(service: Service) -> None:
-        one, other, again = Peer(service), Peer(service), Peer(service)
-        await producer(one, name="p")
-
-        refused = await producer(other, name="p")
-        accepted = await again.request(
-            BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p", epoch=1
+        holder, other = Peer(service), Peer(service)
+        await producer(holder, name="p")
+        asked = asyncio.ensure_future(
+            other.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p", epoch=epoch)
         )
+        await until(lambda: any(one.type == BaseCommand.PING for one in holder.answers()))
+        if does == "answers":
+            holder.send(BaseCommand(type=BaseCommand.PONG, pong={}))
+        else:
+            holder.connection.close()
 
-        assert refused.type == BaseCommand.ERROR
-        assert accepted.type == BaseCommand.PRODUCER_SUCCESS
+        answer = await asked
+        if does == "answers":
+            assert answer.error.error == ServerError.ProducerBusy
+            assert "'p' is already connected to topic 'persistent://public/default/t'" in answer.error.message
+        else:
+            assert answer.type == BaseCommand.PRODUCER_SUCCESS
+        (present,) = service.topics[TopicName.parse("t")].producers.values()
+        assert present.link is (holder if does == "answers" else other).connection
+
+    play(tmp_path, story, liveness_timeout_ms=3_600_000)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_two_producers_of_one_name_on_one_connection_are_busy(tmp_path: Path, epoch: int) -> None:
+    """The first stays; a producer id that is asked for again is the same producer."""
+
+    async def story(service: Service) -> None:
+        peer = Peer(service)
+        await producer(peer, name="p")
+        values: dict[str, Any] = {"topic": "t", "producer_name": "p", "epoch": epoch}
+
+        second = await peer.request(BaseCommand.PRODUCER, "producer", producer_id=2, **values)
+        again = await peer.request(BaseCommand.PRODUCER, "producer", producer_id=1, **values)
+
+        assert second.error.error == ServerError.ProducerBusy
+        assert again.type == BaseCommand.PRODUCER_SUCCESS
+        assert not any(one.type == BaseCommand.CLOSE_PRODUCER for one in peer.answers())
 
     play(tmp_path, story)
 
