@@ -33,7 +33,6 @@ class Producer:
     Attributes:
         producer_id: The client's number for it, unique within the connection.
         name: Its name, unique within the topic.
-        epoch: Grows with each reconnection of the same producer.
         link: The connection it lives on.
         access_mode: Who may produce beside it.
         request_id: The request that asked for it, to be answered again when a waiting producer becomes ready.
@@ -42,7 +41,6 @@ class Producer:
 
     producer_id: int
     name: str
-    epoch: int
     link: ClientLink
     access_mode: ProducerAccessMode = ProducerAccessMode.SHARED
     request_id: int = 0

@@ -139,7 +139,6 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
     producer = Producer(
         request.producer_id,
         name,
-        request.epoch,
         connection,
         access_mode=ProducerAccessMode(request.producer_access_mode),
         request_id=request.request_id,

@@ -1,8 +1,8 @@
 """A topic: its log, who produces to it, and its subscriptions.
 
-Producers of a topic have different names; the same name may come back with a higher epoch, which is how a client
-that lost its connection takes its own place again before the broker has noticed the loss. Appending is not here:
-a producer's connection appends straight to `ledger`.
+Producers of a topic have different names; one whose connection gives no sign of life makes room for the next of its
+name, which is how a client that lost its connection takes its own place again before the broker has noticed the loss.
+Appending is not here: a producer's connection appends straight to `ledger`.
 """
 
 import asyncio
