@@ -11,7 +11,11 @@ would make most clients end the whole connection, with the consumers on it.
 
 import asyncio
 import logging
+import math
+import time
+from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from broker.link import ClientLink
 from broker.protocol import commands, frames
@@ -23,6 +27,10 @@ from managed_ledger.managed_ledger import ManagedLedger
 
 log = logging.getLogger(__name__)
 
+REFUSAL_LOG_S: Final = 60.0
+"""How often messages of one producer that are refused are logged."""
+_CPP_CLIENT: Final = "Pulsar-CPP"
+
 Receipt = tuple[int, int, int, int]
 """producer id, sequence id, ledger id, entry id."""
 
@@ -33,6 +41,7 @@ class Publisher:
     Args:
         link: Where receipts go.
         pending_bytes_max: Reading pauses while more bytes than this wait to become durable.
+        monotonic: A clock that never goes back.
     """
 
     def __init__(
@@ -40,12 +49,15 @@ class Publisher:
         link: ClientLink,
         *,
         pending_bytes_max: int,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
         self._pending_bytes_max = pending_bytes_max
         self._receipts: dict[ManagedLedger, list[Receipt]] = {}
         self._bytes: dict[ManagedLedger, int] = {}
         self._pending_bytes = 0
+        self._monotonic = monotonic
+        self._refusal_logged_s: dict[int, float] = {}
 
     def append(self, topic: Topic, send: frames.Send) -> None:
         """Append one SEND; its receipt is written once `flush` has been called and the entry is durable."""
@@ -53,7 +65,7 @@ class Publisher:
         deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else NOT_DELAYED
         # As Pulsar: the delay that the client asked for, whatever its clock says.
         if topic.delay_ms_max and deliver_at_ms - metadata.publish_time > topic.delay_ms_max:
-            self._refuse_delay(send, topic.delay_ms_max)
+            self._refuse_delay(topic, send)
             return
         ledger = topic.ledger
         payload = send.entry
@@ -121,11 +133,22 @@ class Publisher:
 
         ledger.committed().add_done_callback(write)
 
-    def _refuse_delay(self, send: frames.Send, delay_ms_max: int) -> None:
-        reason = f"Exceeds max allowed delivery delay of {delay_ms_max} milliseconds"
-        log.info("refused a message of producer %s: %s", send.metadata.producer_name, reason)
-        error = commands.send_error(send.producer_id, send.sequence_id, error="NotAllowedError", message=reason)
-        self._link.write(error)
+    def _refuse_delay(self, topic: Topic, send: frames.Send) -> None:
+        reason = f"Exceeds max allowed delivery delay of {topic.delay_ms_max} milliseconds"
+        self._log_refusal(topic, send, reason)
+        # Of all errors this is the only one that a C++ client, and so the Python and the Node one, takes for the end of
+        # the message: after any other it connects again and sends it again, ten times a second, for ever.
+        name = "ChecksumError" if self._link.client_version.startswith(_CPP_CLIENT) else "NotAllowedError"
+        error = commands.send_error(send.producer_id, send.sequence_id, error=name, message=reason)
+        # In its turn: clients take the answer for that of the oldest message that waits for one.
+        self._after_receipts(topic.ledger, error)
+
+    def _log_refusal(self, topic: Topic, send: frames.Send, reason: str) -> None:
+        """Log it, once a minute for each producer."""
+        now_s = self._monotonic()
+        if now_s - self._refusal_logged_s.get(send.producer_id, -math.inf) >= REFUSAL_LOG_S:
+            self._refusal_logged_s[send.producer_id] = now_s
+            log.info("refused a message of producer %s of %s: %s", send.metadata.producer_name, topic.name, reason)
 
 
 def _is_durable(committed: "asyncio.Future[None]") -> bool:

@@ -24,6 +24,7 @@ from broker.service import Service
 from broker.topic_name import TopicName
 from dispatcher import DispatcherConfig
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
+from tracker.config import TrackerConfig
 
 Story = Callable[[Service], Awaitable[None]]
 
@@ -41,10 +42,15 @@ def play(folder: Path, story: Story, **config: Any) -> None:
     asyncio.run(run())
 
 
-def send_frame(sequence_id: int, payload: bytes = b"x", *, is_corrupt: bool = False) -> bytes:
+def send_frame(
+    sequence_id: int, payload: bytes = b"x", *, is_corrupt: bool = False, deliver_at_ms: int | None = None
+) -> bytes:
     """A SEND of producer 1."""
     command = BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": sequence_id})
-    metadata = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1).SerializeToString()
+    message = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1)
+    if deliver_at_ms is not None:
+        message.deliver_at_time = deliver_at_ms
+    metadata = message.SerializeToString()
     covered = len(metadata).to_bytes(4, "big") + metadata + payload
     checksum = google_crc32c.value(covered) ^ is_corrupt
     entry = b"\x0e\x01" + checksum.to_bytes(4, "big") + covered
@@ -384,3 +390,35 @@ def test_consumers_of_a_dispatcher_with_a_defect_come_back_to_a_new_one(tmp_path
         assert answer.error.error == ServerError.ServiceNotReady
 
     play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("client_version", "error"), [("Pulsar-CPP-v4.2.0", "ChecksumError"), ("Pulsar-Java-v4.2.4", "NotAllowedError")]
+)
+def test_a_message_with_too_long_a_delay_is_refused_in_its_turn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, client_version: str, error: str
+) -> None:
+    """With an answer that ends it for the client that asked, and a line in the log for all of them."""
+
+    async def story(service: Service) -> None:
+        peer = Peer(service, has_to_connect=False)
+        peer.send(
+            BaseCommand(type=BaseCommand.CONNECT, connect={"client_version": client_version, "protocol_version": 20})
+        )
+        await producer(peer)
+        frames = [send_frame(0), *(send_frame(number, deliver_at_ms=10**9) for number in (1, 2)), send_frame(3)]
+        peer.send_bytes(b"".join(frames))
+        kinds = (BaseCommand.SEND_RECEIPT, BaseCommand.SEND_ERROR)
+        await until(lambda: sum(one.type in kinds for one in peer.answers()) == len(frames))
+
+        answers = [one for one in peer.answers() if one.type in kinds]
+        sequence_ids = [
+            one.send_receipt.sequence_id if one.type == BaseCommand.SEND_RECEIPT else one.send_error.sequence_id
+            for one in answers
+        ]
+        assert sequence_ids == [0, 1, 2, 3]
+        assert [ServerError.Name(one.send_error.error) for one in answers[1:3]] == [error, error]
+        assert caplog.text.count("refused a message of producer p of persistent://public/default/t") == 1
+
+    caplog.set_level("INFO")
+    play(tmp_path, story, tracker=TrackerConfig(delay_ms_max=1_000))
