@@ -65,8 +65,8 @@ OPEN_ADVICE = (
 def damage_advice(path: Path, what: str) -> str:
     """Say what is damaged of a log, and what to do about it."""
     return (
-        f"The log in {path} is damaged: {what}. Restore the folder from a copy, or move it away to start with an "
-        "empty log"
+        f"The log in {path} is damaged: {what}. Restore the folder from a copy, or keep what is whole of it: "
+        "`postdate ledger verify` says what is lost, `postdate ledger repair --yes` does it"
     )
 
 
