@@ -129,10 +129,9 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
         return
     topic_name = TopicName.parse(request.topic)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
-    refusal = connection.service.refusal
-    if refusal is not None:
+    if connection.service.refusal is not None:
         # Each further try of its client comes later than the one before, as long as it is not let in.
-        raise NoRoomError(refusal)
+        raise NoRoomError("New messages are refused until there is room on the service's disk")
     topic = await connection.service.topic(topic_name)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
     name = request.producer_name or connection.service.new_producer_name()

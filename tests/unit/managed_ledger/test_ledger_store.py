@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from managed_ledger.keys import (
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.log_marker import MARKER_FILE
 from managed_ledger.position import Position
+from managed_ledger.reopening import ReopeningDatabase
 
 
 async def _open(path: Path, **limits: int) -> LedgerStore:
@@ -177,7 +179,9 @@ def _crashed(path: Path) -> Path:
 
     async def scenario() -> None:
         # Time stands still, so that the marker file is as old as a crash can leave it.
-        store = await open_store(RocksDatabase.open(path / "running", write_buffer_bytes=2**20, monotonic=lambda: 0.0))
+        folder = path / "running"
+        opens = partial(RocksDatabase.open, folder, write_buffer_bytes=2**20, monotonic=lambda: 0.0)
+        store = await open_store(ReopeningDatabase(folder, opens))
         ledger = await store.open_managed_ledger("orders")
         for index in range(100):
             await append_all(ledger, [b"payload %d" % index])
@@ -194,7 +198,7 @@ def test_a_damaged_write_ahead_log_is_refused(tmp_path: Path) -> None:
 
     _flip(log, log.stat().st_size // 2)
 
-    with pytest.raises(StoreCorruptedError, match=r"Restore the folder from a copy, or move it away"):
+    with pytest.raises(StoreCorruptedError, match=r"Restore the folder from a copy, or keep what is whole"):
         asyncio.run(_open(tmp_path / "crashed"))
 
 
