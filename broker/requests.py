@@ -51,7 +51,9 @@ def _refuses_with_error(request_id: Callable[[BaseCommand], int]) -> Callable[[H
             try:
                 await handler(connection, command)
             except (BrokerError, DispatcherError, LedgerWriteError) as error:
-                log.info("refused a request of %s: %s", connection.peer, error)
+                # Of a full disk the log itself tells, once a minute, and not for each client that asks again.
+                level = logging.DEBUG if isinstance(error, NoRoomError) else logging.INFO
+                log.log(level, "refused a request of %s: %s", connection.peer, error)
                 connection.write(commands.error(request_id(command), error=_server_error(error), message=str(error)))
 
         return answered
