@@ -6,7 +6,17 @@ import sys
 from pathlib import Path
 from typing import Final
 
-NAMES: Final = ("service", "tracker", "tracker_memory", "dispatcher", "log_layout", "merge_curve", "snapshots", "spark")
+NAMES: Final = (
+    "service",
+    "connections",
+    "tracker",
+    "tracker_memory",
+    "dispatcher",
+    "log_layout",
+    "merge_curve",
+    "snapshots",
+    "spark",
+)
 
 
 def describe(name: str) -> str:

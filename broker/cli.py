@@ -60,10 +60,12 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str) 
     for warning in warnings_at_start(config):
         log.warning("%s", warning)
     # Imported late: the other commands need none of it, and it takes most of a second.
+    from broker.network.listener import allow_open_files
     from broker.server import serve as run_service
     from tracker.process.tuning import tune_process
 
     tune_process()
+    allow_open_files()
     sys.exit(asyncio.run(run_service(config, announce=lambda: click.echo(announcement(config)))))
 
 
@@ -81,12 +83,13 @@ def warnings_at_start(config: BrokerConfig) -> list[str]:
 def announcement(config: BrokerConfig) -> str:
     """Say where to connect and what to try first."""
     host = config.advertised_address or config.bind_address
-    client_url = f"pulsar://{_in_url(host)}:{config.service_port}"
-    web_url = f"http://{_in_url(host)}:{config.web_port}"
+    client_urls = _urls(host, ("pulsar", config.service_port), ("pulsar+ssl", config.service_port_tls))
+    web_urls = _urls(host, ("http", config.web_port), ("https", config.web_port_tls))
+    client_url = client_urls[0]
     return f"""\
 Postdate is ready.
-  Pulsar clients  {client_url}
-  Health, metrics {web_url}/health {web_url}/metrics
+  Pulsar clients  {" ".join(client_urls)}
+  Health, metrics {" ".join(f"{url}/health {url}/metrics" for url in web_urls)}
   Listens on      {describe_listening(config)}
   Data            {config.data_directory.resolve()}
 Try: a message that arrives 3 seconds after it was sent
@@ -104,14 +107,20 @@ def _installed(name: str) -> str:
 
 
 def _first_program(client_url: str, *, has_tokens: bool) -> str:
-    credentials = "authentication=pulsar.AuthenticationToken('TOKEN'), " if has_tokens else ""
+    options = "authentication=pulsar.AuthenticationToken('TOKEN'), " if has_tokens else ""
+    if client_url.startswith("pulsar+ssl:"):
+        options += "tls_trust_certs_file_path='ca.pem', "
     return (
         "import pulsar; from datetime import timedelta; "
-        f"client = pulsar.Client('{client_url}', {credentials}logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)); "
+        f"client = pulsar.Client('{client_url}', {options}logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)); "
         "consumer = client.subscribe('hello', 'me', consumer_type=pulsar.ConsumerType.Shared); "
         "client.create_producer('hello').send(b'from the past', deliver_after=timedelta(seconds=3)); "
         "message = consumer.receive(); consumer.acknowledge(message); print(message.data().decode()); client.close()"
     )
+
+
+def _urls(host: str, *ports: tuple[str, int | None]) -> list[str]:
+    return [f"{scheme}://{_in_url(host)}:{port}" for scheme, port in ports if port is not None]
 
 
 def _in_url(host: str) -> str:

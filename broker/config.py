@@ -12,12 +12,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_type_hints
+from types import NoneType
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 from broker.authentication.config import AccessConfig
 from broker.config_sources import collect
 from broker.config_text import ConfigError, Given, may_hold_password
 from broker.hosts import is_host
+from broker.limits import LimitsConfig
+from broker.network.tls_config import TlsConfig
 from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
 from snapshot_storage.rocksdb_config import RocksDBMemory
@@ -56,11 +59,20 @@ class BrokerConfig:
     is_insecure_bind_allowed: bool = field(default=False, metadata={"key": "insecureBindAllowed"})
     """Whether others may connect although nobody is asked who he is (ours). Default off."""
 
-    service_port: int = field(default=6650, metadata={"key": "brokerServicePort", "range": (1, 65535)})
-    """The port for Pulsar clients. Default 6650."""
+    service_port: int | None = field(default=6650, metadata={"key": "brokerServicePort", "range": (1, 65535)})
+    """The port for Pulsar clients without TLS, None for none. Default 6650."""
 
-    web_port: int = field(default=8080, metadata={"key": "webServicePort", "range": (1, 65535)})
-    """The port for health and metrics over HTTP. Default 8080."""
+    service_port_tls: int | None = field(default=None, metadata={"key": "brokerServicePortTls", "range": (1, 65535)})
+    """The port for Pulsar clients with TLS, None for none. Default none."""
+
+    web_port: int | None = field(default=8080, metadata={"key": "webServicePort", "range": (1, 65535)})
+    """The port for health and metrics over HTTP, None for none. Default 8080."""
+
+    web_port_tls: int | None = field(default=None, metadata={"key": "webServicePortTls", "range": (1, 65535)})
+    """The port for health and metrics over HTTPS, None for none. Default none."""
+
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    """The certificates of the ports with TLS."""
 
     advertised_address: str | None = field(default=None, metadata={"key": "advertisedAddress", "is_host": True})
     """The host name that look-ups answer, where clients reach the service by another than `bindAddress`.
@@ -140,6 +152,11 @@ class BrokerConfig:
 
     Never those of security. Default off.
     """
+    has_topic_metrics: bool = field(default=True, metadata={"key": "exposeTopicLevelMetricsInPrometheus"})
+    """Whether `/metrics` has series for each topic and subscription; else for each namespace. Default on."""
+
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    """How much clients may have at a time."""
 
     managed_ledger: ManagedLedgerConfig = field(default_factory=ManagedLedgerConfig)
     """How the log is cut into ledgers, cached and flushed."""
@@ -160,8 +177,7 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         for one in fields(self):
             _check_limits(one, getattr(self, one.name))
-        if self.service_port == self.web_port:
-            raise ValueError(f"web_port must be another port than service_port, but is {self.web_port}")
+        self._check_ports()
         if self.bucket_snapshot_storage == "s3" and not self.s3.bucket:
             raise ValueError("bucket_snapshot_storage must be rocksdb or memory where bucketSnapshotS3Bucket is empty")
         if self.tracker.tracker_factory_class_name not in _TRACKER_FACTORIES:
@@ -174,6 +190,25 @@ class BrokerConfig:
         """Return the error that a key's value cannot be used: a file that it names cannot be read, for example."""
         setting = next(setting for setting in settings() if setting.key == key)
         return _error(setting, self.places.get(key) or Given(setting.value_in(self), "configuration"), reason)
+
+    def _check_ports(self) -> None:
+        for plain, with_tls in (("service_port", "service_port_tls"), ("web_port", "web_port_tls")):
+            if getattr(self, plain) is None and getattr(self, with_tls) is None:
+                raise ValueError(f"{plain} must be a port where {with_tls} is empty")
+            if getattr(self, with_tls) is not None and self.tls.certificate_path is None:
+                raise ValueError(f"{with_tls} must be empty where tlsCertificateFilePath and tlsKeyFilePath are")
+        taken: dict[int, str] = {}
+        for name in ("service_port", "service_port_tls", "web_port", "web_port_tls"):
+            port = getattr(self, name)
+            if port in taken:
+                raise ValueError(f"{name} must be another port than {taken[port]}, but is {port}")
+            if port is not None:
+                taken[port] = name
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether a port is for TLS."""
+        return self.service_port_tls is not None or self.web_port_tls is not None
 
     @property
     def tracker_factory(self) -> str:
@@ -189,7 +224,17 @@ class Setting(NamedTuple):
     section: str | None
     """The field of `BrokerConfig` that holds the package's dataclass, None for the broker's own."""
     field: Field[Any]
-    type: Any
+    hint: Any
+
+    @property
+    def type(self) -> Any:
+        """What its text is turned into, where there is any."""
+        return next(one for one in get_args(self.hint) if one is not NoneType) if self.is_optional else self.hint
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether an empty text means none; for others it means the default."""
+        return NoneType in get_args(self.hint)
 
     @property
     def factor(self) -> int:
@@ -239,7 +284,8 @@ def settings() -> list[Setting]:
 def load_config(path: Path | None, *, environment: Mapping[str, str], overrides: Sequence[str]) -> BrokerConfig:
     """Return the configuration: a file, over it the environment, over it the overrides.
 
-    An empty value means the default. Keys that are not read here are kept in `unread`.
+    An empty value means the default, or none where there may be none. Keys that are not read here are kept in
+    `unread`.
 
     Args:
         path: The file, or None for the built-in defaults.
@@ -255,9 +301,9 @@ def load_config(path: Path | None, *, environment: Mapping[str, str], overrides:
 
     values: dict[str | None, dict[str, Any]] = {}
     for key, one in given.items():
-        if one.text:
-            setting = known[key]
-            values.setdefault(setting.section, {})[setting.field.name] = _parse(setting, one)
+        setting = known[key]
+        if one.text or setting.is_optional:
+            values.setdefault(setting.section, {})[setting.field.name] = _parse(setting, one) if one.text else None
 
     default = BrokerConfig()
     own = values.pop(None, {})
@@ -302,7 +348,7 @@ def _expanded(setting: Setting, given: Given) -> Path:
     try:
         return Path(given.text).expanduser()
     except RuntimeError as error:
-        raise _error(setting, given, f"must be a folder, but has no meaning: {error}") from error
+        raise _error(setting, given, f"must be a path, but has no meaning: {error}") from error
 
 
 def _build(default: Any, changes: dict[str, Any], section: str | None, given: Mapping[str, Given]) -> Any:
@@ -355,7 +401,7 @@ def _error(setting: Setting, given: Given, reason: str) -> ConfigError:
 
 def _check_limits(one: Field[Any], value: Any) -> None:
     least, most = one.metadata.get("range", (None, None))
-    if least is not None and not least <= value <= most:
+    if least is not None and value is not None and not least <= value <= most:
         raise ValueError(f"{one.name} must be from {least} to {most}, but is {value}")
     if one.metadata.get("is_host", False) and value is not None and not is_host(value):
         raise ValueError(f"{one.name} must be a host name or an address, without scheme and port, but is {value}")

@@ -24,6 +24,7 @@ from broker.authentication.credentials import Credentials, NextStep
 from broker.authentication.provider import AuthenticationError
 from broker.consumer import Consumer
 from broker.grants import Action
+from broker.network.listener import Accepted
 from broker.producer import Producer
 from broker.protocol import commands
 from broker.protocol.errors import ProtocolError
@@ -50,9 +51,6 @@ REQUESTS_MAX: Final = 1_000
 CLOSE_GRACE_S: Final = 1.0
 """How long a connection that is closed may take to hand over its last bytes."""
 
-RECEIVE_BYTES_MAX: Final = 64 * 1024
-"""Taken at once from the socket: some 400 small messages, 5 ms of work, and then it is others' turn."""
-
 Handler = Callable[["Connection", BaseCommand], Awaitable[None]]
 """Answers one request."""
 
@@ -63,9 +61,10 @@ class Connection(asyncio.BufferedProtocol):
     Args:
         service: What all connections share.
         handlers: Answers requests, by type of command.
+        accepted: How it came in, None if it may stay as it is for as long as it likes.
     """
 
-    def __init__(self, service: Service, handlers: Mapping[int, Handler]) -> None:
+    def __init__(self, service: Service, handlers: Mapping[int, Handler], accepted: Accepted | None = None) -> None:
         self.service = service
         self._handlers = handlers
         self.producers: dict[int, tuple[Producer, Topic]] = {}
@@ -79,7 +78,8 @@ class Connection(asyncio.BufferedProtocol):
         self._publisher = Publisher(self, pending_bytes_max=PUBLISH_PENDING_BYTES_MAX)
         self._requests: asyncio.Queue[BaseCommand | None] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
-        self._buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))
+        self._accepted = accepted
+        self._connect_timer: asyncio.TimerHandle | None = None
         self._is_connected = False
         self._has_received = False
         self._pings_unanswered = 0
@@ -102,6 +102,12 @@ class Connection(asyncio.BufferedProtocol):
         )
         self._worker = self.service.spawn(self._answer_requests())
         self.service.connections.add(self)
+        if self._accepted is not None:
+            self._connect_timer = asyncio.get_running_loop().call_at(
+                self._accepted.deadline_s,
+                self.close,
+                f"no CONNECT within {self.service.config.limits.connect_timeout_s} s",
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BufferedProtocol`."""
@@ -109,6 +115,8 @@ class Connection(asyncio.BufferedProtocol):
             log.info("connection %s lost: %s", self.peer, exc)
         self._transport = None
         self.service.connections.discard(self)
+        if self._accepted is not None:
+            self._accepted.leave()
         self._begin_to_leave()
 
     def pause_writing(self) -> None:
@@ -126,13 +134,13 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """See `asyncio.BufferedProtocol`."""
         del sizehint
-        return self._buffer
+        return self.service.receive_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """See `asyncio.BufferedProtocol`; one pass over all frames of the chunk."""
         self._has_received = True
         try:
-            for frame in self._splitter.feed(bytes(self._buffer[:nbytes])):
+            for frame in self._splitter.feed(bytes(self.service.receive_buffer[:nbytes])):
                 self._on_frame(frame)
         except ProtocolError as error:
             self.close(str(error))
@@ -270,6 +278,8 @@ class Connection(asyncio.BufferedProtocol):
     def _connect(self, frame: Frame) -> None:
         if not isinstance(frame, BaseCommand) or frame.type != BaseCommand.CONNECT:
             raise ProtocolError("a command before CONNECT")
+        if self._accepted is not None and self._accepted.refusal is not None:
+            self._refuse_client("NotAllowedError", self._accepted.refusal)
         connect = frame.connect
         try:
             self.credentials.connect(
@@ -284,6 +294,7 @@ class Connection(asyncio.BufferedProtocol):
             # Whoever speaks for others must be a proxy, and there are no proxy roles here.
             self._refuse_client("AuthorizationError", "Invalid roles.")
         self._is_connected = True
+        self._cancel_connect_timer()
         self.client_version = connect.client_version
         self.write(
             commands.connected(
@@ -389,8 +400,14 @@ class Connection(asyncio.BufferedProtocol):
         if not self._is_leaving:
             self._is_leaving = True
             self.is_writable = False
+            self._cancel_connect_timer()
             self._has_answered_or_left.set()
             self._requests.put_nowait(None)
+
+    def _cancel_connect_timer(self) -> None:
+        if self._connect_timer is not None:
+            self._connect_timer.cancel()
+            self._connect_timer = None
 
     async def _leave(self) -> None:
         for producer, topic in list(self.producers.values()):

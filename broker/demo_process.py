@@ -53,8 +53,9 @@ class PostdateProcess:
         self._config = config
         self._settings = dict(settings or {})
         port, web_port = free_ports(2)
-        self.port = int(self._settings.get("brokerServicePort", port))
-        self.web_port = int(self._settings.get("webServicePort", web_port))
+        # Empty where a test switches the port off.
+        self.port = int(self._settings.get("brokerServicePort") or port)
+        self.web_port = int(self._settings.get("webServicePort") or web_port)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

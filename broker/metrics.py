@@ -3,7 +3,8 @@
 A snapshot of plain numbers goes in, text comes out. Names, labels and units are a real Pulsar's wherever the thing
 exists here; rates are left to Prometheus, which computes them from the counters. The index metrics of PIP-195 are
 there for each subscription, and as sums for each topic and namespace. What Pulsar has no metric for is called
-`postdate_...`, among it PIP-379's figures.
+`postdate_...`, among it PIP-379's figures. Without topics (`exposeTopicLevelMetricsInPrometheus=false`) there is one
+series for each namespace, however many topics it has, of what can be added up, as in Pulsar.
 """
 
 import asyncio
@@ -91,6 +92,8 @@ class ServiceSnapshot:
     cluster: str
     connection_count: int
     topics: Sequence[TopicSnapshot] = ()
+    is_by_topic: bool = True
+    """Whether each topic and subscription has series of its own; else each namespace has."""
 
 
 def metrics_text(snapshot: ServiceSnapshot) -> bytes:
@@ -113,13 +116,23 @@ class _Figure(Generic[T]):
     name: str
     documentation: str
     value: Callable[[T], float]
+    has_sum: bool = True
+    """Whether it is told for a namespace."""
 
     def metric(self, things: Iterable[tuple[Labels, T]]) -> Metric:
         return _metric(self.name, self.documentation, [(labels, self.value(thing)) for labels, thing in things])
 
+    def sum_metric(self, things: Iterable[tuple[Labels, T]]) -> Metric:
+        more = _LABELS_OF_SUMS.get(self.name, {})
+        samples = _added(({**labels, **more}, self.value(thing)) for labels, thing in things)
+        return _metric(self.name, self.documentation, samples)
+
     def metric_with_sums(self, things: Iterable[tuple[Labels, T]]) -> Metric:
         return _metric(self.name, self.documentation, _with_sums((labels, self.value(one)) for labels, one in things))
 
+
+_LABELS_OF_SUMS: Final[Mapping[str, Labels]] = {"pulsar_msg_backlog": {"remote_cluster": "local"}}
+"""What Pulsar adds to the labels of a namespace."""
 
 _TOPIC_FIGURES: Final[tuple[_Figure[TopicSnapshot], ...]] = (
     _Figure("pulsar_subscriptions_count", "Subscriptions.", lambda topic: len(topic.subscriptions)),
@@ -140,15 +153,16 @@ _TOPIC_FIGURES: Final[tuple[_Figure[TopicSnapshot], ...]] = (
 )
 
 _SUBSCRIPTION_FIGURES: Final[tuple[_Figure[SubscriptionSnapshot], ...]] = (
-    _Figure("pulsar_subscription_back_log", "Entries that are not acknowledged.", lambda one: one.backlog),
+    _Figure("pulsar_subscription_back_log", "Entries that are not acknowledged.", lambda one: one.backlog, False),
     _Figure(
         "pulsar_subscription_back_log_no_delayed",
         "Entries that are not acknowledged and do not wait for their time.",
         # The two are counted at different places: between them, an entry may have come due.
         lambda one: max(one.backlog - one.delayed, 0),
+        has_sum=False,
     ),
     _Figure("pulsar_subscription_delayed", "Entries that wait for their time.", lambda one: one.delayed),
-    _Figure("pulsar_subscription_consumers_count", "Connected consumers.", lambda one: len(_consumers(one))),
+    _Figure("pulsar_subscription_consumers_count", "Connected consumers.", lambda one: len(_consumers(one)), False),
     _Figure("pulsar_out_messages_total", "Messages sent.", lambda one: one.messages_out_total),
     _Figure("pulsar_out_bytes_total", "Bytes sent.", lambda one: one.bytes_out_total),
     _Figure(
@@ -164,26 +178,31 @@ _DISPATCHER_FIGURES: Final[tuple[_Figure[SubscriptionStats], ...]] = (
         "pulsar_subscription_unacked_messages",
         "Messages that were sent and are not acknowledged.",
         lambda one: one.unacked_messages,
+        has_sum=False,
     ),
     _Figure(
         "pulsar_subscription_blocked_on_unacked_messages",
         "1 while sending waits because too many messages are not acknowledged.",
         lambda one: one.blocked_subscription_on_unacked_msgs,
+        has_sum=False,
     ),
     _Figure(
         "pulsar_subscription_last_acked_timestamp",
         "When a consumer last acknowledged, in milliseconds since the epoch.",
         lambda one: _latest(one.consumers, lambda consumer: consumer.last_acked_timestamp),
+        has_sum=False,
     ),
     _Figure(
         "pulsar_subscription_last_consumed_timestamp",
         "When a message was last sent, in milliseconds since the epoch.",
         lambda one: _latest(one.consumers, lambda consumer: consumer.last_consumed_timestamp),
+        has_sum=False,
     ),
     _Figure(
         "pulsar_subscription_last_consumed_flow_timestamp",
         "When a consumer last asked for messages, in milliseconds since the epoch.",
         lambda one: _latest(one.consumers, lambda consumer: consumer.last_consumed_flow_timestamp),
+        has_sum=False,
     ),
     _Figure(
         "postdate_subscription_draining_hashes",
@@ -239,11 +258,15 @@ class _Snapshot(Collector):
 
     def collect(self) -> Iterator[Metric]:
         cluster = {"cluster": self._snapshot.cluster}
-        topics = [
-            ({**cluster, "namespace": topic.namespace, "topic": topic.name}, topic) for topic in self._snapshot.topics
+        by_topic = self._snapshot.is_by_topic
+        topics: list[tuple[Labels, TopicSnapshot]] = [
+            ({**cluster, "namespace": topic.namespace} | ({"topic": topic.name} if by_topic else {}), topic)
+            for topic in self._snapshot.topics
         ]
-        subscriptions = [
-            ({**labels, "subscription": one.name}, one) for labels, topic in topics for one in topic.subscriptions
+        subscriptions: list[tuple[Labels, SubscriptionSnapshot]] = [
+            ({**labels, "subscription": one.name} if by_topic else labels, one)
+            for labels, topic in topics
+            for one in topic.subscriptions
         ]
         dispatchers = [(labels, one.dispatcher) for labels, one in subscriptions if one.dispatcher is not None]
         trackers = [(labels, one.tracker) for labels, one in subscriptions if one.tracker is not None]
@@ -253,10 +276,18 @@ class _Snapshot(Collector):
         counters = [(labels, one) for labels, one in ever if one is not None]
 
         yield _metric("postdate_connections", "Open client connections.", [(cluster, self._snapshot.connection_count)])
-        yield from (figure.metric(topics) for figure in _TOPIC_FIGURES)
-        yield from (figure.metric(subscriptions) for figure in _SUBSCRIPTION_FIGURES)
-        yield from (figure.metric(dispatchers) for figure in _DISPATCHER_FIGURES)
+        counted = _added(({**cluster, "namespace": topic.namespace}, 1) for topic in self._snapshot.topics)
+        yield _metric("pulsar_topics_count", "Topics.", counted)
+        yield from _metrics(_TOPIC_FIGURES, topics, by_topic=by_topic)
+        yield from _metrics(_SUBSCRIPTION_FIGURES, subscriptions, by_topic=by_topic)
+        yield from _metrics(_DISPATCHER_FIGURES, dispatchers, by_topic=by_topic)
         yield from _index_metrics(trackers, counters)
+
+
+def _metrics(figures: Iterable[_Figure[T]], things: Sequence[tuple[Labels, T]], *, by_topic: bool) -> Iterator[Metric]:
+    if by_topic:
+        return (figure.metric(things) for figure in figures)
+    return (figure.sum_metric(things) for figure in figures if figure.has_sum)
 
 
 def _index_metrics(
@@ -300,11 +331,21 @@ def _with_sums(samples: Iterable[Sample]) -> list[Sample]:
     """
     given = list(samples)
     of_subscriptions = [(labels, value) for labels, value in given if "subscription" in labels]
+    of_topics = [(_without(labels, "subscription"), value) for labels, value in given if "topic" in labels]
+    of_namespaces = [(_without(labels, "subscription", "topic"), value) for labels, value in given]
+    return [*_added([*of_namespaces, *of_topics]), *of_subscriptions]
+
+
+def _without(labels: Labels, *left_out: str) -> Labels:
+    return {name: value for name, value in labels.items() if name not in left_out}
+
+
+def _added(samples: Iterable[Sample]) -> list[Sample]:
+    """Add up the samples that have the same labels."""
     sums: dict[tuple[tuple[str, str], ...], float] = defaultdict(float)
-    for labels, value in given:
-        for left_out in ({"subscription", "topic"}, {"subscription"}):
-            sums[tuple(item for item in labels.items() if item[0] not in left_out)] += value
-    return [*((dict(labels), value) for labels, value in sums.items()), *of_subscriptions]
+    for labels, value in samples:
+        sums[tuple(labels.items())] += value
+    return [(dict(labels), value) for labels, value in sums.items()]
 
 
 def _without_zeros(samples: Iterable[Sample]) -> list[Sample]:

@@ -103,7 +103,12 @@ async def on_lookup(connection: Connection, command: BaseCommand) -> None:
     except BrokerError as error:
         connection.write(commands.lookup_error(request.request_id, error=error.server_error, message=str(error)))
         return
-    connection.write(commands.lookup_response(request.request_id, service_url=connection.service.service_url))
+    service = connection.service
+    connection.write(
+        commands.lookup_response(
+            request.request_id, service_url=service.service_url, service_url_tls=service.service_url_tls
+        )
+    )
 
 
 @_refuses_with_error(lambda command: command.getTopicsOfNamespace.request_id)

@@ -14,17 +14,17 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from aiohttp.typedefs import Middleware
 
 from broker.config import BrokerConfig
-from broker.connection import Connection
 from broker.listening import WebAudience
 from broker.metrics import render_metrics
 from broker.permission_routes import permission_routes
 from broker.policy_routes import policy_routes
-from broker.requests import HANDLERS
+from broker.ports import listen_for_clients, open_tls, web_ports
 from broker.scheduler import Housekeeping, Job
 from broker.service import Service
 from broker.stats_routes import stats_routes
@@ -54,7 +54,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
 
     Raises:
         ServiceStartError: The data folder cannot be opened.
-        ConfigError: A key that checks tokens cannot be used.
+        ConfigError: What a key names cannot be used, such as a certificate or a key that checks tokens.
         OSError: A port cannot be listened on.
     """
     loop = asyncio.get_running_loop()
@@ -62,15 +62,15 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     started_ms = now_ms()
+    tls = open_tls(config)
     service = await Service.open(config, now_ms=now_ms)
     try:
-        server = await loop.create_server(
-            lambda: Connection(service, HANDLERS), config.bind_address, config.service_port, backlog=128
-        )
+        listeners = await listen_for_clients(service, tls)
         try:
             web = await start_web(
                 config.bind_address,
-                config.web_port,
+                *web_ports(config, tls),
+                connect_timeout_s=config.limits.connect_timeout_s,
                 metrics=lambda: render_metrics(service.metrics()),
                 health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
                 problems=service.problems,
@@ -84,9 +84,10 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                     log.critical("stopping, as nothing can be stored: %s", service.failure)
                     stop.set()
 
-            housekeeping = Housekeeping(
-                [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
-            )
+            jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
+            if tls is not None:
+                jobs.append(Job("certificates", config.tls.refresh_interval_s, partial(asyncio.to_thread, tls.refresh)))
+            housekeeping = Housekeeping(jobs)
             try:
                 housekeeping.start()
                 service.spawn(service.open_topics())
@@ -94,11 +95,11 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                 await stop.wait()
                 log.info("stopping")
             finally:
-                server.close()
+                await listeners.aclose()
                 await housekeeping.close()
                 await web.close()
         finally:
-            server.close()
+            await listeners.aclose()
     finally:
         await service.close()
     log.info("stopped")

@@ -20,9 +20,10 @@ from typing import Any, Final
 from broker.authentication.authenticator import Authenticator
 from broker.authorization import Authorizer
 from broker.config import BrokerConfig
-from broker.errors import ServiceStartError
+from broker.errors import NotAllowedError, ServiceStartError
 from broker.grants import Actions, GrantBook
 from broker.hosts import is_wildcard
+from broker.limits import ConnectionController
 from broker.link import ClientLink
 from broker.metrics import ServiceSnapshot
 from broker.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
@@ -51,6 +52,9 @@ log = logging.getLogger(__name__)
 
 CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
 """How often it is looked which credentials end: at 5,000 connections 1.2 ms each time."""
+
+RECEIVE_BYTES_MAX: Final = 64 * 1024
+"""Taken at once from a socket: some 400 small messages, 5 ms of work, and then it is others' turn."""
 
 CLOSE_TIMEOUT_S: Final = 10
 """What is still going on this long after everything was told to end is cancelled."""
@@ -83,10 +87,14 @@ class Service:
         self.now_ms = now_ms
         self.server_version = f"Postdate {version('postdate')}"
         self.connections: set[ClientLink] = set()
+        self.connection_controller = ConnectionController(config.limits)
         self.topics: dict[TopicName, Topic] = {}
         self.public_host = _public_host(config)
         """The name or address that look-ups answer."""
-        self.service_url = _service_url(self.public_host, config.service_port)
+        self.service_url = _service_url(self.public_host, "pulsar", config.service_port)
+        self.service_url_tls = _service_url(self.public_host, "pulsar+ssl", config.service_port_tls)
+        self.receive_buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))
+        """What any connection receives into: all of it is taken out again in the same turn of the loop."""
         self._store = store
         self._storage = storage
         self._tracker_factory = _tracker_factory(config, storage, now_ms)
@@ -127,12 +135,17 @@ class Service:
     # ---- topics ----
 
     async def topic(self, name: TopicName) -> Topic:
-        """Give a topic, opened; it comes into being where it is missing."""
+        """Give a topic, opened; it comes into being where it is missing.
+
+        Raises:
+            NotAllowedError: It is missing, and its namespace has as many topics as are allowed.
+        """
         topic = self.topics.get(name)
         if topic is not None:
             return topic
         opening = self._opening.get(name)
         if opening is None:
+            self._check_topic_count(name)
             opening = self._opening[name] = self.spawn(self._open_topic(name))
         # Shielded: who asked may go away while others wait for the same topic.
         return await asyncio.shield(opening)
@@ -190,6 +203,7 @@ class Service:
             cluster=self.config.cluster_name,
             connection_count=len(self.connections),
             topics=[topic.metrics() for topic in self.topics.values()],
+            is_by_topic=self.config.has_topic_metrics,
         )
 
     @property
@@ -265,6 +279,17 @@ class Service:
 
     # ---- inside ----
 
+    def _check_topic_count(self, name: TopicName) -> None:
+        count_max = self.config.limits.topics_per_namespace_max
+        stored = self._store.managed_ledger_names()
+        if not count_max or str(name) in stored:
+            return
+        # Those that open now may not be stored yet.
+        names = {*stored, *map(str, self._opening)}
+        beginning = str(name)[: -len(name.local_name)]
+        if sum(other.startswith(beginning) for other in names) >= count_max:
+            raise NotAllowedError("Exceed maximum number of topics in namespace.")
+
     async def _open_topic(self, name: TopicName) -> Topic:
         try:
             ledger = await self._store.open_managed_ledger(str(name))
@@ -277,6 +302,7 @@ class Service:
                 delayed_delivery=self.policies.applied(name),
                 now_ms=self.now_ms(),
                 residual=self._residual,
+                limits=self.config.limits,
                 spawn=self.spawn,
                 index=index,
             )
@@ -303,6 +329,7 @@ class Service:
             new_dispatcher=partial(self._new_dispatcher, trackers),
             clean_residual_snapshots=self._residual.clean,
             now_ms=self.now_ms,
+            consumers_max=self.config.limits.consumers_per_subscription_max,
         )
 
     def _new_dispatcher(
@@ -391,8 +418,11 @@ def _public_host(config: BrokerConfig) -> str:
     return socket.getfqdn() if is_wildcard(host) else host
 
 
-def _service_url(host: str, port: int) -> str:
-    return f"pulsar://[{host}]:{port}" if ":" in host else f"pulsar://{host}:{port}"
+def _service_url(host: str, scheme: str, port: int | None) -> str | None:
+    """Give a URL that look-ups answer, None without such a port."""
+    if port is None:
+        return None
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _default_policies(config: BrokerConfig) -> DelayedDeliveryPolicies:

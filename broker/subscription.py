@@ -66,6 +66,7 @@ class Subscription:
         new_dispatcher: Makes the dispatcher of a type; passed in, so that tests need no service.
         clean_residual_snapshots: Deletes the delayed index of a topic's cursor that has no dispatcher.
         now_ms: The clock.
+        consumers_max: The most consumers, 0 for no limit.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class Subscription:
         new_dispatcher: NewDispatcher,
         clean_residual_snapshots: Callable[[str, str, Cursor], Awaitable[None]],
         now_ms: Callable[[], int],
+        consumers_max: int = 0,
     ) -> None:
         self.name = name
         self.cursor = cursor
         self.dispatcher: Dispatcher | None = None
         self.consumers: list[Consumer] = []
         self._ledger = ledger
+        self._consumers_max = consumers_max
         self._new_dispatcher = new_dispatcher
         self._clean_residual_snapshots = clean_residual_snapshots
         self._type: SubscriptionType | None = None
@@ -114,13 +117,15 @@ class Subscription:
         one it is let go, and the request is decided once more.
 
         Raises:
-            ConsumerBusyError: Consumers of another type are attached, or the type allows one consumer only.
+            ConsumerBusyError: Consumers of another type are attached, or as many as the type or the limit allows.
             ConsumerAssignError: No key range can be given to it.
         """
         async with self._lock:
             await self._drop_failed_dispatcher()
             if self._now_ms() < self._rebuild_from_ms:
                 raise DispatcherClosedError(f"subscription {self.name!r} is being rebuilt after a defect")
+            if self._consumers_max and len(self.consumers) >= self._consumers_max:
+                raise ConsumerBusyError("Subscription reached max consumers limit")
             if self._type is not subscription_type:
                 await self._change_type(subscription_type)
             assert self.dispatcher is not None

@@ -7,11 +7,18 @@ Appending is not here: a producer's connection appends straight to `ledger`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from urllib.parse import quote, unquote
 
 from broker.consumer import Consumer
-from broker.errors import ProducerBusyError, ProducerFencedError, SubscriptionNotFoundError
+from broker.errors import (
+    ConsumerBusyError,
+    NotAllowedError,
+    ProducerBusyError,
+    ProducerFencedError,
+    SubscriptionNotFoundError,
+)
+from broker.limits import LimitsConfig
 from broker.metrics import TopicSnapshot
 from broker.policies import DelayedDeliveryPolicies
 from broker.producer import Producer, ProducerAccessMode
@@ -46,6 +53,7 @@ class Topic:
         delayed_delivery: The policies that are in force for it.
         now_ms: What time it is.
         residual: Deletes snapshots that no tracker looks after.
+        limits: How many producers, subscriptions and consumers it may have.
         spawn: Runs work in the background.
         index: The delayed index that its subscriptions share, None where each has its own.
     """
@@ -59,6 +67,7 @@ class Topic:
         delayed_delivery: DelayedDeliveryPolicies,
         now_ms: int,
         residual: ResidualSnapshots,
+        limits: LimitsConfig,
         spawn: Spawn,
         index: TopicIndex | None = None,
     ) -> None:
@@ -74,6 +83,9 @@ class Topic:
         self.meter = RateMeter(now_ms, 2)
         """The rates of messages and bytes in."""
         self._new_subscription = new_subscription
+        self._limits = limits
+        # Consumers whose subscribe waits for something; they count, or two at once would take the last place.
+        self._joining: set[Consumer] = set()
         self._index = index
         # What the index of subscriptions that are gone has done; the topic's figures must not go back with them.
         self._index_counters_before: TrackerCounters | None = None
@@ -92,7 +104,8 @@ class Topic:
         that connection is asked for a sign of life, unless both are on it.
 
         Raises:
-            ProducerBusyError: Another live producer has its name, or has the topic for itself.
+            ProducerBusyError: Another live producer has its name, or has the topic for itself, or there are as many as
+                are allowed.
             ProducerFencedError: It wants the topic for itself, and others are here.
         """
         present = self.producers.get(producer.name)
@@ -127,6 +140,8 @@ class Topic:
             case ProducerAccessMode.SHARED:
                 if has_exclusive:
                     raise ProducerBusyError("Topic has an existing exclusive producer")
+                if _is_full(others, self._limits.producers_per_topic_max):
+                    raise ProducerBusyError(f"Topic '{self.name}' reached max producers limit")
             case ProducerAccessMode.EXCLUSIVE:
                 if others:
                     raise ProducerFencedError("Topic has existing producers, so none can be exclusive")
@@ -154,13 +169,28 @@ class Topic:
             start: The next entry to read of a new subscription, or None for the earliest.
 
         Raises:
-            ConsumerBusyError: See `Subscription.add_consumer`.
+            ConsumerBusyError: The topic has as many consumers as are allowed; see also `Subscription.add_consumer`.
             ConsumerAssignError: See `Subscription.add_consumer`.
+            NotAllowedError: The topic has as many subscriptions as are allowed.
         """
+        present = self._joining.union(*(one.consumers for one in self.subscriptions.values()))
+        if _is_full(present, self._limits.consumers_per_topic_max):
+            raise ConsumerBusyError("Topic reached max consumers limit")
+        self._joining.add(consumer)
+        try:
+            return await self._subscribe(consumer, subscription_type, durable=durable, start=start)
+        finally:
+            self._joining.discard(consumer)
+
+    async def _subscribe(
+        self, consumer: Consumer, subscription_type: SubscriptionType, *, durable: bool, start: Position | None
+    ) -> Subscription:
         name = consumer.subscription_name
         async with self._lock:
             subscription = self.subscriptions.get(name)
             if subscription is None:
+                if _is_full(self.subscriptions, self._limits.subscriptions_per_topic_max):
+                    raise NotAllowedError(f"Exceed the maximum number of subscriptions of the topic: {self.name}")
                 cursor = await self.ledger.open_cursor(quote(name, safe=""), initial_position=start, durable=durable)
                 subscription = self._add_subscription(name, cursor)
             if self._index is not None:
@@ -349,3 +379,7 @@ class Topic:
         if self._index is not None and not self.subscriptions:
             await self._index.delete()
             self._sweep.note_ended_tracker()
+
+
+def _is_full(present: Collection[object], count_max: int) -> bool:
+    return bool(count_max) and len(present) >= count_max

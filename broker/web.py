@@ -13,6 +13,7 @@ decided before, by `broker.web_access`.
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -21,8 +22,11 @@ from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from broker.listening import WebAudience
+from broker.network.listener import Listener, Port, TlsContexts, listen
 
 log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
 
 SHUTDOWN_TIMEOUT_S = 2.0
 """How long a request that is being answered may keep the service from stopping."""
@@ -31,19 +35,35 @@ SHUTDOWN_TIMEOUT_S = 2.0
 class WebServer:
     """A listening web server; made by `start_web`."""
 
-    def __init__(self, runner: web.AppRunner, port: int) -> None:
+    def __init__(self, runner: web.AppRunner, listeners: list[Listener]) -> None:
         self._runner = runner
-        self.port = port
+        self._listeners = listeners
+
+    @property
+    def port(self) -> int:
+        """The number of its port, of the first if there are two."""
+        return self._listeners[0].number
 
     async def close(self) -> None:
         """Stop listening and let the answers under way finish."""
+        for listener in self._listeners:
+            await listener.close()
         await self._runner.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
+class WebPort:
+    """A port of the web server; see `broker.network.listener.Port`."""
+
+    number: int
+    tls: TlsContexts | None = None
+    advice: str = ""
 
 
 async def start_web(
     host: str,
-    port: int,
-    *,
+    *ports: int | WebPort,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
     metrics: Callable[[], bytes | Awaitable[bytes]],
     health: Callable[[], dict[str, Any]],
     problems: Callable[[], list[str]] = list,
@@ -51,11 +71,12 @@ async def start_web(
     access: Middleware | None = None,
     audience: WebAudience | None = None,
 ) -> WebServer:
-    """Listen on a port.
+    """Listen on one port or two.
 
     Args:
         host: The address to listen on.
-        port: The port; 0 takes a free one, which `WebServer.port` tells.
+        ports: The ports, a number for one without TLS; 0 takes a free one, which `WebServer.port` tells.
+        connect_timeout_s: How long a caller may stay silent, from its connection to its first byte.
         metrics: Gives the Prometheus text, at once or later.
         health: Gives what `/health` says besides the status and the version.
         problems: Gives what keeps the service from doing its job, one text each.
@@ -98,12 +119,24 @@ async def start_web(
     app.router.add_routes(routes)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()
+    handlers = runner.server
+    assert handlers is not None
+    server = WebServer(runner, listeners := [])
     try:
-        await web.TCPSite(runner, host, port).start()
+        for one in (WebPort(port) if isinstance(port, int) else port for port in ports):
+            port = Port(
+                host=host,
+                number=one.number,
+                factory=lambda _: handlers(),
+                connect_timeout_s=connect_timeout_s,
+                tls=one.tls,
+                advice=one.advice,
+            )
+            listeners.append(await listen(port))
     except OSError:
-        await runner.cleanup()
+        await server.close()
         raise
-    return WebServer(runner, runner.addresses[0][1])
+    return server
 
 
 def _only_for(audience: WebAudience) -> Middleware:

@@ -8,24 +8,27 @@ else the certificate of the TLS session counts. Whoever shows something wrong is
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from broker.authentication.config import TOKEN_PROVIDER
+from broker.authentication.config import TLS_PROVIDER, TOKEN_PROVIDER
 from broker.authentication.provider import (
     AuthenticatedRole,
     AuthenticationError,
     AuthenticationProvider,
     PeerCertificate,
 )
+from broker.authentication.tls import TLS_METHOD, TlsProvider
 from broker.authentication.token import TOKEN_METHOD, TokenProvider
 from broker.config import BrokerConfig
 
-TLS_METHOD: Final = "tls"
 _BEARER: Final = "Bearer "
 _METHOD_SHOWN_MAX: Final = 40
 
 ProviderFactory = Callable[[BrokerConfig], AuthenticationProvider]
 """Makes a provider from its keys; raises `ConfigError` where they cannot be used."""
 
-_FACTORIES: Final[Mapping[str, ProviderFactory]] = {TOKEN_PROVIDER: TokenProvider.from_config}
+_FACTORIES: Final[Mapping[str, ProviderFactory]] = {
+    TOKEN_PROVIDER: TokenProvider.from_config,
+    TLS_PROVIDER: TlsProvider.from_config,
+}
 """By the class names that `authenticationProviders` has."""
 
 

@@ -5,12 +5,13 @@ from typing import Final
 
 _PULSAR_PACKAGE: Final = "org.apache.pulsar.broker.authentication"
 TOKEN_PROVIDER: Final = f"{_PULSAR_PACKAGE}.AuthenticationProviderToken"
+TLS_PROVIDER: Final = f"{_PULSAR_PACKAGE}.AuthenticationProviderTls"
 
 RSA_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 PUBLIC_ALGORITHMS: Final = (*RSA_ALGORITHMS, "ES256", "ES384", "ES512")
 """What a token may be signed with where a public key checks it, as in Pulsar."""
 
-PROVIDERS: Final = (TOKEN_PROVIDER,)
+PROVIDERS: Final = (TOKEN_PROVIDER, TLS_PROVIDER)
 """The providers that there are, by Pulsar's class names."""
 
 _SECONDS_MAX: Final = 24 * 3600

@@ -93,12 +93,15 @@ def partitioned_metadata_error(request_id: int, *, error: str, message: str) -> 
     return frame(command)
 
 
-def lookup_response(request_id: int, *, service_url: str) -> bytes:
-    """Say where a topic is served."""
+def lookup_response(request_id: int, *, service_url: str | None, service_url_tls: str | None) -> bytes:
+    """Say where a topic is served, without TLS and with it; the client takes the one that it speaks."""
     command = BaseCommand(type=BaseCommand.LOOKUP_RESPONSE)
     response = command.lookupTopicResponse
     response.request_id = request_id
-    response.brokerServiceUrl = service_url
+    if service_url is not None:
+        response.brokerServiceUrl = service_url
+    if service_url_tls is not None:
+        response.brokerServiceUrlTls = service_url_tls
     response.response = CommandLookupTopicResponse.Connect
     response.authoritative = True
     return frame(command)

@@ -75,6 +75,14 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     running.stop()
 
 
+@pytest.fixture(params=foreign_clients.LANGUAGES)
+def language(request: pytest.FixtureRequest) -> str:
+    """A client's language; its program is built."""
+    name: str = request.param
+    foreign_clients.require(name)
+    return name
+
+
 @pytest.fixture
 def is_real_pulsar(service: Service) -> bool:
     """Whether the judge itself is being asked."""

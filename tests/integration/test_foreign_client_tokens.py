@@ -6,18 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration import foreign_clients
-from tests.integration.foreign_clients import LANGUAGES, Running, run
+from tests.integration.foreign_clients import Running, run
 from tests.integration.services import ADMIN, Service
 from tests.integration.test_client_tokens import ask, ending_in, grant, path_of, revoke
 from tests.tokens import token
-
-
-@pytest.fixture(params=LANGUAGES)
-def language(request: pytest.FixtureRequest) -> str:
-    """A client's language; its program is built."""
-    name: str = request.param
-    foreign_clients.require(name)
-    return name
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ public final class JavaClient {
                 .lookupTimeout(10, TimeUnit.SECONDS)
                 .connectionTimeout(5, TimeUnit.SECONDS);
         if (asked.trustCertsFile != null) {
-            builder.tlsTrustCertsFilePath(asked.trustCertsFile);
+            builder.tlsTrustCertsFilePath(asked.trustCertsFile).enableTlsHostnameVerification(true);
         }
         if (asked.tokenFile != null) {
             builder.authentication(AuthenticationFactory.token(this::token));

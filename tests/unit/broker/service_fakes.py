@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from broker.config import BrokerConfig
 from broker.connection import Connection
+from broker.network.listener import Accepted
 from broker.protocol.commands import frame
 from broker.protocol.frames import FrameSplitter
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
@@ -61,9 +62,9 @@ class FakeTransport(asyncio.Transport):
 class Peer:
     """A client of one connection, speaking in commands."""
 
-    def __init__(self, service: Service, *, has_to_connect: bool = True) -> None:
+    def __init__(self, service: Service, *, has_to_connect: bool = True, accepted: Accepted | None = None) -> None:
         self.transport = FakeTransport()
-        self.connection = Connection(service, HANDLERS)
+        self.connection = Connection(service, HANDLERS, accepted)
         self.transport.connection = self.connection
         self.connection.connection_made(self.transport)
         self._requests = 0

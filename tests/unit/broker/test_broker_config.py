@@ -19,7 +19,15 @@ REFUSED = {
     "bindAddress": ("a..b", "must be a host name or an address"),
     "insecureBindAllowed": ("yes", "must be true or false"),
     "brokerServicePort": ("65536", "must be from 1 to 65535"),
+    "brokerServicePortTls": ("6651", "must be empty where tlsCertificateFilePath and tlsKeyFilePath are"),
     "webServicePort": ("0", "must be from 1 to 65535"),
+    "webServicePortTls": ("8443", "must be empty where tlsCertificateFilePath and tlsKeyFilePath are"),
+    "tlsCertificateFilePath": ("server.pem", "must be set together with tlsKeyFilePath"),
+    "tlsKeyFilePath": ("server.key", "must be set together with tlsCertificateFilePath"),
+    "tlsTrustCertsFilePath": ("~nobody-of-this-name/ca.pem", "must be a path"),
+    "tlsRequireTrustedClientCertOnConnect": ("true", "must be false while tlsTrustCertsFilePath names nobody"),
+    "tlsProtocols": ("TLSv1.1", "must be TLSv1.3 or TLSv1.2 or both"),
+    "tlsCertRefreshCheckDurationSec": ("-1", "must be from 0 to 2147483647"),
     "advertisedAddress": ("x" * 70, "must be a host name or an address"),
     "authenticationEnabled": ("true", "must be set together with a way to authenticate: authenticationProviders="),
     "authenticationProviders": ("com.example.Provider", "must be of org.apache.pulsar.broker.authentication."),
@@ -36,7 +44,7 @@ REFUSED = {
     "authorizationEnabled": ("true", "must be set together with authenticationEnabled=true"),
     "superUserRoles": ("admin\0", "must be text without NUL characters"),
     "clusterName": ("a\0b", "must be text without NUL characters"),
-    "dataDirectory": ("~nobody-of-this-name/data", "must be a folder"),
+    "dataDirectory": ("~nobody-of-this-name/data", "must be a path"),
     "bucketSnapshotStorage": ("s4", "must be rocksdb or s3 or memory"),
     "bucketSnapshotProcessEnabled": ("yes", "must be true or false"),
     "bucketSnapshotS3Bucket": ("a", "must be the name of a bucket"),
@@ -66,6 +74,15 @@ REFUSED = {
     "retentionCheckIntervalInSeconds": ("2 min", "must be a whole number"),
     "statsUpdateFrequencyInSecs": ("1.5", "must be a whole number"),
     "unsupportedConfigIgnored": ("1", "must be true or false"),
+    "exposeTopicLevelMetricsInPrometheus": ("yes", "must be true or false"),
+    "brokerMaxConnections": ("-1", "must be from 0 to 2147483647"),
+    "brokerMaxConnectionsPerIp": ("2147483648", "must be from 0 to 2147483647"),
+    "connectTimeoutSeconds": ("0", "must be from 1 to 3600"),
+    "maxTopicsPerNamespace": ("-1", "must be from 0 to 2147483647"),
+    "maxProducersPerTopic": ("-1", "must be from 0 to 2147483647"),
+    "maxSubscriptionsPerTopic": ("-1", "must be from 0 to 2147483647"),
+    "maxConsumersPerTopic": ("-1", "must be from 0 to 2147483647"),
+    "maxConsumersPerSubscription": ("-1", "must be from 0 to 2147483647"),
     "managedLedgerMaxEntriesPerLedger": ("0", "must be at least 1"),
     "managedLedgerMaxSizePerLedgerMbytes": ("0", "must be at least 1"),
     "managedLedgerMaxLedgerRolloverTimeMinutes": ("0", "must be at least 1"),
@@ -181,11 +198,41 @@ def test_every_kind_of_value_is_read() -> None:
 
 
 def test_an_empty_value_means_the_default() -> None:
-    environment = {"brokerServicePort": "6660", "advertisedAddress": ""}
+    environment = {"keepAliveIntervalSeconds": "7", "advertisedAddress": ""}
 
-    config = load(environment=environment, overrides=["brokerServicePort="])
+    config = load(environment=environment, overrides=["keepAliveIntervalSeconds="])
 
     assert config == BrokerConfig()
+
+
+def test_an_empty_port_is_no_port() -> None:
+    certificate = ["tlsCertificateFilePath=a.pem", "tlsKeyFilePath=a.key"]
+    ports = ["brokerServicePort=", "brokerServicePortTls=6651", "webServicePort=", "webServicePortTls=8443"]
+
+    config = load(overrides=[*certificate, *ports])
+
+    assert (config.service_port, config.service_port_tls) == (None, 6651)
+    assert (config.web_port, config.web_port_tls) == (None, 8443)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["brokerServicePort="], "brokerServicePort=: must be a port where brokerServicePortTls is empty"),
+        (["webServicePort="], "webServicePort=: must be a port where webServicePortTls is empty"),
+        (
+            ["tlsCertificateFilePath=a", "tlsKeyFilePath=b", "webServicePortTls=6650"],
+            "webServicePortTls=6650: must be another port than brokerServicePort",
+        ),
+        (
+            ["tlsCertificateFilePath=a", "tlsKeyFilePath=b", "brokerServicePortTls=6650"],
+            "brokerServicePortTls=6650: must be another port than brokerServicePort",
+        ),
+    ],
+)
+def test_ports_that_do_not_fit_together_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load(overrides=overrides)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import shlex
 import socket
 import subprocess
@@ -209,6 +210,23 @@ def test_the_service_announces_itself_refuses_a_second_and_stops_in_order(tmp_pa
     assert "  Listens on      127.0.0.1, this machine alone\n" in log
     assert f"  Data            {(tmp_path / 'data').resolve()}\n" in log
     assert "Traceback" not in log
+
+
+def test_the_service_takes_as_many_files_as_it_may_have(tmp_path: Path) -> None:
+    """Each connection is one; a shell's first limit is often 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    command = [sys.executable, "-m", "broker.cli", "serve", *settings(tmp_path, *free_ports(2))]
+
+    with subprocess.Popen(
+        ["sh", "-c", 'ulimit -S -n 256 && exec "$@"', "sh", *command], stdout=subprocess.PIPE, text=True
+    ) as service:
+        assert service.stdout is not None
+        # The announcement comes when everything is set.
+        assert service.stdout.readline() == "Postdate is ready.\n"
+        found = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
+        service.terminate()
+
+    assert found == (hard, hard)
 
 
 @pytest.mark.parametrize(

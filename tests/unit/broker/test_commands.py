@@ -18,7 +18,7 @@ def built() -> Iterator[tuple[str, bytes]]:
     yield "ERROR", commands.error(1, error="ConsumerBusy", message="m")
     yield "PARTITIONED_METADATA_RESPONSE", commands.partitioned_metadata_response(1, partitions=0)
     yield "PARTITIONED_METADATA_RESPONSE", commands.partitioned_metadata_error(1, error="UnknownError", message="m")
-    yield "LOOKUP_RESPONSE", commands.lookup_response(1, service_url="pulsar://h:1")
+    yield "LOOKUP_RESPONSE", commands.lookup_response(1, service_url="pulsar://h:1", service_url_tls="pulsar+ssl://h:2")
     yield "LOOKUP_RESPONSE", commands.lookup_error(1, error="InvalidTopicName", message="m")
     yield "PRODUCER_SUCCESS", commands.producer_success(1, producer_name="p")
     yield "SEND_ERROR", commands.send_error(1, 2, error="ChecksumError", message="m")

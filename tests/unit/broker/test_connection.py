@@ -10,6 +10,8 @@ import pytest
 from service_fakes import Peer, open_service, until
 
 from broker.connection import REQUESTS_MAX, UNREAD_BYTES_MAX
+from broker.limits import ConnectionController, LimitsConfig
+from broker.network.listener import Accepted
 from broker.protocol.commands import frame
 from broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
@@ -117,6 +119,59 @@ def test_a_command_before_connect_ends_the_connection(tmp_path: Path) -> None:
         peer.send(BaseCommand(type=BaseCommand.PING, ping={}))
 
         assert peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def accepted_now(controller: ConnectionController | None = None) -> Accepted:
+    """A connection whose time for CONNECT is over with the next turn of the loop."""
+    return Accepted(controller, ("test", 1), asyncio.get_running_loop().time())
+
+
+@pytest.mark.parametrize("beginning", [b"", b"\0", frame(BaseCommand(type=BaseCommand.CONNECT))[:-1]])
+def test_a_client_that_does_not_come_to_its_connect_is_let_go(beginning: bytes, tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service, has_to_connect=False, accepted=accepted_now())
+        peer.send_bytes(beginning)
+
+        await until(lambda: peer.transport.closed)
+
+    play(tmp_path, story)
+
+
+def test_a_client_that_has_connected_has_all_the_time(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        peer = Peer(service, accepted=accepted_now())
+
+        answer = await producer(peer)
+
+        assert answer.type == BaseCommand.PRODUCER_SUCCESS
+        assert not peer.transport.closed
+
+    play(tmp_path, story)
+
+
+def test_one_connection_too_many_hears_so_when_it_connects(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        controller = ConnectionController(LimitsConfig(connections_per_ip_max=1))
+        first = Peer(service, accepted=accepted_now(controller))
+        second = Peer(service, accepted=accepted_now(controller))
+
+        (refused,) = second.answers()
+        assert second.transport.closed
+        assert not first.transport.closed
+        assert (refused.type, refused.error.request_id) == (BaseCommand.ERROR, 2**64 - 1)
+        assert refused.error.error == ServerError.NotAllowedError
+        assert refused.error.message == "Reached the maximum number of connections on address test"
+
+        await until(lambda: second.connection not in service.connections)
+        first.connection.close()
+        third = await until(lambda: as_admitted(service, controller))
+        assert third.answers()[0].type == BaseCommand.CONNECTED
+
+    def as_admitted(service: Service, controller: ConnectionController) -> Peer | None:
+        peer = Peer(service, accepted=accepted_now(controller))
+        return None if peer.transport.closed else peer
 
     play(tmp_path, story)
 

@@ -13,6 +13,8 @@ from dispatcher.stats import ConsumerStats, SubscriptionStats
 from tracker.stats import BucketOperation, TrackerStats
 
 GOLDEN_FILE = Path(__file__).parents[2] / "golden/admin/metrics-of-one-topic.txt"
+NAMESPACE_GOLDEN_FILE = GOLDEN_FILE.with_name("metrics-of-one-namespace.txt")
+"""Of a Pulsar 4.2.4 with `exposeTopicLevelMetricsInPrometheus=false`."""
 
 Labels = frozenset[tuple[str, str]]
 
@@ -110,8 +112,8 @@ def samples(text: str) -> dict[tuple[str, Labels], float]:
     return found
 
 
-def rendered(*topics: TopicSnapshot) -> dict[tuple[str, Labels], float]:
-    snapshot = ServiceSnapshot(cluster="standalone", connection_count=9, topics=topics)
+def rendered(*topics: TopicSnapshot, is_by_topic: bool = True) -> dict[tuple[str, Labels], float]:
+    snapshot = ServiceSnapshot(cluster="standalone", connection_count=9, topics=topics, is_by_topic=is_by_topic)
     return samples(metrics_text(snapshot).decode())
 
 
@@ -125,7 +127,7 @@ def test_names_and_labels_are_a_real_pulsars() -> None:
     # What the golden file lacks because it has the lines of one topic only, without a failed operation.
     of_namespace = {
         (name, labels - {"topic"}) for name, labels in golden if name.startswith("pulsar_delayed_message_index_bucket")
-    } | {("pulsar_delayed_message_index_loaded", frozenset({"cluster", "namespace"}))}
+    } | {(name, frozenset(NAMESPACE)) for name in ("pulsar_delayed_message_index_loaded", "pulsar_topics_count")}
 
     ours = {
         (name, frozenset(name for name, _ in labels))
@@ -138,7 +140,7 @@ def test_names_and_labels_are_a_real_pulsars() -> None:
 
 
 def test_the_names_stand_in_the_text_byte_for_byte() -> None:
-    golden_lines = GOLDEN_FILE.read_bytes().splitlines()
+    golden_lines = (GOLDEN_FILE.read_bytes() + NAMESPACE_GOLDEN_FILE.read_bytes()).splitlines()
     golden_names = {re.split(rb"[{ ]", line)[0] for line in golden_lines if not line.startswith(b"#")}
 
     text = metrics_text(ServiceSnapshot(cluster="standalone", connection_count=1, topics=[topic(subscription())]))
@@ -146,6 +148,51 @@ def test_the_names_stand_in_the_text_byte_for_byte() -> None:
 
     assert names <= golden_names
     assert {name for name in golden_names if name.startswith(b"pulsar_delayed_message_index_bucket")} <= names
+
+
+def test_without_topics_names_and_labels_are_a_real_pulsars_too() -> None:
+    golden = samples(NAMESPACE_GOLDEN_FILE.read_text()).keys()
+
+    ours = {
+        (name, labels)
+        for name, labels in rendered(topic(subscription()), is_by_topic=False)
+        # Pulsar leaves out operations that never happened, and none had in the golden file.
+        if name.startswith("pulsar_") and "_bucket_op_" not in name
+    }
+
+    assert len(ours) > 13
+    assert ours <= golden
+
+
+def test_without_topics_there_is_one_series_for_each_namespace_and_figure() -> None:
+    topics = [
+        topic(subscription(), subscription("audit", dispatcher=None, tracker=None), name=str(number))
+        for number in range(9)
+    ]
+    elsewhere = topic(subscription(), namespace="shop/eu")
+
+    few, many = rendered(topics[0], elsewhere, is_by_topic=False), rendered(*topics, elsewhere, is_by_topic=False)
+
+    assert few.keys() == many.keys()
+    assert not any({"topic", "subscription"} & dict(labels).keys() for _, labels in many)
+    assert many["pulsar_topics_count", at(NAMESPACE)] == 9
+    assert many["pulsar_subscriptions_count", at(NAMESPACE)] == 18
+    assert many["pulsar_msg_backlog", at(NAMESPACE, remote_cluster="local")] == 18 * 83_221
+    assert many["pulsar_subscription_delayed", at(NAMESPACE)] == 9 * 60_000
+    assert many["pulsar_delayed_message_index_bucket_total", at(NAMESPACE)] == 18
+    assert many["pulsar_in_messages_total", at(CLUSTER, namespace="shop/eu")] == 120_200
+
+
+def test_sums_are_the_same_with_topics_and_without() -> None:
+    topics = [topic(subscription(), subscription("audit"), name=name) for name in "ab"]
+
+    of_namespaces = {
+        key: value for key, value in rendered(*topics).items() if dict(key[1]).keys() == {"cluster", "namespace"}
+    }
+
+    without = rendered(*topics, is_by_topic=False)
+    assert len(of_namespaces) > 3
+    assert of_namespaces.items() <= without.items()
 
 
 def test_the_numbers_of_a_topic() -> None:

@@ -91,6 +91,7 @@ func connect(asked task) (pulsar.Client, error) {
 		OperationTimeout:      10 * time.Second,
 		ConnectionTimeout:     5 * time.Second,
 		TLSTrustCertsFilePath: asked.TrustCertsFile,
+		TLSValidateHostname:   true,
 		Logger:                log.NewLoggerWithSlog(slog.New(slog.NewTextHandler(os.Stderr, nil))),
 	}
 	if asked.TokenFile != "" {

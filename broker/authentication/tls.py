@@ -1,0 +1,62 @@
+"""The TLS provider: the common name of the client's certificate is its role.
+
+That the certificate is believed has been proved in the handshake, against `tlsTrustCertsFilePath`; nothing is checked
+again here. A connection outlives the end of its certificate, as in Pulsar.
+
+Source: Pulsar's `AuthenticationProviderTls`.
+"""
+
+from typing import Final
+
+from broker.authentication.config import TLS_PROVIDER
+from broker.authentication.provider import AuthenticatedRole, AuthenticationError, PeerCertificate
+from broker.config import BrokerConfig
+
+TLS_METHOD: Final = "tls"
+
+
+class TlsProvider:
+    """Turns a certificate into a role."""
+
+    method_name = TLS_METHOD
+
+    @classmethod
+    def from_config(cls, config: BrokerConfig) -> "TlsProvider":
+        """Make it.
+
+        Raises:
+            ConfigError: No client could show a certificate; the text says what to do.
+        """
+        if not config.has_tls or config.tls.trust_certs_path is None:
+            raise config.refusal(
+                "authenticationProviders",
+                f"{TLS_PROVIDER} needs a port with TLS (brokerServicePortTls) "
+                "and tlsTrustCertsFilePath, which says whose certificates are believed of clients",
+            )
+        return cls()
+
+    def authenticate(
+        self, auth_data: bytes, peer_certificate: PeerCertificate | None, *, now_ms: int
+    ) -> AuthenticatedRole:
+        """See `AuthenticationProvider`."""
+        del auth_data, now_ms
+        if peer_certificate is None:
+            raise AuthenticationError("Client unable to authenticate with TLS certificate: the connection has none")
+        role = role_of(peer_certificate)
+        if role is None:
+            raise AuthenticationError("Client unable to authenticate with TLS certificate: it has no common name")
+        return AuthenticatedRole(role)
+
+
+def role_of(peer_certificate: PeerCertificate) -> str | None:
+    """Return the common name of a client's certificate; None if it has none.
+
+    Of several, the most specific counts, which is the last, as in Pulsar.
+
+    >>> role_of({"subject": ((("organizationName", "shop"),), (("commonName", "billing"),))})
+    'billing'
+    """
+    names = [
+        value for name_parts in peer_certificate.get("subject", ()) for key, value in name_parts if key == "commonName"
+    ]
+    return names[-1] or None if names else None
