@@ -11,6 +11,7 @@ NAMES: Final = (
     "connections",
     "tracker",
     "tracker_memory",
+    "many_buckets",
     "dispatcher",
     "log_layout",
     "merge_curve",

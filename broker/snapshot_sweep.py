@@ -11,8 +11,8 @@ A tracker deletes what it stored. Without one there are three kinds of snapshots
 And there are properties that name none, as a crash came between deleting it and forgetting it.
 
 Kind 1 is found in the properties, at each retention check. For the rest all snapshots of the topic have to be
-listed, which is done once after its opening, and when a tracker has ended without another in its place; again at each
-retention check until it has succeeded. Nobody waits for any of this, so no lock is held.
+listed, which is done once after its opening, and when a tracker has ended without another in its place, then and at a
+later retention check; again at each of these until it has succeeded. Nobody waits for any of this, so no lock is held.
 """
 
 import asyncio
@@ -54,11 +54,15 @@ class SnapshotSweep:
         self._task: asyncio.Task[None] | None = None
         self.has_to_list = True
         """Whether the next sweep lists all snapshots of the topic."""
+        self._has_to_list_again = False
         self._is_failing = False
 
     def note_ended_tracker(self) -> None:
-        """Have the next sweep look for what a tracker may have left, or the one that is under way."""
-        self.has_to_list = True
+        """Have the next sweep look for what a tracker may have left, or the one that is under way.
+
+        And one at a later retention check: a create whose answer was lost may take effect after the first look.
+        """
+        self.has_to_list = self._has_to_list_again = True
 
     def start(self) -> None:
         """Sweep, unless a sweep is under way."""
@@ -73,6 +77,8 @@ class SnapshotSweep:
             if failures[-1] is not None:
                 self.has_to_list = True
                 break
+        else:
+            self.has_to_list, self._has_to_list_again = self._has_to_list_again, False
         self._tell([failure for failure in failures if failure is not None])
 
     def _tell(self, failures: Sequence[Exception]) -> None:

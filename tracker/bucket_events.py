@@ -165,7 +165,7 @@ def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> Non
     if bucket.ledgers != named:
         buckets.ranges.discard(bucket.serial, named)
         buckets.ranges.add(bucket.serial, bucket.ledgers)
-        buckets.doubts.note_moved()
+        buckets.doubts.note(bucket)
     if bucket.ledgers.last_ledger_id < buckets.index.first_ledger_id:
         buckets.remove(bucket)
         return
@@ -297,8 +297,10 @@ def _on_failed(buckets: BucketSet, event: ActionFailed, now_ms: int) -> None:
     else:
         lane.failed(retry, now_ms)
     if isinstance(action, PersistBucket | MergeBuckets):
-        # It may have been stored all the same, under an id that nobody knows.
+        # It may have been stored all the same, under an id that nobody knows, or be stored yet: a storage that did not
+        # answer may still have the call.
         buckets.is_sweep_wanted = True
+        buckets.late_sweep_at_ms = now_ms + buckets.config.operation_timeout_ms
     if isinstance(action, ListSnapshots):
         buckets.sweep = None
         buckets.is_sweep_wanted = True

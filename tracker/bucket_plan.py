@@ -6,8 +6,8 @@ that no property names. Nothing is remembered between two looks but what is in f
 
 import heapq
 from collections.abc import Iterator
-from contextlib import closing
-from itertools import pairwise
+from itertools import islice, pairwise
+from typing import Final
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.actions import (
@@ -25,10 +25,11 @@ from tracker.actions import (
 from tracker.bucket_set import BucketSet
 from tracker.buckets import Bucket, BucketState, free_key
 from tracker.due_queue import NEVER
-from tracker.merging import window_to_merge
+from tracker.loads import LOAD_ROW_COUNT_MAX
+from tracker.merging import windows_to_merge
 
-LOAD_ROW_COUNT_MAX = 16_384
-"""Segments are loaded together up to this many rows: small ones cost a call each otherwise."""
+REMOVALS_MAX: Final = 256
+"""So many buckets that are exhausted are removed in one turn, which takes some milliseconds."""
 
 SWEEP_SERIAL = 0
 """`ListSnapshots` belongs to no bucket."""
@@ -42,14 +43,14 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
     buckets.note_time(now_ms)
     if not buckets.is_dirty and now_ms < buckets.quiet_until_ms:
         return []
-    _remove_exhausted(buckets)
+    has_more = _remove_exhausted(buckets)
     buckets.doubts.refresh()
     buckets.questions.cool(now_ms)
     _begin_merge(buckets, now_ms)
     # Loads first: someone waits for them.
     actions: list[Action] = list(_plan_loads(buckets, now_ms))
     for lane in buckets.lanes.all:
-        for bucket in list(lane.work.values()):
+        for bucket in lane.work.values():
             if lane.is_full:
                 break
             if bucket.work is None and lane.starts_at_ms(bucket.work_retry) <= now_ms:
@@ -57,13 +58,16 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
                 lane.started()
                 actions.append(bucket.work)
     actions += buckets.questions.plan(buckets.lanes.reads, now_ms)
+    if now_ms >= buckets.late_sweep_at_ms:
+        buckets.late_sweep_at_ms = NEVER
+        buckets.is_sweep_wanted = True
     if _may_sweep(buckets, now_ms):
         buckets.sweep = ListSnapshots(SWEEP_SERIAL)
         # What goes wrong from now on wants another one.
         buckets.is_sweep_wanted = False
         buckets.lanes.reads.started()
         actions.append(buckets.sweep)
-    buckets.is_dirty = False
+    buckets.is_dirty = has_more
     buckets.quiet_until_ms = buckets.next_work_ms(now_ms)
     return actions
 
@@ -93,80 +97,99 @@ def _action_of(buckets: BucketSet, bucket: Bucket, now_ms: int) -> Action:
 
 def _plan_loads(buckets: BucketSet, now_ms: int) -> Iterator[LoadSegments]:
     """Yield loads of segments that begin soon, the one that holds up hand-out first."""
+    loads = buckets.loads
     through_ms = buckets.due_through_ms(now_ms, buckets.config.prefetch_ms)
-    buckets.next_load_ms = NEVER
+    loads.note_ended()
+    begins_ms = loads.queue_due(through_ms, now_ms)
+    row_count_max = _load_row_count_max(buckets)
+
+    def row_count_of(bucket: Bucket) -> int:
+        assert bucket.table is not None
+        _, last = _segments_of(bucket, through_ms, row_count_max)
+        return bucket.table.rows_before(bucket.table.spans_of(last)) - bucket.loaded_row_count
+
     room = buckets.config.loaded_row_count_max - len(buckets.index.shared_queue)
-    row_count_max = _load_row_count_max(buckets, through_ms)
+    for needed in loads.admit(room, row_count_of):
+        buckets.note_needed(needed, now_ms)
     buckets.note_unblocked()
-    with closing(buckets.frontier.in_order()) as waiting:
-        for place, bucket in enumerate(waiting):
-            if bucket.next_segment_ms > through_ms:
-                buckets.next_load_ms = min(buckets.next_load_ms, bucket.next_segment_ms - (through_ms - now_ms))
-                break
-            if bucket.load is not None:
-                room -= bucket.load_row_count
-                continue
-            is_waited_for = not place and not buckets.index.has_row_through(bucket.barrier)
-            if room <= 0 and not is_waited_for:
-                # Handing out makes room, or leaves nothing to be handed out before this one.
-                buckets.note_blocked(-room, None if place else bucket.barrier)
-                break
-            if bucket.needed_since_ms is None:
-                bucket.needed_since_ms = now_ms
-                buckets.barrier_changed()
-            if bucket.unread.needs_known and bucket.unread.known is None:
-                buckets.questions.ask(bucket)
-                continue
-            starts_at_ms = buckets.lanes.loads.starts_at_ms(bucket.load_retry)
-            if starts_at_ms > now_ms:
-                buckets.next_load_ms = min(buckets.next_load_ms, starts_at_ms)
-                continue
-            bucket.load = _load_of(buckets, bucket, through_ms, row_count_max)
-            buckets.lanes.loads.started()
-            room -= bucket.load_row_count
-            yield bucket.load
+    while (bucket := _next_to_load(buckets, room, through_ms, now_ms)) is not None:
+        assert bucket.bucket_id is not None
+        bucket.load_row_count = row_count_of(bucket)
+        first, last = _segments_of(bucket, through_ms, row_count_max)
+        data = buckets.drop_first_segments(bucket)
+        bucket.load = LoadSegments(bucket.serial, bucket.bucket_id, first, last, data if first == 1 else ())
+        buckets.lanes.loads.started()
+        loads.note_started(bucket)
+        yield bucket.load
+    for unknown in loads.unknown.values():
+        buckets.questions.ask(unknown)
+    buckets.next_load_ms = loads.next_start_ms
+    if begins_ms != NEVER:
+        buckets.next_load_ms = min(buckets.next_load_ms, begins_ms - (through_ms - now_ms))
 
 
-def _load_row_count_max(buckets: BucketSet, through_ms: int) -> int:
+def _next_to_load(buckets: BucketSet, room: int, through_ms: int, now_ms: int) -> Bucket | None:
+    """Return a bucket of which segments are to be loaded now, None if there is none or it has to wait."""
+    loads = buckets.loads
+    bucket = loads.next_ready(now_ms)
+    room -= loads.row_count
+    if bucket is not None or room > 0:
+        return bucket
+    first = buckets.frontier.first()
+    if first is None or first.next_segment_ms > through_ms:
+        return None
+    # Handing out makes room, or leaves nothing to be handed out before this one: then it is loaded all the same.
+    is_waited_for = not buckets.index.has_row_through(first.barrier)
+    if is_waited_for and loads.may_start(first, now_ms):
+        buckets.note_needed(first, now_ms)
+        return first
+    buckets.note_blocked(-room, None if is_waited_for or first.load is not None else first.barrier)
+    return None
+
+
+def _load_row_count_max(buckets: BucketSet) -> int:
     """Return how many rows to load at once: each bucket's share, so that all that are due are loaded side by side.
 
     With more, hand-out would wait for one of them, and the others have rows that nobody may have yet.
     """
-    due_count = buckets.frontier.count_through(through_ms)
-    return min(LOAD_ROW_COUNT_MAX, buckets.config.loaded_row_count_max // max(1, due_count))
+    return min(LOAD_ROW_COUNT_MAX, buckets.config.loaded_row_count_max // max(1, buckets.loads.due_count))
 
 
-def _load_of(buckets: BucketSet, bucket: Bucket, through_ms: int, row_count_max: int) -> LoadSegments:
-    assert bucket.bucket_id is not None
-    assert bucket.table is not None
+def _segments_of(bucket: Bucket, through_ms: int, row_count_max: int) -> tuple[int, int]:
+    """Return the numbers of the first and last segment of a bucket's next load: those that came along, or some."""
     first, last = bucket.segments_to_load(through_ms, row_count_max)
-    data = buckets.drop_first_segments(bucket)
-    if first == 1 and data:
-        last = len(data)
-    bucket.load_row_count = bucket.table.rows_before(bucket.table.spans_of(last)) - bucket.loaded_row_count
-    return LoadSegments(bucket.serial, bucket.bucket_id, first, last, data if first == 1 else ())
+    return first, len(bucket.first_segments) if first == 1 and bucket.first_segments else last
 
 
-def _remove_exhausted(buckets: BucketSet) -> None:
-    """Remove the buckets of which every row was handed out."""
+def _remove_exhausted(buckets: BucketSet) -> bool:
+    """Remove buckets of which every row was handed out; return whether there are more than one turn should take."""
+    ended: list[Bucket] = []
     if buckets.index.residents.has_empty:
-        for bucket in buckets.lanes.waiting():
-            if bucket.resident is not None and bucket.resident.queue.next_ms == NEVER:
-                buckets.remove(bucket)
+        ended += islice(
+            (
+                bucket
+                for bucket in buckets.lanes.waiting()
+                if bucket.resident is not None and bucket.resident.queue.next_ms == NEVER
+            ),
+            REMOVALS_MAX,
+        )
     next_ms = buckets.index.shared_queue.next_ms
     merging: list[tuple[int, int]] = []
-    while buckets.ending and buckets.ending[0][0] < next_ms:
+    while buckets.ending and buckets.ending[0][0] < next_ms and len(ended) < REMOVALS_MAX:
         entry = heapq.heappop(buckets.ending)
-        ended = buckets.buckets.get(entry[1])
-        if ended is None or not (ended.state is BucketState.SEALED and ended.is_fully_loaded):
+        bucket = buckets.buckets.get(entry[1])
+        if bucket is None or not (bucket.state is BucketState.SEALED and bucket.is_fully_loaded):
             continue
-        if ended.merging_into is None:
-            buckets.remove(ended)
+        if bucket.merging_into is None:
+            ended.append(bucket)
         else:
             merging.append(entry)
+    for bucket in ended:
+        buckets.remove(bucket)
     buckets.next_exhaustion_ms = buckets.ending[0][0] if buckets.ending else NEVER
     for entry in merging:
         heapq.heappush(buckets.ending, entry)
+    return len(ended) >= REMOVALS_MAX
 
 
 def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
@@ -175,33 +198,57 @@ def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
     A bucket that is being sealed counts when it is sealed: the newest one mostly is in the cheapest window, and a
     choice without it is that of a limit lower by one, which costs several times as much where the limit is low.
     """
-    if buckets.config.bucket_count_max <= 0 or now_ms < buckets.merge_retry.at_ms or not buckets.is_merge_wanted:
+    limit = buckets.config.bucket_count_max
+    if limit <= 0 or now_ms < buckets.merge_retry.at_ms or not buckets.is_merge_wanted:
         return
     # From now on, whatever would change the answer wants another look.
     buckets.is_merge_wanted = False
-    if any(bucket.sources for bucket in buckets.buckets.values()):
+    if (buckets.merge_target is not None and buckets.merge_target.sources) or len(buckets.ranges) <= limit:
         return
-    counted = [bucket for bucket in buckets.served() if not _is_on_its_way(bucket)]
-    if len(counted) <= buckets.config.bucket_count_max:
+    sources = _sources_to_merge(buckets, now_ms)
+    if not sources:
         return
-    served = sorted(buckets.served(), key=lambda bucket: (bucket.ledgers, bucket.serial))
-    window = window_to_merge(
-        [bucket.table.row_count if bucket.table is not None else 0 for bucket in served],
-        [buckets.may_merge(bucket, now_ms) for bucket in served],
-    )
-    if window is None:
-        return
-    sources = served[window.start : window.stop]
     ledgers = LedgerRange(
         min(source.ledgers.first_ledger_id for source in sources),
         max(source.ledgers.last_ledger_id for source in sources),
     )
     target = buckets.new_bucket(ledgers, free_key(ledgers, buckets.keys), BucketState.MERGING)
+    buckets.merge_target = target
     target.sources = tuple(source.serial for source in sources)
     for source in sources:
         source.merging_into = target.serial
     # Rows of the sources are handed out while it is made of them.
     buckets.doubts.mark(target)
+
+
+def _sources_to_merge(buckets: BucketSet, now_ms: int) -> list[Bucket]:
+    """Return the buckets to merge next, as planned before where that still holds; none if not too many are at rest."""
+    while buckets.merges_planned:
+        planned = [buckets.buckets.get(serial) for serial in buckets.merges_planned.popleft()]
+        sources = [bucket for bucket in planned if bucket is not None and buckets.may_merge(bucket, now_ms)]
+        if len(sources) == len(planned):
+            return sources
+    excess = _count_at_rest(buckets) - buckets.config.bucket_count_max
+    if excess <= 0:
+        return []
+    served = [buckets.buckets[serial] for serial in buckets.ranges.in_order()]
+    windows = windows_to_merge(
+        [bucket.table.row_count if bucket.table is not None else 0 for bucket in served],
+        [buckets.may_merge(bucket, now_ms) for bucket in served],
+        excess,
+    )
+    buckets.merges_planned.extend([served[place].serial for place in window] for window in windows[1:])
+    return [served[place] for place in windows[0]] if windows else []
+
+
+def _count_at_rest(buckets: BucketSet) -> int:
+    """Return how many buckets count for the limit; at least so many, if that is too many already."""
+    works = [lane.work for lane in (buckets.lanes.reads, buckets.lanes.creates, buckets.lanes.properties)]
+    count = len(buckets.ranges) - sum(map(len, works))
+    if count > buckets.config.bucket_count_max:
+        return count
+    waiting = [bucket for work in works for bucket in work.values() if not bucket.sources and not bucket.is_doomed]
+    return len(buckets.ranges) - sum(_is_on_its_way(bucket) for bucket in waiting)
 
 
 def _is_on_its_way(bucket: Bucket) -> bool:

@@ -6,8 +6,8 @@ callbacks has to survive a failure.
 """
 
 import heapq
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
 from pyroaring import BitMap
@@ -23,6 +23,7 @@ from tracker.holding import Holding
 from tracker.index import Index
 from tracker.lanes import Lanes
 from tracker.ledger_ranges import LedgerRanges
+from tracker.loads import Loads
 from tracker.questions import Questions
 from tracker.recovery import BucketProperty
 from tracker.retry import Retry
@@ -44,7 +45,8 @@ class BucketSet:
         """The ranges of the buckets that count, by serial."""
         self.doubts = Doubts(index)
         self.questions = Questions(keeps_all=keeps_positions)
-        self.frontier = Frontier(self.buckets)
+        self.frontier = Frontier(self.buckets, self._waived_at_ms)
+        self.loads = Loads(self.buckets, self.lanes.loads)
         self.ending: list[tuple[int, int]] = []
         """Of sealed buckets whose rows are all in memory, a heap of when the last one is due, and the serial."""
         self.lead_ms = 0
@@ -58,8 +60,14 @@ class BucketSet:
         """Key and reason of buckets that were given up, until someone reports them."""
         self.is_merge_wanted = True
         """Whether a merge may be due that was not when it was last looked."""
+        self.merge_target: Bucket | None = None
+        """What was merged last, or is being merged: then it has sources."""
+        self.merges_planned: deque[list[int]] = deque()
+        """The serials of buckets that are to be merged after those, where many merges were decided on together."""
         self.merge_retry = Retry()
         self.is_sweep_wanted = False
+        self.late_sweep_at_ms = NEVER
+        """When to look again for snapshots without a property: a create that failed may take effect until then."""
         self.sweep: ListSnapshots | None = None
         self.sweep_retry = Retry()
         self.foreign_ids: frozenset[int] = frozenset()
@@ -75,7 +83,6 @@ class BucketSet:
         self._blocked_at: RowKey | None = None
         self._barrier: RowKey | None = None
         self._barrier_until_ms = NEVER
-        self._recovering: dict[int, Bucket] = {}
         self._unread_count: int | None = None
         self._held_rows: dict[int, int] = {}
 
@@ -221,8 +228,7 @@ class BucketSet:
             bucket.bucket_id = named.bucket_id
             bucket.has_property = True
             bucket.needed_since_ms = now_ms
-            if state is BucketState.RECOVERING:
-                self._recovering[bucket.serial] = bucket
+            self.frontier.note(bucket)
             if bucket.ledgers.last_ledger_id < self.index.first_ledger_id:
                 self.remove(bucket)
         self.is_sweep_wanted = True
@@ -258,6 +264,9 @@ class BucketSet:
             self.index.residents.remove(bucket.resident)
         bucket.resident = None
         bucket.load = None
+        self.loads.forget(bucket.serial)
+        self.questions.forget(bucket.serial)
+        self.doubts.note(bucket)
         self.drop_first_segments(bucket)
         bucket.unread.forget()
         self.ranges.discard(bucket.serial, bucket.ledgers)
@@ -313,18 +322,22 @@ class BucketSet:
         """Note what time it is; when the clock was put back, what waits for a time it has left waits no longer."""
         if now_ms < self._last_now_ms:
             self.merge_retry.at_ms = self.sweep_retry.at_ms = -1
+            self.late_sweep_at_ms = min(self.late_sweep_at_ms, now_ms + self.config.operation_timeout_ms)
             for lane in self.lanes.all:
                 lane.forget_wait()
             self.questions.forget_wait()
             for bucket in self.buckets.values():
                 bucket.forget_waits(now_ms)
-            self.barrier_changed()
+            self.frontier.note_clock_put_back()
+            self.loads.note_clock_put_back()
             self.changed()
         self._last_now_ms = now_ms
 
-    def barrier_changed(self) -> None:
-        """Note that the barrier has to look again."""
-        self._barrier = None
+    def note_needed(self, bucket: Bucket, now_ms: int) -> None:
+        """Note that a bucket's next segment is wanted; from now on it counts how long others wait for it."""
+        if bucket.needed_since_ms is None:
+            bucket.needed_since_ms = now_ms
+            self._barrier = None
 
     def move(self, bucket: Bucket, state: BucketState) -> None:
         """Move a bucket to a state and to the lane of its action."""
@@ -334,6 +347,7 @@ class BucketSet:
         if owned_key and not _owns_key(bucket):
             self.keys.remove(bucket.key)
         bucket.parts, bucket.tracked_parts = (), None
+        self.doubts.note(bucket)
         self.is_merge_wanted = True
         if state is BucketState.GONE:
             del self.buckets[bucket.serial]
@@ -392,29 +406,14 @@ class BucketSet:
         A bucket that could not be read for `order_wait_ms_max` holds nothing up any more.
         """
         if self._barrier is None or now_ms >= self._barrier_until_ms:
-            self._barrier = last_key_at(NEVER)
-            self._barrier_until_ms = NEVER
-            with closing(self._holding_up()) as buckets:
-                for bucket in buckets:
-                    waived_at_ms = self._waived_at_ms(bucket)
-                    if now_ms < waived_at_ms:
-                        self._barrier = bucket.barrier
-                        self._barrier_until_ms = waived_at_ms
-                        break
+            bucket, self._barrier_until_ms = self.frontier.first_holding_up(now_ms)
+            self._barrier = last_key_at(NEVER) if bucket is None else bucket.barrier
         return self._barrier
-
-    def _holding_up(self) -> Generator[Bucket]:
-        """Yield the buckets in order of their barriers."""
-        for bucket in list(self._recovering.values()):
-            if bucket.state is BucketState.RECOVERING:
-                yield bucket
-            else:
-                del self._recovering[bucket.serial]
-        yield from self.frontier.in_order()
 
     def progressed(self, bucket: Bucket) -> None:
         """Note that more of a bucket is loaded, or that it has come to be served from segments."""
-        self.frontier.note(bucket)
+        for listener in (self.frontier, self.loads, self.questions, self.doubts):
+            listener.note(bucket)
         if bucket.is_fully_loaded:
             heapq.heappush(self.ending, (bucket.last_ms, bucket.serial))
 
@@ -435,6 +434,7 @@ class BucketSet:
         wakeup_ms = min(wakeup_ms, self.next_load_ms, self.questions.next_read_ms, self.questions.next_cooling_ms)
         if self.is_sweep_wanted and self.sweep is None and not self.is_creating:
             wakeup_ms = min(wakeup_ms, self.lanes.reads.starts_at_ms(self.sweep_retry))
+        wakeup_ms = min(wakeup_ms, self.late_sweep_at_ms)
         if self.config.bucket_count_max > 0 and now_ms < self.merge_retry.at_ms:
             wakeup_ms = min(wakeup_ms, self.merge_retry.at_ms)
         # What is held up need not be a row in memory: whoever asked from when on to wait has due messages of its own.
@@ -463,7 +463,6 @@ class BucketSet:
             assert in_lane == (bucket.state not in _STATE_IS_IDLE)
             assert (bucket.merging_into is not None) <= (bucket.merging_into in self.buckets)
             assert all(self.buckets[source].merging_into == serial for source in bucket.sources)
-            assert bucket.state is not BucketState.RECOVERING or serial in self._recovering
             assert bucket.unread.known is None or serial in self.questions.warm
             is_ending = bucket.state is BucketState.SEALED and bucket.is_fully_loaded
             assert not is_ending or (bucket.last_ms, serial) in self.ending
@@ -476,6 +475,7 @@ class BucketSet:
         self.doubts.check()
         assert self.unread_count == sum(bucket.unread.count for bucket in self.buckets.values())
         self.frontier.check()
+        self.loads.check()
         for lane in self.lanes.all:
             assert lane.work.keys() <= self.buckets.keys()
 

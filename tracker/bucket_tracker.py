@@ -280,7 +280,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """
         self._check_open("clear")
         mark = self._core.clear()
-        if not await self._wait_for(lambda: self._core.removals_through(mark) == 0, self._config.operation_timeout_ms):
+        if not await self._wait_for(lambda: self._core.is_removed_through(mark), self._config.operation_timeout_ms):
             self._check_open("clear")
             raise ClearTimeoutError(self._core.removals_through(mark), self._config.operation_timeout_ms)
 
@@ -398,6 +398,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
                 waiter.set_result(None)
         is_wanted = is_wanted or self._is_news
         self._is_news = False
+        # There may be more than one turn should take.
+        self._turn_if_asked()
         return is_wanted
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -23,7 +23,6 @@ from snapshot_storage.columns import DelayedIndexes
 from tracker import bucket_events, bucket_plan
 from tracker.actions import Action, Event
 from tracker.bucket_set import BucketSet, total_size_bytes
-from tracker.buckets import BucketState
 from tracker.config import TrackerConfig
 from tracker.due_queue import LATEST_MS, NEVER, last_key_at
 from tracker.index import Index
@@ -197,7 +196,7 @@ class TrackerCore:
 
     def next_delivery_ms(self) -> int | None:
         """Return when the next message is due, None if nothing is tracked; never later than it is."""
-        loaded_ms = self._index.next_ms if self._index.position_count else NEVER
+        loaded_ms = self._index.next_ms if self._index.has_positions else NEVER
         next_ms = min(loaded_ms, self._buckets.earliest_unloaded_ms())
         return None if next_ms == NEVER else next_ms
 
@@ -301,7 +300,7 @@ class TrackerCore:
         """Forget every message and begin to delete every snapshot.
 
         Returns:
-            A mark: once `is_removed` is true for it, all snapshots from before are deleted.
+            A mark: once `is_removed_through` is true for it, all snapshots from before are deleted.
         """
         self._buckets.clear()
         self._index.clear()
@@ -312,13 +311,16 @@ class TrackerCore:
         """Return how many buckets from before a `clear` are still being deleted."""
         return sum(serial <= mark for serial in self._buckets.buckets)
 
+    def is_removed_through(self, mark: int) -> bool:
+        """Whether all buckets from before a `clear` are deleted."""
+        # Buckets are in order of their serials.
+        return next(iter(self._buckets.buckets), mark + 1) > mark
+
     @property
     def unsettled_count(self) -> int:
         """How many buckets are being sealed, merged, registered or removed."""
-        return sum(
-            bucket.state not in (BucketState.SEALED, BucketState.RECOVERING)
-            for bucket in self._buckets.buckets.values()
-        )
+        lanes = self._buckets.lanes
+        return sum(len(lane.work) for lane in (lanes.creates, lanes.deletes, lanes.properties))
 
     # The shell's side.
 

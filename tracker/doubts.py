@@ -7,6 +7,7 @@ way), what is handed out of the range is remembered, and rows of these positions
 
 from collections.abc import Iterable
 
+from snapshot_storage.bucket_key import LedgerRange
 from tracker.buckets import NOT_SERVED, Bucket, BucketState
 from tracker.due_queue import NEVER
 from tracker.index import Index
@@ -18,47 +19,58 @@ class Doubts:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._buckets: dict[int, Bucket] = {}
+        self._watched: dict[int, LedgerRange] = {}
+        """The range of each of them that the index watches."""
+        self._changed: dict[int, Bucket] = {}
 
     def mark(self, bucket: Bucket, through_ms: int = NEVER) -> None:
         """Watch a bucket's ledgers until it has loaded its rows up to this time."""
         if bucket.doubt_ms < through_ms:
             bucket.doubt_ms = through_ms
             self._buckets[bucket.serial] = bucket
-            self._watch()
+            self._watch(bucket)
+            self.note(bucket)
 
     def mark_all(self, buckets: Iterable[Bucket]) -> None:
         """Watch the ledgers of buckets until all of their rows are loaded."""
-        new = [bucket for bucket in buckets if bucket.doubt_ms < NEVER]
-        for bucket in new:
-            bucket.doubt_ms = NEVER
-            self._buckets[bucket.serial] = bucket
-        if new:
-            self._watch()
+        for bucket in buckets:
+            self.mark(bucket)
 
     def lower(self, bucket: Bucket, through_ms: int) -> None:
         """Watch a bucket that was marked only up to this time."""
         bucket.doubt_ms = through_ms
+        self.note(bucket)
+
+    def note(self, bucket: Bucket) -> None:
+        """Take a bucket as it is now, at the next look: its state, its range, or what is loaded has changed."""
+        if bucket.serial in self._buckets:
+            self._changed[bucket.serial] = bucket
 
     def refresh(self) -> None:
         """Forget what nobody needs any more."""
-        if not self._buckets:
-            return
-        count_before = len(self._buckets)
-        self._buckets = {serial: bucket for serial, bucket in self._buckets.items() if is_doubtful(bucket)}
-        if len(self._buckets) < count_before:
-            self._watch()
+        changed, self._changed = self._changed, {}
+        for serial, bucket in changed.items():
+            ledgers = self._watched[serial]
+            if is_doubtful(bucket) and bucket.ledgers == ledgers:
+                continue
+            self._index.watched.discard(serial, self._watched.pop(serial))
+            if is_doubtful(bucket):
+                self._watch(bucket)
+            else:
+                del self._buckets[serial]
+            self._index.forget_settled(ledgers)
 
-    def note_moved(self) -> None:
-        """Note that a bucket's range has changed."""
-        self._watch()
-
-    def _watch(self) -> None:
-        self._index.watch([bucket.ledgers for bucket in self._buckets.values()])
+    def _watch(self, bucket: Bucket) -> None:
+        if bucket.serial not in self._watched:
+            self._watched[bucket.serial] = bucket.ledgers
+            self._index.watched.add(bucket.serial, bucket.ledgers)
 
     def check(self) -> None:
         """Assert that no doubtful bucket is missing."""
-        for bucket in self._buckets.values():
-            assert bucket.ledgers in self._index.watched
+        assert self._buckets.keys() == self._watched.keys()
+        for serial, bucket in self._buckets.items():
+            assert serial in self._changed or (is_doubtful(bucket) and self._watched[serial] == bucket.ledgers)
+            assert self._index.watched.holds(self._watched[serial].first_ledger_id)
 
 
 def is_doubtful(bucket: Bucket) -> bool:

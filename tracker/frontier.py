@@ -1,61 +1,76 @@
-"""The buckets in order of what they hold up: a heap of barriers.
+"""The buckets in order of what they hold up: heaps of barriers.
 
 A bucket's barrier moves when a segment is loaded. Its old entry stays in the heap then and is recognised as stale
-when it comes up, which is cheaper than looking at every bucket each time, and exact.
+when it comes up, which is cheaper than looking at every bucket each time, and exact. A bucket that has held up others
+for long enough leaves the heap of those that do, until its barrier moves or the clock is put back.
 """
 
 import heapq
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Mapping
 
-from tracker.buckets import Bucket
-from tracker.due_queue import RowKey
+from tracker.buckets import Bucket, BucketState
+from tracker.due_queue import NEVER, RowKey
 
 
 class Frontier:
-    """Buckets with segments that are not loaded, the one that holds up hand-out first."""
+    """Buckets with rows that are not loaded, the one that holds up hand-out first.
 
-    def __init__(self, buckets: Mapping[int, Bucket]) -> None:
+    Args:
+        buckets: All buckets, by serial.
+        waived_at_ms: From when on a bucket holds nothing up any more.
+    """
+
+    def __init__(self, buckets: Mapping[int, Bucket], waived_at_ms: Callable[[Bucket], int]) -> None:
         self._buckets = buckets
-        self._heap: list[tuple[RowKey, int]] = []
+        self._waived_at_ms = waived_at_ms
+        self._unloaded: list[tuple[RowKey, int]] = []
+        """Buckets whose segments are known."""
+        self._holding_up: list[tuple[RowKey, int]] = []
+        """Those, and the ones that are being recovered; without those that have held up others for long enough."""
 
     def note(self, bucket: Bucket) -> None:
         """Take a bucket's barrier as it is now; call whenever it has changed."""
         if bucket.has_unloaded:
-            heapq.heappush(self._heap, (bucket.barrier, bucket.serial))
+            heapq.heappush(self._unloaded, (bucket.barrier, bucket.serial))
+        if _holds_up(bucket):
+            heapq.heappush(self._holding_up, (bucket.barrier, bucket.serial))
+
+    def note_clock_put_back(self) -> None:
+        """Let those hold up others again that have done so for long enough."""
+        self._holding_up = [(bucket.barrier, serial) for serial, bucket in self._buckets.items() if _holds_up(bucket)]
+        heapq.heapify(self._holding_up)
 
     def first(self) -> Bucket | None:
-        """Return the bucket with the lowest barrier."""
-        while self._heap:
-            barrier, serial = self._heap[0]
+        """Return the bucket with the lowest barrier, of those whose segments are known."""
+        while self._unloaded:
+            barrier, serial = self._unloaded[0]
             bucket = self._buckets.get(serial)
             if bucket is not None and bucket.has_unloaded and bucket.barrier == barrier:
                 return bucket
-            heapq.heappop(self._heap)
+            heapq.heappop(self._unloaded)
         return None
 
-    def count_through(self, time_ms: int) -> int:
-        """Return how many buckets have a row up to this time that is not loaded; stale entries count, too."""
-        return sum([barrier.deliver_at_ms <= time_ms for barrier, _ in self._heap])
+    def first_holding_up(self, now_ms: int) -> tuple[Bucket | None, int]:
+        """Return the bucket with the lowest barrier of those that hold up others, and until when it does so.
 
-    def in_order(self) -> Generator[Bucket]:
-        """Yield the buckets in order of their barriers, which must not move meanwhile.
-
-        Runtime complexity: O(k log n) for the first k; close the iterator if it is not used up.
+        Runtime complexity: O(log n), amortised.
         """
-        seen: list[tuple[RowKey, int]] = []
-        try:
-            while (bucket := self.first()) is not None:
-                entry = heapq.heappop(self._heap)
-                # The same barrier may have been noted twice.
-                if not seen or seen[-1] != entry:
-                    seen.append(entry)
-                    yield bucket
-        finally:
-            for entry in seen:
-                heapq.heappush(self._heap, entry)
+        while self._holding_up:
+            barrier, serial = self._holding_up[0]
+            bucket = self._buckets.get(serial)
+            if bucket is not None and _holds_up(bucket) and bucket.barrier == barrier:
+                until_ms = self._waived_at_ms(bucket)
+                if now_ms < until_ms:
+                    return bucket, until_ms
+            heapq.heappop(self._holding_up)
+        return None, NEVER
 
     def check(self) -> None:
         """Assert that no bucket is missing."""
-        entries = set(self._heap)
+        entries = set(self._unloaded)
         for serial, bucket in self._buckets.items():
             assert not bucket.has_unloaded or (bucket.barrier, serial) in entries
+
+
+def _holds_up(bucket: Bucket) -> bool:
+    return bucket.has_unloaded or bucket.state is BucketState.RECOVERING

@@ -5,6 +5,7 @@ every turn. So the earliest time and the number of rows are kept, and counted ag
 """
 
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 
 from tracker.due_queue import NEVER, DueQueue
 from tracker.membership import Membership
@@ -35,9 +36,10 @@ class Residents:
 
     def __init__(self) -> None:
         self._holdings: dict[int, Holding] = {}
-        self._next_ms = NEVER
         self._row_count = 0
-        self._has_empty = False
+        self._first_times: list[tuple[int, int]] = []
+        """A heap of the holdings' first times, with their ids; also of holdings that are gone."""
+        self._empty_count = 0
 
     def __iter__(self) -> Iterator[Holding]:
         return iter(self._holdings.values())
@@ -48,7 +50,14 @@ class Residents:
     @property
     def next_ms(self) -> int:
         """The earliest time of a row, `NEVER` if there is none."""
-        return self._next_ms
+        times = self._first_times
+        while times:
+            next_ms, key = times[0]
+            # The id of one that is gone may be another one's by now.
+            if key in self._holdings and self._holdings[key].queue.next_ms == next_ms:
+                return next_ms
+            heappop(times)
+        return NEVER
 
     @property
     def row_count(self) -> int:
@@ -58,32 +67,31 @@ class Residents:
     @property
     def has_empty(self) -> bool:
         """Whether all rows of one were taken, when it was last looked."""
-        return self._has_empty
+        return self._empty_count > 0
 
     def append(self, holding: Holding) -> None:
         """Take a holding that gets no more rows."""
+        assert len(holding.queue)
         self._holdings[id(holding)] = holding
-        self._next_ms = min(self._next_ms, holding.queue.next_ms)
         self._row_count += len(holding.queue)
+        heappush(self._first_times, (holding.queue.next_ms, id(holding)))
 
     def remove(self, holding: Holding) -> None:
         """Let go of a holding; as much of it as is here, all the same."""
         del self._holdings[id(holding)]
         self._row_count -= len(holding.queue)
-        if holding.queue.next_ms == NEVER:
-            self._has_empty = any(other.queue.next_ms == NEVER for other in self)
-        if holding.queue.next_ms == self._next_ms:
-            self._next_ms = min((other.queue.next_ms for other in self), default=NEVER)
+        self._empty_count -= holding.queue.next_ms == NEVER
 
     def note_popped(self) -> None:
         """Count again: rows may have been taken."""
-        self._next_ms = min((holding.queue.next_ms for holding in self), default=NEVER)
-        self._row_count = sum(len(holding.queue) for holding in self)
-        self._has_empty = any(holding.queue.next_ms == NEVER for holding in self)
+        self._first_times = [(holding.queue.next_ms, key) for key, holding in self._holdings.items()]
+        heapify(self._first_times)
+        self._row_count = sum([len(holding.queue) for holding in self])
+        self._empty_count = sum([holding.queue.next_ms == NEVER for holding in self])
 
     def check(self) -> None:
         """Assert that what is kept is what is there."""
         assert all(key == id(holding) for key, holding in self._holdings.items())
-        assert self._next_ms == min((holding.queue.next_ms for holding in self), default=NEVER)
-        assert self._has_empty == any(holding.queue.next_ms == NEVER for holding in self)
+        assert self.next_ms == min((holding.queue.next_ms for holding in self), default=NEVER)
+        assert self._empty_count == sum(holding.queue.next_ms == NEVER for holding in self)
         assert self._row_count == sum(len(holding.queue) for holding in self)

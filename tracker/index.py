@@ -17,6 +17,7 @@ from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
 from tracker.due_queue import NEVER, Columns, DueQueue, RowKey, pop_sorted
 from tracker.holding import Holding, Residents
+from tracker.ledger_ranges import LedgerRanges
 from tracker.membership import Membership, bitmap_of, is_in, ledger_bitmaps, ledger_groups
 from tracker.single_adds import SingleAdds
 from tracker.stale_rows import drop_stale, first_tracked_ms
@@ -46,7 +47,7 @@ class Index:
         """Those of buckets that are being sealed."""
         self.first_ledger_id = -1
         """Ledgers below this one are of no interest any more: the cursor is past them."""
-        self.watched: Sequence[LedgerRange] = ()
+        self.watched = LedgerRanges()
         """Ranges of which something may be handed out that a bucket has in a segment that is not loaded."""
         self.settled: dict[int, BitMap] = {}
         """What was handed out or refused of watched ranges, by ledger."""
@@ -116,9 +117,16 @@ class Index:
 
     @property
     def position_count(self) -> int:
-        """How many positions have a row in memory; one that is in two holdings counts twice."""
+        """How many positions have a row in memory; one that is in two holdings counts twice; O(holdings)."""
         others = self.mutable.members.count + sum(resident.members.count for resident in self.residents)
         return self._shared_count + others
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether any position has a row in memory."""
+        return bool(
+            self._shared_count or self.mutable.members.count or any(holding.members.count for holding in self.residents)
+        )
 
     def contains(self, ledger_id: int, entry_id: int) -> bool:
         """Whether a position has a row in memory; the entry id must be one that a bitmap can hold."""
@@ -156,24 +164,40 @@ class Index:
 
         PERFORMANCE: where each row is a position's only one, which is nearly always so, no row is looked at.
         """
-        next_ms, position_count = self.next_ms, self.position_count
-        if next_ms > through.deliver_at_ms or not position_count:
+        next_ms = self.next_ms
+        if next_ms > through.deliver_at_ms:
             return None
-        if next_ms < through.deliver_at_ms and self.row_count == position_count:
+        due = self._due(through)
+        if next_ms < through.deliver_at_ms and not self._may_have_stale(due):
             return next_ms
-        return first_tracked_ms(self.queues, through, self._are_tracked)
+        return first_tracked_ms([holding.queue for holding in due], through, self._are_tracked)
 
     def drop_stale(self, through: RowKey) -> bool:
         """Drop the rows at the front that are of no tracked position, up to a key; return whether there were any."""
-        if self.next_ms > through.deliver_at_ms or self.row_count == self.position_count:
+        if self.next_ms > through.deliver_at_ms:
             return False
-        has_dropped = drop_stale(self._shared.queue, through, self._are_tracked)
-        for holding in self._due_beside_shared(through):
-            if drop_stale(holding.queue, through, self._are_tracked):
-                holding.is_popped = has_dropped = True
-        if has_dropped:
+        due = self._due(through)
+        if not self._may_have_stale(due):
+            return False
+        dropped = [holding for holding in due if drop_stale(holding.queue, through, self._are_tracked)]
+        for holding in dropped:
+            holding.is_popped = True
+        if dropped:
             self.residents.note_popped()
-        return has_dropped
+        return bool(dropped)
+
+    def _due(self, through: RowKey) -> list[Holding]:
+        """Return the holdings with a row that may be at or before a key."""
+        shared = [self._shared] if self._shared.queue.next_ms <= through.deliver_at_ms else []
+        return shared + self._due_beside_shared(through)
+
+    def _may_have_stale(self, due: Sequence[Holding]) -> bool:
+        """Whether a holding has more rows than positions."""
+        taken_count = self._taken_count
+        return any(
+            len(holding.queue) != holding.members.count - (taken_count if holding is self._shared else 0)
+            for holding in due
+        )
 
     def _are_tracked(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
         if len(ledger_ids) == 1:
@@ -217,7 +241,7 @@ class Index:
             if rows is None:
                 break
             if len(rows):
-                if self.watched:
+                if len(self.watched):
                     self._settle(rows.ledger_ids, rows.entry_ids)
                 parts.append(rows)
                 wanted -= len(rows)
@@ -242,11 +266,11 @@ class Index:
         popped = ledger_ids, entry_ids
         if touched and len(self._rest[0]):
             popped = np.append(ledger_ids, self._rest[1]), np.append(entry_ids, self._rest[2])
-        is_exact = is_exact and self._are_nowhere_else(touched, popped[0])
+        is_exact = is_exact and self._are_nowhere_else(popped[0])
         if touched and not is_exact:
             return self._take_mixed((times, ledger_ids, entry_ids))
-        for holding in touched:
-            self._adopt(holding, *popped)
+        if touched:
+            self._adopt(touched, *popped)
         if len(self._rest[0]):
             self._shared.queue.push_front(*self._rest)
         rows = DelayedIndexes(times, ledger_ids, entry_ids)
@@ -272,14 +296,17 @@ class Index:
             self._shared.queue.push_front(rest.deliver_at_ms, rest.ledger_ids, rest.entry_ids)
         return rows.slice(0, row_count).take(is_tracked[:row_count])
 
-    def _adopt(self, holding: Holding, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Let the shared holding have what another one has of these positions, all of which only one holding has."""
-        members = holding.members
-        is_theirs = np.isin(ledger_ids, np.fromiter(members.bitmaps, np.int64, len(members.bitmaps)))
-        for ledger_id, adopted in ledger_bitmaps(ledger_ids[is_theirs], entry_ids[is_theirs]):
-            adopted &= members.bitmaps[ledger_id]
-            members.discard_all(ledger_id, adopted)
-            self._shared.members.unite(ledger_id, adopted)
+    def _adopt(self, touched: Sequence[Holding], ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        """Let the shared holding have what others have of these positions, all of which only one holding has."""
+        holders: dict[int, list[Holding]] = {}
+        for holding in touched:
+            for ledger_id in holding.members.bitmaps:
+                holders.setdefault(ledger_id, []).append(holding)
+        for ledger_id, popped in ledger_bitmaps(ledger_ids, entry_ids):
+            for holding in holders.get(ledger_id, ()):
+                adopted = popped & holding.members.bitmaps[ledger_id]
+                holding.members.discard_all(ledger_id, adopted)
+                self._shared.members.unite(ledger_id, adopted)
 
     def push_front(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Keep sorted rows that `pop_sorted` took with others, until it is known where they are from."""
@@ -289,16 +316,18 @@ class Index:
     def _shared_count(self) -> int:
         return self._shared.members.count - self._taken_count
 
-    def _are_nowhere_else(self, touched: Sequence[Holding], ledger_ids: Int64Array) -> bool:
-        """Whether no position that these and the shared holding have of these ledgers is in two holdings."""
-        for one in (self._shared, *touched):
-            bitmaps = one.members.bitmaps
-            for other in (self._shared, self.mutable, *self.residents):
-                if other is not one and any(
-                    bitmaps[k].intersect(other.members.bitmaps[k]) and (ledger_ids == k).any()
-                    for k in bitmaps.keys() & other.members.bitmaps.keys()
-                ):
+    def _are_nowhere_else(self, ledger_ids: Int64Array) -> bool:
+        """Whether no position of these ledgers is in two holdings.
+
+        PERFORMANCE: at every poll; that two have a ledger in common at all is found out without looking at each.
+        """
+        seen = dict(self._shared.members.bitmaps)
+        for holding in (self.mutable, *self.residents):
+            bitmaps = holding.members.bitmaps
+            for ledger_id in bitmaps.keys() & seen.keys():
+                if seen[ledger_id].intersect(bitmaps[ledger_id]) and (ledger_ids == ledger_id).any():
                     return False
+            seen |= {k: bitmaps[k] | seen[k] if k in seen else bitmaps[k] for k in bitmaps}
         return True
 
     def _note_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
@@ -331,15 +360,16 @@ class Index:
 
     # What must not come back.
 
-    def watch(self, ranges: Sequence[LedgerRange]) -> None:
-        """Remember from now on what is handed out of these ranges, and forget the rest."""
-        self.watched = ranges
-        self.settled = {
-            ledger_id: entry_ids for ledger_id, entry_ids in self.settled.items() if self._is_watched(ledger_id)
-        }
+    def forget_settled(self, ledgers: LedgerRange) -> None:
+        """Forget what was handed out of a range that is watched no more, but for what other ranges have of it."""
+        first, last = ledgers
+        within = range(first, last + 1) if last - first < len(self.settled) else list(self.settled)
+        for ledger_id in within:
+            if first <= ledger_id <= last and ledger_id in self.settled and not self._is_watched(ledger_id):
+                del self.settled[ledger_id]
 
     def _is_watched(self, ledger_id: int) -> bool:
-        return any(first <= ledger_id <= last for first, last in self.watched)
+        return self.watched.holds(ledger_id)
 
     def _settle(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         for ledger_id, popped in ledger_bitmaps(ledger_ids, entry_ids):

@@ -32,7 +32,8 @@ class LedgerRanges:
         self._firsts.insert(place, ledgers.first_ledger_id)
         self._lasts.insert(place, ledgers.last_ledger_id)
         self._serials.insert(place, serial)
-        self._note_lasts(place)
+        self._lasts_max.insert(place, self._last_before(place, ledgers.last_ledger_id))
+        self._note_lasts(place + 1)
 
     def discard(self, serial: int, ledgers: LedgerRange) -> None:
         """Remove a range, if it is there."""
@@ -41,9 +42,17 @@ class LedgerRanges:
         if serial not in self._serials[start:end]:
             return
         place = self._serials.index(serial, start, end)
-        for column in (self._firsts, self._lasts, self._serials):
+        for column in (self._firsts, self._lasts, self._serials, self._lasts_max):
             del column[place]
         self._note_lasts(place)
+
+    def holds(self, ledger_id: int) -> bool:
+        """Whether any range holds a ledger."""
+        return next(self.overlapping(LedgerRange(ledger_id, ledger_id)), None) is not None
+
+    def in_order(self) -> Sequence[int]:
+        """Return the numbers of all ranges, by first ledger; for reading only, until the next change."""
+        return self._serials
 
     def covering(self, ledger_id: int) -> Sequence[int]:
         """Return the numbers of the ranges that hold a ledger."""
@@ -59,10 +68,17 @@ class LedgerRanges:
                 yield self._serials[place]
             place -= 1
 
+    def _last_before(self, place: int, last: int) -> int:
+        return last if place == 0 else max(last, self._lasts_max[place - 1])
+
     def _note_lasts(self, start: int) -> None:
-        known = self._lasts_max[max(0, start - 1) : start]
+        """Bring the largest last ledgers up to date from a place on, which ends where nothing changes any more."""
         self._covering = None
-        self._lasts_max[start:] = list(accumulate([*known, *self._lasts[start:]], max))[len(known) :]
+        for place in range(start, len(self._lasts)):
+            last_max = self._last_before(place, self._lasts[place])
+            if self._lasts_max[place] == last_max:
+                break
+            self._lasts_max[place] = last_max
 
     def check(self) -> None:
         """Assert every invariant."""

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 WINDOW_MAX = 4
 """The most buckets in one merge; each is read at the same time."""
@@ -54,6 +55,45 @@ def window_to_merge(row_counts: Sequence[int], may_merge: Sequence[bool]) -> ran
     return pair if larger <= _SIMILAR * smaller else _cheapest(row_counts, may_merge, WINDOW_MAX)
 
 
+def windows_to_merge(row_counts: Sequence[int], may_merge: Sequence[bool], excess: int) -> list[range]:
+    """Return the indices of adjacent buckets to merge, window by window, none if no two adjacent ones may.
+
+    Mostly that is `window_to_merge`. When there are many more buckets than the limit, as after a start with a lower
+    one, a look at all of them for each merge would cost more than the merges: then it is the cheaper half of all
+    windows of the largest size, as far as they do not overlap.
+
+    >>> windows_to_merge([5, 3, 2, 4, 3], [True] * 5, 1)
+    [range(1, 3)]
+    >>> windows_to_merge([1] * 12, [True] * 12, 8)
+    [range(8, 12), range(4, 8), range(0, 4)]
+
+    Runtime complexity: O(n log n).
+
+    Args:
+        row_counts: Rows of each bucket, in order of ledgers.
+        may_merge: Whether each bucket is at rest.
+        excess: How many buckets are too many.
+    """
+    costs = (
+        _costs(row_counts, may_merge, WINDOW_MAX) if excess >= WINDOW_MAX and len(row_counts) >= WINDOW_MAX else None
+    )
+    if costs is None or np.isinf(costs.min()):
+        window = window_to_merge(row_counts, may_merge)
+        return [] if window is None else [window]
+    cost_max = float(np.median(costs[np.isfinite(costs)]))
+    order = np.lexsort((-np.arange(len(costs)), costs))
+    windows: list[range] = []
+    is_taken = [False] * len(row_counts)
+    for first in order[costs[order] <= cost_max].tolist():
+        if excess <= 0:
+            break
+        if not (is_taken[first] or is_taken[first + WINDOW_MAX - 1]):
+            windows.append(range(first, first + WINDOW_MAX))
+            is_taken[first : first + WINDOW_MAX] = [True] * WINDOW_MAX
+            excess -= WINDOW_MAX - 1
+    return windows
+
+
 def groups_down_to(row_counts: Sequence[int], may_merge: Sequence[bool], bucket_count_max: int) -> list[range]:
     """Return what becomes one bucket when adjacent ones are merged until no more than a limit are left.
 
@@ -86,16 +126,20 @@ def groups_down_to(row_counts: Sequence[int], may_merge: Sequence[bool], bucket_
 
 def _cheapest(row_counts: Sequence[int], may_merge: Sequence[bool], size_max: int) -> range | None:
     best: tuple[tuple[float, int], range] | None = None
-    counts = np.maximum(1.0, np.array(row_counts, np.float64))
-    is_free = np.array(may_merge, np.bool_)
-    for size in range(2, min(size_max, len(counts)) + 1):
-        windows = sliding_window_view(counts, size)
-        largest = windows.max(axis=1)
-        costs = largest * largest / (windows.sum(axis=1) - largest)
-        costs[~sliding_window_view(is_free, size).all(axis=1)] = np.inf
+    for size in range(2, min(size_max, len(row_counts)) + 1):
+        costs = _costs(row_counts, may_merge, size)
         # The last one of the cheapest.
         first = len(costs) - 1 - int(costs[::-1].argmin())
         cost = (float(costs[first]), -first)
         if costs[first] < np.inf and (best is None or cost < best[0]):
             best = (cost, range(first, first + size))
     return None if best is None else best[1]
+
+
+def _costs(row_counts: Sequence[int], may_merge: Sequence[bool], size: int) -> NDArray[np.float64]:
+    """Return the cost of every window of a size, infinite where it may not be merged."""
+    windows = sliding_window_view(np.maximum(1.0, np.array(row_counts, np.float64)), size)
+    largest = windows.max(axis=1)
+    costs: NDArray[np.float64] = largest * largest / (windows.sum(axis=1) - largest)
+    costs[~sliding_window_view(np.array(may_merge, np.bool_), size).all(axis=1)] = np.inf
+    return costs

@@ -17,7 +17,7 @@ from typing import Final
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.actions import ReadPositions
-from tracker.buckets import NOT_SERVED, Bucket, BucketState
+from tracker.buckets import Bucket, BucketState
 from tracker.due_queue import NEVER
 from tracker.lanes import Lane
 from tracker.membership import Membership
@@ -55,7 +55,11 @@ class Questions:
         """When a read may start that has only to wait for this time."""
         self.next_cooling_ms = NEVER
         self._wanted: dict[int, Bucket] = {}
-        """By serial, in the order in which they were asked for; with some that are warm, until the next look."""
+        """By serial, in the order in which they were asked for."""
+        self._readable: dict[int, Bucket] = {}
+        """Those of which the metadata was read; with some that are wanted no more, until the next look."""
+        self._reads: dict[int, Bucket] = {}
+        """Those whose positions are being read; likewise."""
         self._granted: frozenset[int] = frozenset()
         """Serials of those that become warm although there is no room."""
         self._full_since_ms: int | None = None
@@ -69,7 +73,19 @@ class Questions:
             bucket.unread.is_asked = True
             return True
         self._wanted.setdefault(bucket.serial, bucket)
+        self.note(bucket)
         return False
+
+    def note(self, bucket: Bucket) -> None:
+        """Take a bucket as it is now: it may have become readable, or warm."""
+        if bucket.is_warm:
+            self._wanted.pop(bucket.serial, None)
+        elif bucket.state is BucketState.SEALED and bucket.serial in self._wanted:
+            self._readable[bucket.serial] = bucket
+
+    def forget(self, serial: int) -> None:
+        """Want nothing of a bucket."""
+        self._wanted.pop(serial, None)
 
     def is_wanted(self, serial: int) -> bool:
         """Whether a bucket waits to become warm."""
@@ -90,6 +106,7 @@ class Questions:
     def note_warm(self, bucket: Bucket) -> None:
         """Take care of a bucket that has become warm."""
         self._bytes_max += bucket.unread.known_bytes
+        self._wanted.pop(bucket.serial, None)
         self.warm[bucket.serial] = bucket
         if self.next_cooling_ms == NEVER:
             self.next_cooling_ms = -1
@@ -109,27 +126,28 @@ class Questions:
     def plan(self, lane: Lane, now_ms: int) -> Iterator[ReadPositions]:
         """Yield the reads to start, in the order in which buckets were asked for."""
         self.next_read_ms = NEVER
-        self._wanted = {
-            serial: bucket
-            for serial, bucket in self._wanted.items()
-            if bucket.state not in NOT_SERVED and not bucket.is_warm
-        }
         self._granted &= self._wanted.keys()
         self._note_room(now_ms)
-        in_flight = sum(bucket.unread.question is not None for bucket in self._wanted.values())
-        for bucket in self._wanted.values():
-            if in_flight >= READS_IN_FLIGHT_MAX or lane.is_full:
-                return
-            if bucket.state is not BucketState.SEALED or bucket.unread.question is not None:
-                continue
-            starts_at_ms = lane.starts_at_ms(bucket.unread.retry)
-            if starts_at_ms > now_ms:
-                self.next_read_ms = min(self.next_read_ms, starts_at_ms)
-                continue
-            if self._is_admitted(bucket, now_ms):
+        self._reads = {serial: bucket for serial, bucket in self._reads.items() if bucket.unread.question is not None}
+        unwanted: list[int] = []
+        for serial, bucket in self._readable.items():
+            if len(self._reads) >= READS_IN_FLIGHT_MAX or lane.is_full:
+                break
+            if serial not in self._wanted:
+                unwanted.append(serial)
+            elif bucket.unread.question is None and self._may_start(bucket, lane, now_ms):
                 yield self._read_of(bucket)
                 lane.started()
-                in_flight += 1
+                self._reads[serial] = bucket
+        for serial in unwanted:
+            del self._readable[serial]
+
+    def _may_start(self, bucket: Bucket, lane: Lane, now_ms: int) -> bool:
+        starts_at_ms = lane.starts_at_ms(bucket.unread.retry)
+        if starts_at_ms > now_ms:
+            self.next_read_ms = min(self.next_read_ms, starts_at_ms)
+            return False
+        return self._is_admitted(bucket, now_ms)
 
     def _note_room(self, now_ms: int) -> None:
         """Look whether there is room for another one, and since when there is none."""

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -751,6 +752,43 @@ def test_what_is_stored_after_a_clear_was_given_up_is_deleted(late_world: World)
         await asyncio.sleep(100)
         assert await late_world.snapshot_ids() == set()
         assert late_world.cursor.properties == {}
+        await tracker.close()
+
+    run_virtually(main())
+
+
+class UnansweringStorage(MemoryBucketSnapshotStorage):
+    """Does the first create 20 s after it has failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: asyncio.Task[None] | None = None
+
+    async def create_bucket_snapshot(self, *args: Any, **kwargs: Any) -> int:
+        if self.late is None:
+            self.late = asyncio.ensure_future(self._create_late(*args, **kwargs))
+            raise StorageUnavailableError("the connection was lost")
+        return await super().create_bucket_snapshot(*args, **kwargs)
+
+    async def _create_late(self, *args: Any, **kwargs: Any) -> None:
+        await asyncio.sleep(20)
+        await super().create_bucket_snapshot(*args, **kwargs)
+
+
+def test_what_is_stored_after_its_create_has_failed_is_deleted(sound_world: World) -> None:
+    """Long after the bucket was stored again, and after the first look for snapshots without a property."""
+    sound_world.stored = UnansweringStorage()
+    sound_world.storage = FaultInjectingBucketSnapshotStorage(sound_world.stored)
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        add(tracker, HOUR_S * 1_000, *range(1, 7))
+        await asyncio.sleep(10)
+        assert sound_world.named_ids() == await sound_world.snapshot_ids() != set()
+        await asyncio.sleep(20)
+        assert len(await sound_world.snapshot_ids()) == 2
+        await asyncio.sleep(40)
+        assert sound_world.named_ids() == await sound_world.snapshot_ids() != set()
         await tracker.close()
 
     run_virtually(main())
