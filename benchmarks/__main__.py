@@ -16,6 +16,7 @@ NAMES: Final = (
     "log_layout",
     "merge_curve",
     "snapshots",
+    "soak",
     "spark",
 )
 

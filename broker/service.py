@@ -12,7 +12,7 @@ import logging
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
@@ -28,7 +28,8 @@ from broker.link import ClientLink
 from broker.metrics import ServiceSnapshot
 from broker.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
 from broker.scheduler import Job
-from broker.snapshots import RETRIES, service_storage_of
+from broker.snapshots import service_storage_of
+from broker.storage_opening import StorageOpening
 from broker.subscription import Subscription, delays_through
 from broker.topic import Topic
 from broker.topic_index import TopicIndex, settle_index
@@ -68,9 +69,10 @@ class Service:
     Args:
         config: The configuration.
         store: The opened log.
-        storage: The started snapshot storage.
+        storage: The snapshot storage.
         now_ms: The wall clock in milliseconds.
         authenticator: Says who clients are; None lets everybody in.
+        opening: Starts the storage, where it is not started yet.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Service:
         *,
         now_ms: Callable[[], int],
         authenticator: Authenticator | None = None,
+        opening: StorageOpening | None = None,
     ) -> None:
         self.config = config
         self.authenticator = authenticator
@@ -97,8 +100,9 @@ class Service:
         """What any connection receives into: all of it is taken out again in the same turn of the loop."""
         self._store = store
         self._storage = storage
+        self._opening_storage = opening
         self._tracker_factory = _tracker_factory(config, storage, now_ms)
-        self._residual = ResidualSnapshots(storage)
+        self._residual = ResidualSnapshots(storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
         self.policies = PolicyBook(store, _default_policies(config))
@@ -110,27 +114,30 @@ class Service:
 
     @classmethod
     async def open(cls, config: BrokerConfig, *, now_ms: Callable[[], int]) -> "Service":
-        """Open the data folder.
+        """Open the data folder, and the snapshots unless they are away: see `storage_opening`.
 
         Raises:
-            ServiceStartError: The folder is in use, damaged or cannot be written; the text says what to do.
+            ServiceStartError: The folder is in use, damaged or cannot be written, or something is wrong for good with
+                the snapshots; the text says what to do.
             ConfigError: A key of authentication cannot be used.
         """
         authenticator = Authenticator.from_config(config)
         folder = config.data_directory
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            async with _starting(config) as started:
+            async with _starting(config) as (storage, opening):
                 store = await LedgerStore.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
+                try:
+                    await opening.settled()
+                except BaseException:
+                    await store.close()
+                    raise
         except (LedgerError, OSError) as error:
             advice = " Name a folder that can be written as dataDirectory." if isinstance(error, OSError) else ""
             raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}.{advice}") from error
-        try:
-            storage = await started
         except SnapshotStorageError as error:
-            await store.close()
             raise ServiceStartError(f"The snapshots cannot be opened: {error}") from error
-        return cls(config, store, storage, now_ms=now_ms, authenticator=authenticator)
+        return cls(config, store, storage, now_ms=now_ms, authenticator=authenticator, opening=opening)
 
     # ---- topics ----
 
@@ -220,6 +227,8 @@ class Service:
     def problems(self) -> list[str]:
         """Say what keeps the service from doing its job, for `/health`; empty when all is well."""
         problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
+        if self._opening_storage is not None and self._opening_storage.problem is not None:
+            problems.append(self._opening_storage.problem)
         return problems + [f"{topic.name}: {problem}" for topic in self.topics.values() for problem in topic.problems()]
 
     # ---- lifecycle ----
@@ -259,6 +268,8 @@ class Service:
                 connection.close()
             await self._finish_tasks()
         finally:
+            if self._opening_storage is not None:
+                await self._opening_storage.close()
             await self._storage.close()
             await self._tracker_factory.close()
             await self._close_store()
@@ -294,7 +305,8 @@ class Service:
         try:
             ledger = await self._store.open_managed_ledger(str(name))
             index = self._new_index(ledger)
-            await settle_index(ledger, self._residual, is_shared=index is not None)
+            is_kept = self.config.bucket_snapshot_storage != "memory"
+            await settle_index(ledger, is_shared=index is not None, is_kept=is_kept)
             topic = Topic(
                 name,
                 ledger,
@@ -317,7 +329,7 @@ class Service:
         # The in-memory tracker has no index that could be shared.
         if not self.config.tracker.is_index_shared or not isinstance(factory, BucketDelayedDeliveryTrackerFactory):
             return None
-        return TopicIndex(ledger, factory, self._residual)
+        return TopicIndex(ledger, factory)
 
     def _new_subscription(
         self, trackers: DelayedDeliveryTrackerFactory, name: str, ledger: ManagedLedger, cursor: Cursor
@@ -327,7 +339,6 @@ class Service:
             ledger,
             cursor,
             new_dispatcher=partial(self._new_dispatcher, trackers),
-            clean_residual_snapshots=self._residual.clean,
             now_ms=self.now_ms,
             consumers_max=self.config.limits.consumers_per_subscription_max,
         )
@@ -394,21 +405,16 @@ class Service:
 
 
 @asynccontextmanager
-async def _starting(config: BrokerConfig) -> AsyncIterator[asyncio.Future[BucketSnapshotStorage]]:
+async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[BucketSnapshotStorage, StorageOpening]]:
     """Open the snapshots beside what is done inside, as their process takes as long; if that fails, close them."""
-
-    async def start() -> BucketSnapshotStorage:
-        storage = service_storage_of(config)
-        await RETRIES.run(storage.start)
-        return storage
-
-    started = asyncio.ensure_future(start())
+    storage = service_storage_of(config)
+    opening = StorageOpening(storage)
+    opening.begin()
     try:
-        yield started
+        yield storage, opening
     except BaseException:
-        started.cancel()
-        with suppress(SnapshotStorageError, asyncio.CancelledError):
-            await (await started).close()
+        await opening.close()
+        await storage.close()
         raise
 
 

@@ -5,14 +5,16 @@ A tracker deletes what it stored. Without one there are three kinds of snapshots
 1. A cursor names them, and may have a tracker again: its subscription is Exclusive or Failover now, has had no consumer
    since the start, or `broker.conf` names the in-memory tracker. They are kept for as long as they index something that
    is not acknowledged, so that nothing is read again when the subscription goes back to delaying.
-2. Their cursor is gone, as that of a reader that has left, or of one that was deleted while the storage was down.
-3. Their cursor is there and does not name them: a crash came between storing one and naming it.
+2. Their cursor is gone, as that of a reader that has left, or of a subscription that was deleted.
+3. Their cursor is there and does not name them: a crash came between storing one and naming it, or the kind of index
+   has changed.
 
 And there are properties that name none, as a crash came between deleting it and forgetting it.
 
 Kind 1 is found in the properties, at each retention check. For the rest all snapshots of the topic have to be
-listed, which is done once after its opening, and when a tracker has ended without another in its place, then and at a
-later retention check; again at each of these until it has succeeded. Nobody waits for any of this, so no lock is held.
+listed, which is done once after its opening, and when a cursor was deleted or its tracker has ended without another in
+its place, then and at a later retention check; again at each of these until it has succeeded. Nobody waits for any of
+this, so no lock is held. A crash costs nothing: the log has forgotten the cursor before, and the next opening lists.
 """
 
 import asyncio
@@ -52,17 +54,17 @@ class SnapshotSweep:
         self._has_tracker = has_tracker
         self._spawn = spawn
         self._task: asyncio.Task[None] | None = None
-        self.has_to_list = True
-        """Whether the next sweep lists all snapshots of the topic."""
+        # Whether the next sweep lists all snapshots of the topic, and whether the one after it does.
+        self._has_to_list = True
         self._has_to_list_again = False
         self._is_failing = False
 
-    def note_ended_tracker(self) -> None:
-        """Have the next sweep look for what a tracker may have left, or the one that is under way.
+    def note_left(self) -> None:
+        """Have the next sweep look for what nobody owns any more, or the one that is under way.
 
         And one at a later retention check: a create whose answer was lost may take effect after the first look.
         """
-        self.has_to_list = self._has_to_list_again = True
+        self._has_to_list = self._has_to_list_again = True
 
     def start(self) -> None:
         """Sweep, unless a sweep is under way."""
@@ -70,25 +72,39 @@ class SnapshotSweep:
             self._task = self._spawn(self._sweep())
 
     async def _sweep(self) -> None:
-        failures = [await _failure_of(self._trim(cursor)) for cursor in self._unattended_cursors()]
-        while self.has_to_list:
-            self.has_to_list = False
-            failures.append(await _failure_of(self._match()))
-            if failures[-1] is not None:
-                self.has_to_list = True
+        failures: list[Exception] = []
+        works: list[Callable[[], Awaitable[None]]] = [partial(self._trim, one) for one in self._unattended_cursors()]
+        for work in [*works, self._match]:
+            try:
+                await work()
+            except (SnapshotStorageError, LedgerError) as error:
+                # One snapshot that cannot be deleted holds up no others.
+                failures.append(error)
+            except TimeoutError as error:
+                failures.append(error)
                 break
         else:
-            self.has_to_list, self._has_to_list_again = self._has_to_list_again, False
-        self._tell([failure for failure in failures if failure is not None])
+            self._has_to_list, self._has_to_list_again = self._has_to_list or self._has_to_list_again, False
+        self._tell(failures)
 
     def _tell(self, failures: Sequence[Exception]) -> None:
         """Tell that something failed, but an outage once and not at each retention check."""
         if failures and not self._is_failing:
-            log.warning("%s: snapshots that nobody needs are left for now: %s", self._ledger.name, failures[0])
+            why = str(failures[0]) or "the storage does not answer"
+            log.warning("%s: snapshots that nobody needs are left for now: %s", self._ledger.name, why)
         self._is_failing = bool(failures)
 
     async def _match(self) -> None:
-        """Delete what no cursor names, and forget what cursors name that is gone."""
+        """Delete what no cursor names, and forget what cursors name that is gone; once more for what came meanwhile."""
+        while self._has_to_list:
+            self._has_to_list = False
+            try:
+                await self._match_once()
+            except BaseException:
+                self._has_to_list = True
+                raise
+
+    async def _match_once(self) -> None:
         present_ids = await self._residual.clean_ownerless(self._ledger.name, self._is_owned)
         for cursor in self._unattended_cursors():
             await self._residual.forget_missing(cursor, present_ids, is_unattended=partial(self._is_unattended, cursor))
@@ -118,14 +134,6 @@ class SnapshotSweep:
 
     def _is_unattended(self, cursor: Cursor) -> bool:
         return not (cursor.is_closed or self._has_tracker(cursor.name))
-
-
-async def _failure_of(work: Awaitable[None]) -> Exception | None:
-    try:
-        await work
-    except (SnapshotStorageError, LedgerError) as error:
-        return error
-    return None
 
 
 def _first_ledger_unacknowledged(cursor: Cursor) -> int:

@@ -16,7 +16,7 @@ from snapshot_storage.unreadable import PATIENT, Patience
 from tracker.process import SnapshotProcess
 
 RETRIES: Final = Retries()
-"""How patient the tools and the start of a service are."""
+"""How patient the tools are."""
 
 
 def snapshot_storage_of(

@@ -12,7 +12,7 @@ make them wait longer each time, so that a defect that comes back at once costs 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,7 +64,6 @@ class Subscription:
         ledger: The topic's log.
         cursor: Where this subscription stands in it.
         new_dispatcher: Makes the dispatcher of a type; passed in, so that tests need no service.
-        clean_residual_snapshots: Deletes the delayed index of a topic's cursor that has no dispatcher.
         now_ms: The clock.
         consumers_max: The most consumers, 0 for no limit.
     """
@@ -76,7 +75,6 @@ class Subscription:
         cursor: Cursor,
         *,
         new_dispatcher: NewDispatcher,
-        clean_residual_snapshots: Callable[[str, str, Cursor], Awaitable[None]],
         now_ms: Callable[[], int],
         consumers_max: int = 0,
     ) -> None:
@@ -87,7 +85,6 @@ class Subscription:
         self._ledger = ledger
         self._consumers_max = consumers_max
         self._new_dispatcher = new_dispatcher
-        self._clean_residual_snapshots = clean_residual_snapshots
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
         # What consumers got that have left since; the counters of those that are here are the dispatcher's.
@@ -250,18 +247,21 @@ class Subscription:
         self.dispatcher.remove_consumer(consumer)
 
     async def seek(self, position: Position) -> None:
-        """Continue at `position`; consumers are disconnected and come back by themselves, as with Pulsar."""
+        """Continue at `position`; consumers are disconnected and come back by themselves, as with Pulsar.
+
+        What a tracker knows was handed out is forgotten with its index. Snapshots that no tracker looks after stay:
+        they say when a stored message is due, which no seek changes.
+        """
         async with self._lock:
             self._disconnect_consumers()
             await self._drop_failed_dispatcher()
             if self.dispatcher is not None:
                 await self.dispatcher.reset(position)
-                return
-            await self._clean_residual()
-            await self.cursor.seek(position)
+            else:
+                await self.cursor.seek(position)
 
     async def prepare_unsubscribe(self, consumer: Consumer) -> None:
-        """Give up the delayed index, so that the cursor can be deleted without leaving a snapshot behind.
+        """Give up the delayed index, so that the cursor can be deleted.
 
         Raises:
             MetadataError: Other consumers are attached.
@@ -270,14 +270,13 @@ class Subscription:
             if self.consumers != [consumer]:
                 raise MetadataError("Unconnected or shared consumer attempting to unsubscribe")
             self.remove_consumer(consumer)
-            await self._abandon_dispatcher()
-            await self._clean_residual()
+            await self._drop_dispatcher()
 
     async def abandon(self) -> None:
         """Detach everything and store nothing any more, as the cursor goes away, and its snapshots with it."""
         async with self._lock:
             self._disconnect_consumers()
-            await self._abandon_dispatcher()
+            await self._drop_dispatcher()
 
     async def close(self) -> None:
         """Detach everything; the index is sealed where that is worth it."""
@@ -302,7 +301,7 @@ class Subscription:
     async def _change_type(self, subscription_type: SubscriptionType) -> None:
         if self.consumers:
             raise ConsumerBusyError("Subscription is of different type")
-        await self._close_dispatcher()
+        await self._drop_dispatcher()
         self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
         self.dispatcher.on_failure = self._on_dispatcher_failure
         self._type = subscription_type
@@ -325,16 +324,14 @@ class Subscription:
 
     async def _drop_failed_dispatcher(self) -> None:
         if self.dispatcher is not None and self.dispatcher.failure is not None:
-            await self._abandon_dispatcher()
+            await self._drop_dispatcher()
 
-    async def _abandon_dispatcher(self) -> None:
+    async def _drop_dispatcher(self) -> None:
+        """Close the dispatcher without waiting for the storage; what is not sealed is read from the log again."""
         tracker = None if self.dispatcher is None else self.dispatcher.tracker
         if tracker is not None:
             tracker.abandon()
         await self._close_dispatcher()
-
-    async def _clean_residual(self) -> None:
-        await self._clean_residual_snapshots(self._ledger.name, self.cursor.name, self.cursor)
 
     async def _close_dispatcher(self) -> None:
         if self.dispatcher is not None:

@@ -198,12 +198,12 @@ class Topic:
         had_tracker = subscription.has_bucket_tracker
         await subscription.add_consumer(consumer, subscription_type)
         if had_tracker and not subscription.has_bucket_tracker:
-            # It may have been closed while the storage was down.
-            self._sweep.note_ended_tracker()
+            # What it had under way has no owner now.
+            self._sweep.note_left()
         return subscription
 
     async def unsubscribe(self, consumer: Consumer) -> None:
-        """Delete the consumer's subscription: its delayed index first, then its cursor (PIP-195).
+        """Delete the consumer's subscription; its snapshots follow in the background.
 
         Raises:
             MetadataError: Other consumers are attached to it.
@@ -226,9 +226,6 @@ class Topic:
             if not subscription.consumers and not subscription.cursor.is_durable:
                 await subscription.abandon()
                 await self._delete(subscription)
-                if self._sweep.has_to_list:
-                    # In the background: who leaves does not wait for a storage that may be down.
-                    self._sweep.start()
 
     def dismiss_consumer(self, consumer: Consumer) -> None:
         """Take a consumer away from its client at once; `consumer_left` tidies up after it."""
@@ -370,15 +367,18 @@ class Topic:
         return subscription is not None and subscription.has_bucket_tracker
 
     async def _delete(self, subscription: Subscription) -> None:
+        """Forget a subscription. The log decides: once it has, the snapshots have no owner, also after a crash."""
+        has_index = subscription.index_counters_before is not None or bool(subscription.cursor.properties)
         del self.subscriptions[subscription.name]
         self._index_counters_before = summed(self._index_counters_before, subscription.index_counters_before)
         await self.ledger.delete_cursor(subscription.cursor.name)
-        if subscription.index_counters_before is not None:
-            # The storage may have been down, and what is left has no owner now.
-            self._sweep.note_ended_tracker()
         if self._index is not None and not self.subscriptions:
+            has_index = True
             await self._index.delete()
-            self._sweep.note_ended_tracker()
+        if has_index:
+            # In the background: who leaves does not wait for a storage that may be down.
+            self._sweep.note_left()
+            self._sweep.start()
 
 
 def _is_full(present: Collection[object], count_max: int) -> bool:

@@ -3,10 +3,11 @@
 The index has a durable cursor of its own in the topic's log, beside those of the subscriptions. Its properties name the
 snapshots. Nobody subscribes with it, so it is left out wherever subscriptions are listed, counted or expired; its
 mark-delete position follows the slowest subscription, so that it holds up no ledger. It is made with the first
-subscription and deleted with the last one, its snapshots first.
+subscription and deleted with the last one; its snapshots have no owner then, and are `broker.snapshot_sweep`'s.
 
 `settle_index` brings a log into this shape when a topic is opened, whatever `delayedDeliverySharedIndexEnabled` was
-before; what is deleted by it is built again from the log. What the index does is `tracker.shared_index`'s.
+before; what it forgets is built again from the log. What the index does is `tracker.shared_index`'s. Nothing here waits
+for the snapshot storage.
 """
 
 import logging
@@ -23,8 +24,7 @@ from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTrackerFactory,
     TrackerContext,
 )
-from tracker.errors import TrackerError
-from tracker.residual_snapshots import ResidualSnapshots
+from tracker.residual_snapshots import forget_index
 from tracker.shared_cursor import SharedCursor
 from tracker.shared_index import SharedDelayedIndex
 from tracker.stats import TrackerCounters, TrackerStats, summed
@@ -41,15 +41,11 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
     Args:
         ledger: The topic's log.
         factory: Makes the index's own tracker.
-        residual: Deletes the snapshots when the index goes away.
     """
 
-    def __init__(
-        self, ledger: ManagedLedger, factory: BucketDelayedDeliveryTrackerFactory, residual: ResidualSnapshots
-    ) -> None:
+    def __init__(self, ledger: ManagedLedger, factory: BucketDelayedDeliveryTrackerFactory) -> None:
         self._ledger = ledger
         self._factory = factory
-        self._residual = residual
         self._index: SharedDelayedIndex | None = None
         self.counters_before: TrackerCounters | None = None
         """What the trackers of indexes that were deleted have done, None if there was none."""
@@ -95,7 +91,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         return None if self._index is None else self._index.tracker.stats()
 
     async def delete(self) -> None:
-        """Delete the index, as nobody subscribes any more: snapshots, then the cursor (PIP-195).
+        """Delete the index, as nobody subscribes any more; its snapshots have no owner then.
 
         What fails is logged, and done when the topic is opened again.
         """
@@ -104,7 +100,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
             self.counters_before = summed(self.counters_before, index.tracker.stats())
             index.tracker.abandon()
             await index.close()
-        await _delete(self._ledger, self._residual)
+        await _delete(self._ledger)
 
     async def close(self) -> None:
         """Release everything; the index is sealed where that is worth it."""
@@ -119,35 +115,39 @@ def subscription_cursors(ledger: ManagedLedger) -> Mapping[str, Cursor]:
 
 
 def follow_slowest(ledger: ManagedLedger) -> None:
-    """Let the index's cursor go where the slowest subscription is, to the end without any: it must hold up no ledger.
-
-    Also that of an index which is not wanted any more and could not be deleted, as the storage was down.
-    """
+    """Let the index's cursor go where the slowest subscription is, to the end without any: it holds up no ledger."""
     cursor = ledger.cursors.get(INDEX_CURSOR_NAME)
     if cursor is not None:
         positions = [one.mark_delete_position for one in subscription_cursors(ledger).values()]
         cursor.acknowledge_cumulative(min(positions, default=ledger.last_confirmed_position))
 
 
-async def settle_index(ledger: ManagedLedger, residual: ResidualSnapshots, *, is_shared: bool) -> None:
-    """Delete what is left of an index that is not wanted: the shared one, or those of the subscriptions.
+async def settle_index(ledger: ManagedLedger, *, is_shared: bool, is_kept: bool) -> None:
+    """Forget what is left of an index that is not wanted, or is not there any more; the log has all of it.
 
     What fails is logged, and done when the topic is opened again.
+
+    Args:
+        ledger: The topic's log.
+        is_shared: Whether the subscriptions share one index now; otherwise each has its own.
+        is_kept: Whether the storage keeps snapshots while no service runs.
     """
     cursors = subscription_cursors(ledger)
     if INDEX_CURSOR_NAME in ledger.cursors and not (is_shared and cursors):
-        await _delete(ledger, residual)
-    if is_shared:
-        for cursor in cursors.values():
-            try:
-                await residual.clean(ledger.name, cursor.name, cursor)
-            except (TrackerError, LedgerError) as error:
-                log.warning("%s / %s: its own delayed index is still there: %s", ledger.name, cursor.name, error)
+        await _delete(ledger)
+    forgetful = ledger.cursors if not is_kept else cursors if is_shared else {}
+    for cursor in forgetful.values():
+        try:
+            count = await forget_index(cursor)
+        except LedgerError as error:
+            log.warning("%s / %s: still names its delayed index: %s", ledger.name, cursor.name, error)
+        else:
+            if count:
+                log.info("%s / %s: %d snapshots are of no use now; the log is read", ledger.name, cursor.name, count)
 
 
-async def _delete(ledger: ManagedLedger, residual: ResidualSnapshots) -> None:
+async def _delete(ledger: ManagedLedger) -> None:
     try:
-        await residual.clean(ledger.name, INDEX_CURSOR_NAME, ledger.cursors[INDEX_CURSOR_NAME])
         await ledger.delete_cursor(INDEX_CURSOR_NAME)
-    except (TrackerError, LedgerError) as error:
+    except LedgerError as error:
         log.warning("%s: the shared delayed index is still there: %s", ledger.name, error)

@@ -1,7 +1,8 @@
 """Calls that go on to their end when their caller is cancelled.
 
 A change is written first and made in memory then. A caller that is cancelled in between, such as a connection that
-was lost, must not leave the disk with a change that memory does not know.
+was lost, must not leave the disk with a change that memory does not know. A call that nobody waits for any more may
+fail: that is no unhandled error.
 """
 
 import asyncio
@@ -20,6 +21,16 @@ def completed(
 
     @functools.wraps(function)
     async def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        return await asyncio.shield(asyncio.ensure_future(function(*args, **kwargs)))
+        task = asyncio.ensure_future(function(*args, **kwargs))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_note_end)
+            raise
 
     return call
+
+
+def _note_end(task: asyncio.Future[Result]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -40,7 +40,8 @@ def handle(buckets: BucketSet, event: Event, now_ms: int) -> None:
     if isinstance(event, ActionFailed):
         _on_failed(buckets, event, now_ms)
         return
-    buckets.lanes.of(event).succeeded()
+    if buckets.lanes.of(event).succeeded(had_failed=_had_failed(buckets, event)):
+        buckets.note_outage_over(now_ms)
     if isinstance(event, SnapshotsListed):
         _on_listed(buckets, event, now_ms)
         return
@@ -286,6 +287,23 @@ def _on_listed(buckets: BucketSet, event: SnapshotsListed, now_ms: int) -> None:
     for bucket_id in event.bucket_ids:
         if bucket_id not in owned:
             buckets.delete_orphan(bucket_id)
+
+
+def _had_failed(buckets: BucketSet, event: Event) -> bool:
+    """Return whether the call that is answered had failed when it was tried before."""
+    assert not isinstance(event, ActionFailed)
+    if isinstance(event, SnapshotsListed):
+        return buckets.sweep_retry.attempts > 0
+    bucket = buckets.buckets.get(event.serial)
+    if bucket is None:
+        return False
+    match event:
+        case SegmentsLoaded():
+            return bucket.load_retry.attempts > 0
+        case PositionsRead():
+            return bucket.unread.retry.attempts > 0
+        case _:
+            return bucket.work_retry.attempts > 0
 
 
 def _on_failed(buckets: BucketSet, event: ActionFailed, now_ms: int) -> None:

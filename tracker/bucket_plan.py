@@ -5,7 +5,7 @@ that no property names. Nothing is remembered between two looks but what is in f
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice, pairwise
 from typing import Final
 
@@ -20,6 +20,7 @@ from tracker.actions import (
     PersistBucket,
     PutProperty,
     ReadMetadata,
+    ReadPositions,
     RemoveProperty,
 )
 from tracker.bucket_set import BucketSet
@@ -33,6 +34,15 @@ REMOVALS_MAX: Final = 256
 
 SWEEP_SERIAL = 0
 """`ListSnapshots` belongs to no bucket."""
+
+_KIND_OF_STATE: Final[Mapping[BucketState, type[Action]]] = {
+    BucketState.SEALING: PersistBucket,
+    BucketState.MERGING: MergeBuckets,
+    BucketState.REGISTERING: PutProperty,
+    BucketState.RECOVERING: ReadMetadata,
+    BucketState.DELETING: DeleteSnapshot,
+    BucketState.UNREGISTERING: RemoveProperty,
+}
 
 
 def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
@@ -70,6 +80,26 @@ def plan(buckets: BucketSet, now_ms: int) -> list[Action]:
     buckets.is_dirty = has_more
     buckets.quiet_until_ms = buckets.next_work_ms(now_ms)
     return actions
+
+
+def retried(buckets: BucketSet) -> set[type[Action]]:
+    """Return the kinds of actions that have failed and are wanted still.
+
+    Runtime complexity: O(buckets).
+    """
+    kinds: set[type[Action]] = set()
+    for bucket in buckets.buckets.values():
+        if bucket.work_retry.attempts:
+            kinds.add(_KIND_OF_STATE[bucket.state])
+        if bucket.has_unloaded and bucket.load_retry.attempts:
+            kinds.add(LoadSegments)
+        if bucket.has_unloaded and bucket.unread.retry.attempts and buckets.questions.is_wanted(bucket.serial):
+            kinds.add(ReadPositions)
+    if buckets.sweep_retry.attempts:
+        kinds.add(ListSnapshots)
+    if buckets.merge_retry.attempts and sum(1 for _ in buckets.served()) > buckets.config.bucket_count_max:
+        kinds.add(MergeBuckets)
+    return kinds
 
 
 def _action_of(buckets: BucketSet, bucket: Bucket, now_ms: int) -> Action:

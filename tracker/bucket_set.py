@@ -88,11 +88,6 @@ class BucketSet:
 
     # What the rest of the core asks.
 
-    @property
-    def last_serial(self) -> int:
-        """The serial of the newest bucket."""
-        return self._serial
-
     def due_through_ms(self, now_ms: int, ahead_ms: int = 0) -> int:
         """Return the last time that counts as due, now or so long ahead of now."""
         return min(now_ms + self.lead_ms + ahead_ms, NEVER - 1)
@@ -328,8 +323,8 @@ class BucketSet:
             self.questions.forget_wait()
             for bucket in self.buckets.values():
                 bucket.forget_waits(now_ms)
-            self.frontier.note_clock_put_back()
-            self.loads.note_clock_put_back()
+            self.frontier.note_waits_forgotten()
+            self.loads.note_waits_forgotten()
             self.changed()
         self._last_now_ms = now_ms
 
@@ -338,6 +333,21 @@ class BucketSet:
         if bucket.needed_since_ms is None:
             bucket.needed_since_ms = now_ms
             self._barrier = None
+
+    def note_outage_over(self, now_ms: int) -> None:
+        """Try at once what waited for another try, all of it, and let what is due wait for it again.
+
+        One bucket after the other, each when its own pause is over, would be handed out in that order.
+        """
+        for lane in self.lanes.all:
+            lane.forget_wait()
+        for bucket in self.buckets.values():
+            bucket.forget_waits(now_ms)
+            if bucket.needed_since_ms is not None:
+                bucket.needed_since_ms = now_ms
+        self.frontier.note_waits_forgotten()
+        self.loads.note_waits_forgotten()
+        self.changed()
 
     def move(self, bucket: Bucket, state: BucketState) -> None:
         """Move a bucket to a state and to the lane of its action."""

@@ -31,8 +31,10 @@ from tracker.actions import (
     MergeBuckets,
     MetadataRead,
     PositionsRead,
+    PutProperty,
     ReadMetadata,
     ReadPositions,
+    RemoveProperty,
     SegmentsLoaded,
 )
 from tracker.config import TrackerConfig
@@ -43,7 +45,7 @@ from tracker.delayed_delivery_tracker import (
     ScheduledMessages,
     TrackerContext,
 )
-from tracker.errors import ClearTimeoutError, TrackerClosedError, TrackerError
+from tracker.errors import TrackerClosedError, TrackerError
 from tracker.heap import Heap, trim_of_c_library
 from tracker.snapshot_merge import RunBlocking
 from tracker.snapshot_work import (
@@ -115,6 +117,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._work = SnapshotWork(config, context, worker or worker_on(storage, run_blocking))
         self._stats = TrackerStats()
         self._tasks: set[asyncio.Task[None]] = set()
+        # Those that write to the cursor, and so wait for the log and not for the storage.
+        self._log_tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms: int | None = None
         self._turn_handle: asyncio.Handle | None = None
@@ -272,17 +276,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         return self._stats
 
     async def clear(self) -> None:
-        """See base.
-
-        Raises:
-            ClearTimeoutError: Some snapshots were not deleted yet; the index is empty, and deleting goes on.
-            TrackerClosedError: The tracker was closed meanwhile; the properties name what is still to be deleted.
-        """
+        """See base; the properties name each snapshot until it is deleted, so a crash leaves none behind."""
         self._check_open("clear")
-        mark = self._core.clear()
-        if not await self._wait_for(lambda: self._core.is_removed_through(mark), self._config.operation_timeout_ms):
-            self._check_open("clear")
-            raise ClearTimeoutError(self._core.removals_through(mark), self._config.operation_timeout_ms)
+        self._core.clear()
+        self._turn_soon()
 
     async def close(self) -> None:
         """See base; seals the mutable bucket when that is worth it, so that a restart need not read it again."""
@@ -300,7 +297,9 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._core.unsettled_count and not (self._is_abandoned or self._is_closed):
             logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
         self._stop_at_once()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # The log answers, and who comes next must know what it says. The storage may not answer even to a
+        # cancellation (a merge removes what it has written), so nobody waits for it.
+        await asyncio.gather(*self._log_tasks, return_exceptions=True)
 
     def _stop_at_once(self) -> None:
         if self._is_closed:
@@ -314,7 +313,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._turn_handle.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
+        for task in self._tasks - self._log_tasks:
             task.cancel()
 
     def stop_for_defect(self, defect: Exception) -> None:
@@ -383,9 +382,15 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._is_news = True
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
         for action in self._core.plan(now_ms=now_ms):
-            self._start(self._run(action))
+            task = self._start(self._run(action))
+            if isinstance(action, PutProperty | RemoveProperty):
+                self._log_tasks.add(task)
+                task.add_done_callback(self._log_tasks.discard)
         if not self._tasks and (trim := self._heap.take_trim(now_ms)) is not None:
             self._start(self._trim(trim))
+        if self._failing:
+            # What nobody wants any more, as its bucket is gone, fails no longer.
+            self._failing &= {kind.__name__ for kind in self._core.retried()}
         self._set_timer(now_ms)
         self._tell_when_full()
         is_wanted = self._wake_up.is_wanted(
@@ -402,10 +407,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_if_asked()
         return is_wanted
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _trim(self, trim: Callable[[], None]) -> None:
         await self._run_blocking(trim)
@@ -459,6 +465,9 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             counters.failed += 1
         elif counters is not None:
             counters.note_success(max(0, now_ms - started_at_ms))
+        if self._is_closed:
+            # Nobody plans any more; after a defect the core is not even the one that asked.
+            return
         try:
             self._core.handle(event, now_ms=now_ms)
         except Exception as defect:

@@ -296,25 +296,11 @@ class TrackerCore:
         if self._index.mutable.members.count >= max(1, index_count_min):
             self._mutable.seal()
 
-    def clear(self) -> int:
-        """Forget every message and begin to delete every snapshot.
-
-        Returns:
-            A mark: once `is_removed_through` is true for it, all snapshots from before are deleted.
-        """
+    def clear(self) -> None:
+        """Forget every message and begin to delete every snapshot."""
         self._buckets.clear()
         self._index.clear()
         self._mutable.forget_ledgers()
-        return self._buckets.last_serial
-
-    def removals_through(self, mark: int) -> int:
-        """Return how many buckets from before a `clear` are still being deleted."""
-        return sum(serial <= mark for serial in self._buckets.buckets)
-
-    def is_removed_through(self, mark: int) -> bool:
-        """Whether all buckets from before a `clear` are deleted."""
-        # Buckets are in order of their serials.
-        return next(iter(self._buckets.buckets), mark + 1) > mark
 
     @property
     def unsettled_count(self) -> int:
@@ -338,6 +324,10 @@ class TrackerCore:
         if self._index.drop_stale(last_key_at(self._buckets.due_through_ms(now_ms))):
             self._buckets.note_popped()
         return bucket_plan.plan(self._buckets, now_ms)
+
+    def retried(self) -> set[type[Action]]:
+        """Return the kinds of actions that have failed and are wanted still."""
+        return bucket_plan.retried(self._buckets)
 
     def next_wakeup_ms(self, *, now_ms: int) -> int | None:
         """Return when to look again if nothing happens before: a message comes due, or work can go on.

@@ -191,10 +191,14 @@ class DelayedDeliveryTracker(ABC):
 
     @abstractmethod
     async def clear(self) -> None:
-        """Forget every message and delete every snapshot; what is added meanwhile is kept."""
+        """Forget every message; what is added from now on is kept.
+
+        The index is empty on return. Its snapshots are deleted in the background, whatever the storage does: `close`
+        gives that some time, and a later tracker of the cursor, or `ResidualSnapshots`, does what is left.
+        """
 
     def abandon(self) -> None:
-        """Let `close` store nothing any more: the index is deleted next, by `ResidualSnapshots`."""
+        """Let `close` store nothing any more and wait for no storage: nobody will need more than the log has."""
         return
 
     @abstractmethod

@@ -35,7 +35,7 @@ class Frontier:
         if _holds_up(bucket):
             heapq.heappush(self._holding_up, (bucket.barrier, bucket.serial))
 
-    def note_clock_put_back(self) -> None:
+    def note_waits_forgotten(self) -> None:
         """Let those hold up others again that have done so for long enough."""
         self._holding_up = [(bucket.barrier, serial) for serial, bucket in self._buckets.items() if _holds_up(bucket)]
         heapq.heapify(self._holding_up)

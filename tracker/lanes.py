@@ -51,6 +51,8 @@ class Lane:
         self._failures = 0
         self._successes = 0
         self._failed_at_ms = -1
+        self._was_down = False
+        """The thing behind the lane seemed to be down, and no call that had failed has succeeded since."""
         self._wait_ms = 0
         self.in_flight = 0
         self.work: dict[int, Bucket] = {}
@@ -82,12 +84,18 @@ class Lane:
         """Note that a call was started."""
         self.in_flight += 1
 
-    def succeeded(self) -> None:
-        """Note that a call came back."""
+    def succeeded(self, *, had_failed: bool = False) -> bool:
+        """Note that a call came back, one that had failed before or not; return whether an outage has ended with it.
+
+        It has not while all that succeeds had never failed: then some buckets can be read, and others cannot.
+        """
+        has_ended = self._was_down and had_failed
+        self._was_down = self._was_down and not had_failed
         self.in_flight -= 1
         self._failures = 0
         self._successes += 1
         assert self.in_flight >= 0
+        return has_ended
 
     def refused(self, retry: Retry, now_ms: int) -> None:
         """Note that a call came back in vain: what it needs is not there."""
@@ -105,6 +113,7 @@ class Lane:
             return
         self._failures += 1
         self._failed_at_ms = now_ms
+        self._was_down = self._was_down or self.is_probing
         if self.is_probing:
             attempts = self._failures - FAILURES_BEFORE_PROBING + 1
             self._wait_ms = backoff_ms(self._config, attempts, self._rng)

@@ -70,7 +70,7 @@ class Loads:
             self.unknown.pop(serial, None)
             self._reserve(serial, 0)
 
-    def note_clock_put_back(self) -> None:
+    def note_waits_forgotten(self) -> None:
         """Look at all of them again."""
         for bucket in list(self._due.values()):
             self.note(bucket)

@@ -1,27 +1,24 @@
 """Snapshots that no tracker looks after, and their deletion.
 
 A tracker deletes its own snapshots when nothing of them is left. But a cursor whose properties name snapshots need not
-have one: its subscription may be of a type that does not delay, wait for its first consumer, have a tracker of another
-kind by now, or go away. So this belongs to whoever has the storage, and knows no kind of tracker.
+have one: its subscription may be of a type that does not delay, wait for its first consumer, or have a tracker of
+another kind by now. And a cursor that is deleted, or forgets its index, leaves snapshots without an owner. So this
+belongs to whoever has the storage, and knows no kind of tracker.
 
-The order is a tracker's: a snapshot is deleted before its property is removed, and what is deleted already may be
-deleted again, so a crash at any point is harmless. Left out: which cursors have a tracker, and when to look, which is
-its broker's to know.
+The order of what a cursor has passed is a tracker's: a snapshot is deleted before its property is removed, and what is
+deleted already may be deleted again, so a crash at any point is harmless. Left out: which cursors have a tracker, and
+when to look, which is its broker's to know.
 """
 
-import logging
+import asyncio
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
 
 from snapshot_storage.bucket_key import parse_bucket_id
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.delayed_delivery_tracker import TrackedCursor
-from tracker.errors import ResidualSnapshotsError
 from tracker.recovery import BucketProperty, read_properties
 from tracker.snapshot_work import is_deletable
-
-logger: Final = logging.getLogger(__name__)
 
 
 def is_named(properties: Mapping[str, str], info: BucketSnapshotInfo) -> bool:
@@ -35,42 +32,31 @@ def is_named(properties: Mapping[str, str], info: BucketSnapshotInfo) -> bool:
     return info.bucket_id in {*(bucket.bucket_id for bucket in named.buckets), *named.malformed_ids}
 
 
+async def forget_index(cursor: TrackedCursor) -> int:
+    """Let a cursor name no snapshot any more, in one write; they are without an owner then.
+
+    Returns:
+        How many it has named.
+    """
+    keys = [bucket.key for bucket in read_properties(cursor.properties).buckets]
+    if keys:
+        await cursor.update_properties(remove=keys)
+    return len(keys)
+
+
 class ResidualSnapshots:
     """Deletes from a storage what no tracker will.
 
+    Each method raises `TimeoutError` when the storage does not answer.
+
     Args:
         storage: Where the snapshots are; started and closed by others.
+        timeout_ms: A call of the storage that takes longer has failed.
     """
 
-    def __init__(self, storage: BucketSnapshotStorage) -> None:
+    def __init__(self, storage: BucketSnapshotStorage, *, timeout_ms: int) -> None:
         self._storage = storage
-
-    async def clean(self, topic_name: str, cursor_name: str, cursor: TrackedCursor) -> None:
-        """Delete every snapshot of a cursor that has no tracker, and the properties that name snapshots.
-
-        Also what no property names: nobody looks for it when the cursor is gone. A snapshot of another topic or cursor
-        is left alone, whatever the properties say.
-
-        Raises:
-            ResidualSnapshotsError: Some could not be deleted; their properties are still there.
-        """
-        failed: list[str] = []
-        cause: Exception | None = None
-        for bucket in read_properties(cursor.properties).buckets:
-            try:
-                await self._delete(topic_name, cursor_name, bucket.bucket_id)
-                await cursor.update_properties(remove=[bucket.key])
-            except SnapshotStorageError as error:
-                failed.append(bucket.key)
-                cause = error
-        if failed:
-            raise ResidualSnapshotsError(failed) from cause
-        try:
-            for info in await self._storage.list_bucket_snapshots(topic_name, cursor_name):
-                await self._storage.delete_bucket_snapshot(info.bucket_id)
-        except SnapshotStorageError as error:
-            # A cursor that names none must be able to go although the storage is down.
-            logger.warning("%s / %s: snapshots without a property may be left: %s", topic_name, cursor_name, error)
+        self._timeout_ms = timeout_ms
 
     async def trim(
         self,
@@ -117,12 +103,15 @@ class ResidualSnapshots:
         Raises:
             SnapshotStorageError: Some may be left.
         """
+        async with self._in_time():
+            infos = await self._storage.list_bucket_snapshots(topic_name)
         kept = set()
-        for info in await self._storage.list_bucket_snapshots(topic_name):
+        for info in infos:
             # Asked late: a cursor that is made meanwhile keeps what is its own.
             if is_owned(info):
                 kept.add(info.bucket_id)
-            else:
+                continue
+            async with self._in_time():
                 await self._storage.delete_bucket_snapshot(info.bucket_id)
         return kept
 
@@ -145,7 +134,8 @@ class ResidualSnapshots:
 
     async def _is_gone(self, bucket_id: int) -> bool:
         try:
-            await self._storage.get_bucket_snapshot_length(bucket_id)
+            async with self._in_time():
+                await self._storage.get_bucket_snapshot_length(bucket_id)
         except BucketNotFoundError:
             return True
         except SnapshotCorruptedError:
@@ -155,8 +145,12 @@ class ResidualSnapshots:
 
     async def _delete(self, topic_name: str, cursor_name: str, bucket_id: int) -> None:
         """Delete a snapshot that a property names, unless it is another cursor's."""
-        if await is_deletable(self._storage, bucket_id, topic_name, cursor_name):
-            await self._storage.delete_bucket_snapshot(bucket_id)
+        async with self._in_time():
+            if await is_deletable(self._storage, bucket_id, topic_name, cursor_name):
+                await self._storage.delete_bucket_snapshot(bucket_id)
+
+    def _in_time(self) -> asyncio.Timeout:
+        return asyncio.timeout(self._timeout_ms / 1_000)
 
 
 async def _forget(cursor: TrackedCursor, bucket: BucketProperty, is_unattended: Callable[[], bool]) -> None:

@@ -5,7 +5,7 @@ a tracker that is patient behaves the same.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -17,13 +17,13 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, bucket_k
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.errors import ClearTimeoutError, ResidualSnapshotsError, TrackerClosedError
+from tracker.errors import TrackerClosedError
 from tracker.lanes import FIRST_TRY_WAIT_MS_MAX
-from tracker.residual_snapshots import ResidualSnapshots
 from tracker.snapshot_creates import SnapshotCreates
 from tracker.stats import BucketOperation
 from tracker.testing import VIRTUAL_START_MS as START_MS
@@ -74,10 +74,6 @@ class World:
     async def rest(self) -> None:
         """Let everything happen that needs no time, or the time of some attempts."""
         await asyncio.sleep(0.001 if self.plan is NO_FAULTS else 0.5)
-
-    async def clean(self) -> None:
-        """Delete what a cursor without a tracker leaves behind."""
-        await ResidualSnapshots(self.storage).clean("t", "c", self.cursor)
 
     async def snapshot_ids(self) -> set[int]:
         return {info.bucket_id for info in await self.stored.list_bucket_snapshots()}
@@ -503,10 +499,8 @@ def test_clearing_deletes_every_snapshot_and_keeps_what_is_added_meanwhile(world
         add(tracker, 60_000, *range(1, 12))
         await world.rest()
         add(tracker, 60_000, *range(12, 17))
-        clearing = asyncio.create_task(tracker.clear())
-        await asyncio.sleep(0)
+        await tracker.clear()
         add(tracker, 60_000, 17)
-        await clearing
         # What a create that failed after its effect has left is found by the next sweep.
         await world.rest()
         assert world.cursor.properties == {}
@@ -519,41 +513,172 @@ def test_clearing_deletes_every_snapshot_and_keeps_what_is_added_meanwhile(world
     run_virtually(main())
 
 
-def test_clearing_with_a_storage_that_is_down_gives_up_waiting(sound_world: World) -> None:
-    """The index is empty at once, and deleting goes on by itself."""
+def slow(operation: Operation) -> FaultPlan:
+    return FaultPlan(rate=1.0, faults=(Fault.LATENCY,), operations=frozenset({operation}), latency_ms_max=20_000)
+
+
+OUTAGES = {
+    "fails at once": lambda storage: setattr(storage, "is_down", True),
+    "never answers": lambda storage: setattr(storage, "is_hanging", True),
+    "deletes slowly": lambda storage: setattr(storage, "plan", slow(Operation.DELETE)),
+    "creates slowly": lambda storage: setattr(storage, "plan", slow(Operation.CREATE)),
+}
+
+
+def end_outage(storage: FaultInjectingBucketSnapshotStorage) -> None:
+    storage.is_down = storage.is_hanging = False
+    storage.plan = NO_FAULTS
+
+
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_clearing_takes_no_time_whatever_the_storage_does(sound_world: World, outage: str) -> None:
+    """Snapshots, and some under way; what is added afterwards comes, and nothing of before is left in the end."""
 
     async def main() -> None:
         tracker = await sound_world.tracker()
-        add(tracker, 60_000, *range(1, 7))
+        add(tracker, 30_000, *range(1, 12))
         await sound_world.rest()
-        sound_world.storage.is_down = True
-        with pytest.raises(ClearTimeoutError, match="1 bucket snapshots"):
-            await tracker.clear()
+        old_ids = await sound_world.snapshot_ids()
+        OUTAGES[outage](sound_world.storage)
+        add(tracker, 30_000, *range(12, 17))
+        await sound_world.rest()
+
+        began_ms = virtual_now_ms()
+        await tracker.clear()
+        assert virtual_now_ms() == began_ms
         assert tracker.number_of_delayed_messages() == 0
-        sound_world.storage.is_down = False
-        await asyncio.sleep(31)
-        assert sound_world.cursor.properties == {}
+        assert not any(tracker.is_recovering(ledger_id) for ledger_id in range(1, 17))
+        add(tracker, 30_000, *range(3, 17))
+        await asyncio.sleep(30.1)
+        assert [row[1] for row in tracker.get_scheduled_messages(100).to_rows()] == list(range(3, 17))
+
+        add(tracker, HOUR_S * 1_000, *range(17, 30))
+        end_outage(sound_world.storage)
+        await asyncio.sleep(200)
+        assert sound_world.named_ids() == await sound_world.snapshot_ids()
+        assert not old_ids & sound_world.named_ids()
+        assert tracker.number_of_delayed_messages() == 13
         await tracker.close()
 
     run_virtually(main())
 
 
-def test_a_clear_that_is_pending_when_the_tracker_closes_ends_then(world: World) -> None:
-    """It does not wait on for what nobody does any more; the properties say what is still to be deleted."""
+def test_what_is_left_of_a_cleared_index_is_the_next_trackers(sound_world: World) -> None:
+    """The first one ends, or is killed, while the storage is away: properties name what is to be deleted."""
 
     async def main() -> None:
-        tracker = await world.tracker()
+        tracker = await sound_world.tracker()
         add(tracker, 60_000, *range(1, 7))
-        await world.rest()
-        world.storage.is_hanging = True
-        clearing = asyncio.create_task(tracker.clear())
-        await world.rest()
+        await sound_world.rest()
+        sound_world.storage.is_hanging = True
+        await tracker.clear()
+        tracker.abandon()
         await asyncio.gather(tracker.close(), tracker.close())
-        closed_at_ms = virtual_now_ms()
-        with pytest.raises(TrackerClosedError):
-            await clearing
-        assert virtual_now_ms() == closed_at_ms
-        assert len(world.cursor.properties) == 1
+        assert len(sound_world.cursor.properties) == 1
+
+        sound_world.storage.is_hanging = False
+        tracker = await sound_world.tracker()
+        await asyncio.sleep(61)
+        assert len(tracker.get_scheduled_messages(100)) == 5
+        await sound_world.rest()
+        assert sound_world.named_ids() == await sound_world.snapshot_ids() == set()
+        await tracker.close()
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_an_abandoned_index_is_closed_in_no_time_whatever_the_storage_does(sound_world: World, outage: str) -> None:
+    """In the middle of sealing, merging, loading and deleting."""
+    sound_world.config = replace(CONFIG, bucket_count_max=2)
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        add(tracker, 6_000, *range(1, 12))
+        await sound_world.rest()
+        OUTAGES[outage](sound_world.storage)
+        add(tracker, HOUR_S * 1_000, *range(12, 30))
+        sound_world.cursor.mark_delete_position = Position(6, 0)
+        await asyncio.sleep(2)
+        began_ms = virtual_now_ms()
+        tracker.abandon()
+        await tracker.close()
+        assert virtual_now_ms() == began_ms
+
+    run_virtually(main())
+
+
+class StubbornWriterStorage(MemoryBucketSnapshotStorage):
+    """Removes what a writer has written only when it answers again, as a storage on threads does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+
+    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
+        writer = super().new_bucket_snapshot(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
+        return StubbornWriter(writer, self.answers)
+
+
+class StubbornWriter(BucketSnapshotWriter):
+    """What such a storage writes with."""
+
+    def __init__(self, writer: BucketSnapshotWriter, answers: asyncio.Event) -> None:
+        self._writer = writer
+        self._answers = answers
+
+    async def write_segments(self, segments: Sequence[bytes]) -> None:
+        await self._writer.write_segments(segments)
+
+    async def commit(self, metadata: bytes) -> int:
+        await self._answers.wait()
+        return await self._writer.commit(metadata)
+
+    async def abort(self) -> None:
+        await self._answers.wait()
+        await self._writer.abort()
+
+
+def test_a_merge_that_cannot_even_be_aborted_keeps_nobody_waiting(sound_world: World) -> None:
+    sound_world.config = replace(CONFIG, bucket_count_max=2)
+    sound_world.stored = sound_world.storage = StubbornWriterStorage()  # type: ignore[assignment]
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        add(tracker, HOUR_S * 1_000, *range(1, 30))
+        await sound_world.rest()
+        began_ms = virtual_now_ms()
+        tracker.abandon()
+        await tracker.close()
+        assert virtual_now_ms() == began_ms
+        sound_world.stored.answers.set()  # type: ignore[attr-defined]
+        await sound_world.rest()
+        assert await sound_world.snapshot_ids() == sound_world.named_ids()
+
+    run_virtually(main())
+
+
+class SlowCursor(FakeCursor):
+    """Takes a while to write its properties, as a log does."""
+
+    async def update_properties(self, *, put: Mapping[str, str] = {}, remove: Collection[str] = ()) -> None:
+        await asyncio.sleep(0.01)
+        await super().update_properties(put=put, remove=remove)
+
+
+def test_a_property_that_is_being_written_is_there_when_the_tracker_is_closed(sound_world: World) -> None:
+    """Who comes next reads what the cursor names, and would take the snapshot for nobody's."""
+    sound_world.cursor = SlowCursor()
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        add(tracker, HOUR_S * 1_000, *range(1, 7))
+        await asyncio.sleep(0.005)
+        assert len(await sound_world.snapshot_ids()) == 1
+        assert sound_world.named_ids() == set()
+        tracker.abandon()
+        await tracker.close()
+        assert sound_world.named_ids() == await sound_world.snapshot_ids()
 
     run_virtually(main())
 
@@ -726,14 +851,13 @@ def late_world() -> World:
     return world
 
 
-def test_what_is_stored_after_its_cursor_was_cleaned_up_is_deleted(late_world: World) -> None:
+def test_what_is_stored_after_its_tracker_was_closed_is_deleted(late_world: World) -> None:
     """Closing has a limit, and after it nobody else would look: the cursor is deleted next."""
 
     async def main() -> None:
         tracker = await late_world.tracker()
         add(tracker, 600_000, 1, 2)
         await tracker.close()
-        await late_world.clean()
         await asyncio.sleep(100)
         assert await late_world.snapshot_ids() == set()
         assert late_world.cursor.properties == {}
@@ -828,28 +952,6 @@ def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: Wor
     run_virtually(main())
 
 
-def test_residual_snapshots_are_deleted_without_a_tracker(sound_world: World) -> None:
-    """Also when there are none, and what failed keeps its property."""
-
-    async def main() -> None:
-        await sound_world.storage.start()
-        await sound_world.clean()
-        tracker = await sound_world.tracker()
-        add(tracker, 60_000, *range(1, 12))
-        await sound_world.rest()
-        await tracker.close()
-        sound_world.storage.is_down = True
-        with pytest.raises(ResidualSnapshotsError, match="2 properties"):
-            await sound_world.clean()
-        assert len(sound_world.cursor.properties) == 2
-        sound_world.storage.is_down = False
-        await sound_world.clean()
-        assert sound_world.cursor.properties == {}
-        assert await sound_world.snapshot_ids() == set()
-
-    run_virtually(main())
-
-
 @pytest.mark.parametrize("is_trimmed", [False, True])
 def test_what_was_acknowledged_before_a_restart_does_not_count(sound_world: World, is_trimmed: bool) -> None:
     """Nobody has to ask about its ledgers; a bucket of which nothing is acknowledged is not read for it."""
@@ -877,43 +979,6 @@ def test_what_was_acknowledged_before_a_restart_does_not_count(sound_world: Worl
     run_virtually(main())
 
 
-@pytest.mark.parametrize("owner", [("t", "other"), ("other", "c")])
-def test_cleaning_up_deletes_what_is_the_cursors_own_and_nothing_else(
-    sound_world: World, owner: tuple[str, str]
-) -> None:
-    """Another one's snapshot stays although a property names it; one that no property names goes."""
-
-    async def main() -> None:
-        await sound_world.stored.start()
-        key = f"{BUCKET_KEY_PREFIX}_1_5"
-
-        async def stored(topic_name: str, cursor_name: str) -> int:
-            return await sound_world.stored.create_bucket_snapshot(
-                b"", [], bucket_key=key, topic_name=topic_name, cursor_name=cursor_name
-            )
-
-        alien_ids = {await stored(*owner), await stored(*owner)}
-        await stored("t", "c")
-        gone_id = await stored("t", "c")
-        await sound_world.stored.delete_bucket_snapshot(gone_id)
-        named = {key: min(alien_ids), f"{BUCKET_KEY_PREFIX}_6_9": gone_id}
-        sound_world.cursor.properties = {name: str(bucket_id) for name, bucket_id in named.items()} | {"mine": "1"}
-        await sound_world.clean()
-        assert sound_world.cursor.properties == {"mine": "1"}
-        assert await sound_world.snapshot_ids() == alien_ids
-
-    run_virtually(main())
-
-
-def test_a_cursor_that_names_no_snapshot_may_go_while_the_storage_is_down(sound_world: World) -> None:
-    async def main() -> None:
-        await sound_world.storage.start()
-        sound_world.storage.is_down = True
-        await sound_world.clean()
-
-    run_virtually(main())
-
-
 def test_another_tick_counts_at_once(world: World) -> None:
     """Also for what is tracked already."""
 
@@ -926,6 +991,81 @@ def test_another_tick_counts_at_once(world: World) -> None:
         await asyncio.sleep(0.001)
         assert world.told_at_ms == [START_MS + 1]
         assert len(tracker.get_scheduled_messages(10)) == 1
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_what_failed_and_is_wanted_no_more_fails_no_longer(sound_world: World) -> None:
+    """The messages of a bucket that could not be stored, and is gone, are no reason to call a tracker unhealthy."""
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        await sound_world.rest()
+        sound_world.storage.is_down = True
+        add(tracker, 6_000, *range(1, 7))
+        await sound_world.rest()
+        assert tracker.stats().failing == {"PersistBucket"}
+        sound_world.storage.is_down = False
+        sound_world.cursor.mark_delete_position = Position(9, 0)
+        await sound_world.rest()
+        assert tracker.stats().failing == set()
+        await tracker.close()
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_came_due_while_the_storage_was_away_comes_in_order_when_it_is_back(sound_world: World, seed: int) -> None:
+    """At a start, and for longer than due messages wait; each bucket is tried and answered in its own time."""
+    factory = BucketDelayedDeliveryTrackerFactory(
+        CONFIG, sound_world.storage, now_ms=virtual_now_ms, run_blocking=run_inline, rng=Random(seed)
+    )
+    context = TrackerContext(topic_name="t", cursor_name="c", cursor=sound_world.cursor, on_available=lambda: None)
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        # Later ledgers are due earlier.
+        for ledger_id in range(1, 12):
+            assert tracker.add_message(ledger_id, 0, START_MS + 60_000 - 100 * ledger_id)
+        await tracker.close()
+
+        sound_world.storage.is_down = True
+        tracker = factory.new_tracker(context)
+        await asyncio.sleep(300)
+        assert len(tracker.get_scheduled_messages(100)) == 0
+        sound_world.storage.is_down = False
+        sound_world.storage.plan = FaultPlan(seed=seed, rate=1.0, faults=(Fault.LATENCY,), latency_ms_max=2_000)
+        received: list[int] = []
+        for _ in range(400):
+            received += [row[1] for row in tracker.get_scheduled_messages(3).to_rows()]
+            await asyncio.sleep(0.1)
+        assert received == list(range(10, 0, -1))
+        await tracker.close()
+
+    run_virtually(main())
+
+
+def test_what_is_withheld_no_longer_is_told_although_there_is_nothing_else(sound_world: World) -> None:
+    """Nothing is loaded and the storage never answers: the dispatcher holds due messages of its own back meanwhile."""
+
+    async def main() -> None:
+        tracker = await sound_world.tracker()
+        add(tracker, 1_000, *range(1, 7))
+        await sound_world.rest()
+        tracker.abandon()
+        await tracker.close()
+        sound_world.told_at_ms.clear()
+        sound_world.storage.is_hanging = True
+
+        tracker = await sound_world.tracker()
+        began_ms = virtual_now_ms()
+        await sound_world.rest()
+        assert tracker.first_withheld_time() is not None
+        await asyncio.sleep(30)
+        assert tracker.first_withheld_time() is None
+        assert sound_world.told_at_ms == [began_ms + sound_world.config.order_wait_ms_max]
+        tracker.abandon()
         await tracker.close()
 
     run_virtually(main())

@@ -44,7 +44,11 @@ def test_one_success_opens_the_lane() -> None:
     assert lane.is_probing
     lane.started()
     assert lane.starts_at_ms(Retry()) == NEVER
-    lane.succeeded()
+    assert not lane.succeeded(), "a bucket that had never failed says nothing of those that did"
+    lane.started()
+    assert lane.succeeded(had_failed=True)
+    lane.started()
+    assert not lane.succeeded(had_failed=True), "an outage ends once"
 
     assert lane.starts_at_ms(Retry()) <= now_ms
     assert lane.starts_at_ms(failing[0]) > now_ms
@@ -77,7 +81,7 @@ def test_what_fails_while_others_succeed_waits_by_itself() -> None:
             lane.started()
             lane.failed(retry, now_ms)
         lane.started()
-        lane.succeeded()
+        assert not lane.succeeded()
         for retry in failing:
             now_ms = max(now_ms, lane.starts_at_ms(retry))
             lane.started()

@@ -9,8 +9,8 @@ from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tracker.residual_snapshots import ResidualSnapshots, is_named
-from tracker.testing import FakeCursor
+from tracker.residual_snapshots import ResidualSnapshots, forget_index, is_named
+from tracker.testing import FakeCursor, run_virtually
 
 
 class World:
@@ -19,7 +19,7 @@ class World:
     def __init__(self) -> None:
         self.stored = MemoryBucketSnapshotStorage()
         self.storage = FaultInjectingBucketSnapshotStorage(self.stored)
-        self.residual = ResidualSnapshots(self.storage)
+        self.residual = ResidualSnapshots(self.storage, timeout_ms=100)
         self.cursor = FakeCursor()
 
     async def store(self, first: int, last: int, *, topic: str = "t", cursor: str = "c") -> int:
@@ -199,3 +199,34 @@ def test_a_snapshot_is_named_by_whatever_property_of_a_bucket_has_its_id(
     properties: dict[str, str], expected: bool
 ) -> None:
     assert is_named(properties, BucketSnapshotInfo(7, bucket_key(1, 2), "t", "c", 1, 1)) is expected
+
+
+def test_a_storage_that_does_not_answer_is_not_waited_for_long(world: World) -> None:
+    async def main() -> None:
+        await world.storage.start()
+        await world.store(1, 1)
+        world.storage.is_hanging = True
+        with pytest.raises(TimeoutError):
+            await world.trim(2)
+        with pytest.raises(TimeoutError):
+            await world.residual.clean_ownerless("t", lambda _: False)
+        with pytest.raises(TimeoutError):
+            await world.residual.forget_missing(world.cursor, (), is_unattended=lambda: True)
+        assert len(world.cursor.properties) == len(await world.ids()) == 1
+
+    run_virtually(main())
+
+
+def test_a_forgotten_index_leaves_what_is_no_index(world: World) -> None:
+    async def main() -> None:
+        await world.storage.start()
+        await world.store(1, 1)
+        await world.store(2, 5)
+        world.cursor.properties["owner"] = "me"
+
+        assert await forget_index(world.cursor) == 2
+        assert await forget_index(world.cursor) == 0
+
+        assert world.cursor.properties == {"owner": "me"}
+
+    run_virtually(main())

@@ -1,0 +1,102 @@
+"""The service as `soak` runs it: the same, and on SIGUSR1 it writes down what lies in its memory.
+
+Objects by class, caches by bytes, and what the C library has from the system: enough to tell a leak from a buffer. The
+census is one line of JSON in the file that the environment names.
+"""
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+from broker.cli_common import configure_logging
+from broker.config import load_config
+from broker.server import serve
+from managed_ledger.block_cache import BlockCache
+from tracker.process.tuning import tune_process
+
+CENSUS_FILE: Final = "POSTDATE_SOAK_CENSUS"
+
+WATCHED: Final = (
+    "Topic",
+    "Subscription",
+    "Cursor",
+    "Dispatcher",
+    "Reader",
+    "Outbox",
+    "BucketDelayedDeliveryTracker",
+    "TrackerCore",
+    "Bucket",
+    "SharedIndexView",
+    "Connection",
+    "Consumer",
+    "Producer",
+    "Task",
+    "TimerHandle",
+    "BitMap",
+)
+"""Classes of which a service has few, or as many as there are subscriptions, clients or buckets."""
+
+
+class _MallocInfo(ctypes.Structure):
+    """glibc's `mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "_")
+    )
+
+
+def malloc_bytes() -> dict[str, int]:
+    """Return what the C library has from the system: used, and free in its heaps; zeros without glibc."""
+    try:
+        mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
+    except (OSError, AttributeError):
+        return {"used": 0, "free": 0}
+    mallinfo2.restype = _MallocInfo
+    info = mallinfo2()
+    return {"used": info.uordblks + info.hblkhd, "free": info.fordblks}
+
+
+def census() -> dict[str, Any]:
+    """Count what there is now; takes some tenths of a second."""
+    gc.collect()
+    # What `tune_process` froze are the modules'.
+    objects = gc.get_objects()
+    classes = Counter(type(one).__name__ for one in objects)
+    caches = [one for one in objects if isinstance(one, BlockCache)]
+    return {
+        "objects": len(objects),
+        "watched": {name: classes[name] for name in WATCHED},
+        "classes": dict(classes.most_common(40)),
+        "cached_bytes": sum(cache.bytes_used for cache in caches),
+        "malloc": malloc_bytes(),
+    }
+
+
+def main(overrides: list[str]) -> int:
+    """Serve until SIGTERM."""
+    configure_logging("warning")
+    config = load_config(None, environment={}, overrides=overrides)
+    tune_process()
+    path = Path(os.environ[CENSUS_FILE])
+
+    def write_census() -> None:
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps(census()))
+        beside.replace(path)
+
+    def announce() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, write_census)
+
+    return asyncio.run(serve(config, announce=announce))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

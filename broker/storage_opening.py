@@ -1,0 +1,125 @@
+"""Opening the snapshot storage: beside the log at a start, and for as long as it takes where it is away.
+
+The snapshots are a derived index, so a service that cannot reach them serves: fresh messages are delivered, and what is
+delayed and in snapshots follows when they are there. What is wrong for good (no such bucket, refused credentials,
+another's prefix, a layout of another version) ends a start that finds it. A start that finds nobody to ask goes on
+without asking; when it turns out later, the service stays up and unhealthy, says what is wrong, and tries on, as
+someone may correct it where it is wrong.
+
+    begin ──► settled: open ─────────────────────────────► serve
+                  ├──► wrong for good: the start ends
+                  └──► away: serve, `problem` says so ──► open, some time
+
+Until it is open, its calls raise `StorageClosedError`, which trackers take for any other failure. So nothing is written
+or deleted before the storage has made sure that it may: on S3, that the prefix is this folder's own.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+from typing import Final
+
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.storage import BucketSnapshotStorage
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 3.0
+"""How long a start waits for a storage that cannot be reached: something may start beside it."""
+
+ANSWER_WAIT_S: Final = 30.0
+"""How long it waits for the first answer, whatever that is: a slow machine must still find what is wrong for good."""
+
+PAUSE_S_MIN: Final = 0.2
+"""Between the first two tries; each further pause is twice as long."""
+
+PAUSE_S_MAX: Final = 10.0
+
+
+class StorageOpening:
+    """Starts a storage, in the background.
+
+    Args:
+        storage: What is to be started; closed by others.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self, storage: BucketSnapshotStorage, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._storage = storage
+        self._sleep = sleep
+        # Spreads the calls of services that lost one server at one moment.
+        self._chance = Random()
+        self._task: asyncio.Task[None] | None = None
+        self._has_answered = asyncio.Event()
+        self._error: SnapshotStorageError | None = None
+        self._is_served_without = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not open, for who is served without it; None while all is well."""
+        if not self._is_served_without:
+            return None
+        if self._error is None:
+            return "the snapshot storage is away: it does not answer"
+        return f"the snapshot storage {'is away' if self._error.retriable else 'cannot be used'}: {self._error}"
+
+    def begin(self) -> None:
+        """Start it; must be called on the event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._open())
+
+    async def settled(self) -> None:
+        """Wait until it is open, or seems to be away: then trying goes on.
+
+        Raises:
+            SnapshotStorageError: Something is wrong for good.
+        """
+        assert self._task is not None
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_WAIT_S):
+                await self._has_answered.wait()
+        await asyncio.wait([self._task], timeout=PATIENCE_S)
+        if self._task.done():
+            await self._task
+            return
+        self._is_served_without = True
+        log.warning(
+            "%s; fresh messages are delivered meanwhile, and what is delayed and in snapshots when it is there",
+            self.problem,
+        )
+
+    async def close(self) -> None:
+        """Try no longer."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _open(self) -> None:
+        pause_s = PAUSE_S_MIN
+        while True:
+            try:
+                await self._storage.start()
+            except SnapshotStorageError as error:
+                if not error.retriable and not self._is_served_without:
+                    raise
+                self._note(error)
+            else:
+                break
+            finally:
+                self._has_answered.set()
+            await self._sleep(self._chance.uniform(pause_s / 2, pause_s))
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        if self._is_served_without:
+            self._is_served_without = False
+            log.info("the snapshot storage is there")
+
+    def _note(self, error: SnapshotStorageError) -> None:
+        """Tell what is wrong for good, once each time that it turns out; an outage was told when it began."""
+        was_told = self._error is not None and str(self._error) == str(error)
+        self._error = error
+        if not error.retriable and not was_told:
+            log.error("%s; nothing of it is changed, and the log has all messages", self.problem)
