@@ -1,210 +1,40 @@
-"""The command `postdate`: start the service, see it work, show what is configured."""
+"""The program `postdate`: what runs before anything is imported that can be missing or slow.
 
-import asyncio
-import logging
-import os
-import shlex
+The commands are in `broker.postdate_cli` and in the rooms that bring others. They need extras of the package, which a
+core install has not: then one line says which. Until they are imported, Ctrl-C ends the process at once and in silence,
+since a KeyboardInterrupt in the middle of an import is a traceback of somebody else's module.
+"""
+
+import signal
 import sys
-from pathlib import Path
 
-import click
-
-from broker.cli_common import auth_params_option, config_options, configure_logging, examples, refusing
-from broker.command_groups import InstalledCommands
-from broker.config import BrokerConfig, load_config
-from broker.config_table import config_lines, config_table
-from broker.hosts import is_wildcard
-from broker.listening import check_bind_address, describe_listening
-from broker.token_cli import token as token_group
-from broker.unread_keys import check_promises, unread_keys
-
-log = logging.getLogger(__name__)
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
+EXIT_CODE_REFUSED = 2
+EXIT_CODE_INTERRUPTED = 130
 
 
-@click.group(
-    cls=InstalledCommands,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=examples("postdate demo", "postdate serve --config config/broker.conf", "postdate serve --help"),
-)
-@click.version_option(package_name="postdate", prog_name="postdate")
 def main() -> None:
-    """Delayed delivery: published now, delivered at its time, in key order, to one consumer per key."""
+    """Run the command that the process's arguments name, and end the process with its exit code."""
+    # A shell that starts a job in the background lets it ignore Ctrl-C, which stays so.
+    heeds_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds_interrupts:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from command_line.extras import install_advice
 
-
-main.add_command(token_group)
-
-
-@main.command(
-    epilog=examples(
-        "postdate serve",
-        "postdate serve --config config/broker.conf",
-        "postdate serve --set brokerServicePort=6651 --set dataDirectory=/var/lib/postdate",
-        "delayedDeliveryTickTimeMillis=100 postdate serve --log-level debug",
-    )
-)
-@config_options
-@click.option(
-    "--log-level",
-    type=click.Choice(LOG_LEVELS, case_sensitive=False),
-    default="info",
-    show_default=True,
-    help="What is logged, one line a record, to stderr.",
-)
-@refusing
-def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str) -> None:
-    """Run the service until SIGTERM or Ctrl-C."""
-    configure_logging(log_level)
-    config = load_config(config_path, environment=os.environ, overrides=overrides)
-    for warning in warnings_at_start(config):
-        log.warning("%s", warning)
-    # Imported late: the other commands need none of it, and it takes most of a second.
-    from broker.network.listener import allow_open_files
-    from broker.server import serve as run_service
-    from tracker.process.tuning import tune_process
-
-    tune_process()
-    allow_open_files()
-    sys.exit(asyncio.run(run_service(config, announce=lambda: click.echo(announcement(config)))))
-
-
-def warnings_at_start(config: BrokerConfig) -> list[str]:
-    """Refuse a configuration that would do what nobody asked for; return what there is to say of one that is taken.
-
-    Raises:
-        ConfigError: It is refused.
-    """
-    promises = check_promises(unread_keys(config.unread), is_unsupported_ignored=config.is_unsupported_ignored)
-    bound = check_bind_address(config)
-    return [*([] if bound is None else [bound]), *promises]
-
-
-def announcement(config: BrokerConfig) -> str:
-    """Say where to connect and what to try first."""
-    host = config.advertised_address or config.bind_address
-    client_urls = _urls(host, ("pulsar", config.service_port), ("pulsar+ssl", config.service_port_tls))
-    web_urls = _urls(host, ("http", config.web_port), ("https", config.web_port_tls))
-    client_url = client_urls[0]
-    return f"""\
-Postdate is ready.
-  Pulsar clients  {" ".join(client_urls)}
-  Health, metrics {" ".join(f"{url}/health {url}/metrics" for url in web_urls)}
-  Listens on      {describe_listening(config)}
-  Data            {config.data_directory.resolve()}
-Try: a message that arrives 3 seconds after it was sent
-  {_installed("python")} -c "{_first_program(client_url, has_tokens=config.access.is_authentication_enabled)}"
-or, for the main job with a crash in the middle: {_installed("postdate")} demo"""
-
-
-def _installed(name: str) -> str:
-    """Write a program of this installation as a shell in this folder finds it."""
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        return name
-    here = Path.cwd()
-    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
-
-
-def _first_program(client_url: str, *, has_tokens: bool) -> str:
-    options = "authentication=pulsar.AuthenticationToken('TOKEN'), " if has_tokens else ""
-    if client_url.startswith("pulsar+ssl:"):
-        options += "tls_trust_certs_file_path='ca.pem', "
-    return (
-        "import pulsar; from datetime import timedelta; "
-        f"client = pulsar.Client('{client_url}', {options}logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)); "
-        "consumer = client.subscribe('hello', 'me', consumer_type=pulsar.ConsumerType.Shared); "
-        "client.create_producer('hello').send(b'from the past', deliver_after=timedelta(seconds=3)); "
-        "message = consumer.receive(); consumer.acknowledge(message); print(message.data().decode()); client.close()"
-    )
-
-
-def _urls(host: str, *ports: tuple[str, int | None]) -> list[str]:
-    return [f"{scheme}://{_in_url(host)}:{port}" for scheme, port in ports if port is not None]
-
-
-def _in_url(host: str) -> str:
-    """Write an address as URLs have it: an IPv6 address in brackets, and one to connect to for a wildcard."""
-    if is_wildcard(host):
-        host = "::1" if ":" in host else "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
-
-
-@main.command(
-    epilog=examples(
-        "postdate config",
-        "postdate config --config config/broker.conf --changed",
-        "postdate config --config /etc/pulsar/standalone.conf --ignored",
-        "postdate config --set maxMessageSize=1048576 > my-broker.conf",
-    )
-)
-@config_options
-@click.option("--changed", is_flag=True, help="Only what is not the default.")
-@click.option(
-    "--ignored", is_flag=True, help="What was given with another value than Pulsar's, and is not read; and why."
-)
-@click.option(
-    "--table", is_flag=True, help="As README.md has it: a Markdown table, meanings from the comments of FILE."
-)
-@refusing
-def config(config_path: Path | None, overrides: tuple[str, ...], changed: bool, ignored: bool, table: bool) -> None:
-    """Print the configuration in force, as a broker.conf."""
-    configure_logging("warning")
-    effective = load_config(config_path, environment=os.environ, overrides=overrides)
-    if ignored:
-        for unread in unread_keys(effective.unread):
-            click.echo(unread)
-        return
-    if not table:
-        click.echo(config_lines(effective, changed_only=changed), nl=False)
-        return
-    if config_path is None:
-        raise click.UsageError("--table needs --config config/broker.conf")
-    click.echo(config_table(config_path.read_text(encoding="utf-8")), nl=False)
-
-
-@main.command(epilog=examples("postdate demo", "postdate demo --keep", "postdate demo --folder /tmp/postdate-demo"))
-@click.option("--keep", is_flag=True, help="Keep the data and the logs. Default: only if the verdict is not clean.")
-@click.option(
-    "--folder",
-    metavar="FOLDER",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the data and the logs go, and stay. Default: a temporary folder.",
-)
-@refusing
-def demo(keep: bool, folder: Path | None) -> None:
-    """Do the main job before your eyes, with a crash in the middle, in under a minute.
-
-    Starts a service of its own on free ports, publishes 20,000 messages of 500 keys with delays from 1 to 20 seconds
-    through the real client, kills the service with SIGKILL halfway and starts it again, lets a consumer leave and one
-    join, and judges what arrived. Exit code 0 only if the verdict is clean.
-    """
-    # Imported late: the other commands need no client and no screen.
-    from broker.demo import run_demo
-
-    sys.exit(run_demo(keep=keep, folder=folder))
-
-
-@main.command(
-    epilog=examples(
-        "postdate keys orders billing customer-17",
-        "postdate keys shop/eu/orders billing customer-17 --url http://127.0.0.1:8081",
-        "postdate keys orders billing AAECAw== --base64",
-    )
-)
-@click.argument("topic")
-@click.argument("subscription")
-@click.argument("key")
-@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the service.")
-@click.option("--base64", "is_base64", is_flag=True, help="KEY is bytes, written as base64.")
-@auth_params_option
-@refusing
-def keys(topic: str, subscription: str, key: str, url: str, is_base64: bool, token: str | None) -> None:
-    """Say where KEY of a Key_Shared subscription stands: its hash, its owner, and what holds it up."""
-    # Imported late: the other commands need no HTTP client.
-    from broker.key_report import key_report
-
-    click.echo(key_report(url, topic, subscription, key, is_base64=is_base64, token=token), nl=False)
+    try:
+        from broker.postdate_cli import postdate
+    except ModuleNotFoundError as error:
+        advice = install_advice(error.name, sys.argv[1:])
+        if advice is None:
+            raise
+        sys.stderr.write(f"postdate: {advice}\n")
+        sys.exit(EXIT_CODE_REFUSED)
+    if heeds_interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        postdate(prog_name="postdate")
+    except KeyboardInterrupt:
+        sys.stderr.write("postdate: interrupted\n")
+        sys.exit(EXIT_CODE_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""What every command of `postdate` shares: its options, its help, and how it refuses.
+"""What the service's own commands share: the options of a configuration, logging, and which errors they refuse with.
 
-Everything that goes wrong for a reason that an operator can do something about is one line on stderr and exit code 2; a
-traceback from here is a bug.
+What all commands of `postdate` share, of whichever room, is in `command_line`.
 """
 
 import errno
@@ -10,7 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable
-from functools import wraps
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -18,18 +17,23 @@ import click
 
 from broker.config import ConfigError
 from broker.errors import AdminRequestError, BrokerError, ServiceStartError
+from command_line.endings import refusing_of
 from managed_ledger.errors import LedgerError
 from snapshot_storage.errors import SnapshotStorageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-EXIT_CODE_REFUSED = 2
 _TOKEN = re.compile(r"[A-Za-z0-9_.=-]+")
 
 
 class OneLineFormatter(logging.Formatter):
     """Keeps each message on one line: what a client sends can be in it, and must not look like another record."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802 (logging's)
+        """See base; ISO 8601 in UTC, as all times of `postdate`."""
+        time = datetime.fromtimestamp(record.created, UTC)
+        return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         """See base."""
@@ -45,35 +49,26 @@ def configure_logging(level: str) -> None:
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
 
 
-def refusing(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn the errors that an operator can do something about into one line and exit code 2."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except (
-            ConfigError,
-            AdminRequestError,
-            BrokerError,
-            ServiceStartError,
-            LedgerError,
-            SnapshotStorageError,
-            OSError,
-        ) as error:
-            text = _explain(error) if isinstance(error, OSError) else str(error)
-            click.echo(f"postdate: {' '.join(text.split())}", err=True)
-            sys.exit(EXIT_CODE_REFUSED)
-
-    return run
-
-
-def _explain(error: OSError) -> str:
+def _explain(error: BaseException) -> str | None:
+    if not isinstance(error, OSError):
+        return None
     if error.errno == errno.EADDRINUSE:
         return f"{error}; choose free ports with --set brokerServicePort=... and --set webServicePort=..."
     if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
         return f"{error}; see bindAddress, brokerServicePort and webServicePort"
     return str(error)
+
+
+refusing = refusing_of(
+    ConfigError,
+    AdminRequestError,
+    BrokerError,
+    ServiceStartError,
+    LedgerError,
+    SnapshotStorageError,
+    explain=_explain,
+)
+"""Turns the errors that an operator can do something about into one line and exit code 2."""
 
 
 def config_options(command: Callable[P, R]) -> Callable[P, R]:
@@ -125,8 +120,3 @@ def _token_of_params(_: click.Context, parameter: click.Parameter, value: str | 
     if not _TOKEN.fullmatch(token.strip()):
         raise click.BadParameter("it is no token")
     return token.strip()
-
-
-def examples(*commands: str) -> str:
-    """Write commands as the end of a help text, in a paragraph that click does not fill."""
-    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)

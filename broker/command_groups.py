@@ -6,14 +6,26 @@ room whose libraries the service has no use for.
 """
 
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import click
+
+from command_line.endings import EXIT_CODE_INTERRUPTED, refuse, say
+from command_line.extras import install_advice
 
 ENTRY_POINT_GROUP = "postdate.commands"
 
 
 class InstalledCommands(click.Group):
     """A group with its own commands and those of entry points; its own win."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See base; Ctrl-C between two commands' own handling ends as it does in them."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            say("interrupted")
+            ctx.exit(EXIT_CODE_INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """See base."""
@@ -25,7 +37,13 @@ class InstalledCommands(click.Group):
         found = _found()
         if own is not None or cmd_name not in found:
             return own
-        command = found[cmd_name].load()
+        try:
+            command = found[cmd_name].load()
+        except ModuleNotFoundError as error:
+            advice = install_advice(error.name, [cmd_name])
+            if advice is None:
+                raise
+            refuse(advice)
         assert isinstance(command, click.Command), f"{found[cmd_name].value} is no command"
         return command
 

@@ -27,6 +27,21 @@ def config_lines(config: BrokerConfig, *, changed_only: bool = False) -> str:
     )
 
 
+def config_values(config: BrokerConfig, *, changed_only: bool = False) -> dict[str, str | None]:
+    """Return a configuration by key, for programs; null stands for a secret that is set.
+
+    Args:
+        config: The configuration.
+        changed_only: Leave out what is the default.
+    """
+    default = BrokerConfig()
+    return {
+        setting.key: None if setting.is_secret and setting.value_in(config) else setting.value_in(config)
+        for setting in settings()
+        if not changed_only or setting.value_in(config) != setting.value_in(default)
+    }
+
+
 def config_table(documented: str) -> str:
     """Return a Markdown table of every key with its default and the first sentence of its meaning.
 

@@ -11,8 +11,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -23,11 +23,8 @@ from rich.table import Table
 from broker.demo_process import PostdateProcess, ServiceStartError
 from broker.demo_story import Outcome, Story, StoryConfig, StoryError
 from broker.demo_verdict import Finding
-
-EXIT_CODE_CLEAN: Final = 0
-EXIT_CODE_NOT_CLEAN: Final = 1
-EXIT_CODE_FAILED: Final = 2
-EXIT_CODE_INTERRUPTED: Final = 130
+from command_line.endings import EXIT_CODE_DONE, EXIT_CODE_INTERRUPTED, EXIT_CODE_REFUSED, EXIT_CODE_WRONG
+from command_line.output import print_json
 
 
 def run_demo(
@@ -36,6 +33,7 @@ def run_demo(
     folder: Path | None = None,
     config: StoryConfig | None = None,
     console: Console | None = None,
+    is_json: bool = False,
 ) -> int:
     """Run the demo and return the process's exit code.
 
@@ -44,26 +42,27 @@ def run_demo(
         folder: Where they go; None is a temporary folder.
         config: How much of everything.
         console: Where it is shown.
+        is_json: Print the verdict as JSON, and show everything else on stderr.
     """
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, stderr=is_json)
     config = config or StoryConfig()
     place = folder or Path(tempfile.mkdtemp(prefix="postdate-demo-"))
     try:
-        code = _run(config, place, console)
+        code = _run(config, place, console, is_json=is_json)
     except KeyboardInterrupt:
         console.print("Interrupted; nothing is left running.")
         code = EXIT_CODE_INTERRUPTED
     except (ServiceStartError, StoryError) as error:
         console.print(f"[red]The demo could not go on:[/] {escape(str(error))}")
-        code = EXIT_CODE_FAILED
-    if keep or folder or code in (EXIT_CODE_NOT_CLEAN, EXIT_CODE_FAILED):
+        code = EXIT_CODE_REFUSED
+    if keep or folder or code in (EXIT_CODE_WRONG, EXIT_CODE_REFUSED):
         console.print(f"Data and logs are in {escape(str(place))}", soft_wrap=True)
     else:
         shutil.rmtree(place, ignore_errors=True)
     return code
 
 
-def _run(config: StoryConfig, place: Path, console: Console) -> int:
+def _run(config: StoryConfig, place: Path, console: Console, *, is_json: bool) -> int:
     console.print(
         f"{config.messages:,} messages of {config.keys} keys, delays from {config.delay_ms_min / 1000:g} "
         f"to {config.delay_ms_max / 1000:g} s, {config.consumers} consumers, one SIGKILL\n"
@@ -88,6 +87,8 @@ def _run(config: StoryConfig, place: Path, console: Console) -> int:
     )
     with _terminable(), contextlib.closing(story), progress:
         outcome = story.run()
+    if is_json:
+        print_json({"isClean": outcome.is_clean, **asdict(outcome)})
     console.print(_faults_table(outcome))
     console.print(_lateness_table(outcome))
     console.print(_recovery_lines(outcome), soft_wrap=True)
@@ -96,9 +97,9 @@ def _run(config: StoryConfig, place: Path, console: Console) -> int:
             console.print(f"[red]{name}:[/] {escape(example)}", soft_wrap=True)
     if not outcome.is_clean:
         console.print("[bold red]Not clean.[/]")
-        return EXIT_CODE_NOT_CLEAN
+        return EXIT_CODE_WRONG
     console.print(f"[bold green]Clean[/], in {time.monotonic() - begun:.0f} s.")
-    return EXIT_CODE_CLEAN
+    return EXIT_CODE_DONE
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Asks a running service about one key and writes the answer for people."""
 
 import json
-from datetime import UTC, datetime
 from textwrap import fill
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
@@ -10,6 +9,7 @@ from urllib.request import Request, urlopen
 
 from broker.errors import AdminRequestError
 from broker.topic_name import TopicName
+from command_line.output import iso
 
 TIMEOUT_S: Final = 10.0
 _POSITIONS_SHOWN_MAX: Final = 10
@@ -18,10 +18,10 @@ _WIDTH: Final = 80
 _UNBROKEN: Final = "\N{NO-BREAK SPACE}"
 
 
-def key_report(
+def key_status(
     url: str, topic: str, subscription: str, key: str, *, is_base64: bool = False, token: str | None = None
-) -> str:
-    """Return where a key stands, in lines.
+) -> dict[str, Any]:
+    """Return where a key stands, as the service's `keyStatus` says it.
 
     Args:
         url: The service's web port, like `http://127.0.0.1:8080`.
@@ -44,12 +44,12 @@ def key_report(
     try:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         with urlopen(Request(f"{address}?{query}", headers=headers), timeout=TIMEOUT_S) as answer:
-            status = json.load(answer)
+            status: dict[str, Any] = json.load(answer)
     except HTTPError as error:
         raise AdminRequestError(_reason(error)) from error
     except (URLError, TimeoutError) as error:
         raise AdminRequestError(f"no service answers at {url}: {error}; see --url") from error
-    return key_lines(status)
+    return status
 
 
 def _reason(error: HTTPError) -> str:
@@ -70,7 +70,7 @@ def key_lines(status: dict[str, Any]) -> str:
     hash      7
     owner     b
     waiting   2 (another consumer ...)
-    blocked   by a since 1970-01-01 00:00:00.000 UTC
+    blocked   by a since 1970-01-01T00:00:00.000Z
     unacked   1: 1:5 at a
     """
     lines = [
@@ -80,9 +80,7 @@ def key_lines(status: dict[str, Any]) -> str:
         f"waiting   {status['waitingEntries']} ({status['reason']})",
     ]
     if status["blockedBy"] is not None:
-        since = datetime.fromtimestamp(status["blockedSinceTimestamp"] / 1000, tz=UTC)
-        text = since.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-        lines.append(f"blocked   by {status['blockedBy']} since {text} UTC")
+        lines.append(f"blocked   by {status['blockedBy']} since {iso(status['blockedSinceTimestamp'])}")
     held = [
         f"{one['position']}{_UNBROKEN}at{_UNBROKEN}{one['consumerName']}"
         for one in status["unacked"][:_POSITIONS_SHOWN_MAX]

@@ -56,6 +56,7 @@ async def verify(config: BrokerConfig, which: Filter, advance: Advance, *, secon
         SnapshotStorageError: The storage cannot be opened or does not answer.
     """
     async with open_place(config) as place:
+        which = await place.resolve(which)
         verdict = await _look(place, which, advance)
     if verdict.problems:
         await asyncio.sleep(second_look_after_s)
@@ -165,13 +166,22 @@ class Garbage:
     """What is wrong with snapshots that are no garbage, as far as their ids are known."""
 
 
-async def collect_garbage(config: BrokerConfig, which: Filter, *, is_dry_run: bool) -> Garbage:
+async def collect_garbage(
+    config: BrokerConfig,
+    which: Filter,
+    *,
+    is_dry_run: bool,
+    on_begin: Callable[[str, int], None] = lambda _name, _steps: None,
+    on_step: Callable[[int], None] = lambda _steps: None,
+) -> Garbage:
     """Delete the snapshots that no property names, and return them.
 
     Args:
         config: Where.
         which: Of which topic and cursor.
         is_dry_run: Only look; possible beside a service, where a snapshot that is just being made counts as well.
+        on_begin: Told when the deletion begins, and of how many.
+        on_step: Told how many are deleted since it was told last.
 
     Raises:
         StoreLockedError: A service is running, and this is no dry run.
@@ -179,6 +189,7 @@ async def collect_garbage(config: BrokerConfig, which: Filter, *, is_dry_run: bo
         SnapshotStorageError: The storage cannot be opened or does not answer.
     """
     async with open_place(config, is_read_only=is_dry_run) as place:
+        which = await place.resolve(which)
         infos, damaged = await place.readable_infos(which)
         seen = len(infos) + len(damaged)
         properties = await place.properties(Filter())
@@ -187,6 +198,9 @@ async def collect_garbage(config: BrokerConfig, which: Filter, *, is_dry_run: bo
         damaged = {one: what for one, what in damaged.items() if one not in unreadable}
         garbage = Garbage(which, seen, orphans(infos, properties), unreadable, damaged)
         if not is_dry_run:
-            for bucket_id in (*(info.bucket_id for info in garbage.infos), *unreadable):
+            ids = [*(info.bucket_id for info in garbage.infos), *unreadable]
+            on_begin("delete", len(ids))
+            for bucket_id in ids:
                 await place.storage.delete_bucket_snapshot(bucket_id)
+                on_step(1)
         return garbage

@@ -4,7 +4,7 @@ Here are the commands and their options; what they do is in `broker.snapshots_ch
 `_takeover`, what it looks like in `broker.snapshots_report`. What only reads works beside a running service.
 """
 
-import json
+import asyncio
 import math
 import sys
 from collections.abc import Mapping
@@ -13,16 +13,24 @@ from pathlib import Path
 import click
 from rich.markup import escape
 
-from broker.cli_common import examples
 from broker.config import BrokerConfig
 from broker.snapshots import snapshots_folder
 from broker.snapshots_check import SECOND_LOOK_AFTER_S, collect_garbage, verify
 from broker.snapshots_copy import copy_snapshots, make_checkpoint
 from broker.snapshots_export import export_snapshots
-from broker.snapshots_options import filters, make_console, on_config, progress_bar, run_command
+from broker.snapshots_json import (
+    checkpoint_json,
+    copied_json,
+    exported_json,
+    garbage_json,
+    owner_json,
+    snapshot_json,
+    summary_json,
+    verdict_json,
+)
+from broker.snapshots_options import filters, make_console, on_config
 from broker.snapshots_place import Filter, Place, Summary, open_place, readable_segments, target_config
 from broker.snapshots_report import (
-    counted,
     print_copied,
     print_exported,
     print_garbage,
@@ -32,14 +40,15 @@ from broker.snapshots_report import (
     print_segments,
     print_snapshot,
     print_verdict,
-    size,
-    summary_json,
 )
+from command_line.endings import EXIT_CODE_WRONG, help_end, say
+from command_line.output import counted, json_option, print_json, size
+from command_line.progress import Steps, bytes_bar
+from managed_ledger.cursor_properties import CursorName
 from snapshot_storage.codec import decode_metadata, decode_segment
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.inspection import TimeHistogram
 
-EXIT_CODE_PROBLEMS = 1
 _HISTOGRAM_BINS_MAX = 16
 
 
@@ -52,7 +61,7 @@ def snapshots() -> None:
     """
 
 
-snapshots.epilog = examples(
+snapshots.epilog = help_end(
     "postdate snapshots list",
     "postdate snapshots verify --config config/broker.conf",
     "postdate snapshots copy --to s3://bucket/prefix --data /var/lib/postdate",
@@ -62,29 +71,30 @@ snapshots.epilog = examples(
 @snapshots.command(
     "list",
     short_help="List them: whose, how large, when due.",
-    epilog=examples(
+    epilog=help_end(
         "postdate snapshots list --data data",
         "postdate snapshots list --topic orders --cursor billing",
         "postdate snapshots list --json | jq '.[] | select(.rows > 100000)'",
+        wrong="the header or entry 0 of one is damaged",
     ),
 )
 @on_config
 @filters
-@click.option("--json", "is_json", is_flag=True, help="As a list of JSON objects, sizes in bytes and times in ms.")
+@json_option("a list of objects, sizes in bytes")
 def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
     """List snapshots: whose, which ledgers, how many segments, rows and bytes, and when they are due.
 
-    Exit code 1 if the header or entry 0 of one is damaged; why is told beside the list.
+    What is damaged is told on stderr.
     """
 
     async def read() -> tuple[list[Summary], dict[int | None, str]]:
         async with open_place(config) as place:
-            infos, damaged = await place.readable_infos(which)
+            infos, damaged = await place.readable_infos(await place.resolve(which))
             return [summary async for summary in place.summaries(infos)], damaged
 
-    summaries, damaged = run_command(read())
+    summaries, damaged = asyncio.run(read())
     if is_json:
-        click.echo(json.dumps([summary_json(summary) for summary in summaries], indent=2))
+        print_json([summary_json(summary) for summary in summaries])
     else:
         print_list(make_console(), summaries)
     damaged.update((one.info.bucket_id, one.problem) for one in summaries if one.problem is not None)
@@ -93,24 +103,26 @@ def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
 
 @snapshots.command(
     short_help="Show one: segments, sizes, a histogram.",
-    epilog=examples(
+    epilog=help_end(
         "postdate snapshots show 1795289849971",
         "postdate snapshots show 1795289849971 --all | less",
         "postdate snapshots show 1795289849971 --data /var/lib/postdate",
+        wrong="it is damaged",
     ),
 )
-@click.argument("bucket_id", metavar="ID", type=click.IntRange(min=0))
+@click.argument("bucket_id", metavar="ID", type=click.IntRange(0, 2**63 - 1))
 @on_config
 @click.option("--all", "is_all", is_flag=True, help="Every segment. Default: the first and the last ten.")
-def show(config: BrokerConfig, *, bucket_id: int, is_all: bool) -> None:
+@json_option("one object with all segments")
+def show(config: BrokerConfig, *, bucket_id: int, is_all: bool, is_json: bool) -> None:
     """Show one snapshot: its ranges, segments, times and sizes, and when its messages are due."""
 
     async def read() -> None:
         async with open_place(config) as place:
-            await _show(place, bucket_id, is_all=is_all)
+            await _show(place, bucket_id, is_all=is_all, is_json=is_json)
 
     try:
-        run_command(read())
+        asyncio.run(read())
     except SnapshotCorruptedError as error:
         _tell_damage({bucket_id: str(error)})
 
@@ -118,18 +130,17 @@ def show(config: BrokerConfig, *, bucket_id: int, is_all: bool) -> None:
 def _tell_damage(damaged: Mapping[int | None, str]) -> None:
     """Name what could not be looked at, and end with the exit code of damage, if there is any."""
     for reason in damaged.values():
-        click.echo(f"postdate: {reason}", err=True)
+        say(reason)
     if damaged:
-        sys.exit(EXIT_CODE_PROBLEMS)
+        sys.exit(EXIT_CODE_WRONG)
 
 
-async def _show(place: Place, bucket_id: int, *, is_all: bool) -> None:
-    console = make_console()
+async def _show(place: Place, bucket_id: int, *, is_all: bool, is_json: bool) -> None:
     info = await place.info(bucket_id)
     metadata = await place.storage.get_bucket_snapshot_metadata(bucket_id)
     summary = Summary(info, decode_metadata(metadata))
     properties = await place.properties(Filter())
-    named_by = [f"{one.cursor_name} of {one.topic_name}" for one in properties if one.bucket_id == bucket_id]
+    named_by = [str(CursorName(one.topic_name, one.cursor_name)) for one in properties if one.bucket_id == bucket_id]
     histogram = None
     if summary.times_ms is not None:
         histogram = TimeHistogram.between(*summary.times_ms, bins_max=_HISTOGRAM_BINS_MAX)
@@ -144,14 +155,18 @@ async def _show(place: Place, bucket_id: int, *, is_all: bool) -> None:
             sizes_bytes[number] = len(data)
         except SnapshotCorruptedError as error:
             damaged.append(str(error))
-    print_snapshot(console, summary, named_by, len(metadata))
-    print_segments(console, summary, sizes_bytes, is_all=is_all)
-    if histogram is not None:
-        print_histogram(console, histogram)
-    for reason in damaged:
-        console.print(f"[red]Damaged:[/] {escape(reason)}", soft_wrap=True)
+    if is_json:
+        print_json(snapshot_json(summary, named_by, sizes_bytes, damaged))
+    else:
+        console = make_console()
+        print_snapshot(console, summary, named_by, len(metadata))
+        print_segments(console, summary, sizes_bytes, is_all=is_all)
+        if histogram is not None:
+            print_histogram(console, histogram)
+        for reason in damaged:
+            console.print(f"[red]Damaged:[/] {escape(reason)}", soft_wrap=True)
     if damaged:
-        sys.exit(EXIT_CODE_PROBLEMS)
+        sys.exit(EXIT_CODE_WRONG)
 
 
 def _finite(_context: click.Context, _option: click.Parameter, seconds: float) -> float:
@@ -163,10 +178,11 @@ def _finite(_context: click.Context, _option: click.Parameter, seconds: float) -
 @snapshots.command(
     "verify",
     short_help="Check everything, and name what is wrong.",
-    epilog=examples(
+    epilog=help_end(
         "postdate snapshots verify",
         "postdate snapshots verify --config config/broker.conf --topic orders",
         "postdate snapshots verify --data /var/lib/postdate || echo 'look at the table'",
+        wrong="something is wrong: a table says what",
     ),
 )
 @on_config
@@ -181,49 +197,61 @@ def _finite(_context: click.Context, _option: click.Parameter, seconds: float) -
     metavar="SECONDS",
     help="How long to wait before what seems wrong is looked at again.",
 )
-def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float) -> None:
+@json_option()
+def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float, is_json: bool) -> None:
     """Check every checksum, every bitmap against its segment, and every cursor property against the storage.
 
-    Exit code 1 and a table if anything is wrong. What seems wrong is looked at a second time a little later, as the
+    What seems wrong is looked at a second time a little later, as the
     snapshots of a running service come and go. A snapshot that the storage has lost without a trace is known by the
     property that names it, and by nothing else.
     """
-    with progress_bar("verified") as advance:
-        verdict = run_command(verify(config, which, advance, second_look_after_s=second_look_after_s))
-    print_verdict(make_console(), verdict)
+    with bytes_bar("verified") as advance:
+        verdict = asyncio.run(verify(config, which, advance, second_look_after_s=second_look_after_s))
+    if is_json:
+        print_json(verdict_json(verdict))
+    else:
+        print_verdict(make_console(), verdict)
     if verdict.problems:
-        sys.exit(EXIT_CODE_PROBLEMS)
+        sys.exit(EXIT_CODE_WRONG)
 
 
 @snapshots.command(
     short_help="Delete those that no cursor names.",
-    epilog=examples(
+    epilog=help_end(
         "postdate snapshots gc --dry-run",
         "postdate snapshots gc --config config/broker.conf",
         "postdate snapshots gc --data /var/lib/postdate --topic orders",
+        wrong="a snapshot that a cursor names is damaged; it is left to the service",
     ),
 )
 @on_config
 @filters
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted; works beside a running service.")
-def gc(config: BrokerConfig, *, which: Filter, dry_run: bool) -> None:
+@json_option()
+def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> None:
     """Delete the snapshots that no cursor names. Refuses beside a running service, which cleans up by itself.
 
     Beside a running service, --dry-run may name a snapshot that is just being made. An S3 prefix belongs to one
-    service: on that of another one, this and every other command is refused. Exit code 1 if a snapshot that a cursor
-    names is damaged; that one is left to the service.
+    service: on that of another one, this and every other command is refused.
     """
-    garbage = run_command(collect_garbage(config, which, is_dry_run=dry_run))
-    print_garbage(make_console(), garbage, is_dry_run=dry_run)
+    with Steps().shown() as steps:
+        garbage = asyncio.run(
+            collect_garbage(config, which, is_dry_run=dry_run, on_begin=steps.begin, on_step=steps.advance)
+        )
+    if is_json:
+        print_json(garbage_json(garbage, is_dry_run=dry_run))
+    else:
+        print_garbage(make_console(), garbage, is_dry_run=dry_run)
     _tell_damage(garbage.damaged)
 
 
 @snapshots.command(
     short_help="Copy them to another storage.",
-    epilog=examples(
+    epilog=help_end(
         "postdate snapshots copy --to s3://bucket/prefix",
         "postdate snapshots copy --to s3://bucket/prefix --update-cursors --delete-source",
         "postdate snapshots copy --to /mnt/new-data --topic orders",
+        wrong="one that a cursor names is damaged or missing: no cursor was updated, and nothing deleted",
     ),
 )
 @on_config
@@ -241,11 +269,13 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool) -> None:
     help="Let the cursors name the copies, once all are there: one durable write, on a stopped service.",
 )
 @click.option("--delete-source", is_flag=True, help="After --update-cursors: delete what was copied here.")
-def copy(config: BrokerConfig, *, which: Filter, target: str, update_cursors: bool, delete_source: bool) -> None:
+@json_option()
+def copy(
+    config: BrokerConfig, *, which: Filter, target: str, update_cursors: bool, delete_source: bool, is_json: bool
+) -> None:
     """Copy the snapshots that cursors name to another storage, and compare each after writing.
 
     They get new ids there, which are printed. What an earlier run has copied is found, compared and not copied again.
-    Exit code 1 if one that a cursor names is damaged or missing: then no cursor is updated, and nothing is deleted.
     """
     if delete_source and not update_cursors:
         raise click.UsageError("--delete-source needs --update-cursors: the cursors would name what is gone")
@@ -255,18 +285,21 @@ def copy(config: BrokerConfig, *, which: Filter, target: str, update_cursors: bo
             "would find only a part in either"
         )
     where = target_config(config, target)
-    with progress_bar("copied") as advance:
-        copied = run_command(
+    with bytes_bar("copied") as advance:
+        copied = asyncio.run(
             copy_snapshots(config, where, which, advance, updates_cursors=update_cursors, deletes_source=delete_source)
         )
-    print_copied(make_console(), copied, target)
+    if is_json:
+        print_json(copied_json(copied, target))
+    else:
+        print_copied(make_console(), copied, target)
     if copied.failed:
-        sys.exit(EXIT_CODE_PROBLEMS)
+        sys.exit(EXIT_CODE_WRONG)
 
 
 @snapshots.command(
     short_help="Back up the RocksDB folder.",
-    epilog=examples(
+    epilog=help_end(
         "postdate snapshots checkpoint /backup/snapshots-monday",
         "postdate snapshots checkpoint /backup/monday --data /var/lib/postdate",
         "mv data/snapshots old && cp -r /backup/monday data/snapshots && postdate snapshots verify",
@@ -274,13 +307,17 @@ def copy(config: BrokerConfig, *, which: Filter, target: str, update_cursors: bo
 )
 @click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
 @on_config
-def checkpoint(config: BrokerConfig, *, path: Path) -> None:
+@json_option()
+def checkpoint(config: BrokerConfig, *, path: Path, is_json: bool) -> None:
     """Make a backup of the snapshot folder as it is now: DIR, which must not exist, takes its place when it is lost.
 
     At once, and at the cost of no space while both have the same tables, where DIR is on the same file system. For
     RocksDB, on a stopped service; `copy` makes a backup beside a running one, and of snapshots on S3.
     """
-    infos = run_command(make_checkpoint(config, path))
+    infos = asyncio.run(make_checkpoint(config, path))
+    if is_json:
+        print_json(checkpoint_json(path, infos))
+        return
     length_bytes = sum(info.length_bytes for info in infos)
     make_console().print(
         f"{escape(str(path))} has {counted(len(infos), 'snapshot')}, {size(length_bytes)}. To restore it, put it where "
@@ -292,7 +329,7 @@ def checkpoint(config: BrokerConfig, *, path: Path) -> None:
 @snapshots.command(
     "take-over",
     short_help="Take an S3 prefix from a dead owner.",
-    epilog=examples(
+    epilog=help_end(
         "postdate snapshots take-over --config config/broker.conf",
         "postdate snapshots take-over --data /restored/postdate --yes",
         "postdate snapshots take-over --data /restored/postdate --owner-is-dead && postdate snapshots verify",
@@ -306,7 +343,8 @@ def checkpoint(config: BrokerConfig, *, path: Path) -> None:
     is_flag=True,
     help="Also if something was written under the prefix in the last minutes.",
 )
-def take_over(config: BrokerConfig, *, is_sure: bool, is_owner_dead: bool) -> None:
+@json_option("one object; needs --yes")
+def take_over(config: BrokerConfig, *, is_sure: bool, is_owner_dead: bool, is_json: bool) -> None:
     """Give the prefix on S3 to this data folder, though another one has it.
 
     For a folder that was restored from a copy, or a service whose machine is gone for good; and where what says or
@@ -315,40 +353,49 @@ def take_over(config: BrokerConfig, *, is_sure: bool, is_owner_dead: bool) -> No
     then. Refused while the owner is seen to run: its folder is on this machine and in use, or something was written
     under the prefix in the last minutes.
     """
+    if is_json and not is_sure:
+        raise click.UsageError("--json needs --yes: nobody is there to be asked")
     # Boto3 is an extra, and slow to import.
     from broker.snapshots_takeover import open_takeover
 
     with open_takeover(config) as takeover:
         seen = takeover.look()
-        if seen is None:
-            click.echo("The prefix is this folder's, or nobody's: there is nothing to take over.")
-            return
-        takeover.refuse_alive(seen, was_just_written=is_owner_dead)
-        print_owner(make_console(), seen, takeover.named_count(seen))
-        if not is_sure:
-            click.confirm("Is that owner gone for good?", abort=True)
-        takeover.take(seen, was_just_written=is_owner_dead)
-    click.echo("Taken: it is refused to the old owner from its next start on.")
+        if seen is not None:
+            takeover.refuse_alive(seen, was_just_written=is_owner_dead)
+            named_count = takeover.named_count(seen)
+            if not is_json:
+                print_owner(make_console(), seen, named_count)
+            if not is_sure:
+                click.confirm("Is that owner gone for good?", abort=True)
+            takeover.take(seen, was_just_written=is_owner_dead)
+    if is_json:
+        print_json(owner_json(seen) if seen is None else owner_json(seen, named_count))
+    elif seen is None:
+        click.echo("The prefix is this folder's, or nobody's: there is nothing to take over.")
+    else:
+        click.echo("Taken: it is refused to the old owner from its next start on.")
 
 
 @snapshots.command(
     short_help="Write every row to a Parquet file.",
-    epilog=examples(
+    epilog=help_end(
         "postdate snapshots export index.parquet",
         "postdate snapshots export index.parquet --topic orders --data /var/lib/postdate",
         "duckdb -c \"select topic, count(*) from 'index.parquet' group by topic\"  # after postdate snapshots export",
+        wrong="some cannot be read: the others are written, and the damaged segments named",
     ),
 )
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
 @on_config
 @filters
-def export(config: BrokerConfig, *, path: Path, which: Filter) -> None:
-    """Write every row to a Parquet file: topic, cursor, bucket_id, segment, ledger_id, entry_id, deliver_at_ms.
-
-    Exit code 1 if some cannot be read: the others are written, and the damaged segments named.
-    """
-    with progress_bar("exported") as advance:
-        exported = run_command(export_snapshots(config, path, which, advance))
-    print_exported(make_console(), exported, path)
+@json_option()
+def export(config: BrokerConfig, *, path: Path, which: Filter, is_json: bool) -> None:
+    """Write every row to a Parquet file: topic, cursor, bucket_id, segment, ledger_id, entry_id, deliver_at_ms."""
+    with bytes_bar("exported") as advance:
+        exported = asyncio.run(export_snapshots(config, path, which, advance))
+    if is_json:
+        print_json(exported_json(exported, path))
+    else:
+        print_exported(make_console(), exported, path)
     if exported.failed:
-        sys.exit(EXIT_CODE_PROBLEMS)
+        sys.exit(EXIT_CODE_WRONG)

@@ -10,6 +10,7 @@ was interrupted goes on where it stopped, and a second one copies nothing. The o
 """
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -71,10 +72,10 @@ async def copy_snapshots(
     """
     assert updates_cursors or not deletes_source
     copied = Copied()
-    async with (
-        open_place(config, is_read_only=not updates_cursors) as place,
-        patient_storage_of(target) as there,
-    ):
+    async with open_place(config, is_read_only=not updates_cursors) as place, AsyncExitStack() as stack:
+        which = await place.resolve(which)
+        # A folder is made by opening it, so not before the question makes sense.
+        there = await stack.enter_async_context(patient_storage_of(target))
         properties = await place.properties(which)
         await _choose(place, there, which, properties, copied)
         await _copy_all(place, there, which, copied, advance)

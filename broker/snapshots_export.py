@@ -15,6 +15,7 @@ import numpy as np
 
 from broker.config import BrokerConfig
 from broker.snapshots_place import Filter, open_place, readable_pieces
+from managed_ledger.names import subscription_of
 from snapshot_storage.codec import decode_segment
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
@@ -50,7 +51,7 @@ async def export_snapshots(config: BrokerConfig, path: Path, which: Filter, adva
     exported = Exported()
     try:
         async with open_place(config) as place:
-            infos, damaged = await place.readable_infos(which)
+            infos, damaged = await place.readable_infos(await place.resolve(which))
             exported.failed = {bucket_id: [reason] for bucket_id, reason in damaged.items()}
             total, done = sum(info.length_bytes for info in infos), 0
             advance(0, total)
@@ -124,7 +125,7 @@ class _ParquetFile:
         numbers = np.fromiter(parts, np.int64)
         columns = [
             self._constant(info.topic_name, len(rows)),
-            self._constant(info.cursor_name, len(rows)),
+            self._constant(subscription_of(info.cursor_name), len(rows)),
             self._arrow.array(np.full(len(rows), info.bucket_id, np.int64)),
             self._arrow.array(np.repeat(numbers, [len(part) for part in parts.values()])),
             self._arrow.array(rows.ledger_ids),

@@ -6,7 +6,7 @@ locked, so that no service can start meanwhile.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from broker.config import BrokerConfig
 from broker.snapshots import patient_storage_of, snapshots_folder
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.names import find_cursor, find_topic
 from snapshot_storage.codec import SegmentMetadata, decode_metadata
 from snapshot_storage.copying import pieces_of
 from snapshot_storage.errors import (
@@ -30,7 +31,7 @@ _HEADS_AT_A_TIME = 8
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which snapshots are meant; None stands for any."""
+    """Which snapshots are meant, by the names that the log has (`Place.resolve`); None stands for any."""
 
     topic_name: str | None = None
     cursor_name: str | None = None
@@ -64,6 +65,28 @@ class Place:
     def __init__(self, storage: BucketSnapshotStorage, cursors: CursorPropertiesFolder) -> None:
         self.storage = storage
         self._cursors = cursors
+
+    async def resolve(self, which: Filter) -> Filter:
+        """Return the same filter with the log's own names for those that an operator has written.
+
+        Raises:
+            NameNotFoundError: There is no such topic or subscription, neither in the log nor in the storage.
+        """
+        if which == Filter():
+            return which
+        known = set(await self.cursor_properties())
+        topics = await asyncio.to_thread(self._cursors.topics)
+        # Where the storage cannot be listed, the log has the names of all but what is gone.
+        with suppress(SnapshotCorruptedError, StorageCorruptedError):
+            listed = await self.storage.list_bucket_snapshots()
+            known |= {CursorName(info.topic_name, info.cursor_name) for info in listed}
+        topic = cursor = None
+        if which.topic_name is not None:
+            topic = find_topic(which.topic_name, topics | {name.topic for name in known})
+        if which.cursor_name is not None:
+            cursors = {name.cursor for name in known if topic in (None, name.topic)}
+            cursor = find_cursor(which.cursor_name, cursors, "" if topic is None else f" of {topic}")
+        return Filter(topic, cursor)
 
     async def infos(self, which: Filter) -> list[BucketSnapshotInfo]:
         """List snapshots, in order of topic, cursor and ledgers."""

@@ -1,7 +1,7 @@
 """What `postdate snapshots` shows on a screen of 80 columns or more: tables, a histogram, sizes and times."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,8 @@ from broker.snapshots_check import Garbage, Verdict
 from broker.snapshots_copy import Copied
 from broker.snapshots_export import Exported
 from broker.snapshots_place import Filter, Summary
+from command_line.output import counted, iso, size
+from managed_ledger.names import subscription_of
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.inspection import TimeHistogram
 from snapshot_storage.storage import BucketSnapshotInfo
@@ -26,45 +28,8 @@ if TYPE_CHECKING:
 SEGMENTS_SHOWN_MAX: Final = 20
 PROBLEMS_SHOWN_MAX: Final = 50
 _BAR_COLUMNS_MAX: Final = 50
-_BAR_LABEL_COLUMNS: Final = 2 + 19 + 2 + 2 + 11
+_BAR_LABEL_COLUMNS: Final = 2 + 20 + 2 + 2 + 11
 """What stands beside a bar: when, and how many."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# The last moment of the year 9999, beyond which there is no ISO form of four digits.
-_ISO_MS_MAX: Final = 253_402_300_799_999
-
-
-def iso(time_ms: int) -> str:
-    """Write a time in UTC.
-
-    >>> iso(1_795_289_849_971)
-    '2026-11-21T19:37:29.971Z'
-    >>> iso(2**63 - 1)
-    'after the year 9999'
-    """
-    if time_ms > _ISO_MS_MAX:
-        return "after the year 9999"
-    return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def size(count: int) -> str:
-    """Write a number of bytes in the unit that fits.
-
-    >>> size(999), size(1_536), size(5 * 2**30)
-    ('999 B', '1.5 KiB', '5.0 GiB')
-    """
-    if count < 2**10:
-        return f"{count} B"
-    exponent = min(4, (count.bit_length() - 1) // 10)
-    return f"{count / 2 ** (10 * exponent):.1f} {'KMGT'[exponent - 1]}iB"
-
-
-def counted(count: int, noun: str) -> str:
-    """Write a number with its noun.
-
-    >>> counted(1, "snapshot"), counted(2_000, "snapshot")
-    ('1 snapshot', '2,000 snapshots')
-    """
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def id_shown(bucket_id: int | None) -> str:
@@ -76,26 +41,6 @@ def ledgers_of(info: BucketSnapshotInfo) -> str:
     """Write the range of ledgers of a snapshot."""
     ledgers = parse_bucket_key(info.bucket_key)
     return info.bucket_key if ledgers is None else f"{ledgers.first_ledger_id} to {ledgers.last_ledger_id}"
-
-
-def summary_json(summary: Summary) -> dict[str, Any]:
-    """Return a snapshot as JSON has it; what is not readable is null."""
-    info, times = summary.info, summary.times_ms
-    ledgers = parse_bucket_key(info.bucket_key)
-    return {
-        "topic": info.topic_name,
-        "cursor": info.cursor_name,
-        "bucket_id": info.bucket_id,
-        "bucket_key": info.bucket_key,
-        "first_ledger_id": None if ledgers is None else ledgers.first_ledger_id,
-        "last_ledger_id": None if ledgers is None else ledgers.last_ledger_id,
-        "segments": info.segment_count,
-        "rows": None if summary.problem else summary.row_count,
-        "bytes": info.length_bytes,
-        "first_deliver_at_ms": None if times is None else times[0],
-        "last_deliver_at_ms": None if times is None else times[1],
-        "problem": summary.problem,
-    }
 
 
 def print_list(console: Console, summaries: Sequence[Summary]) -> None:
@@ -120,10 +65,10 @@ def print_list(console: Console, summaries: Sequence[Summary]) -> None:
 def _list_table(summaries: Sequence[Summary], *, is_wide: bool) -> Table:
     """Make a table of snapshots; a narrow one takes two lines for each."""
     columns = [("id", "right"), ("ledgers", "left"), ("segments", "right"), ("rows", "right"), ("bytes", "right"),
-               ("first due (UTC)", "left"), ("last due", "left")]  # fmt: skip
+               ("first due", "left"), ("last due", "left")]  # fmt: skip
     if not is_wide:
         columns = [("id", "right"), ("ledgers", "right"), ("rows,\nsegments", "right"), ("bytes", "right"),
-                   ("due from (UTC),\nto", "left")]  # fmt: skip
+                   ("due from,\nto", "left")]  # fmt: skip
     table = _table(*columns)
     for one in summaries:
         info, times = one.info, one.times_ms
@@ -139,8 +84,9 @@ def _list_table(summaries: Sequence[Summary], *, is_wide: bool) -> Table:
 
 
 def _seconds(time_ms: int) -> str:
-    """Write a time in UTC as short as a table needs it."""
-    return iso(time_ms)[:19].replace("T", " ")
+    """Write a time as short as a table needs it."""
+    text = iso(time_ms)
+    return f"{text[:19]}Z" if text.endswith("Z") else text
 
 
 def print_snapshot(console: Console, summary: Summary, named_by: Sequence[str], metadata_bytes: int) -> None:
@@ -148,7 +94,7 @@ def print_snapshot(console: Console, summary: Summary, named_by: Sequence[str], 
     info, times = summary.info, summary.times_ms
     facts = {
         "topic": info.topic_name,
-        "cursor": info.cursor_name,
+        "cursor": subscription_of(info.cursor_name),
         "property": info.bucket_key,
         "ledgers": ledgers_of(info),
         "named by": ", ".join(named_by) or "no cursor: an orphan, which `postdate snapshots gc` deletes",
@@ -192,7 +138,7 @@ def print_histogram(console: Console, histogram: TimeHistogram) -> None:
     """Print when messages are due, as bars."""
     most = max(1, int(histogram.counts.max()))
     columns = max(10, min(_BAR_COLUMNS_MAX, console.width - _BAR_LABEL_COLUMNS))
-    console.print(f"[bold]Due[/], from (UTC), in spans of {timedelta(milliseconds=histogram.span_ms)}")
+    console.print(f"[bold]Due[/], from, in spans of {timedelta(milliseconds=histogram.span_ms)}")
     for number, count in enumerate(histogram.counts.tolist()):
         begins_at = histogram.first_ms + number * histogram.span_ms
         # Whatever is there is to be seen.
@@ -265,7 +211,7 @@ def print_garbage(console: Console, garbage: Garbage, *, is_dry_run: bool) -> No
 
 
 def _whose(which: Filter) -> str:
-    cursor = "" if which.cursor_name is None else f" of cursor {escape(which.cursor_name)}"
+    cursor = "" if which.cursor_name is None else f" of cursor {escape(subscription_of(which.cursor_name))}"
     return cursor + ("" if which.topic_name is None else f" of topic {escape(which.topic_name)}")
 
 
@@ -353,7 +299,7 @@ def _by_cursor(console: Console, infos: Sequence[BucketSnapshotInfo]) -> Iterato
 
 
 def _heading(topic: str, cursor: str) -> str:
-    return f"[bold]{escape(topic)}[/]  cursor [bold]{escape(cursor)}[/]"
+    return f"[bold]{escape(topic)}[/]  cursor [bold]{escape(subscription_of(cursor))}[/]"
 
 
 def _table(*columns: tuple[str, Any]) -> Table:

@@ -17,12 +17,13 @@ from typing import Any, Final, ParamSpec, TypeVar
 import click
 
 from broker.authentication.config import PUBLIC_ALGORITHMS
-from broker.cli_common import examples, refusing
+from broker.cli_common import refusing
+from command_line.endings import EXIT_CODE_WRONG, help_end, refuse
+from command_line.output import json_option, print_json
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-EXIT_CODE_NOT_VALID = 1
 SECRET_ALGORITHMS: Final = ("HS256", "HS384", "HS512")
 _OWNER_ONLY: Final = 0o600
 _FOR_ALL: Final = 0o644
@@ -45,7 +46,7 @@ _TOKEN_OPTIONS: Final = (
 
 
 @click.group(
-    epilog=examples(
+    epilog=help_end(
         "postdate token create-secret-key --output secret.key",
         "postdate token create --secret-key file:secret.key --subject anna --expiry-time 30d",
         "postdate token show --token-file anna.token",
@@ -63,8 +64,7 @@ def _refused(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except ValueError as error:
-            click.echo(f"postdate: {error}", err=True)
-            sys.exit(2)
+            refuse(str(error))
 
     return refusing(run)
 
@@ -75,7 +75,7 @@ def _takes_token(command: Callable[..., R]) -> Callable[..., R]:
     return command
 
 
-@token.command("create-secret-key", epilog=examples("postdate token create-secret-key --output secret.key"))
+@token.command("create-secret-key", epilog=help_end("postdate token create-secret-key --output secret.key"))
 @click.option(
     "-a",
     "--signature-algorithm",
@@ -87,8 +87,9 @@ def _takes_token(command: Callable[..., R]) -> Callable[..., R]:
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it to FILE, a new one.")
 @click.option("-b", "--base64", "is_base64", is_flag=True, help="Write it as base64, for data:;base64,TEXT.")
+@json_option("the secret as base64, or where it was written")
 @_refused
-def create_secret_key(algorithm: str, output: Path | None, is_base64: bool) -> None:
+def create_secret_key(algorithm: str, output: Path | None, is_base64: bool, is_json: bool) -> None:
     """Make a secret that signs tokens and checks them (tokenSecretKey)."""
     from base64 import b64encode
 
@@ -96,15 +97,17 @@ def create_secret_key(algorithm: str, output: Path | None, is_base64: bool) -> N
 
     secret = new_secret(algorithm)
     written = b64encode(secret) if is_base64 else secret
-    if output is None:
-        sys.stdout.buffer.write(written)
-    else:
+    if output is not None:
         _write_new(output, written, mode=_OWNER_ONLY)
+    if is_json:
+        print_json({"secretKey": b64encode(secret).decode()} if output is None else {"output": str(output)})
+    elif output is None:
+        sys.stdout.buffer.write(written)
 
 
 @token.command(
     "create-key-pair",
-    epilog=examples(
+    epilog=help_end(
         "postdate token create-key-pair --output-private-key private.key --output-public-key public.key",
         "postdate token create-key-pair -a ES256 --output-private-key private.key --output-public-key public.key",
     ),
@@ -112,8 +115,9 @@ def create_secret_key(algorithm: str, output: Path | None, is_base64: bool) -> N
 @_algorithm_of_pair
 @click.option("--output-private-key", "private", type=click.Path(path_type=Path), metavar="FILE", required=True)
 @click.option("--output-public-key", "public", type=click.Path(path_type=Path), metavar="FILE", required=True)
+@json_option("where they were written")
 @_refused
-def create_key_pair(algorithm: str, private: Path, public: Path) -> None:
+def create_key_pair(algorithm: str, private: Path, public: Path, is_json: bool) -> None:
     """Make a private key that signs tokens and a public one that checks them (tokenPublicKey)."""
     from broker.authentication.token_making import new_key_pair
 
@@ -125,10 +129,12 @@ def create_key_pair(algorithm: str, private: Path, public: Path) -> None:
         # One without the other is of no use to anybody.
         private.unlink()
         raise
+    if is_json:
+        print_json({"privateKey": str(private), "publicKey": str(public)})
 
 
 @token.command(
-    epilog=examples(
+    epilog=help_end(
         "postdate token create --secret-key file:secret.key --subject anna --expiry-time 30d",
         "postdate token create --private-key file:private.key --subject anna",
     )
@@ -141,6 +147,7 @@ def create_key_pair(algorithm: str, private: Path, public: Path) -> None:
     "-e", "--expiry-time", metavar="TIME", help="It ends after this: 90s, 5m, 1h, 3d, 2w, 10y. Default: never."
 )
 @click.option("-hs", "--headers", multiple=True, metavar="NAME=VALUE", help="One more header; repeatable.")
+@json_option()
 @_refused
 def create(
     subject: str,
@@ -149,6 +156,7 @@ def create(
     algorithm: str,
     expiry_time: str | None,
     headers: tuple[str, ...],
+    is_json: bool,
 ) -> None:
     """Make a token for a role, and print it."""
     from broker.authentication.keys import private_signing_key, secret_signing_key
@@ -168,11 +176,15 @@ def create(
             assert secret_key is not None
             key = secret_signing_key(secret_key)
     expires_at_s = None if lifetime_s is None else _now_s() + lifetime_s
-    click.echo(new_token(key, subject, expires_at_s=expires_at_s, headers=further))
+    made = new_token(key, subject, expires_at_s=expires_at_s, headers=further)
+    if is_json:
+        print_json({"token": made})
+    else:
+        click.echo(made)
 
 
 @token.command(
-    epilog=examples("postdate token show --token-file anna.token", "postdate token show --stdin < anna.token")
+    epilog=help_end("postdate token show --token-file anna.token", "postdate token show --stdin < anna.token")
 )
 @_takes_token
 @_refused
@@ -188,9 +200,10 @@ def show(token_text: str | None, from_stdin: bool, token_file: Path | None, as_j
 
 
 @token.command(
-    epilog=examples(
+    epilog=help_end(
         "postdate token validate --secret-key file:secret.key --token-file anna.token",
         "postdate token validate --public-key file:public.key --stdin < anna.token",
+        wrong="the token is not accepted",
     )
 )
 @_takes_token
@@ -207,7 +220,7 @@ def validate(
     public_key: str | None,
     algorithm: str,
 ) -> None:
-    """Check a token against a key, as the service does; exit code 1 if it is not accepted."""
+    """Check a token against a key, as the service does."""
     from broker.authentication.keys import public_verification_key, secret_verification_key
     from broker.authentication.provider import AuthenticationError
     from broker.authentication.token import TokenProvider, TokenRules, verified_claims
@@ -226,7 +239,7 @@ def validate(
         claims = verified_claims(shown, key)
     except AuthenticationError as error:
         click.echo(json.dumps({"valid": False, "reason": str(error)}) if as_json else str(error), err=not as_json)
-        sys.exit(EXIT_CODE_NOT_VALID)
+        sys.exit(EXIT_CODE_WRONG)
     click.echo(json.dumps({"valid": True, "claims": claims}) if as_json else _json(claims))
 
 

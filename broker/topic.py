@@ -8,7 +8,6 @@ Appending is not here: a producer's connection appends straight to `ledger`.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from urllib.parse import quote, unquote
 
 from broker.consumer import Consumer
 from broker.errors import (
@@ -31,6 +30,7 @@ from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from managed_ledger.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.names import cursor_name_of, subscription_of
 from managed_ledger.position import Position
 from tracker.residual_snapshots import ResidualSnapshots
 from tracker.stats import TrackerCounters, summed
@@ -95,7 +95,7 @@ class Topic:
         self.subscriptions: dict[str, Subscription] = {}
         for cursor in ledger.cursors.values():
             if cursor.name != INDEX_CURSOR_NAME:
-                self._add_subscription(unquote(cursor.name), cursor)
+                self._add_subscription(subscription_of(cursor.name), cursor)
 
     async def add_producer(self, producer: Producer) -> None:
         """Let a producer in.
@@ -191,7 +191,7 @@ class Topic:
             if subscription is None:
                 if _is_full(self.subscriptions, self._limits.subscriptions_per_topic_max):
                     raise NotAllowedError(f"Exceed the maximum number of subscriptions of the topic: {self.name}")
-                cursor = await self.ledger.open_cursor(quote(name, safe=""), initial_position=start, durable=durable)
+                cursor = await self.ledger.open_cursor(cursor_name_of(name), initial_position=start, durable=durable)
                 subscription = self._add_subscription(name, cursor)
             if self._index is not None:
                 await self._index.prepare()
@@ -304,7 +304,7 @@ class Topic:
         """Acknowledge for every subscription what has outlived its time, and let its dispatcher know."""
         expired = await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,))
         for cursor_name, count in expired.items():
-            subscription = self.subscriptions.get(unquote(cursor_name))
+            subscription = self.subscriptions.get(subscription_of(cursor_name))
             if subscription is None:
                 continue
             if count:
@@ -363,7 +363,7 @@ class Topic:
     def _has_tracker(self, cursor_name: str) -> bool:
         if cursor_name == INDEX_CURSOR_NAME:
             return self._index is not None and self._index.has_tracker
-        subscription = self.subscriptions.get(unquote(cursor_name))
+        subscription = self.subscriptions.get(subscription_of(cursor_name))
         return subscription is not None and subscription.has_bucket_tracker
 
     async def _delete(self, subscription: Subscription) -> None:

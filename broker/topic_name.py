@@ -9,6 +9,7 @@ import re
 from typing import NamedTuple
 
 from broker.errors import InvalidTopicNameError, TopicDomainError
+from managed_ledger.names import full_topic_name
 
 _FULL = re.compile(r"(?P<domain>[a-z-]+)://(?P<tenant>[^/]+)/(?P<namespace>[^/]+)/(?P<local_name>[^/]+)")
 _DOMAIN = "persistent"
@@ -35,7 +36,7 @@ class TopicName(NamedTuple):
             InvalidTopicNameError: The name has another form.
             TopicDomainError: The domain is not `persistent`.
         """
-        full = _FULL.fullmatch(name if "://" in name else _completed(name))
+        full = _FULL.fullmatch(full_topic_name(name))
         if full is None:
             raise InvalidTopicNameError(
                 f"Invalid topic name {name!r}: write persistent://tenant/namespace/topic, "
@@ -54,10 +55,3 @@ class TopicName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{_DOMAIN}://{self.tenant}/{self.namespace}/{self.local_name}"
-
-
-def _completed(short_name: str) -> str:
-    """Complete `topic` or `tenant/namespace/topic`; other shapes stay and fail to match."""
-    if "/" not in short_name:
-        return f"{_DOMAIN}://public/default/{short_name}"
-    return f"{_DOMAIN}://{short_name}" if short_name.count("/") == 2 else short_name

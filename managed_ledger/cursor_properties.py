@@ -15,6 +15,7 @@ from managed_ledger.cursor_records import encode_properties
 from managed_ledger.database import RocksDatabase
 from managed_ledger.errors import CursorNotFoundError, StoreCorruptedError, StoreUnavailableError
 from managed_ledger.keys import Family
+from managed_ledger.names import subscription_of
 
 _WRITE_BUFFER_BYTES = 2**20
 
@@ -25,8 +26,13 @@ class CursorName(NamedTuple):
     topic: str
     cursor: str
 
+    @property
+    def subscription(self) -> str:
+        """What its users call the cursor."""
+        return subscription_of(self.cursor)
+
     def __str__(self) -> str:
-        return f"{self.cursor} of {self.topic}"
+        return f"{self.subscription} of {self.topic}"
 
 
 class CursorPropertiesFolder:
@@ -113,11 +119,18 @@ class CursorPropertiesFolder:
     ) -> None:
         self.close()
 
-    def _cursor_ids(self) -> dict[CursorName, int]:
-        names = {
+    def topics(self) -> set[str]:
+        """All topics, also those without a cursor."""
+        return set(self._owners().values())
+
+    def _owners(self) -> dict[int, str]:
+        return {
             int.from_bytes(owner_id, "little"): key[1:].decode()
             for key, owner_id in self._database.scan(Family.META, *keys.prefix_range(b"m"))
         }
+
+    def _cursor_ids(self) -> dict[CursorName, int]:
+        names = self._owners()
         return {
             CursorName(names[owner_id], key[9:].decode()): int.from_bytes(cursor_id, "little")
             for key, cursor_id in self._database.scan(Family.META, *keys.prefix_range(b"c"))

@@ -64,5 +64,9 @@ class CursorNotFoundError(LedgerError, LookupError):
     """No cursor has this name."""
 
 
+class NameNotFoundError(CursorNotFoundError):
+    """No topic, or no subscription of the topics that are meant, has a name that was asked for."""
+
+
 class CursorExistsError(LedgerError):
     """A cursor of this name exists, and its durability is not the one asked for."""

@@ -4,15 +4,16 @@
 
 Nothing is locked, so a service may run meanwhile; what it seals or merges just then may show up as a finding that is
 gone the next time. `repair` needs the service stopped. It rebuilds the index of every subscription that has a finding,
-and deletes snapshots that no property names.
+drops properties that name no bucket, and deletes snapshots that no property of any cursor names.
 """
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
@@ -22,14 +23,14 @@ from pyspark.sql import SparkSession
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.position import Position
 from pipeline.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, Finding, audit_task
-from pipeline.cursor_log import CursorLog, acknowledged_of, selected
+from pipeline.cursor_log import CursorLog, Selection, acknowledged_of, select
 from pipeline.header_log import HeaderLog, LedgerExtent, split_ranges
 from pipeline.index_place import cursor_folder, open_index, with_index
 from pipeline.log_folder import LogFolder
 from pipeline.log_rebuild import rebuild_log
 from pipeline.open_logs import with_log
 from pipeline.parquet_log import file_system
-from pipeline.readable_index import ReadableIndex, list_readable
+from pipeline.readable_index import ReadableIndex, is_own, list_readable
 from pipeline.row_checks import Acknowledged
 from pipeline.rules import RebuildRules
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks
@@ -41,10 +42,10 @@ from snapshot_storage.inspection import (
     Problem,
     ProblemKind,
     is_bucket_property,
-    orphans,
     ownership_problems,
 )
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+from tracker.recovery import read_properties
 
 TASK_ENTRIES_MAX = 500_000
 
@@ -67,7 +68,10 @@ class AuditReport:
     """By subscription; also what is harmless."""
     positions: list[Audited] = field(default_factory=list)
     corrupt: dict[int, tuple[CursorName, str]] = field(default_factory=dict)
-    """Snapshots that cannot be read, whose they are, and why; what they held counts as missing."""
+    """Snapshots that cannot be read or contradict themselves, whose they are, and why.
+
+    What one that cannot be read held counts as missing.
+    """
     ownership: list[Problem] = field(default_factory=list)
     """Snapshots without a property, and properties without a snapshot or with a wrong one.
 
@@ -126,14 +130,16 @@ def audit(
     index = data if index is None else index
     job = uuid4().hex
     folder = str(cursor_folder(data, None))
-    every, ledgers = _read_log(folder)
-    names = set(selected([cursor.name for cursor in every], topics, cursors))
+    log = _read_log(folder)
+    every, ledgers = log.cursors, log.ledgers
+    selection = select([cursor.name for cursor in every], log.topics, topics, cursors)
+    names = set(selection.of(cursor.name for cursor in every))
     # After the cursors: what was stored since then has no property among those that were read.
     readable, sealed = asyncio.run(_read_index(index, Path(folder), every, names))
     infos = readable.infos
     report = AuditReport(now_ms, {name: Counter() for name in sorted(names)})
     _add_ownership(report, readable, [one for cursor in every for one in cursor.properties])
-    report.ownership = [problem for problem in report.ownership if _is_wanted(problem, topics, cursors)]
+    report.ownership = [problem for problem in report.ownership if _is_wanted(problem, selection)]
     tasks = []
     for cursor in every:
         if cursor.name in names:
@@ -164,11 +170,17 @@ def _add_ownership(report: AuditReport, readable: ReadableIndex, properties: Seq
     ]
 
 
-def _is_wanted(problem: Problem, topics: Sequence[str] | None, cursors: Sequence[str] | None) -> bool:
-    return bool(selected([CursorName(problem.topic_name, problem.cursor_name)], topics, cursors))
+def _is_wanted(problem: Problem, selection: Selection) -> bool:
+    return selection.has(CursorName(problem.topic_name, problem.cursor_name))
 
 
-def _read_log(folder: str) -> tuple[list[_Cursor], list[LedgerExtent]]:
+class _ReadLog(NamedTuple):
+    topics: list[str]
+    cursors: list[_Cursor]
+    ledgers: list[LedgerExtent]
+
+
+def _read_log(folder: str) -> _ReadLog:
     log = LogFolder(cursor_folder(folder, folder))
     try:
         found, ledgers = [], log.ledgers()
@@ -180,7 +192,7 @@ def _read_log(folder: str) -> tuple[list[_Cursor], list[LedgerExtent]]:
                     BucketProperty(topic, name, *one) for one in stored.properties.items() if is_bucket_property(one[0])
                 ]
                 found.append(_Cursor(CursorName(topic, name), acknowledged[name], properties))
-        return found, ledgers
+        return _ReadLog(log.topics(), found, ledgers)
     finally:
         log.close()
 
@@ -191,9 +203,11 @@ async def _read_index(
     """Return all snapshots, and up to where each of these subscriptions is in buckets."""
     async with open_index(index, log=log, is_read_only=True) as storage:
         readable = await list_readable(storage, _ids([one for cursor in every for one in cursor.properties]))
-        there = {info.bucket_id for info in readable.infos} | readable.damaged.keys()
+        infos = {info.bucket_id: info for info in readable.infos}
         sealed = {
-            cursor.name: await _sealed_through(storage, [one for one in cursor.properties if one.bucket_id in there])
+            cursor.name: await _sealed_through(
+                storage, [one for one in cursor.properties if _may_count(one, infos, readable.damaged)]
+            )
             for cursor in every
             if cursor.name in names
         }
@@ -204,9 +218,19 @@ def _ids(properties: Iterable[BucketProperty]) -> set[int]:
     return {one.bucket_id for one in properties if one.bucket_id is not None}
 
 
+def _may_count(one: BucketProperty, infos: Mapping[int, BucketSnapshotInfo], damaged: Collection[int | None]) -> bool:
+    """Whether a property names a snapshot of its own cursor, or one of which nobody can say whose it was."""
+    if one.bucket_id in damaged:
+        return True
+    info = None if one.bucket_id is None else infos.get(one.bucket_id)
+    return info is not None and is_own(info, CursorName(one.topic_name, one.cursor_name), one.key)
+
+
 def _named(infos: Sequence[BucketSnapshotInfo], cursor: _Cursor) -> list[BucketSnapshotInfo]:
-    ids = _ids(cursor.properties)
-    return [info for info in infos if info.bucket_id in ids]
+    """The cursor's own buckets; one of another that a property names by mistake is none of them."""
+    keys = {(one.bucket_id, one.key) for one in cursor.properties}
+    named = [info for info in infos if (info.bucket_id, info.bucket_key) in keys]
+    return [info for info in named if is_own(info, cursor.name, info.bucket_key)]
 
 
 async def _sealed_through(storage: BucketSnapshotStorage, buckets: Iterable[BucketProperty]) -> Position:
@@ -275,59 +299,63 @@ def repair(
     on_stage: OnStage = lambda _name, _steps: None,
     on_step: OnStep = lambda _steps: None,
 ) -> int:
-    """Rebuild the index of every subscription that has a finding, delete orphans, and return how many those were.
+    """Make what is wrong anew: the index of every subscription that has a finding; properties and orphans go.
+
+    Properties go that name no bucket, and snapshots of the report that no property of any cursor names then. What a
+    subscription has of its own where its topic's share an index goes as well: nobody uses it.
+
+    Returns:
+        How many snapshots without a property were deleted.
 
     Raises:
         LedgerError: A service has the log open, or it cannot be written.
         SnapshotStorageError: The same of the index.
     """
-    for topics, cursors in rebuilds_of(report.affected()):
+    affected = report.affected()
+    if affected:
         rebuild_log(
             spark,
             data,
             index,
             rules=rules,
             cursor_log=data,
-            topics=topics,
-            cursors=cursors,
+            only=affected,
             on_stage=on_stage,
             on_step=on_step,
         )
-    return asyncio.run(_delete_orphans(data, index or data, {problem.bucket_id for problem in report.ownership}))
+    suspects = {problem.bucket_id for problem in report.ownership} | report.corrupt.keys()
+    return asyncio.run(_sweep(data, index or data, affected, suspects))
 
 
-def rebuilds_of(affected: Iterable[CursorName]) -> list[tuple[list[str], list[str]]]:
-    """Return topics and cursors of as few rebuilds as there can be that touch no other subscription.
-
-    >>> rebuilds_of([CursorName("t", "a"), CursorName("t", "b"), CursorName("u", "a"), CursorName("v", "a")])
-    [(['t'], ['a', 'b']), (['u', 'v'], ['a'])]
-    """
-    by_topic: defaultdict[str, list[str]] = defaultdict(list)
-    for topic, cursor in sorted(affected):
-        by_topic[topic].append(cursor)
-    by_cursors: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for topic, cursors in by_topic.items():
-        by_cursors[tuple(cursors)].append(topic)
-    return [(topics, list(cursors)) for cursors, topics in by_cursors.items()]
-
-
-async def _delete_orphans(data: str, index: str, suspects: Iterable[int | None]) -> int:
-    """Delete those of some snapshots that no property names, while nobody else can write any."""
+async def _sweep(data: str, index: str, affected: Collection[CursorName], suspects: Iterable[int | None]) -> int:
+    """Drop properties that are of no use, and delete what no property names, while nobody else can write any."""
     folder = cursor_folder(data, None)
     with CursorLog(folder) as owners:
-        properties = [
-            BucketProperty(*name, *one)
-            for name in owners.names()
-            for one in owners.properties(name).items()
-            if is_bucket_property(one[0])
-        ]
+        dropped = drop_useless(owners, affected)
+        named = owners.named_ids()
         async with open_index(index, log=folder) as storage:
-            readable = await list_readable(storage, _ids(properties))
-            without_owner = {info.bucket_id for info in orphans(readable.infos, properties)}
-            gone = (without_owner | readable.damaged.keys() - _ids(properties)) & set(suspects)
+            readable = await list_readable(storage, named)
+            there = {info.bucket_id for info in readable.infos} | readable.damaged.keys()
+            gone = (there & (set(suspects) | dropped)) - named
             for bucket_id in gone:
                 await storage.delete_bucket_snapshot(bucket_id)
     return len(gone)
+
+
+def drop_useless(owners: CursorLog, affected: Collection[CursorName]) -> set[int]:
+    """Drop properties of these subscriptions that name no bucket, or an index that nobody uses; return their ids."""
+    own = set(owners.with_own_index(None, None))
+    before = owners.named_ids()
+    changed = {}
+    for name in set(owners.names()) & set(affected):
+        properties = dict(owners.properties(name))
+        useful = {bucket.key for bucket in read_properties(properties).buckets} if name in own else set()
+        kept = {key: value for key, value in properties.items() if key in useful or not is_bucket_property(key)}
+        if kept != properties:
+            changed[name] = kept
+    if changed:
+        owners.put_properties(changed)
+    return before - owners.named_ids()
 
 
 def write_positions(report: AuditReport, location: str) -> int:

@@ -15,13 +15,18 @@ from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.position import Position
 from pipeline.header_log import HeaderLog, HeaderRange
 from pipeline.row_checks import Acknowledged, split_rows
-from snapshot_storage.codec import decode_segments
+from snapshot_storage.codec import decode_metadata, decode_segment
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.inspection import metadata_problems, segment_problems
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.due_queue import NEVER
 
 FIRST_POSITION, LAST_POSITION = Position(0, 0), Position(2**63 - 1, 2**32)
+
+
+PROBLEMS_SHOWN_MAX = 5
+"""Of one snapshot."""
 
 
 class Finding(StrEnum):
@@ -71,19 +76,24 @@ class Audited:
     """But for what is harmless, which is only counted."""
     counts: dict[Finding, int] = field(default_factory=dict)
     corrupt: dict[int, str] = field(default_factory=dict)
-    """Snapshots that cannot be read, and why."""
+    """Snapshots that cannot be read, or of which entry 0 and the segments contradict each other, and why."""
     log_rows: int = 0
     index_rows: int = 0
 
 
 async def audit_task(log: HeaderLog, storage: BucketSnapshotStorage, task: AuditTask, *, now_ms: int) -> Audited:
-    """Compare a stretch; what cannot be read is a finding too."""
+    """Compare a stretch; what cannot be read is a finding too.
+
+    Entry 0 of each bucket is compared with the segments: a tracker that recovers goes by it, and not by the rows.
+    """
     audited = Audited(task.topic, task.cursor)
     parts = []
     for info in task.buckets:
         try:
-            segments = await storage.get_bucket_snapshot_segment(info.bucket_id, 1, max(1, info.segment_count))
-            parts.append(_within(decode_segments(segments), task.begin, task.end))
+            rows, problems = await _checked(storage, info)
+            parts.append(_within(rows, task.begin, task.end))
+            if problems:
+                audited.corrupt[info.bucket_id] = "; ".join(problems[:PROBLEMS_SHOWN_MAX])
         except (SnapshotCorruptedError, BucketNotFoundError) as error:
             audited.corrupt[info.bucket_id] = str(error)
     index = DelayedIndexes.concatenate(parts)
@@ -95,6 +105,25 @@ async def audit_task(log: HeaderLog, storage: BucketSnapshotStorage, task: Audit
     audited.counts = {finding: len(rows) for finding, rows in found.items()}
     audited.positions = {finding: rows for finding, rows in found.items() if finding not in HARMLESS and len(rows)}
     return audited
+
+
+async def _checked(storage: BucketSnapshotStorage, info: BucketSnapshotInfo) -> tuple[DelayedIndexes, list[str]]:
+    """Return the rows of a bucket, and where its entries contradict each other.
+
+    Raises:
+        SnapshotCorruptedError: An entry is damaged.
+        BucketNotFoundError: It is gone.
+    """
+    metadata = decode_metadata(await storage.get_bucket_snapshot_metadata(info.bucket_id))
+    data = await storage.get_bucket_snapshot_segment(info.bucket_id, 1, max(1, info.segment_count))
+    segments = [decode_segment(segment, entry=number) for number, segment in enumerate(data, start=1)]
+    problems = metadata_problems(info, metadata)
+    previous_end_ms = 0
+    for number, (promised, rows) in enumerate(zip(metadata, segments, strict=False), start=1):
+        found = segment_problems(promised, rows, previous_end_ms=previous_end_ms)
+        problems += [f"segment {number}: {what}" for what in found]
+        previous_end_ms = promised.deliver_at_ms_max
+    return DelayedIndexes.concatenate(segments), problems
 
 
 def compare(

@@ -25,7 +25,7 @@ from pyroaring import BitMap
 from pyspark.sql import DataFrame, SparkSession
 
 from managed_ledger.cursor_properties import CursorName
-from managed_ledger.errors import CursorNotFoundError
+from managed_ledger.names import match_topic
 from pipeline.cancel_rows import (
     GATHERED_DDL,
     POSITION_COLUMNS,
@@ -37,10 +37,11 @@ from pipeline.cancel_rows import (
     unacknowledged,
     without,
 )
-from pipeline.cursor_log import CursorLog, is_index_cursor, selected
+from pipeline.cursor_log import CursorLog, is_index_cursor, select
 from pipeline.index_place import check_owner, cursor_folder, may_have_index, open_index, staging_place, with_index
 from pipeline.number_columns import check_types, whole
 from pipeline.publishing import each_of, publish
+from pipeline.readable_index import own_metadata
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, attempt_name
 from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter
 from snapshot_storage.codec import decode_metadata
@@ -89,6 +90,8 @@ class CancelReport:
     """Different positions."""
     unknown: int = 0
     """Of these, positions that the log does not have."""
+    unsubscribed: int = 0
+    """Of these, positions of topics that have none of the subscriptions."""
     bad_rows: list[BadPosition] = field(default_factory=list)
     cancelled: dict[CursorName, int] = field(default_factory=dict)
     """How many positions were acknowledged that were not before, by subscription."""
@@ -125,7 +128,7 @@ def cancel(
     Raises:
         ValueError: A column is missing or has another type, or there is no index at `data`.
         LedgerError: The log cannot be read or written, or a service has it open; nothing was cancelled.
-        CursorNotFoundError: No topic has a subscription of one of these names; nothing was cancelled.
+        NameNotFoundError: No topic has a subscription of one of these names; nothing was cancelled.
         SnapshotStorageError: The index was not changed; the messages may be cancelled all the same: run it again.
     """
     check_types(dict(positions.dtypes), POSITION_COLUMNS, "positions need")
@@ -134,11 +137,13 @@ def cancel(
     with CursorLog(folder) as owners:
         names = _named(owners, cursors)
         on_stage("find", 1)
-        asked = _gathered(positions, report)
+        asked = _gathered(positions, report, frozenset(owners.topics()))
         on_step(1)
         found = _existing(asked, owners)
         report.asked = sum(map(count, asked.values()))
         report.unknown = report.asked - sum(map(count, found.values()))
+        subscribed = {name.topic for name in names}
+        report.unsubscribed = sum(count(of_topic) for topic, of_topic in found.items() if topic not in subscribed)
         new = {
             name: unacknowledged(found[name.topic], owners.acknowledged(name)) for name in names if name.topic in found
         }
@@ -161,14 +166,10 @@ def cancel(
 
 def _named(owners: CursorLog, cursors: Sequence[str]) -> list[CursorName]:
     subscriptions = [name for name in owners.names() if not is_index_cursor(name.cursor)]
-    there = {name.cursor for name in subscriptions}
-    missing = sorted(set(cursors) - there)
-    if missing:
-        raise CursorNotFoundError(f"No topic has a subscription {', '.join(missing)}")
-    return selected(subscriptions, None, cursors)
+    return select(subscriptions, owners.topics(), None, cursors).of(subscriptions)
 
 
-def _gathered(positions: DataFrame, report: CancelReport) -> dict[str, Positions]:
+def _gathered(positions: DataFrame, report: CancelReport, topics: frozenset[str]) -> dict[str, Positions]:
     types = dict(positions.dtypes)
     columns = ["topic", *(whole(name, types[name]).alias(name) for name in POSITION_COLUMNS if name != "topic")]
     asked: defaultdict[str, Positions] = defaultdict(dict)
@@ -177,8 +178,9 @@ def _gathered(positions: DataFrame, report: CancelReport) -> dict[str, Positions
             report.bad_rows.append(BadPosition(topic, ledger_id, entry_id))
         else:
             bitmap = BitMap.deserialize(bytes(data))
-            known = asked[topic].get(ledger_id)
-            asked[topic][ledger_id] = bitmap if known is None else known | bitmap
+            of_topic = asked[match_topic(topic, topics) or topic]
+            known = of_topic.get(ledger_id)
+            of_topic[ledger_id] = bitmap if known is None else known | bitmap
     return asked
 
 
@@ -226,7 +228,7 @@ def _shrink(bucket: BucketToShrink, *, location: str, job: str, staging: Path) -
     gone = {ledger_id: BitMap.deserialize(data) for ledger_id, data in bucket.gone.items()}
 
     async def read(storage: BucketSnapshotStorage) -> RemainingBucket | None:
-        metadata = await storage.get_bucket_snapshot_metadata(bucket.bucket_id)
+        metadata = await own_metadata(storage, bucket.cursor, bucket.bucket_key, bucket.bucket_id)
         if not holds_any(metadata, gone):
             return None
         segment_count = len(decode_metadata(metadata))

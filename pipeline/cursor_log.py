@@ -5,10 +5,10 @@ What is acknowledged for many of them is one synced write as well, in the journa
 Properties alone, also beside a service, are `managed_ledger.cursor_properties`' business, which writes them here too.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from pyroaring import BitMap
 
@@ -17,10 +17,13 @@ from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.cursor_records import StoredCursor, encode_base, encode_journal
 from managed_ledger.errors import CursorNotFoundError
 from managed_ledger.keys import Family
+from managed_ledger.names import find_cursor, find_topic
 from managed_ledger.position import Position
 from pipeline.header_log import LedgerExtent
 from pipeline.log_folder import LogFolder
 from pipeline.row_checks import Acknowledged, acknowledged_by_all
+from snapshot_storage.bucket_key import parse_bucket_id
+from snapshot_storage.inspection import is_bucket_property
 
 
 class CursorLog:
@@ -41,7 +44,8 @@ class CursorLog:
         self._acknowledged: dict[CursorName, Acknowledged] = {}
         self._journal_sequences: dict[CursorName, int] = {}
         self._ledgers = log.ledgers()
-        for topic in log.topics():
+        self._topics = log.topics()
+        for topic in self._topics:
             cursors = log.cursors(topic)
             acknowledged = acknowledged_of(cursors, [ledger for ledger in self._ledgers if ledger.topic == topic])
             for name, (cursor_id, stored) in cursors.items():
@@ -55,10 +59,44 @@ class CursorLog:
         """All subscriptions."""
         return sorted(self._ids)
 
-    def with_index(self, names: Iterable[CursorName]) -> list[CursorName]:
-        """Leave out subscriptions of topics whose subscriptions share an index: that one is the index cursor's."""
+    def topics(self) -> list[str]:
+        """All topics, also those without a subscription."""
+        return self._topics
+
+    def resolve(self, name: CursorName) -> CursorName:
+        """Return the log's own name of a subscription, however its users write it.
+
+        Raises:
+            NameNotFoundError: There is no such topic or subscription.
+        """
+        topic = find_topic(name.topic, self._topics)
+        return CursorName(topic, find_cursor(name.cursor, self._cursors_of({topic}), f" of {topic}"))
+
+    def _cursors_of(self, topics: Collection[str]) -> set[str]:
+        return {name.cursor for name in self._ids if name.topic in topics}
+
+    def with_own_index(self, topics: Sequence[str] | None, cursors: Sequence[str] | None) -> list[CursorName]:
+        """Return the cursors of a selection that have an index; one that subscriptions share is the index cursor's.
+
+        Raises:
+            NameNotFoundError: There is no such topic or subscription.
+            ValueError: A subscription is named that shares its index with others, for whom it would be changed, too.
+        """
+        names = select(self.names(), self._topics, topics, cursors).of(self.names())
         shared = {name.topic for name in self._ids if is_index_cursor(name.cursor)}
-        return [name for name in names if is_index_cursor(name.cursor) or name.topic not in shared]
+        sharing = [name for name in names if name.topic in shared and not is_index_cursor(name.cursor)]
+        if sharing and cursors is not None:
+            raise ValueError(f"{sharing[0]} shares its index with the topic's others: name the topic, and no cursor")
+        return [name for name in names if name not in set(sharing)]
+
+    def named_ids(self) -> set[int]:
+        """The snapshots that any property of any cursor names, well-formed or not: nobody may delete these."""
+        return {
+            bucket_id
+            for properties in self._properties.values()
+            for key, value in properties.items()
+            if is_bucket_property(key) and (bucket_id := parse_bucket_id(value)) is not None
+        }
 
     def ledgers(self) -> list[LedgerExtent]:
         """All ledgers that have entries."""
@@ -144,18 +182,43 @@ def acknowledged_of(
     return found
 
 
-def selected(
-    names: Iterable[CursorName], topics: Iterable[str] | None, cursors: Iterable[str] | None
-) -> list[CursorName]:
-    """Return the subscriptions of these topics and of these names, where None stands for any."""
-    wanted_topics, wanted_cursors = _set(topics), _set(cursors)
-    return [
-        name
-        for name in names
-        if (wanted_topics is None or name.topic in wanted_topics)
-        and (wanted_cursors is None or name.cursor in wanted_cursors)
-    ]
+class Selection(NamedTuple):
+    """Which subscriptions are meant, by the log's own names; None stands for any."""
+
+    topics: frozenset[str] | None = None
+    cursors: frozenset[str] | None = None
+
+    def has(self, name: CursorName) -> bool:
+        """Whether a subscription is meant."""
+        return (self.topics is None or name.topic in self.topics) and (
+            self.cursors is None or name.cursor in self.cursors
+        )
+
+    def of(self, names: Iterable[CursorName]) -> list[CursorName]:
+        """Return those that are meant."""
+        return list(filter(self.has, names))
 
 
-def _set(names: Iterable[str] | None) -> frozenset[str] | None:
-    return None if names is None else frozenset(names)
+def select(
+    names: Collection[CursorName],
+    all_topics: Collection[str],
+    topics: Sequence[str] | None,
+    cursors: Sequence[str] | None,
+) -> Selection:
+    """Return what somebody means by names of topics and subscriptions.
+
+    Args:
+        names: All cursors.
+        all_topics: All topics, also those without a cursor.
+        topics: Only these, by their short or whole names; None for all.
+        cursors: Only subscriptions of these names; None for all.
+
+    Raises:
+        NameNotFoundError: One of the names matches nothing.
+    """
+    wanted = None if topics is None else frozenset(find_topic(topic, all_topics) for topic in topics)
+    if cursors is None:
+        return Selection(wanted)
+    there = {name.cursor for name in Selection(wanted).of(names)}
+    where = "" if wanted is None else f" of {', '.join(sorted(wanted))}"
+    return Selection(wanted, frozenset(find_cursor(cursor, there, where) for cursor in cursors))

@@ -18,12 +18,23 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
 from dispatcher.slots import sticky_hash
+from managed_ledger.names import find_topic
 from pipeline.cancel_rows import POSITION_COLUMNS
 from pipeline.header_log import HeaderLog
 from pipeline.log_folder import LogFolder
 from pipeline.message_metadata import MetadataFilter, metadata_of
-from pipeline.open_logs import log_folder_of, with_log
+from pipeline.open_logs import log_folder_of, open_log, with_log
 from tracker.membership import ledger_groups
+
+CSV_OPTIONS = {
+    "header": "true",
+    # A quote within quotes is doubled, as everybody writes it (RFC 4180); Spark's own default is a backslash before it.
+    "quote": '"',
+    "escape": '"',
+    "ignoreLeadingWhiteSpace": "true",
+    "ignoreTrailingWhiteSpace": "true",
+}
+"""How CSV files are read, by every job."""
 
 
 def find_messages(
@@ -41,7 +52,7 @@ def find_messages(
     Args:
         spark: The session, prepared by `session.register`.
         location: A data directory, a log's folder, or an export.
-        topics: Only these.
+        topics: Only these, by their short or whole names.
         deliver_at_ms: From here, to before here; None for no limit.
         publish_time_ms: The same of the time of publishing.
         keys: Only these: an ordering key, or where there is none a partition key.
@@ -50,11 +61,14 @@ def find_messages(
 
     Raises:
         ValueError: The log has no messages.
+        LedgerError: There is no such log, or no such topic in it.
     """
     wanted = MetadataFilter(tuple(properties), tuple(keys))
     folder = log_folder_of(location)
     if folder is None and not wanted.is_trivial:
         raise ValueError(f"keys and properties are not in {location}: name the data directory of a service")
+    if topics is not None:
+        topics = topics_in(location, topics)
     headers = spark.read.format("postdate_ledger")
     # As options, ledgers that cannot have such a message are not read.
     for column, (first, _) in (("deliver_at_ms", deliver_at_ms), ("publish_time_ms", publish_time_ms)):
@@ -78,6 +92,20 @@ def find_messages(
     return positions.mapInArrow(take, "topic string, ledger_id bigint, entry_id bigint")
 
 
+def topics_in(location: str, topics: Sequence[str]) -> list[str]:
+    """Return the topics of a log that somebody means by these names.
+
+    Raises:
+        LedgerError: There is no such log, or no such topic in it.
+    """
+    log = open_log(location)
+    try:
+        known = set(log.topics())
+    finally:
+        log.close()
+    return [find_topic(topic, known) for topic in topics]
+
+
 def read_positions(spark: SparkSession, path: str) -> DataFrame:
     """Return the positions in Parquet files, or in CSV files with a header if the name ends so.
 
@@ -89,7 +117,7 @@ def read_positions(spark: SparkSession, path: str) -> DataFrame:
     try:
         if path.endswith(".csv"):
             # Spark would guess the types from the rows: of a file without any, or with one bad one, text.
-            texts = spark.read.csv(path, header=True)
+            texts = spark.read.options(**CSV_OPTIONS).csv(path)
             numbers = [name for name in POSITION_COLUMNS if name in texts.columns and name != "topic"]
             return texts.withColumns({name: F.col(name).try_cast("bigint") for name in numbers})
         return spark.read.parquet(path)

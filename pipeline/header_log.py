@@ -60,6 +60,9 @@ class HeaderRange(NamedTuple):
 class HeaderLog(Protocol):
     """Where headers are read from."""
 
+    def topics(self) -> list[str]:
+        """All topics, in order of name."""
+
     def ledgers(self, topics: Collection[str] | None = None) -> list[LedgerExtent]:
         """The ledgers that have entries, of all topics or of these, by topic and then in order."""
 

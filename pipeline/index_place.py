@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
+from managed_ledger.cursor_properties import CursorPropertiesFolder
 from managed_ledger.errors import StoreUnavailableError
+from pipeline.cursor_log import select
 from pipeline.open_logs import log_folder_of
 from pipeline.s3_location import is_s3, s3_location
 from pipeline.staging import staging_root
-from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.errors import SnapshotStorageError, StorageAccessError
 from snapshot_storage.object_folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
@@ -138,6 +140,44 @@ def cursor_folder(index: str, log: str | None) -> Path:
 def may_have_index(location: str) -> bool:
     """Whether there can be an index: a folder that is missing has none."""
     return is_uri(location) or index_folder(location).is_dir()
+
+
+def check_index(index: str | None, log: Path, topics: Sequence[str], cursors: Sequence[str]) -> None:
+    """Make sure that a job has something to work on, before it begins.
+
+    Args:
+        index: Where the index is to be; None where it is none of the job's business, or is made.
+        log: What `cursor_folder` says.
+        topics: Names of topics, each of which must be there.
+        cursors: Names of subscriptions, the same.
+
+    Raises:
+        LedgerError: The log cannot be read, or has no such topic or subscription.
+        ValueError: No storage is known for such a location.
+    """
+    if index is not None and not is_uri(index):
+        index_folder(index)
+    elif index is not None:
+        open_index(index, log=log, is_read_only=True)
+    with CursorPropertiesFolder(log, is_read_only=True) as folder:
+        select(folder.read().keys(), folder.topics(), topics or None, cursors or None)
+
+
+def topics_of_index(location: str) -> set[str]:
+    """Return the topics that have snapshots at a location.
+
+    Raises:
+        SnapshotStorageError: There is no index, or it cannot be read.
+        ValueError: No storage is known for such a location.
+    """
+
+    async def read() -> set[str]:
+        async with open_index(location, is_read_only=True) as storage:
+            return {info.topic_name for info in await storage.list_bucket_snapshots()}
+
+    if not may_have_index(location):
+        raise StorageAccessError(f"there is no index in {location}: name a service's data directory or its snapshots")
+    return asyncio.run(read())
 
 
 def staging_place(index: str, log: Path) -> Path:

@@ -4,7 +4,7 @@
     rows.write.format("postdate_index").mode("overwrite").save("data")
 
     column           meaning
-    topic, cursor    whose index it is
+    topic, cursor    whose index it is, a subscription by the name that its users give it; written, also short topics
     bucket_id        the snapshot; when written, any number that tells a cursor's buckets apart
     segment          the entry of the snapshot, from 1; not needed to write, segments are cut anew
     ledger_id, entry_id, deliver_at_ms
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from managed_ledger.names import subscription_of
 from pipeline.header_log import BATCH_ROWS
 from pipeline.index_place import with_index
 from pipeline.index_writer import WRITTEN_COLUMNS, IndexWriter
@@ -108,9 +109,9 @@ class IndexReader(DataSourceReader):
 
     def _allows(self, info: BucketSnapshotInfo) -> bool:
         ledgers = parse_bucket_key(info.bucket_key)
-        return self._filters.allow(topic=info.topic_name, cursor=info.cursor_name, bucket_id=info.bucket_id) and (
-            ledgers is None or self._filters.allow_up_to(ledger_id=ledgers.last_ledger_id)
-        )
+        return self._filters.allow(
+            topic=info.topic_name, cursor=subscription_of(info.cursor_name), bucket_id=info.bucket_id
+        ) and (ledgers is None or self._filters.allow_up_to(ledger_id=ledgers.last_ledger_id))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See base."""
@@ -157,7 +158,7 @@ def index_batch(info: BucketSnapshotInfo, rows: DelayedIndexes, numbers: NDArray
     return pa.record_batch(
         [
             pa.repeat(info.topic_name, count),
-            pa.repeat(info.cursor_name, count),
+            pa.repeat(subscription_of(info.cursor_name), count),
             pa.array(np.full(count, info.bucket_id, np.int64)),
             pa.array(numbers),
             pa.array(rows.ledger_ids),

@@ -111,6 +111,7 @@ class IndexWriter(DataSourceArrowWriter):
             # The file must be closed before it is read again.
             with StagingWriter(self._staging, "merged") as staging:
                 whole = list(_whole_buckets(parts, self._rules, staging))
+            whole = [_named_as_in(cursors, part) for part in whole]
             if self._mark is not None:
                 whole = [part for part in whole if not self._mark.is_in(cursors.properties(CursorName(*part.name[:2])))]
             names = {CursorName(*part.name[:2]) for part in whole}
@@ -121,6 +122,13 @@ class IndexWriter(DataSourceArrowWriter):
                 marks = {} if self._mark is None else self._mark.properties
                 named = each_of(_named_anew(whole, keys))
                 return await publish(named, storage, cursors, replaced=replaced, marks=marks)
+
+
+def _named_as_in(cursors: CursorLog, part: StagedPart) -> StagedPart:
+    """Let a part be of the subscription that the log has, by whatever name the rows call it."""
+    topic, cursor = cursors.resolve(CursorName(*part.name[:2]))
+    name = BucketName(topic, cursor, part.name.bucket_id)
+    return part._replace(name=name, snapshot=part.snapshot._replace(topic=topic, cursor=cursor))
 
 
 def _named_anew(parts: Iterable[StagedPart], taken: Mapping[CursorName, set[str]]) -> Iterator[StagedSnapshot]:

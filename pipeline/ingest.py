@@ -18,8 +18,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
-from managed_ledger.errors import CursorNotFoundError
-from pipeline.cursor_log import CursorLog
+from pipeline.cursor_log import CursorLog, select
 from pipeline.index_place import cursor_folder
 from pipeline.index_writer import write_index
 from pipeline.rebuild import HEADER_COLUMNS, check_headers, rebuild, set_aside
@@ -76,7 +75,7 @@ def ingest(
     Raises:
         ValueError: `stream` is none, or a column is missing or has another type.
         LedgerError: There is no log, or a service has it open.
-        CursorNotFoundError: No topic has a subscription of one of these names.
+        NameNotFoundError: No topic has a subscription of one of these names.
     """
     if not stream.isStreaming:
         raise ValueError("ingest needs a stream (spark.readStream); for what is at rest, use rebuild and write_index")
@@ -93,10 +92,9 @@ def ingest(
 
 def _check_cursors(data: str, cursors: Sequence[str]) -> None:
     with CursorLog(cursor_folder(data, None)) as owners:
-        there = {name.cursor for name in owners.names()}
-    missing = sorted(set(cursors) - there)
-    if missing or not cursors:
-        raise CursorNotFoundError(f"No topic has a subscription {', '.join(missing)}")
+        if not cursors:
+            raise ValueError("name the subscriptions that wait for the messages")
+        select(owners.names(), owners.topics(), None, cursors)
 
 
 def _write_batch(

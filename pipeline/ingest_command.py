@@ -1,22 +1,29 @@
 """The command `postdate pipeline ingest`; what it does is `ingest`'s."""
 
-import re
+import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands import Steps, examples, new_session, refusing
+from command_line.endings import EXIT_CODE_WRONG, help_end
+from command_line.output import iso, json_option, print_json
+from command_line.progress import Steps
+from pipeline.commands import INT_MAX, cause_of, master_option, new_session, refusing
 
 if TYPE_CHECKING:
     from pipeline.ingest import IngestedBatch
+    from pipeline.row_checks import BadRow
 
 
 @click.command(
-    epilog=examples(
+    epilog=help_end(
         "postdate pipeline ingest data /incoming --cursor billing --checkpoint /state/incoming",
         "postdate pipeline ingest data /incoming --format csv --cursor billing --checkpoint /state/incoming --follow",
+        "postdate pipeline ingest data /incoming --cursor billing --checkpoint /state/incoming --rejects /rejects",
         'spark-submit "$(python -m pipeline)" ingest /shared/data s3a://bucket/in --cursor c --checkpoint s3a://bucket/cp',
+        wrong="rows that no index can hold were left out",
     )
 )
 @click.argument("data")
@@ -24,10 +31,13 @@ if TYPE_CHECKING:
 @click.option("--cursor", "cursors", multiple=True, required=True, metavar="NAME", help="Subscription; repeatable.")
 @click.option("--checkpoint", required=True, metavar="FOLDER", help="Where Spark keeps how far the stream is.")
 @click.option("--format", "file_format", type=click.Choice(["parquet", "csv", "json"]), default="parquet")
-@click.option("--files-per-batch", type=click.IntRange(1), default=1_000, show_default=True, help="Most files at once.")
+@click.option(
+    "--files-per-batch", type=click.IntRange(1, INT_MAX), default=1_000, show_default=True, help="Most files at once."
+)
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C; else end when all is read.")
 @click.option("--rejects", metavar="FOLDER", help="Write rows that no index can hold to Parquet files below it.")
-@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs; spark-submit's own wins.")
+@master_option
+@json_option("one object a line for each batch")
 @refusing
 def ingest(
     data: str,
@@ -39,6 +49,7 @@ def ingest(
     follow: bool,
     rejects: str | None,
     master: str,
+    is_json: bool,
 ) -> None:
     """Add a stream of scheduled messages to the delayed index, each once, whatever is killed and restarted.
 
@@ -48,19 +59,29 @@ def ingest(
     """
     from pyspark.errors import StreamingQueryException
 
-    from pipeline.index_place import cursor_folder
+    from pipeline.find_messages import CSV_OPTIONS
+    from pipeline.index_place import check_index, cursor_folder
     from pipeline.ingest import STREAM_SCHEMA
     from pipeline.ingest import ingest as start_ingest
 
     # Before Spark takes its seconds to start.
-    cursor_folder(data, None)
-    spark = new_session(master)
-    stream = spark.readStream.schema(STREAM_SCHEMA).option("header", "true").format(file_format)
-    with Steps().shown() as steps:
+    check_index(None, cursor_folder(data, None), (), cursors)
+    if "://" not in source and not Path(source).is_dir():
+        raise ValueError(f"there is no folder {source} to which files are added")
+    bad_rows = 0
+    with new_session(master) as spark, Steps().shown() as steps:
         steps.begin("ingest", None)
+        stream = spark.readStream.schema(STREAM_SCHEMA).format(file_format)
+        if file_format == "csv":
+            stream = stream.options(**CSV_OPTIONS)
 
         def on_batch(batch: "IngestedBatch") -> None:
-            _tell_batch(batch)
+            nonlocal bad_rows
+            bad_rows += batch.bad_rows
+            if is_json:
+                print_json(batch_json(batch), is_line=True)
+            else:
+                _tell_batch(batch)
             steps.advance(batch.messages)
 
         query = start_ingest(
@@ -80,23 +101,26 @@ def ingest(
             raise RuntimeError(f"the stream stopped, and goes on where it was when started again: {cause}") from error
         except KeyboardInterrupt:
             query.stop()
-    spark.stop()
+            if not follow:
+                raise
+    if bad_rows:
+        sys.exit(EXIT_CODE_WRONG)
 
 
-def cause_of(text: str) -> str:
-    r"""Return what one of our own errors says in the text of a query that failed, or else its first line.
-
-    >>> cause_of("[STREAM_FAILED] Failed\nmanaged_ledger.errors.StoreLockedError: it is in use\n\tat x")
-    'it is in use'
-    >>> cause_of("[STREAM_FAILED] Query failed\nat x")
-    '[STREAM_FAILED] Query failed'
-    """
-    ours = re.search(r"(?:managed_ledger|snapshot_storage)\.errors\.\w+: (.+)", text)
-    return ours.group(1) if ours else text.partition("\n")[0]
+def batch_json(batch: "IngestedBatch") -> dict[str, Any]:
+    """Return what became of a batch."""
+    return batch._asdict() | {"bad_examples": [row._asdict() for row in batch.bad_examples]}
 
 
 def _tell_batch(batch: "IngestedBatch") -> None:
     bad = f", of which {batch.bad_rows:,} cannot be indexed and were left out, such as" if batch.bad_rows else ""
     click.echo(f"batch {batch.batch_id}: {batch.messages:,} messages{bad}")
     for row in batch.bad_examples:
-        click.echo(f"  {row.topic} {row.ledger_id}:{row.entry_id} at {row.deliver_at_ms}: {row.reason}", err=True)
+        click.echo(f"  {shown_row(row)}", err=True)
+
+
+def shown_row(row: "BadRow") -> str:
+    """Write a row that no index can hold, whose values may be missing or make no sense, and why."""
+    time_ms = row.deliver_at_ms
+    time = "no time" if time_ms is None else str(time_ms) if time_ms < 0 else iso(time_ms)
+    return f"{row.topic} {row.ledger_id}:{row.entry_id} at {time}: {row.reason}"

@@ -3,7 +3,6 @@
 They need neither Spark nor a service, and the log for themselves.
 """
 
-import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,28 +10,30 @@ from typing import TYPE_CHECKING
 
 import click
 
+from command_line.endings import EXIT_CODE_DONE, EXIT_CODE_WRONG, help_end
+from command_line.output import json_option, print_json
+from command_line.progress import Steps
 from managed_ledger.errors import StoreUnavailableError
-from pipeline.commands import Steps, examples, refusing
+from pipeline.commands import refusing
 
 if TYPE_CHECKING:
     from managed_ledger.repair.repairing import Verdict
 
-EXIT_CODE_WRONG = 1
 LEDGERS_FOLDER = "ledgers"
 SPANS_SHOWN = 10
 LINES_SHOWN = 50
 
 
-@click.command(epilog=examples("postdate ledger verify data", "postdate ledger verify --json data"))
+@click.command(
+    epilog=help_end("postdate ledger verify data", "postdate ledger verify --json data", wrong="something is damaged")
+)
 @click.argument("data")
-@click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs: one object.")
+@json_option()
 @refusing
 def verify(data: str, is_json: bool) -> None:
     """Name what is damaged of a log: files, and of each topic the ledgers and entries that are lost.
 
     DATA is a service's data directory; the service must be stopped. Nothing is changed.
-
-    Exit codes: 0 nothing is damaged, 1 something is, 2 asked wrongly or it cannot be done.
     """
     from managed_ledger.repair.repairing import verify as verify_log
     from pipeline.entry_format import PulsarEntries
@@ -40,18 +41,18 @@ def verify(data: str, is_json: bool) -> None:
     with Steps().shown() as steps:
         verdict = verify_log(log_in(data), entry_format=PulsarEntries(), on_stage=steps.begin, on_step=steps.advance)
     if is_json:
-        click.echo(json.dumps({"is_whole": verdict.is_whole} | verdict.as_json(), indent=2, ensure_ascii=False))
+        print_json({"is_whole": verdict.is_whole} | verdict.as_json())
     else:
         _tell(verdict)
         if not verdict.is_whole:
             click.echo(f"`postdate ledger repair {data} --yes` keeps what is whole, and the damaged log beside it")
-    sys.exit(0 if verdict.is_whole else EXIT_CODE_WRONG)
+    sys.exit(EXIT_CODE_DONE if verdict.is_whole else EXIT_CODE_WRONG)
 
 
-@click.command(epilog=examples("postdate ledger repair data --yes", "postdate ledger repair --json data --yes"))
+@click.command(epilog=help_end("postdate ledger repair data --yes", "postdate ledger repair --json data --yes"))
 @click.argument("data")
 @click.option("--yes", "is_confirmed", is_flag=True, help="Do it: without this, nothing is done.")
-@click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs: one object.")
+@json_option()
 @refusing
 def repair(data: str, is_confirmed: bool, is_json: bool) -> None:
     """Keep everything of a damaged log that is whole, so that the service starts.
@@ -59,8 +60,6 @@ def repair(data: str, is_confirmed: bool, is_json: bool) -> None:
     DATA is a service's data directory; the service must be stopped. What is whole goes to a new folder, which takes the
     damaged one's place in one step. The damaged one stays beside it, with a report of what was lost. Acknowledgements
     that are lost mean that messages come again.
-
-    Exit codes: 0 done, or nothing was damaged, 2 asked wrongly or it cannot be done, and nothing was changed.
     """
     from managed_ledger.repair.repairing import Repaired
     from managed_ledger.repair.repairing import repair as repair_log
@@ -82,7 +81,7 @@ def repair(data: str, is_confirmed: bool, is_json: bool) -> None:
     if isinstance(outcome, Repaired):
         done |= {"kept_folder": str(outcome.kept_folder), "report": str(outcome.report)}
     if is_json:
-        click.echo(json.dumps(done, indent=2, ensure_ascii=False))
+        print_json(done)
         return
     _tell(verdict)
     if isinstance(outcome, Repaired):

@@ -20,7 +20,7 @@ from functools import partial
 from uuid import uuid4
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from pipeline.header_log import BATCH_ROWS, HEADER_SCHEMA, HeaderLog, HeaderRange, LedgerExtent, split_ranges
@@ -65,6 +65,14 @@ class LedgerDataSource(DataSource):
             _entries_per_partition(self.options),
             PushedFilters.of_options(self.options, FILTERED_COLUMNS),
         )
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002 - Spark's signature
+        """See base.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("postdate_ledger cannot be written: a log is the service's own; write to postdate_index")
 
 
 class LedgerReader(DataSourceReader):

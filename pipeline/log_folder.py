@@ -55,7 +55,7 @@ class LogFolder:
             self._read_only.release()
 
     def topics(self) -> list[str]:
-        """All topics, in order of name."""
+        """See base."""
         return sorted(self._owner_ids)
 
     def ledgers(self, topics: Collection[str] | None = None) -> list[LedgerExtent]:

@@ -11,7 +11,7 @@ a killed task or a killed driver leave the index as it was.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline.cursor_log import CursorLog, selected
+from pipeline.cursor_log import CursorLog
 from pipeline.index_place import cursor_folder, open_index, staging_place
 from pipeline.log_plan import plan_counts, plan_tasks
 from pipeline.log_tasks import BucketTask, Counted, CountTask, build_task, count_rows
@@ -55,6 +55,7 @@ def rebuild_log(
     cursor_log: str | None = None,
     topics: Sequence[str] | None = None,
     cursors: Sequence[str] | None = None,
+    only: Collection[CursorName] | None = None,
     on_stage: OnStage = lambda _name, _steps: None,
     on_step: OnStep = lambda _steps: None,
 ) -> RebuildReport:
@@ -68,8 +69,9 @@ def rebuild_log(
         index: Where the snapshots go (`index_place`); by default the data directory at `location`.
         rules: How buckets are made, and what is due.
         cursor_log: The folder whose cursors own the index; by default the one beside the index.
-        topics: Only these; None for all.
+        topics: Only these, by their short or whole names; None for all.
         cursors: Only subscriptions of these names; None for all.
+        only: Of those, only these cursors, by the log's own names; None for all.
         on_stage: Told of each stage.
         on_step: Told how many steps of the stage are done since it was told last.
 
@@ -77,6 +79,7 @@ def rebuild_log(
         LedgerError: The log or its cursors cannot be read, or a service has them open.
         SnapshotStorageError: The index cannot be written, or a service has it open.
         LogChangedError: The log was trimmed meanwhile; start again.
+        ValueError: A subscription is named that shares its index with others.
     """
     index = location if index is None else index
     job = uuid4().hex
@@ -89,7 +92,7 @@ def rebuild_log(
         runner.run(storage.start())
         stack.callback(lambda: runner.run(storage.close()))
         staging = stack.enter_context(StagingFolder(staging_place(index, folder), job))
-        names = owners.with_index(selected(owners.names(), topics, cursors))
+        names = [name for name in owners.with_own_index(topics, cursors) if only is None or name in only]
         acknowledged = {name: owners.acknowledged(name) for name in names}
 
         jobs = SparkTasks(spark)

@@ -21,9 +21,9 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline.cursor_log import CursorLog, selected
+from pipeline.cursor_log import CursorLog
 from pipeline.index_place import cursor_folder, may_have_index, open_index, staging_place, with_index
-from pipeline.merge_rows import CountedBucket, MergeTask, count_buckets, merge_task
+from pipeline.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from pipeline.publishing import Published, publish
 from pipeline.rules import RebuildRules
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, as_they_come, attempt_name
@@ -75,7 +75,7 @@ def merge(
         index: Where the snapshots are (`index_place`); by default in the data directory.
         bucket_count_max: The limit, 1 or more (`delayedDeliveryMaxNumBuckets`).
         rules: How segments are cut; the rest does not count here.
-        topics: Only these; None for all.
+        topics: Only these, by their short or whole names; None for all.
         cursors: Only subscriptions of these names; None for all.
         is_dry_run: Only count.
         on_stage: Told of each stage.
@@ -91,7 +91,7 @@ def merge(
     folder, job, report, jobs = cursor_folder(data, None), uuid4().hex, MergeReport(), SparkTasks(spark)
     with ExitStack() as stack:
         owners = stack.enter_context(CursorLog(folder))
-        buckets = _crowded(owners, selected(owners.names(), topics, cursors), bucket_count_max)
+        buckets = _crowded(owners, owners.with_own_index(topics, cursors), bucket_count_max)
         report.subscriptions = len(buckets)
         report.buckets_before = report.buckets_after = sum(map(len, buckets.values()))
         if not buckets:
@@ -99,12 +99,7 @@ def merge(
         if not may_have_index(index):
             raise StorageAccessError(f"there is no index in {index}, but the log names snapshots: where is it?")
         counted = _counted(jobs, index, job, buckets, on_stage, on_step)
-        report.unreadable = [
-            (name, counted[bucket.bucket_id])
-            for name, of_cursor in buckets.items()
-            for bucket in of_cursor
-            if counted[bucket.bucket_id].error
-        ]
+        report.unreadable = [(bucket.cursor, of_bucket) for bucket, of_bucket in counted.items() if of_bucket.error]
         tasks = plan_merges(buckets, counted, bucket_count_max)
         report.buckets_after -= sum(len(task.sources) - 1 for task in tasks)
         report.rows = sum(task.row_count for task in tasks)
@@ -138,34 +133,40 @@ def _counted(
     buckets: Mapping[CursorName, Sequence[BucketProperty]],
     on_stage: OnStage,
     on_step: OnStep,
-) -> dict[int, CountedBucket]:
-    ids = [bucket.bucket_id for of_cursor in buckets.values() for bucket in of_cursor]
-    size = max(1, min(BUCKETS_PER_COUNT, -(-len(ids) // jobs.cores)))
-    tasks = [ids[first : first + size] for first in range(0, len(ids), size)]
+) -> dict[NamedBucket, CountedBucket]:
+    named = [_as_named(name, bucket) for name, of_cursor in buckets.items() for bucket in of_cursor]
+    size = max(1, min(BUCKETS_PER_COUNT, -(-len(named) // jobs.cores)))
+    tasks = [named[first : first + size] for first in range(0, len(named), size)]
     on_stage("count", len(tasks))
     count = partial(_count, location=location, job=job)
     counted = jobs.run("count", tasks, count, lambda _counted: on_step(1))
-    return {bucket.bucket_id: bucket for of_task in counted for bucket in of_task}
+    return dict(zip(named, [bucket for of_task in counted for bucket in of_task], strict=True))
 
 
-def _count(bucket_ids: list[int], *, location: str, job: str) -> list[CountedBucket]:
-    return with_index(location, job, lambda storage: count_buckets(storage, bucket_ids))
+def _as_named(cursor: CursorName, bucket: BucketProperty) -> NamedBucket:
+    return NamedBucket(cursor, bucket.key, bucket.bucket_id)
+
+
+def _count(buckets: list[NamedBucket], *, location: str, job: str) -> list[CountedBucket]:
+    return with_index(location, job, lambda storage: count_buckets(storage, buckets))
 
 
 def plan_merges(
-    buckets: Mapping[CursorName, Sequence[BucketProperty]], counted: Mapping[int, CountedBucket], bucket_count_max: int
+    buckets: Mapping[CursorName, Sequence[BucketProperty]],
+    counted: Mapping[NamedBucket, CountedBucket],
+    bucket_count_max: int,
 ) -> list[MergeTask]:
     """Return what becomes one bucket, the largest first.
 
     Args:
         buckets: Those of each subscription, in order of their ledgers.
-        counted: Each of them, by id.
+        counted: Each of them.
         bucket_count_max: How many each subscription may have.
     """
     tasks = []
     for name, of_cursor in buckets.items():
         keys = {bucket.key for bucket in of_cursor}
-        of_each = [counted[bucket.bucket_id] for bucket in of_cursor]
+        of_each = [counted[_as_named(name, bucket)] for bucket in of_cursor]
         counts, are_free = [bucket.row_count for bucket in of_each], [not bucket.error for bucket in of_each]
         for group in groups_down_to(counts, are_free, bucket_count_max):
             if len(group) > 1:

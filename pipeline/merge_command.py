@@ -1,10 +1,23 @@
 """The command `postdate pipeline merge`; what it does is `merge`'s."""
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.commands import Steps, examples, new_session, refusing
+from command_line.endings import EXIT_CODE_WRONG, help_end
+from command_line.output import json_option, print_json
+from command_line.progress import Steps
+from pipeline.commands import (
+    INT_MAX,
+    cursors_option,
+    index_option,
+    master_option,
+    new_session,
+    refusing,
+    segment_options,
+    topics_option,
+)
 
 if TYPE_CHECKING:
     from pipeline.merge import MergeReport
@@ -13,29 +26,30 @@ UNREADABLE_SHOWN = 10
 
 
 @click.command(
-    epilog=examples(
+    epilog=help_end(
         "postdate pipeline merge data --buckets 100",
         "postdate pipeline merge data --buckets 100 --dry-run",
         "postdate pipeline merge data --buckets 20 --topic persistent://public/default/orders",
         "postdate pipeline merge data --buckets 100 --index 's3://bucket/postdate/snapshots?region=eu-west-1'",
         'spark-submit --master spark://host:7077 "$(python -m pipeline)" merge /shared/data --buckets 100',
+        wrong="buckets cannot be read, and were left as they are",
     )
 )
 @click.argument("data")
 @click.option(
-    "--buckets", "bucket_count_max", type=click.IntRange(min=1), required=True, help="Most buckets of a subscription."
+    "--buckets",
+    "bucket_count_max",
+    type=click.IntRange(1, INT_MAX),
+    required=True,
+    help="Most buckets of a subscription.",
 )
-@click.option(
-    "--index",
-    metavar="INDEX",
-    help="Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA.",
-)
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; repeatable.")
-@click.option("--cursor", "cursors", multiple=True, metavar="NAME", help="Only subscriptions of this name; repeatable.")
-@click.option("--segment-seconds", type=int, default=300, show_default=True, help="Longest time span of a segment.")
-@click.option("--segment-indexes", type=int, default=5_000, show_default=True, help="Most indexes of a segment, or -1.")
+@index_option
+@topics_option
+@cursors_option
+@segment_options
 @click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
-@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs; spark-submit's own wins.")
+@master_option
+@json_option()
 @refusing
 def merge(
     data: str,
@@ -47,6 +61,7 @@ def merge(
     segment_indexes: int,
     dry_run: bool,
     master: str,
+    is_json: bool,
 ) -> None:
     """Merge adjacent buckets until no subscription has more than a limit, each row read and written once.
 
@@ -54,15 +69,14 @@ def merge(
     take their place in one step at the end, and are deleted after it. Which buckets go together is decided as by a
     service with delayedDeliveryMaxNumBuckets. A second run changes nothing.
     """
-    from pipeline.index_place import cursor_folder
+    from pipeline.index_place import check_index, cursor_folder
     from pipeline.merge import merge as merge_buckets
     from pipeline.rules import RebuildRules
 
     # Before Spark takes its seconds to start.
-    cursor_folder(data, None)
+    check_index(index or data, cursor_folder(data, None), topics, cursors)
     rules = RebuildRules(now_ms=0, step_ms=segment_seconds * 1_000, rows_max=segment_indexes)
-    spark = new_session(master)
-    with Steps().shown() as steps:
+    with new_session(master) as spark, Steps().shown() as steps:
         report = merge_buckets(
             spark,
             data,
@@ -75,8 +89,27 @@ def merge(
             on_stage=steps.begin,
             on_step=steps.advance,
         )
-    spark.stop()
-    _tell_merged(report, bucket_count_max, is_dry_run=dry_run)
+    if is_json:
+        print_json(merge_json(report, is_dry_run=dry_run))
+    else:
+        _tell_merged(report, bucket_count_max, is_dry_run=dry_run)
+    if report.unreadable:
+        sys.exit(EXIT_CODE_WRONG)
+
+
+def merge_json(report: "MergeReport", *, is_dry_run: bool) -> dict[str, Any]:
+    """Return what was found, and what was done."""
+    return {
+        "is_dry_run": is_dry_run,
+        "subscriptions": report.subscriptions,
+        "buckets_before": report.buckets_before,
+        "buckets_after": report.buckets_after,
+        "rows": report.rows,
+        "unreadable": [
+            {"topic": cursor.topic, "cursor": cursor.subscription, "bucket_id": one.bucket_id, "reason": one.error}
+            for cursor, one in report.unreadable
+        ],
+    }
 
 
 def _tell_merged(report: "MergeReport", bucket_count_max: int, *, is_dry_run: bool) -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from managed_ledger.cursor_properties import CursorName
+from pipeline.readable_index import own_metadata
 from pipeline.rules import RebuildRules
 from pipeline.staging import StagedSnapshot, StagingWriter
 from snapshot_storage.codec import decode_metadata, decode_metadata_columns, decode_segments
@@ -35,6 +36,14 @@ ROWS_HELD_MAX: Final = 1_000_000
 """
 
 
+class NamedBucket(NamedTuple):
+    """A bucket as a property names it."""
+
+    cursor: CursorName
+    bucket_key: str
+    bucket_id: int
+
+
 class CountedBucket(NamedTuple):
     """How many rows a bucket has, as its entry 0 says."""
 
@@ -54,14 +63,15 @@ class MergeTask(NamedTuple):
     row_count: int
 
 
-async def count_buckets(storage: BucketSnapshotStorage, bucket_ids: Sequence[int]) -> list[CountedBucket]:
+async def count_buckets(storage: BucketSnapshotStorage, buckets: Sequence[NamedBucket]) -> list[CountedBucket]:
     """Read entry 0 of each bucket, one after the other."""
-    return [await _count(storage, bucket_id) for bucket_id in bucket_ids]
+    return [await _count(storage, bucket) for bucket in buckets]
 
 
-async def _count(storage: BucketSnapshotStorage, bucket_id: int) -> CountedBucket:
+async def _count(storage: BucketSnapshotStorage, bucket: NamedBucket) -> CountedBucket:
+    bucket_id = bucket.bucket_id
     try:
-        segments = decode_metadata(await storage.get_bucket_snapshot_metadata(bucket_id))
+        segments = decode_metadata(await own_metadata(storage, *bucket))
         if any(after.deliver_at_ms_min < before.deliver_at_ms_max for before, after in pairwise(segments)):
             # As at recovery: the rows of such a bucket have no order that could be relied on.
             raise SnapshotCorruptedError("its segments overlap in time", bucket_id=bucket_id)

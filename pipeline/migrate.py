@@ -12,7 +12,7 @@ run after the move finds nothing to do.
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline.cursor_log import CursorLog, selected
+from pipeline.cursor_log import CursorLog, select
 from pipeline.index_place import cursor_folder, is_uri, open_index, staging_place, with_indexes
 from pipeline.s3_location import is_s3
 from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, as_they_come, attempt_name
@@ -43,6 +43,13 @@ class SnapshotToMove(NamedTuple):
 
     info: BucketSnapshotInfo
     candidates: tuple[int, ...]
+
+
+class NamedSnapshot(NamedTuple):
+    """What a property says of a snapshot."""
+
+    cursor: CursorName
+    bucket_key: str
 
 
 class MovedSnapshot(NamedTuple):
@@ -93,7 +100,7 @@ def migrate(
         data: The data directory of a service that is stopped: whose cursors.
         source: Where the index is (`index_place`).
         target: Where it is to be.
-        topics: Only these; None for all.
+        topics: Only these, by their short or whole names; None for all.
         cursors: Only subscriptions of these names; None for all.
         deletes_source: Whether to delete the old snapshots in the end.
         on_stage: Told of each stage.
@@ -114,9 +121,11 @@ def migrate(
         there = open_index(target, log=folder)
         runner.run(there.start())
         stack.callback(lambda: runner.run(there.close()))
-        names = selected(owners.names(), topics, cursors)
+        names = select(owners.names(), owners.topics(), topics, cursors).of(owners.names())
         named = {
-            bucket.bucket_id: name for name in names for bucket in read_properties(owners.properties(name)).buckets
+            bucket.bucket_id: NamedSnapshot(name, bucket.key)
+            for name in names
+            for bucket in read_properties(owners.properties(name)).buckets
         }
         report, wanted = runner.run(_find(source, folder, there, named))
         if not wanted:
@@ -129,35 +138,39 @@ def migrate(
         if report.failed:
             return report
         report.cursors_updated = _name_copies(owners, names, new_ids)
-        runner.run(_delete_leftovers(there, wanted, new_ids))
-        report.deleted = runner.run(_delete_source(source, folder, new_ids)) if deletes_source else 0
+        # Whatever any cursor names still, rightly or not, stays.
+        still_named = owners.named_ids()
+        runner.run(_delete_leftovers(there, wanted, still_named))
+        report.deleted = runner.run(_delete_all(source, folder, set(new_ids) - still_named)) if deletes_source else 0
     return report
 
 
 async def _find(
-    source: str, log: Path, there: BucketSnapshotStorage, named: Mapping[int, CursorName]
+    source: str, log: Path, there: BucketSnapshotStorage, named: Mapping[int, "NamedSnapshot"]
 ) -> tuple[MigrateReport, list[SnapshotToMove]]:
     """Tell what is to be moved from what was moved before, and what is missing."""
     report = MigrateReport()
     in_target = await there.list_bucket_snapshots()
-    moved = {info.bucket_id for info in in_target if _is_named(info, named)}
+    moved = {info.bucket_id for info in in_target if is_named(info, named)}
     left = set(named) - moved
     report.there_already = len(moved)
     if not left:
         return report, []
     async with open_index(source, log=log, is_read_only=True) as here:
         infos = [
-            info for info in await here.list_bucket_snapshots() if info.bucket_id in left and _is_named(info, named)
+            info for info in await here.list_bucket_snapshots() if info.bucket_id in left and is_named(info, named)
         ]
     for bucket_id in left - {info.bucket_id for info in infos}:
-        report.failed[bucket_id] = f"there is no such snapshot of {named[bucket_id]} in {source}"
+        one = named[bucket_id]
+        report.failed[bucket_id] = f"there is no snapshot {one.bucket_key} of {one.cursor} in {source} under this id"
     report.snapshots, report.length_bytes = len(infos), sum(info.length_bytes for info in infos)
     candidates = matched(infos, [info for info in in_target if info.bucket_id not in moved])
     return report, [SnapshotToMove(info, tuple(candidates[info.bucket_id])) for info in infos]
 
 
-def _is_named(info: BucketSnapshotInfo, named: Mapping[int, CursorName]) -> bool:
-    return named.get(info.bucket_id) == (info.topic_name, info.cursor_name)
+def is_named(info: BucketSnapshotInfo, named: Mapping[int, "NamedSnapshot"]) -> bool:
+    """Whether a snapshot is the one that a property names: ids alone are no proof, as each storage gives its own."""
+    return named.get(info.bucket_id) == (CursorName(info.topic_name, info.cursor_name), info.bucket_key)
 
 
 def packed(snapshots: Sequence[SnapshotToMove], count: int) -> Iterator[list[SnapshotToMove]]:
@@ -276,16 +289,16 @@ def _name_copies(owners: CursorLog, names: Sequence[CursorName], new_ids: Mappin
 
 
 async def _delete_leftovers(
-    there: BucketSnapshotStorage, moved: Sequence[SnapshotToMove], new_ids: Mapping[int, int]
+    there: BucketSnapshotStorage, moved: Sequence[SnapshotToMove], still_named: Collection[int]
 ) -> None:
     """Delete copies that attempts of tasks have made and nobody took: of an interrupted run, or of speculation."""
     copies = matched([snapshot.info for snapshot in moved], await there.list_bucket_snapshots())
-    for bucket_id in {one for ids in copies.values() for one in ids} - set(new_ids.values()):
+    for bucket_id in {one for ids in copies.values() for one in ids}.difference(still_named):
         await there.delete_bucket_snapshot(bucket_id)
 
 
-async def _delete_source(source: str, log: Path, new_ids: Mapping[int, int]) -> int:
+async def _delete_all(source: str, log: Path, bucket_ids: Collection[int]) -> int:
     async with open_index(source, log=log) as here:
-        for old_id in new_ids:
-            await here.delete_bucket_snapshot(old_id)
-    return len(new_ids)
+        for bucket_id in bucket_ids:
+            await here.delete_bucket_snapshot(bucket_id)
+    return len(bucket_ids)

@@ -1,7 +1,10 @@
 """A log's headers as Parquet files: written by `postdate ledger export`, read like a folder.
 
-    _ledgers.parquet                        one row a ledger: what is here
-    <topic, quoted>/<ledger id>.parquet     the headers of one ledger, in order
+    _ledgers.parquet                    one row a ledger: whose it is, and in which folder
+    <folder>/<ledger id>.parquet        the headers of one ledger, in order
+
+A topic's folder is a hash of its name, as a name may be longer than a file system's names; the list has the names.
+(Exports of earlier versions have quoted names for folders, and are read and gone on with.)
 
 A closed ledger never changes, so what is here already is not written again: exporting time and again is an offload.
 The list is written last, by a rename or one upload, so a reader sees the old state or the new one. Files lie on a local
@@ -11,6 +14,7 @@ Payloads are not exported.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import quote
 
@@ -33,8 +37,10 @@ _LEDGERS_SCHEMA = pa.schema(
         ("is_open", pa.bool_()),
         ("publish_time_ms_max", pa.int64()),
         ("due_ms_max", pa.int64()),
+        ("folder", pa.string()),
     ]
 )
+_FOLDER_BYTES = 16
 ROW_GROUP_ROWS = 2**18
 """What is read at least; statistics are kept for each."""
 
@@ -55,6 +61,16 @@ def is_parquet_log(location: str) -> bool:
     return bool(system.get_file_info(f"{path}/{LEDGERS_FILE}").is_file)
 
 
+def make_export(location: str) -> None:
+    """Make the folder of an export, if there is none.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    system, path = file_system(location)
+    system.create_dir(path, recursive=True)
+
+
 class ParquetLog:
     """An export, open to read."""
 
@@ -67,7 +83,11 @@ class ParquetLog:
         """
         self._system, self._path = file_system(location)
         self._location = location
-        self._ledgers = _read_ledgers(self._system, self._path, location)
+        self._ledgers, self._folders = _read_ledgers(self._system, self._path, location)
+
+    def topics(self) -> list[str]:
+        """See base."""
+        return sorted({ledger.topic for ledger in self._ledgers})
 
     def close(self) -> None:
         """See base."""
@@ -91,7 +111,7 @@ class ParquetLog:
         Raises:
             StoreCorruptedError: The file is missing, damaged, too short or has other columns.
         """
-        path = _ledger_path(self._path, part.topic, part.ledger_id)
+        path = f"{self._path}/{self._folders.get(part.topic, '')}/{part.ledger_id}.parquet"
         try:
             with self._system.open_input_file(path) as file:
                 table = _read_rows(pq.ParquetFile(file), part, names)
@@ -121,13 +141,13 @@ def export_ledgers(
     Args:
         log: What to export.
         location: A folder, or a URI; made when it is missing.
-        topics: Only these.
+        topics: Only these, by the log's own names.
         with_open: Also what the open ledger of each topic has so far; it is written anew each time it has grown.
         on_ledger: Told of each ledger when it is done, and whether it was written.
     """
+    make_export(location)
     system, path = file_system(location)
-    system.create_dir(path, recursive=True)
-    there = _read_ledgers(system, path, location) if is_parquet_log(location) else []
+    there, folders = _read_ledgers(system, path, location) if is_parquet_log(location) else ([], {})
     known = {(ledger.topic, ledger.ledger_id): ledger for ledger in there}
     written = []
     for ledger in log.ledgers(topics):
@@ -136,25 +156,36 @@ def export_ledgers(
         key = (ledger.topic, ledger.ledger_id)
         is_new = key not in known or known[key].entries != ledger.entries
         known[key] = ledger
-        if is_new and _write_ledger(system, path, log, ledger):
+        folder = folders.setdefault(ledger.topic, folder_of(ledger.topic))
+        if is_new and _write_ledger(system, f"{path}/{folder}", log, ledger):
             written.append(ledger)
         elif is_new:
             del known[key]
         on_ledger(ledger, is_new)
-    table = pa.Table.from_pylist([known[key]._asdict() for key in sorted(known)], schema=_LEDGERS_SCHEMA)
+    rows = [known[key]._asdict() | {"folder": folders[key[0]]} for key in sorted(known)]
+    table = pa.Table.from_pylist(rows, schema=_LEDGERS_SCHEMA)
     _write_whole(system, f"{path}/{LEDGERS_FILE}", [table.combine_chunks()], _LEDGERS_SCHEMA)
     return written
 
 
-def _write_ledger(system: fs.FileSystem, path: str, log: HeaderLog, ledger: LedgerExtent) -> bool:
-    """Write a ledger, or leave nothing where it was trimmed meanwhile."""
-    system.create_dir(f"{path}/{quote(ledger.topic, safe='')}", recursive=True)
+def folder_of(topic: str) -> str:
+    """Return the name of a topic's folder: short, whatever the topic is called, and the same in every run.
+
+    >>> folder_of("orders")
+    '44ca0059a7c4a09e661ed10ce6c69e52'
+    """
+    return blake2b(topic.encode(), digest_size=_FOLDER_BYTES).hexdigest()
+
+
+def _write_ledger(system: fs.FileSystem, folder: str, log: HeaderLog, ledger: LedgerExtent) -> bool:
+    """Write a ledger to its topic's folder, or leave nothing where it was trimmed meanwhile."""
+    system.create_dir(folder, recursive=True)
     parts = (
         HeaderRange(ledger.topic, ledger.ledger_id, first, min(ledger.entries, first + ROW_GROUP_ROWS))
         for first in range(0, ledger.entries, ROW_GROUP_ROWS)
     )
     tables = (pa.Table.from_batches([log.read_batch(part)]) for part in parts)
-    file = _ledger_path(path, ledger.topic, ledger.ledger_id)
+    file = f"{folder}/{ledger.ledger_id}.parquet"
     is_whole = _write_whole(system, file, tables, HEADER_SCHEMA) == ledger.entries
     if not is_whole:
         system.delete_file(file)
@@ -176,17 +207,23 @@ def _write_whole(system: fs.FileSystem, path: str, tables: Iterable[pa.Table], s
     return rows
 
 
-def _read_ledgers(system: fs.FileSystem, path: str, location: str) -> list[LedgerExtent]:
+def _read_ledgers(system: fs.FileSystem, path: str, location: str) -> tuple[list[LedgerExtent], dict[str, str]]:
+    """Return the ledgers of an export, and the folder of each topic."""
     try:
         with system.open_input_file(f"{path}/{LEDGERS_FILE}") as file:
-            table = pq.read_table(file).select(_LEDGERS_SCHEMA.names)
+            table = pq.read_table(file)
+        if "folder" not in table.column_names:
+            # As written before topics had folders of their own names.
+            table = table.append_column("folder", pa.array([quote(one, safe="") for one in table["topic"].to_pylist()]))
+        table = table.select(_LEDGERS_SCHEMA.names)
     except FileNotFoundError as error:
         raise StoreUnavailableError(
             f"There is no export in {location}: {LEDGERS_FILE} is missing. Name what `postdate ledger export` wrote"
         ) from error
     except (OSError, pa.ArrowException, KeyError) as error:
         raise StoreCorruptedError(f"The list of ledgers in {location} cannot be read ({error})") from error
-    return [LedgerExtent(**row) for row in table.to_pylist()]
+    folders = dict(zip(table["topic"].to_pylist(), table["folder"].to_pylist(), strict=True))
+    return [LedgerExtent(**row) for row in table.drop_columns("folder").to_pylist()], folders
 
 
 def _read_rows(file: pq.ParquetFile, part: HeaderRange, names: list[str]) -> pa.Table:
@@ -238,7 +275,3 @@ def _whole_or_none(value: object, largest: int) -> int | None:
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
-
-
-def _ledger_path(path: str, topic: str, ledger_id: int) -> str:
-    return f"{path}/{quote(topic, safe='')}/{ledger_id}.parquet"

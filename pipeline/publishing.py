@@ -110,8 +110,8 @@ async def publish(
         if isinstance(error, BaseExceptionGroup):
             raise error.exceptions[0] from error
         raise
-    # 3.
-    published.removed_ids = sorted(_ids(old.values()) - _ids(new.values()))
+    # 3. But for what another cursor names, rightly or not: a wrong property of one must not cost another its snapshot.
+    published.removed_ids = sorted(_ids(old.values()) - cursors.named_ids())
     await _delete(storage, published.removed_ids)
     return published
 
@@ -133,7 +133,7 @@ class _Store:
     async def put(self, staged: StagedSnapshot, properties: Mapping[str, str]) -> PublishedBucket:
         async with self.gate:
             snapshot = await asyncio.to_thread(staged.read)
-            bucket_id = await self._find(snapshot, properties.get(staged.bucket_key, ""))
+            bucket_id = await self._find(staged, snapshot, properties.get(staged.bucket_key, ""))
             is_new = bucket_id is None
             if bucket_id is None:
                 bucket_id = await self.storage.create_bucket_snapshot(
@@ -149,12 +149,14 @@ class _Store:
             staged.topic, staged.cursor, staged.bucket_key, bucket_id, staged.row_count, is_new=is_new
         )
 
-    async def _find(self, snapshot: DecodedObject, named: str) -> int | None:
-        """The snapshot that the index names, if it is the same to the last byte."""
+    async def _find(self, staged: StagedSnapshot, snapshot: DecodedObject, named: str) -> int | None:
+        """The snapshot that the index names, if it is the cursor's own and the same to the last byte."""
         bucket_id = parse_bucket_id(named)
         info = None if bucket_id is None else self.infos.get(bucket_id)
         length_bytes = len(snapshot.metadata) + sum(map(len, snapshot.segments))
         if info is None or (info.segment_count, info.length_bytes) != (len(snapshot.segments), length_bytes):
+            return None
+        if (info.topic_name, info.cursor_name, info.bucket_key) != (staged.topic, staged.cursor, staged.bucket_key):
             return None
         try:
             metadata = await self.storage.get_bucket_snapshot_metadata(info.bucket_id)

@@ -1,12 +1,13 @@
-"""What an index has where headers of snapshots are damaged: a list ends at one or leaves it out, and a repair must not.
+"""What an index has where headers of snapshots are damaged, and whose a snapshot is that a property names.
 
-RocksDB keeps headers twice; on S3 one object that is cut short is enough. Whose such a snapshot was, only the property
-that names it can say.
+A list ends at a damaged header or leaves it out, and a repair must not. RocksDB keeps headers twice; on S3 one object
+that is cut short is enough. Whose such a snapshot was, only the property that names it can say.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from managed_ledger.cursor_properties import CursorName
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
@@ -52,3 +53,23 @@ async def list_readable(storage: BucketSnapshotStorage, named: Iterable[int]) ->
         except SnapshotCorruptedError as error:
             damaged[bucket_id] = str(error)
     return ReadableIndex(infos, damaged)
+
+
+async def own_metadata(storage: BucketSnapshotStorage, cursor: CursorName, bucket_key: str, bucket_id: int) -> bytes:
+    """Return entry 0 of a snapshot that a property names, if the snapshot is the cursor's and of this key.
+
+    Raises:
+        SnapshotCorruptedError: It is another's, or is damaged.
+        BucketNotFoundError: It is not there.
+        SnapshotStorageError: The storage does not answer.
+    """
+    head = await storage.read_bucket_snapshot_head(bucket_id)
+    if is_own(head.info, cursor, bucket_key):
+        return head.metadata
+    other = CursorName(head.info.topic_name, head.info.cursor_name)
+    raise SnapshotCorruptedError(f"it is {head.info.bucket_key} of {other}", bucket_id=bucket_id)
+
+
+def is_own(info: BucketSnapshotInfo, cursor: CursorName, bucket_key: str) -> bool:
+    """Whether a snapshot is what a property of a cursor says that it is."""
+    return (info.topic_name, info.cursor_name, info.bucket_key) == (*cursor, bucket_key)

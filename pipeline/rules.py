@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from snapshot_storage.segmenter import ROWS_UNLIMITED
 
+ROWS_PER_BUCKET_MAX = 10_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildRules:
@@ -24,7 +26,7 @@ class RebuildRules:
     rows_per_bucket_min: int = 50_000
     """A bucket ends with the ledger that brings it to this many rows; 1 makes a bucket of each ledger."""
 
-    rows_per_bucket_max: int = 10_000_000
+    rows_per_bucket_max: int = ROWS_PER_BUCKET_MAX
     """A bucket ends with this many rows, also in the middle of a ledger.
 
     `delayedDeliveryMaxIndexCountPerBucket`, or without it `delayedDeliveryMaxUnsealedIndexes`, as live. A task holds

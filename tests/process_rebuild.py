@@ -23,6 +23,9 @@ class TimesLog:
     def __init__(self, times: dict[int, list[int]]) -> None:
         self.times = times
 
+    def topics(self) -> list[str]:
+        return ["t"]
+
     def ledgers(self) -> list[LedgerExtent]:
         return [
             LedgerExtent("t", ledger_id, len(times), False, NOW_MS, max(times))

@@ -21,7 +21,7 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 
-from broker.cli import main
+from broker.postdate_cli import postdate as main
 from tests.integration.programs import frames
 from tests.integration.programs.clients import (
     Clients,

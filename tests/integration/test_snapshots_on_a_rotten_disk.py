@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from pyarrow import parquet
 
 from broker import snapshots
-from broker.cli import main
+from broker.postdate_cli import postdate as main
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX

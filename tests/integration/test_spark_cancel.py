@@ -289,7 +289,7 @@ def test_a_cancellation_that_cannot_be_done_changes_nothing(spark: SparkSession,
             await store.close()
 
     asyncio.run(beside())
-    with pytest.raises(CursorNotFoundError, match="No topic has a subscription none"):
+    with pytest.raises(CursorNotFoundError, match="There is no subscription none; there is sub"):
         cancel(positions, str(tmp_path), cursors=["sub", "none"])
     with pytest.raises(ValueError, match="missing: entry_id"):
         cancel(positions.drop("entry_id"), str(tmp_path), cursors=["sub"])

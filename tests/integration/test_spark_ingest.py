@@ -154,7 +154,7 @@ def test_a_stream_that_cannot_begin_says_why(spark: SparkSession, tmp_path: Path
             await store.close()
 
     asyncio.run(beside())
-    with pytest.raises(CursorNotFoundError, match="No topic has a subscription none"):
+    with pytest.raises(CursorNotFoundError, match="There is no subscription none; there is sub"):
         start("none")
     with pytest.raises(ValueError, match="missing: entry_id"):
         start(without="entry_id")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from broker.cli import main
+from broker.postdate_cli import postdate as main
 from managed_ledger.cursor_properties import CursorName
 from pipeline.audit import AuditReport, audit, repair
 from pipeline.audit_rows import Finding

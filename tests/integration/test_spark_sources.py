@@ -221,7 +221,7 @@ def test_a_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) 
     for column, value, message in (
         ("entry_id", F.lit(None).cast("bigint"), "rows have no entry_id"),
         ("ledger_id", F.lit(-1).cast("bigint"), "rows have a negative number"),
-        ("cursor", F.lit("nobody"), "The log has no subscription nobody of a"),
+        ("cursor", F.lit("nobody"), "There is no subscription nobody of a; there is sub"),
     ):
         with pytest.raises(PySparkException, match=message):
             write_index(rows.withColumn(column, value), str(tmp_path), mode="overwrite", options=CUT)

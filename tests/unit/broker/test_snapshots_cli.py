@@ -14,8 +14,8 @@ from pyarrow import parquet
 from rocksdict import Options, Rdict
 
 from broker import snapshots
-from broker.cli import main
 from broker.config import BrokerConfig, load_config
+from broker.postdate_cli import postdate as main
 from broker.snapshots_place import Filter, open_place
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
@@ -132,7 +132,7 @@ def test_list_shows_each_cursors_snapshots_within_100_columns(data: Data) -> Non
     assert f"{ORDERS}  cursor billing" in lines
     (row,) = [line.split() for line in lines if str(data.ids[0]) in line]
     assert row[:6] == [str(data.ids[0]), "1", "to", "2", "10", "600"]
-    assert row[8:] == ["2027-01-15", "08:00:00", "2027-01-15", "08:09:59"]
+    assert row[8:] == ["2027-01-15T08:00:00Z", "2027-01-15T08:09:59Z"]
     assert lines[-1].startswith("3 snapshots, 30 segments, 1,800 rows, ")
 
 
@@ -143,8 +143,56 @@ def test_list_can_be_narrowed_and_read_by_programs(data: Data) -> None:
     assert (one["first_ledger_id"], one["last_ledger_id"], one["segments"], one["rows"]) == (5, 6, 10, ROWS)
     assert (one["first_deliver_at_ms"], one["last_deliver_at_ms"]) == (START_MS, START_MS + 599_000)
     assert data.listed("--topic", "public/default/orders") == data.ids[:2]
-    assert data.listed("--cursor", "nobody") == []
-    assert data.run("list", "--topic", "nothing").stdout == "No snapshots.\n"
+    assert (one["first_deliver_at"], one["last_deliver_at"]) == ("2027-01-15T08:00:00.000Z", "2027-01-15T08:09:59.000Z")
+    assert data.listed("--topic", ORDERS, "--cursor", "billing") == data.ids[:2]
+
+
+@pytest.mark.parametrize(
+    "command", [["list"], ["verify"], ["gc"], ["gc", "--dry-run"], ["copy", "--to", "new"], ["export", "rows.parquet"]]
+)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--topic", "order"), f"There is no topic order; near to it is {ORDERS}"),
+        (("--cursor", "biling"), "There is no subscription biling; near to it is billing"),
+        (("--topic", "orders", "--cursor", "me"), f"There is no subscription me of {ORDERS}; there is billing"),
+    ],
+)
+def test_a_name_that_matches_nothing_is_refused_with_the_nearest(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    result = data.run(*command, *words)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"postdate: {said}\n"
+    assert not (tmp_path / "rows.parquet").exists()
+
+
+def test_a_subscription_is_called_as_its_users_call_it(data: Data) -> None:
+    """The log has its name quoted; that is nobody's business."""
+
+    async def add() -> None:
+        store = await LedgerStore.open(data.path / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
+        ledger = await store.open_managed_ledger(REMINDERS)
+        async with RocksDBBucketSnapshotStorage(data.path / "snapshots") as storage:
+            bucket_id = await _create(storage, REMINDERS, "s2%20%C3%BC", 11)
+        cursor = await ledger.open_cursor("s2%20%C3%BC")
+        await cursor.update_properties(put={_key(11): str(bucket_id)})
+        await store.close()
+
+    asyncio.run(add())
+    listed = data.run("list", "--cursor", "s2 ü").stdout
+    verified = data.run("verify", "--cursor", "s2 ü")
+
+    assert f"{REMINDERS}  cursor s2 ü" in listed
+    assert "1 snapshot, 10 segments" in listed
+    assert verified.stdout.startswith("Checked 1 snapshot, 10 segments")
+    assert [one["cursor"] for one in json.loads(data.run("list", "--json", "--topic", "reminders").stdout)] == [
+        "me",
+        "s2 ü",
+    ]
 
 
 def test_show_tells_all_of_one_snapshot(data: Data) -> None:
@@ -303,19 +351,24 @@ def test_gc_deletes_what_no_cursor_names(data: Data) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        ((), "There are no snapshots: nothing to delete.\n"),
+        (("--topic", "reminders"), f"There are no snapshots of topic {REMINDERS}: nothing to delete.\n"),
         (
-            ("--topic", "nosuch"),
-            "There are no snapshots of topic persistent://public/default/nosuch: nothing to delete.\n",
+            ("--topic", "orders", "--cursor", "billing"),
+            f"There are no snapshots of cursor billing of topic {ORDERS}: nothing to delete.\n",
         ),
-        (
-            ("--topic", "orders", "--cursor", "me"),
-            f"There are no snapshots of cursor me of topic {ORDERS}: nothing to delete.\n",
-        ),
-        (("--cursor", "me", "--dry-run"), "Every snapshot is named by a cursor: nothing to delete.\n"),
     ],
 )
 def test_gc_says_whether_there_are_snapshots(data: Data, words: tuple[str, ...], expected: str) -> None:
+    lose(data, *data.ids)
+
     assert data.run("gc", *words).stdout == expected
+
+
+def test_gc_has_nothing_to_do_where_all_is_named(data: Data) -> None:
+    said = data.run("gc", "--cursor", "me", "--dry-run").stdout
+
+    assert said == "Every snapshot is named by a cursor: nothing to delete.\n"
 
 
 def test_gc_calls_no_lost_snapshot_one_that_is_named(data: Data) -> None:
@@ -463,7 +516,7 @@ def test_nothing_is_cut_off_on_a_narrow_screen(
     assert not [line for line in tables if "…" in line]
     for bucket_id in (*ids, orphan):
         assert str(bucket_id) in said["list"]
-    for time in ("2027-01-15 08:00:00", "2027-01-15 08:09:59"):
+    for time in ("2027-01-15T08:00:00Z", "2027-01-15T08:09:59Z"):
         assert time in said["list"]
     assert "2027-01-15T08:09:00.000Z" in said["show"]
     assert str(orphan) in said["gc"]

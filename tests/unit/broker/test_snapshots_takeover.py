@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from broker import snapshots_takeover
-from broker.cli import main
+from broker.postdate_cli import postdate as main
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.errors import OwnerCorruptedError, StorageAccessError
@@ -129,7 +129,7 @@ def test_a_copy_that_was_restored_takes_it_back(prefix: Prefix) -> None:
 def test_nothing_changes_without_a_clear_yes(prefix: Prefix) -> None:
     before = prefix.owner()
 
-    assert prefix.take_over("new", typed="\n").exit_code == 1
+    assert prefix.take_over("new", typed="\n").exit_code == 2
     assert prefix.owner() == before
     prefix.start("old")
 

@@ -79,3 +79,53 @@ def test_a_snapshot_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
     assert len(audited.corrupt) == 1
     assert [row[1:] for row in audited.positions[Finding.MISSING].to_rows()] == [(1, 2), (1, 3)]
     assert (audited.log_rows, audited.index_rows) == (4, 2)
+
+
+def _audited(tmp_path: Path, metadata: bytes, segments: list[bytes]) -> Audited:
+    """Audit four messages of which a snapshot with such entries is the only bucket but for a later, healthy one."""
+    times = [2_000] * 4
+    write_log(tmp_path, {"a": times})
+    later = build_bucket(DelayedIndexes.of([2_000], [1], [3]), step_ms=1, rows_max=-1)
+
+    async def main() -> Audited:
+        async with MemoryBucketSnapshotStorage() as storage:
+            names = {"bucket_key": "#pulsar.internal.delayed.bucket_1_1", "topic_name": "a", "cursor_name": "sub"}
+            await storage.create_bucket_snapshot(metadata, segments, **names)
+            await storage.create_bucket_snapshot(later.metadata, later.segments, **names)
+            buckets = tuple(await storage.list_bucket_snapshots())
+            ranges = (HeaderRange("a", 1, 0, 4),)
+            task = AuditTask("a", "sub", ranges, FIRST_POSITION, LAST_POSITION, buckets, Acknowledged(), Position(1, 3))
+            return await audit_task(LogFolder(tmp_path / "ledgers"), storage, task, now_ms=NOW_MS)
+
+    return asyncio.run(main())
+
+
+_THREE = build_bucket(DelayedIndexes.of([2_000] * 3, [1] * 3, [0, 1, 2]), step_ms=1, rows_max=-1)
+_TWO = build_bucket(DelayedIndexes.of([2_000] * 2, [1] * 2, [0, 1]), step_ms=1, rows_max=-1)
+
+
+def test_a_damaged_entry_0_is_found_in_any_bucket(tmp_path: Path) -> None:
+    """Though every segment is whole: a tracker that recovers cannot use the bucket, so its rows are missing."""
+    audited = _audited(tmp_path, b"\xff" + _THREE.metadata, _THREE.segments)
+
+    assert len(audited.corrupt) == 1
+    assert [row[1:] for row in audited.positions[Finding.MISSING].to_rows()] == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_an_entry_0_that_contradicts_the_segments_is_found(tmp_path: Path) -> None:
+    """It promises a position that has no row, or it tells of fewer segments than there are; the rows count."""
+    promising = _audited(tmp_path / "promising", _THREE.metadata, _TWO.segments)
+    silent = _audited(tmp_path / "silent", b"", _THREE.segments)
+
+    (why,) = promising.corrupt.values()
+    assert "1 positions of its bitmap have no row" in why
+    assert [row[1:] for row in promising.positions[Finding.MISSING].to_rows()] == [(1, 2)]
+    (why,) = silent.corrupt.values()
+    assert "entry 0 tells of 0 segments, 1 are stored" in why
+    assert silent.positions == {}
+
+
+def test_a_whole_bucket_is_none_of_that(tmp_path: Path) -> None:
+    audited = _audited(tmp_path, _THREE.metadata, _THREE.segments)
+
+    assert (audited.corrupt, audited.positions) == ({}, {})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from managed_ledger.cursor_properties import CursorName
 from pipeline.bucket_rows import build_bucket
 from pipeline.merge import plan_merges
-from pipeline.merge_rows import CountedBucket, MergeTask, count_buckets, merge_task
+from pipeline.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from pipeline.rules import RebuildRules
 from pipeline.staging import StagingFolder, StagingWriter
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
@@ -28,6 +28,10 @@ Row = tuple[int, int, int]
 
 def _bucket(first: int, last: int, bucket_id: int) -> BucketProperty:
     return BucketProperty(bucket_key(first, last), LedgerRange(first, last), bucket_id)
+
+
+def _named(bucket: BucketProperty) -> NamedBucket:
+    return NamedBucket(CURSOR, bucket.key, bucket.bucket_id)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=14), st.integers(1, 6))
@@ -51,7 +55,7 @@ def test_groups_are_what_merging_one_by_one_ends_in(buckets: list[tuple[int, boo
 def test_a_merged_bucket_gets_a_key_that_no_bucket_has() -> None:
     """As live: of its sources' ledgers, or wider where one of them has just that."""
     buckets = {CURSOR: [_bucket(1, 2, 10), _bucket(3, 4, 11), _bucket(5, 9, 12), _bucket(5, 9, 13)]}
-    counted = {bucket_id: CountedBucket(bucket_id, 5) for bucket_id in (10, 11, 12, 13)}
+    counted = {_named(bucket): CountedBucket(bucket.bucket_id, 5) for bucket in buckets[CURSOR]}
 
     tasks = plan_merges(buckets, counted, 2)
 
@@ -61,7 +65,7 @@ def test_a_merged_bucket_gets_a_key_that_no_bucket_has() -> None:
 def test_two_merged_buckets_do_not_get_the_same_key() -> None:
     """Though both would take the first one that is free, as pieces of the same ledgers may."""
     buckets = {CURSOR: [_bucket(first, 9, first) for first in (2, 3, 4, 5)]}
-    counted = {first: CountedBucket(first, 5) for first in (2, 3, 4, 5)}
+    counted = {_named(bucket): CountedBucket(bucket.bucket_id, 5) for bucket in buckets[CURSOR]}
 
     tasks = plan_merges(buckets, counted, 2)
 
@@ -71,7 +75,10 @@ def test_two_merged_buckets_do_not_get_the_same_key() -> None:
 def test_what_cannot_be_read_is_not_merged() -> None:
     """What lies around it is, though the limit is not reached."""
     buckets = {CURSOR: [_bucket(ledger, ledger, ledger) for ledger in range(1, 6)]}
-    counted = {ledger: CountedBucket(ledger, 5, "it is damaged" if ledger == 3 else "") for ledger in range(1, 6)}
+    counted = {
+        _named(bucket): CountedBucket(bucket.bucket_id, 5, "it is damaged" if bucket.bucket_id == 3 else "")
+        for bucket in buckets[CURSOR]
+    }
 
     tasks = plan_merges(buckets, counted, 1)
 
@@ -90,7 +97,7 @@ def _merged(buckets: list[list[Row]], folder: Path) -> tuple[list[CountedBucket]
                     snapshot.metadata, snapshot.segments, bucket_key=key, topic_name="t", cursor_name="c"
                 )
                 sources.append(_bucket(min(ledgers), max(ledgers), bucket_id))
-            counted = await count_buckets(storage, [source.bucket_id for source in sources])
+            counted = await count_buckets(storage, list(map(_named, sources)))
             task = MergeTask(CURSOR, bucket_key(0, 99), tuple(sources), sum(map(len, buckets)))
             with StagingFolder(folder, "job") as staging:
                 with StagingWriter(staging.path, "0") as writer:

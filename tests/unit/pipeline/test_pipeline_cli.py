@@ -10,7 +10,10 @@ from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from broker.cli import main
+from broker.postdate_cli import postdate as main
+from pipeline.header_log import HeaderRange
+from pipeline.open_logs import open_log
+from pipeline.parquet_log import LEDGERS_FILE, ParquetLog, export_ledgers, folder_of
 from pipeline.reject_file import write_rejects
 from pipeline.row_checks import REASONS, BadRow
 from tests.bulk_data import some_times, write_log
@@ -44,7 +47,7 @@ def test_help_needs_neither_spark_nor_arrow() -> None:
     program = """
 import sys
 sys.modules.update({"pyspark": None, "pyarrow": None})
-from broker.cli import main
+from broker.postdate_cli import postdate as main
 main(sys.argv[1:])
 """
     for arguments, exit_code, said in (
@@ -107,3 +110,45 @@ def test_rejected_rows_become_a_file(tmp_path: Path) -> None:
     write_rejects(rows, str(tmp_path / "rejects.parquet"))
 
     assert [BadRow(**row) for row in pq.read_table(tmp_path / "rejects.parquet").to_pylist()] == rows
+
+
+LONG = "persistent://public/default/" + "予" * 40
+
+
+def test_a_topic_with_a_long_name_is_exported(tmp_path: Path) -> None:
+    """Quoted, 40 Japanese signs are longer than a file system's names; the list has the names, and they are read."""
+    headers = write_log(tmp_path / "data", {LONG: some_times(1, 250), "b": some_times(2, 50)})
+    export = str(tmp_path / "out")
+
+    result = CliRunner().invoke(main, ["ledger", "export", str(tmp_path / "data"), export])
+
+    assert result.output.splitlines()[-1] == f"4 ledgers with 300 messages written to {export}"
+    log = ParquetLog(export)
+    assert log.topics() == sorted([LONG, "b"])
+    read = [
+        row
+        for ledger in log.ledgers([LONG])
+        for row in log.read_times(HeaderRange(LONG, ledger.ledger_id, 0, ledger.entries)).to_rows()
+    ]
+    assert [(ledger_id, entry_id, time) for time, ledger_id, entry_id in read] == [tuple(one) for one in headers[LONG]]
+
+
+def test_an_export_of_an_earlier_version_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    """Its folders have quoted names, and its list says nothing of folders."""
+    write_log(tmp_path / "data", {"a/b": some_times(1, 250)})
+    source = open_log(str(tmp_path / "data"))
+    export = tmp_path / "out"
+    export_ledgers(source, str(export), with_open=False)
+    (export / folder_of("a/b")).rename(export / "a%2Fb")
+    table = pq.read_table(export / LEDGERS_FILE)
+    pq.write_table(table.drop_columns("folder"), export / LEDGERS_FILE)
+
+    before = [one.entries for one in ParquetLog(str(export)).ledgers()]
+    written = export_ledgers(source, str(export))
+    again = export_ledgers(source, str(export))
+    source.close()
+
+    assert (before, [one.entries for one in written], again) == ([100, 100], [50], [])
+    assert len(list((export / "a%2Fb").iterdir())) == 3
+    log = ParquetLog(str(export))
+    assert sum(len(log.read_times(HeaderRange("a/b", one.ledger_id, 0, one.entries))) for one in log.ledgers()) == 250

@@ -1,0 +1,114 @@
+"""How a command ends: its exit codes, the one line that says why it cannot go on, and the end of its help text.
+
+    0    done
+    1    done, and something is wrong with what was looked at: the help text of the command says what
+    2    asked wrongly, or it cannot be done: one line on stderr says why
+    130  stopped by Ctrl-C
+
+A traceback from a command is a bug of ours, never the answer to what a user did.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Final, NoReturn, ParamSpec, TypeVar
+
+import click
+
+from command_line.extras import install_advice
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_CODE_DONE: Final = 0
+EXIT_CODE_WRONG: Final = 1
+EXIT_CODE_REFUSED: Final = 2
+EXIT_CODE_INTERRUPTED: Final = 130
+"""128 and the number of SIGINT, as shells have it."""
+
+_CODES = """\
+  0    done
+{wrong}\
+  2    asked wrongly, or it cannot be done: stderr says why
+  130  stopped by Ctrl-C"""
+
+
+def help_end(*examples: str, wrong: str | None = None) -> str:
+    r"""Write the end of a help text, exit codes and examples, in paragraphs that click does not fill.
+
+    Args:
+        examples: Command lines that can be pasted.
+        wrong: When the exit code is 1; None where it never is.
+    """
+    codes = _CODES.format(wrong="" if wrong is None else f"  1    {wrong}\n")
+    shown = "\n".join(f"  {example}" for example in examples)
+    return f"\b\nExit codes:\n{codes}\n\n\b\nExamples:\n{shown}"
+
+
+def say(text: str) -> None:
+    """Say one line on stderr, whatever line ends a text has."""
+    click.echo(f"postdate: {' '.join(text.split())}", err=True)
+
+
+def refuse(text: str) -> NoReturn:
+    """Say in one line why a command cannot go on, and end the process with exit code 2."""
+    say(text)
+    sys.exit(EXIT_CODE_REFUSED)
+
+
+def refusing_of(
+    *kinds: type[BaseException], explain: Callable[[BaseException], str | None] = lambda _error: None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator of commands that turns what an operator can do something about into one line and a code.
+
+    Args:
+        kinds: Errors whose text says all that is to be said.
+        explain: Asked first, of any error: a better text, or None.
+    """
+
+    def refusing(command: Callable[P, R]) -> Callable[P, R]:
+        @wraps(command)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return command(*args, **kwargs)
+            except (click.ClickException, click.exceptions.Exit):
+                raise
+            except (KeyboardInterrupt, EOFError):
+                say("interrupted: what was begun is not visible, and the same command goes on")
+                sys.exit(EXIT_CODE_INTERRUPTED)
+            except click.Abort:
+                refuse("stopped: nothing was changed")
+            except BrokenPipeError:
+                _end_without_reader()
+            except Exception as error:
+                text = explain(error)
+                if text is None and isinstance(error, ModuleNotFoundError):
+                    text = install_advice(error.name, sys.argv[1:])
+                if text is None and isinstance(error, kinds):
+                    text = str(error) or type(error).__name__
+                if text is None:
+                    raise
+                refuse(text)
+
+        return run
+
+    return refusing
+
+
+def _end_without_reader() -> NoReturn:
+    """End in silence: who has closed the pipe wants no more of it, and the exit flushes into nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(EXIT_CODE_REFUSED)
+
+
+def explain_os_error(error: OSError) -> str:
+    """Say what a system call was about.
+
+    >>> explain_os_error(FileNotFoundError(2, "No such file or directory", "/nowhere"))
+    '/nowhere: No such file or directory'
+    """
+    if error.errno in (None, errno.EADDRINUSE, errno.EADDRNOTAVAIL) or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -1,0 +1,67 @@
+"""How far long work is, on stderr: a bar on a terminal, and a line a stage where stderr is none."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+Advance = Callable[[int, int], None]
+"""Told how many bytes are done, of how many."""
+
+
+class Steps:
+    """The stages of a job, each with so many steps."""
+
+    def __init__(self) -> None:
+        # Rich takes a tenth of a second to import, which no help text has to wait for.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._is_shown = console.is_terminal
+        self._task: TaskID | None = None
+
+    def begin(self, name: str, steps: int | None) -> None:
+        """Begin a stage; None where nobody knows how long it is."""
+        if not self._is_shown and steps is not None:
+            click.echo(f"{name}: {steps}", err=True)
+        self._task = self._progress.add_task(name, total=steps)
+
+    def advance(self, steps: int) -> None:
+        """Tell of steps that are done."""
+        if self._task is not None:
+            self._progress.advance(self._task, steps)
+
+    @contextmanager
+    def shown(self) -> Iterator["Steps"]:
+        """Show the bar meanwhile."""
+        with self._progress:
+            yield self
+
+
+@contextmanager
+def bytes_bar(done: str) -> Iterator[Advance]:
+    """Show how many bytes are done, on a terminal; gone when all are."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn(" "),
+        BarColumn(bar_width=40),
+        DownloadColumn(binary_units=True),
+        TextColumn(done),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = progress.add_task("", total=None)
+    with progress:
+        yield lambda completed, total: progress.update(task, completed=completed, total=total)

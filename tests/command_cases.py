@@ -1,0 +1,352 @@
+"""What every command of `postdate` is asked in tests, and how it must end: a table that a new command has to join.
+
+`{data}` is a service's data folder with the topics `orders` (a subscription `billing`) and `reminders` (a subscription
+`s2 ü`) and their index, `{none}` a folder that does not exist, `{empty}` one with nothing in it, and `{tmp}` a folder
+of the test's own.
+"""
+
+from dataclasses import dataclass
+
+DONE, WRONG, REFUSED = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, and how it ends."""
+
+    words: str
+    code: int
+    says: str
+    """Part of what is on stdout, or on stderr where the command is refused."""
+
+
+@dataclass(frozen=True)
+class Cases:
+    """What one command is asked. Spark is started by the right cases alone."""
+
+    refused: tuple[Case, ...]
+    """Wrong and empty input."""
+    right: tuple[Case, ...] = ()
+    shown_by: str = ""
+    """The test that runs it with right input, where that is too long for this table."""
+    needs_spark: bool = False
+
+
+def _refused(words: str, says: str) -> Case:
+    return Case(words, REFUSED, says)
+
+
+def _done(words: str, says: str) -> Case:
+    return Case(words, DONE, says)
+
+
+_NO_LOG = "There is no log"
+_NO_FOLDER = "there is no folder"
+_NO_TOPIC = "There is no topic order; near to it is persistent://public/default/orders"
+_NO_CURSOR = "There is no subscription biling; near to it is billing"
+_MISSING = "Missing"
+
+
+def _snapshots(command: str) -> tuple[Case, ...]:
+    """What every command refuses that has --topic, --cursor and --data."""
+    return (
+        _refused(f"{command} --topic order --data {{data}}", _NO_TOPIC),
+        _refused(f"{command} --cursor biling --data {{data}}", _NO_CURSOR),
+        _refused(f"{command} --data {{none}}", _NO_FOLDER),
+        _refused(f"{command} --data {{empty}}", _NO_LOG),
+        _refused(f"{command} --set nonsense", "must be key=value"),
+    )
+
+
+def _job(command: str, rest: str = "") -> tuple[Case, ...]:
+    """What every job refuses before Spark is started."""
+    rest = f" {rest}" if rest else ""
+    return (
+        _refused(command, _MISSING),
+        _refused(f"{command} {{none}}{rest}", _NO_LOG),
+        _refused(f"{command} {{empty}}{rest}", _NO_LOG),
+        _refused(f"{command} {{data}}{rest} --no-such-option", "No such option"),
+    )
+
+
+def _selecting(command: str, rest: str = "") -> tuple[Case, ...]:
+    rest = f" {rest}" if rest else ""
+    return (
+        *_job(command, rest.strip()),
+        _refused(f"{command} {{data}}{rest} --topic order", _NO_TOPIC),
+        _refused(f"{command} {{data}}{rest} --cursor biling", _NO_CURSOR),
+        _refused(f"{command} {{data}}{rest} --topic reminders --cursor billing", "; there are s2 ü, sub"),
+    )
+
+
+_SECRET = "'data:;base64,MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE='"
+_TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm5hIn0.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+"""Of nobody: its signature is none."""
+
+_TIMES = ("2026-13-01T00:00:00Z", "2026-01-01T00:00:00", "99999999999999999999", "-1", "soon", "''")
+
+CASES: dict[str, Cases] = {
+    "serve": Cases(
+        (
+            _refused("serve --config {none}", "cannot be read"),
+            _refused("serve --set brokerServicePort=x", "must be a whole number"),
+            _refused("serve --log-level loud", "Invalid value"),
+        ),
+        shown_by="test_serve_says_where_it_listens",
+    ),
+    "config": Cases(
+        (
+            _refused("config --config {none}", "cannot be read"),
+            _refused("config --set x", "must be key=value"),
+            _refused("config --table", "--table needs --config"),
+        ),
+        (_done("config --changed --set webServicePort=8081", "8081"), _done("config --changed", "")),
+    ),
+    "demo": Cases(
+        (_refused("demo --folder {data}/ledgers/CURRENT", "is a file"),),
+        shown_by="test_the_demo_shows_its_verdict_and_leaves_nothing_behind",
+    ),
+    "keys": Cases(
+        (
+            _refused("keys", _MISSING),
+            _refused("keys orders billing key --url http://127.0.0.1:1", "no service answers"),
+            _refused("keys orders billing key --url nowhere", "is no address"),
+            _refused("keys a/b billing key", "Invalid topic name"),
+        ),
+        shown_by="test_a_key_says_who_holds_it_up",
+    ),
+    "token create-secret-key": Cases(
+        (
+            _refused("token create-secret-key -a HS1", "Invalid value"),
+            _refused("token create-secret-key --output {data}/ledgers/CURRENT", "name another file"),
+            _refused("token create-secret-key --output {none}/key", "No such file"),
+        ),
+        (_done("token create-secret-key --output {tmp}/secret.key", ""),),
+    ),
+    "token create-key-pair": Cases(
+        (
+            _refused("token create-key-pair", _MISSING),
+            _refused(
+                "token create-key-pair --output-private-key {data}/ledgers/CURRENT --output-public-key {none}",
+                "name another file",
+            ),
+        ),
+        (
+            _done(
+                "token create-key-pair -a ES256 --output-private-key {tmp}/a --output-public-key {tmp}/b",
+                "",
+            ),
+        ),
+    ),
+    "token create": Cases(
+        (
+            _refused("token create", _MISSING),
+            _refused("token create --subject anna", "give one key"),
+            _refused("token create --subject anna --secret-key file:{none}", "--secret-key"),
+            _refused("token create --subject anna --secret-key " + _SECRET + " --expiry-time soon", "--expiry-time"),
+        ),
+        (_done("token create --subject anna --secret-key " + _SECRET, "ey"),),
+    ),
+    "token show": Cases(
+        (
+            _refused("token show x", ""),
+            _refused("token show --token-file {none}", "No such file"),
+        ),
+        (_done("token show " + _TOKEN, "anna"),),
+    ),
+    "token validate": Cases(
+        (
+            _refused("token validate " + _TOKEN, "give one key"),
+            _refused("token validate --secret-key file:{none} " + _TOKEN, "--secret-key"),
+        ),
+        (Case("token validate --secret-key " + _SECRET + " " + _TOKEN, 1, ""),),
+    ),
+    "snapshots list": Cases(
+        _snapshots("snapshots list"),
+        (
+            _done("snapshots list --data {data}", "orders"),
+            _done("snapshots list --topic public/default/orders --cursor billing --data {data}", "billing"),
+            _done("snapshots list --cursor 's2 ü' --data {data}", "s2 ü"),
+        ),
+    ),
+    "snapshots show": Cases(
+        (
+            _refused("snapshots show", _MISSING),
+            _refused("snapshots show 5 --data {data}", "no snapshot has the bucket id 5"),
+            _refused("snapshots show x --data {data}", "not a valid integer"),
+            _refused("snapshots show 99999999999999999999 --data {data}", "not in the range"),
+            _refused("snapshots show 5 --data {none}", _NO_FOLDER),
+        ),
+        (_done("snapshots show {bucket_id} --data {data}", "{bucket_id}"),),
+    ),
+    "snapshots verify": Cases(
+        (*_snapshots("snapshots verify"), _refused("snapshots verify --second-look nan --data {data}", "nan")),
+        (_done("snapshots verify --data {data}", ""),),
+    ),
+    "snapshots gc": Cases(_snapshots("snapshots gc"), (_done("snapshots gc --data {data}", ""),)),
+    "snapshots copy": Cases(
+        (
+            _refused("snapshots copy --data {data}", _MISSING),
+            *_snapshots("snapshots copy --to {tmp}/copied"),
+            _refused("snapshots copy --to '' --data {data}", "--to must be a folder"),
+            _refused("snapshots copy --to {data} --data {data}", "where the snapshots are now"),
+            _refused("snapshots copy --to {tmp}/c --delete-source --data {data}", "needs --update-cursors"),
+        ),
+        (_done("snapshots copy --to {tmp}/copied --data {data}", ""),),
+    ),
+    "snapshots checkpoint": Cases(
+        (
+            _refused("snapshots checkpoint", _MISSING),
+            _refused("snapshots checkpoint {tmp}/backup --data {none}", _NO_FOLDER),
+            _refused("snapshots checkpoint {data}/snapshots/inside --data {data}", "the service's own"),
+        ),
+        (_done("snapshots checkpoint {tmp}/backup --data {data}", "backup"),),
+    ),
+    "snapshots take-over": Cases(
+        (
+            _refused("snapshots take-over --data {data}", "only a prefix on S3"),
+            _refused("snapshots take-over --data {data} --json", "--json needs --yes"),
+        ),
+        shown_by="test_a_copy_that_was_restored_takes_it_back",
+    ),
+    "snapshots export": Cases(
+        (
+            _refused("snapshots export", _MISSING),
+            *_snapshots("snapshots export {tmp}/rows.parquet"),
+            _refused("snapshots export {none}/rows.parquet --data {data}", _NO_FOLDER),
+        ),
+        (_done("snapshots export {tmp}/rows.parquet --data {data}", "rows.parquet"),),
+    ),
+    "ledger export": Cases(
+        (
+            _refused("ledger export", _MISSING),
+            _refused("ledger export {data}", _MISSING),
+            _refused("ledger export {none} {tmp}/out", _NO_LOG),
+            _refused("ledger export {empty} {tmp}/out", _NO_LOG),
+            _refused("ledger export {data} {tmp}/out --topic order", _NO_TOPIC),
+            _refused("ledger export {data} {data}/ledgers/CURRENT", "CURRENT"),
+        ),
+        (_done("ledger export {data} {tmp}/log", ""), _done("ledger export {data} {tmp}/log --topic orders", "")),
+    ),
+    "ledger verify": Cases(
+        (
+            _refused("ledger verify", _MISSING),
+            _refused("ledger verify {none}", _NO_LOG),
+            _refused("ledger verify {empty}", _NO_LOG),
+        ),
+        (_done("ledger verify {data}", ""),),
+    ),
+    "ledger repair": Cases(
+        (
+            _refused("ledger repair --yes", _MISSING),
+            _refused("ledger repair {none} --yes", _NO_LOG),
+            _refused("ledger repair {empty} --yes", _NO_LOG),
+            _refused("ledger repair {data}", "say --yes"),
+        ),
+        (_done("ledger repair {data} --yes", ""),),
+    ),
+    "pipeline rebuild": Cases(
+        (
+            *_selecting("pipeline rebuild"),
+            *(_refused(f"pipeline rebuild {{data}} --now {time}", "Invalid value") for time in _TIMES),
+            _refused("pipeline rebuild {data} --segment-seconds 9999999999999999999", "not in the range"),
+            _refused("pipeline rebuild {data} --segment-indexes 0", "rows_max cannot be 0"),
+            _refused("pipeline rebuild {data} --bucket-indexes 0", "not in the range"),
+            _refused("pipeline rebuild {data} --log {none}", _NO_LOG),
+            _refused("pipeline rebuild {data} --index ftp://x", "is no folder for an index"),
+        ),
+        (
+            _done("pipeline rebuild {data} --now 2026-01-01T00:00:00Z", ""),
+            _done("pipeline rebuild {data} --now-ms 0 --topic reminders --cursor 's2 ü'", ""),
+        ),
+        needs_spark=True,
+    ),
+    "pipeline forecast": Cases(
+        (
+            *_job("pipeline forecast"),
+            _refused("pipeline forecast --of index {none}", "there is no index"),
+            _refused("pipeline forecast --of index file://{none}", "of snapshots"),
+            _refused("pipeline forecast {data} --topic order", _NO_TOPIC),
+            _refused("pipeline forecast --of index {data} --topic order", _NO_TOPIC),
+            _refused("pipeline forecast {data} --now 99999999999999999999", "Invalid value"),
+        ),
+        (
+            _done("pipeline forecast {data} --topic orders --now-ms 0 --out {tmp}/ahead", "ahead"),
+            _done("pipeline forecast --of index {data} --now-ms 9223372036854775807 --out {tmp}/ahead", "ahead"),
+        ),
+        needs_spark=True,
+    ),
+    "pipeline audit": Cases(
+        (
+            *_selecting("pipeline audit"),
+            *(_refused(f"pipeline audit {{data}} --now {time}", "Invalid value") for time in _TIMES),
+            _refused("pipeline audit {data} --index ftp://x", "is no folder for an index"),
+        ),
+        (
+            _done("pipeline audit {data} --topic reminders", ""),
+            Case("pipeline audit {torn} --now-ms 0", WRONG, ""),
+            _done("pipeline audit {torn} --now-ms 0 --repair", ""),
+        ),
+        needs_spark=True,
+    ),
+    "pipeline cancel": Cases(
+        (
+            *_job("pipeline cancel", "--cursor billing --topic orders"),
+            _refused("pipeline cancel {data} --cursor biling --key k", _NO_CURSOR),
+            _refused("pipeline cancel {data} --cursor billing --topic order", _NO_TOPIC),
+            _refused("pipeline cancel {data} --cursor billing", "say what to cancel"),
+            _refused("pipeline cancel {data} --cursor billing --property x", "must be NAME=VALUE"),
+            _refused("pipeline cancel {data} --cursor billing --positions {none}.csv", "there is no file"),
+            *(
+                _refused(f"pipeline cancel {{data}} --cursor billing --deliver-from {time}", "Invalid value")
+                for time in _TIMES
+            ),
+        ),
+        (
+            _done("pipeline cancel {data} --cursor billing --positions {positions}", ""),
+            Case("pipeline cancel {data} --cursor billing --positions {unknown_positions}", WRONG, ""),
+            _done("pipeline cancel {data} --cursor 's2 ü' --topic reminders --deliver-from 0 --dry-run", ""),
+        ),
+        needs_spark=True,
+    ),
+    "pipeline ingest": Cases(
+        (
+            *_job("pipeline ingest", "{tmp} --cursor billing --checkpoint {tmp}/c"),
+            _refused("pipeline ingest {data} {none} --cursor billing --checkpoint {tmp}/c", _NO_FOLDER),
+            _refused("pipeline ingest {data} {tmp} --cursor biling --checkpoint {tmp}/c", _NO_CURSOR),
+            _refused("pipeline ingest {data} {tmp} --cursor billing", _MISSING),
+            _refused(
+                "pipeline ingest {data} {tmp} --cursor billing --checkpoint c --files-per-batch 99999999999",
+                "not in the range",
+            ),
+        ),
+        (
+            _done("pipeline ingest {data} {stream} --format csv --cursor billing --checkpoint {tmp}/c", ""),
+            _done("pipeline ingest {data} {empty} --cursor 's2 ü' --checkpoint {tmp}/c2", ""),
+        ),
+        needs_spark=True,
+    ),
+    "pipeline merge": Cases(
+        (
+            *_selecting("pipeline merge", "--buckets 5"),
+            _refused("pipeline merge {data}", _MISSING),
+            _refused("pipeline merge {data} --buckets 0", "not in the range"),
+            _refused("pipeline merge {data} --buckets 99999999999999", "not in the range"),
+        ),
+        (_done("pipeline merge {data} --buckets 1", ""), _done("pipeline merge {data} --buckets 9 --topic orders", "")),
+        needs_spark=True,
+    ),
+    "pipeline migrate": Cases(
+        (
+            *_selecting("pipeline migrate", "--to file://{tmp}/moved"),
+            _refused("pipeline migrate {data}", _MISSING),
+            _refused("pipeline migrate {data} --to {tmp}/other", "one place must be a folder"),
+            _refused("pipeline migrate {data} --to ftp://x", "is no folder for an index"),
+        ),
+        (
+            _done("pipeline migrate {data} --to file://{tmp}/moved --delete-source", ""),
+            _done("pipeline migrate {data} --from file://{tmp}/moved --to {data} --cursor 's2 ü'", ""),
+        ),
+        needs_spark=True,
+    ),
+}

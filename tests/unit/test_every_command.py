@@ -1,0 +1,225 @@
+"""Every command of `postdate` with wrong, empty and right input: what it prints, where, and its exit code.
+
+The table is `tests.command_cases`; a new command without cases there fails here. Right input for jobs on Spark is in
+`tests/integration/test_every_command_on_spark.py`.
+"""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from broker.demo_process import free_ports
+from broker.postdate_cli import postdate
+from tests.command_cases import CASES, REFUSED, Case
+from tests.command_data import copied, make_folders, words_of
+
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
+ROOT = Path(__file__).parents[2]
+
+
+def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Give every command that is no group, with its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(leaves(postdate))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("folders")
+    make_folders(root)
+    return root
+
+
+@pytest.fixture
+def names(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.chdir(tmp_path)
+    return copied(folders, tmp_path)
+
+
+def run(words: list[str]) -> Result:
+    return CliRunner().invoke(postdate, words, catch_exceptions=False)
+
+
+def test_every_command_has_cases() -> None:
+    """Whoever adds a command says in the table how it ends with wrong and with right input."""
+    assert set(CASES) == set(COMMANDS)
+    for command, cases in CASES.items():
+        assert cases.refused, command
+        assert bool(cases.right) != bool(cases.shown_by), command
+
+
+def test_what_is_shown_elsewhere_is_shown() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+
+    assert [
+        cases.shown_by for cases in CASES.values() if f"def {cases.shown_by}(" not in sources and cases.shown_by
+    ] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_how_it_ends_and_speaks_json(command: str) -> None:
+    """Exit codes and examples in the help, `--json` among the options."""
+    help_text = run([*command.split(), "--help"]).output
+
+    codes = help_text.partition("Exit codes:\n")[2].partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in codes] in (["0", "2", "130"], ["0", "1", "2", "130"])
+    assert help_text.partition("Examples:\n")[2].count("postdate") >= 1
+    assert "--json" in [name for option in COMMANDS[command].params for name in option.opts]
+    wrong = [case for case in CASES[command].right if case.code == 1]
+    assert not wrong or len(codes) == 4
+
+
+REFUSALS = [case for cases in CASES.values() for case in cases.refused]
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=[case.words for case in REFUSALS])
+def test_wrong_and_empty_input_is_refused_in_one_line(case: Case, names: dict[str, str]) -> None:
+    """On stderr, with exit code 2 and nothing on stdout; nothing is made or changed, and Spark is not started."""
+    result = run(words_of(case.words, names))
+
+    assert (result.exit_code, result.stdout) == (REFUSED, ""), result.output
+    assert "Traceback" not in result.stderr
+    assert case.says in result.stderr
+    lines = result.stderr.splitlines()
+    is_usage = lines[0].startswith("Usage: ")
+    assert len(lines) == 1 or is_usage, lines
+    assert lines[0].startswith("postdate: ") or is_usage
+    assert list(Path(names["tmp"]).iterdir()) == []
+    assert list(Path(names["empty"]).iterdir()) == []
+
+
+RIGHTS = [case for cases in CASES.values() for case in cases.right if not cases.needs_spark]
+
+
+@pytest.mark.parametrize("is_json", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize("case", RIGHTS, ids=[case.words for case in RIGHTS])
+def test_right_input_is_done(case: Case, is_json: bool, names: dict[str, str]) -> None:
+    """With the figures for people or for programs on stdout, and times in ISO 8601."""
+    result = run([*words_of(case.words, names), *(["--json"] if is_json else [])])
+
+    assert result.exit_code == case.code, result.output
+    assert "Traceback" not in result.stderr
+    assert case.says.format(**names) in result.stdout
+    if is_json:
+        json.loads(result.stdout)
+    times = re.findall(r"\d{4}-\d\d-\d\d[ T]\S*", result.stdout)
+    assert all(re.fullmatch(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z"?,?', time) for time in times)
+
+
+def test_serve_says_where_it_listens(tmp_path: Path) -> None:
+    """As one line of JSON, if asked so; SIGTERM ends it with 0."""
+    port, web_port = free_ports(2)
+    settings = {"dataDirectory": tmp_path / "data", "brokerServicePort": port, "webServicePort": web_port}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "broker.cli", "serve", "--json", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=60)
+
+    assert said == {
+        "serviceUrl": f"pulsar://127.0.0.1:{port}",
+        "serviceUrlTls": None,
+        "webServiceUrl": f"http://127.0.0.1:{web_port}",
+        "webServiceUrlTls": None,
+        "dataDirectory": str((tmp_path / "data").resolve()),
+    }
+    assert process.returncode == 0
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO ", stderr)
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "extra"),
+    [
+        ("click", ["serve"], "service"),
+        ("click", [], "service"),
+        ("click", ["pipeline", "rebuild", "data"], "spark"),
+        ("rich", ["snapshots", "list"], "service"),
+        ("aiohttp", ["serve"], "service"),
+        ("pyspark", ["pipeline", "audit", "data"], "spark"),
+        ("pyarrow", ["ledger", "export", "data", "out"], "spark"),
+        ("pulsar", ["demo"], "service"),
+    ],
+)
+def test_a_command_says_which_extra_it_needs(missing: str, words: list[str], extra: str, names: dict[str, str]) -> None:
+    """Whatever is not installed, beginning with a core install, which has no click."""
+    program = f"import sys; sys.modules[{missing!r}] = None; from broker.cli import main; main()"
+
+    result = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert result.stderr == f"postdate: {missing} is not installed: pip install 'postdate[{extra}]'\n"
+    assert (result.returncode, result.stdout) == (2, "")
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    """Every module that is looked up is one that the extra installs."""
+    import tomllib
+
+    from command_line.extras import MODULES_OF_EXTRAS
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    modules_of = {"prometheus-client": "prometheus_client", "pulsar-client": "pulsar", "PyJWT[crypto]": "jwt"}
+    for extra, modules in MODULES_OF_EXTRAS.items():
+        packages = {re.split(r"[<>=]", one)[0] for one in project["optional-dependencies"][extra]}
+        brought = {modules_of.get(package, package) for package in packages}
+        assert brought <= set(modules)
+        assert set(modules) - brought <= {"botocore"}
+
+
+_INTERRUPTED = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+del sys.argv[1]
+sys.argv[0] = "postdate"
+from broker.postdate_cli import postdate as main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["click", "broker.config", "numpy", "pipeline.cli", "pipeline.log_rebuild", "pyspark"]
+)
+def test_an_early_interrupt_leaves_no_traceback(module: str, names: dict[str, str]) -> None:
+    """While modules are imported, whoever is at it: a library has nothing to say of it."""
+    command = [sys.executable, "-c", _INTERRUPTED, module, "pipeline", "rebuild", names["data"]]
+
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+
+    assert result.returncode in (130, -signal.SIGINT)
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["postdate"] * (result.returncode == 130)
