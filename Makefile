@@ -11,7 +11,7 @@ S3_SERVERS := build/s3-servers
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run demo test test-s3 s3-servers check lint types imports proto proto-check bench clean
+.PHONY: help setup run demo test simulate test-s3 s3-servers check lint types imports proto proto-check bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ demo: setup ## Show the main job, with a crash in the middle, in under a minute
 
 test: setup ## Set up, then run the tests
 	$(BIN)/pytest
+
+simulate: setup ## Run the whole service by seed, for long: SEEDS=10000; SEED=7 repeats one (OPTIONS=--help)
+	$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(VARIANT),--variant $(VARIANT)) $(OPTIONS)
 
 test-s3: setup s3-servers ## Run the storage suite against versitygw and MinIO, which it starts and stops (needs Go once)
 	$(BIN)/pytest -m s3_server

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from random import Random
 from typing import Any, Final
 
 from broker.authentication.authenticator import Authenticator
@@ -73,6 +74,7 @@ class Service:
         now_ms: The wall clock in milliseconds.
         authenticator: Says who clients are; None lets everybody in.
         opening: Starts the storage, where it is not started yet.
+        rng: Chooses how long retries wait; the same seed makes the same choices.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Service:
         now_ms: Callable[[], int],
         authenticator: Authenticator | None = None,
         opening: StorageOpening | None = None,
+        rng: Random | None = None,
     ) -> None:
         self.config = config
         self.authenticator = authenticator
@@ -101,7 +104,7 @@ class Service:
         self._store = store
         self._storage = storage
         self._opening_storage = opening
-        self._tracker_factory = _tracker_factory(config, storage, now_ms)
+        self._tracker_factory = _tracker_factory(config, storage, now_ms, rng)
         self._residual = ResidualSnapshots(storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
@@ -439,8 +442,8 @@ def _default_policies(config: BrokerConfig) -> DelayedDeliveryPolicies:
 
 
 def _tracker_factory(
-    config: BrokerConfig, storage: BucketSnapshotStorage, now_ms: Callable[[], int]
+    config: BrokerConfig, storage: BucketSnapshotStorage, now_ms: Callable[[], int], rng: Random | None
 ) -> DelayedDeliveryTrackerFactory:
     if config.tracker_factory == "memory":
         return InMemoryDelayedDeliveryTrackerFactory(config.tracker, now_ms=now_ms)
-    return BucketDelayedDeliveryTrackerFactory(config.tracker, storage, now_ms=now_ms)
+    return BucketDelayedDeliveryTrackerFactory(config.tracker, storage, now_ms=now_ms, rng=rng)

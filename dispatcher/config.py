@@ -106,6 +106,28 @@ class DispatcherConfig:
     unacked_per_subscription_max: int = field(default=200_000, metadata={"key": "maxUnackedMessagesPerSubscription"})
     """Messages a subscription may hold unacknowledged; served again at half. 0 is no limit. Default 200,000."""
 
+    # How much is done in one turn of the loop. Not keys of `broker.conf`: the simulation makes them small, so that work
+    # in portions is met in every run.
+
+    scan_entries_max: int = 2_000
+    """Headers per read of the scan: well below a millisecond of columns."""
+
+    held_entries_max: int = 1_000_000
+    """Held rows at which the scan stops and admission starts, whatever is unread: 40 MB of columns."""
+
+    lookup_entries_max: int = 10_000
+    """Entries of a lost snapshot that are read again at once."""
+
+    return_entries_max: int = 1_000
+    """Entries that go back to their queues at once: two or three milliseconds."""
+
+    expired_entries_max: int = 4_000
+    """Entries that expired at their consumer and are forgotten at once: some milliseconds."""
+
+    serve_entries_max: int = 2_000
+    """Key_Shared: waiting entries that are given at once; the rest follows by the timer, so that what a consumer leaves
+    behind does not hold up the loop."""
+
     def __post_init__(self) -> None:
         if self.ordering_mode not in (DRAINING_HASHES, LAST_SENT_POSITION):
             raise ValueError(
@@ -116,6 +138,12 @@ class DispatcherConfig:
             "look_ahead_per_hash",
             "read_batch_entries_max",
             "read_bytes_max",
+            "scan_entries_max",
+            "held_entries_max",
+            "lookup_entries_max",
+            "return_entries_max",
+            "expired_entries_max",
+            "serve_entries_max",
         ):
             _require_at_least(1, name, getattr(self, name))
         for name in (

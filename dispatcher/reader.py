@@ -32,9 +32,6 @@ _LOG = logging.getLogger(__name__)
 
 _Read = TypeVar("_Read")
 
-_ENTRIES_PER_LOOKUP = 10_000
-"""How many entries of a lost snapshot are read again at once."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LogPart:
@@ -372,14 +369,15 @@ class Reader:
         assert self._intake is not None
 
         ledger_id, lost = self._untracked[0]
-        ids = np.frombuffer(lost[:_ENTRIES_PER_LOOKUP].to_array(), dtype=np.uint32).astype(np.int64)
+        entries_max = self._config.lookup_entries_max
+        ids = np.frombuffer(lost[:entries_max].to_array(), dtype=np.uint32).astype(np.int64)
         ledger_ids = np.full(len(ids), ledger_id, dtype=np.int64)
         self._intake.on_popped(ledger_ids, ids)
         headers = await _from_log(self._log.read_headers_at(ledger_ids, ids))
         if self._untracked and self._untracked[0][1] is lost:
             self._untracked.popleft()
-            if len(lost) > _ENTRIES_PER_LOOKUP:
-                self._untracked.appendleft((ledger_id, lost[_ENTRIES_PER_LOOKUP:]))
+            if len(lost) > entries_max:
+                self._untracked.appendleft((ledger_id, lost[entries_max:]))
             self._core.advance(self._now_ms())
             self._run_actions(self._intake.on_untracked(headers))
         return True
@@ -397,7 +395,7 @@ class Reader:
             return False
         read = await _from_log(
             self._log.read_headers(
-                part.first, entries_max=_ENTRIES_PER_LOOKUP, skip=self._skipped_in, through=part.through
+                part.first, entries_max=self._config.lookup_entries_max, skip=self._skipped_in, through=part.through
             )
         )
         # A reset meanwhile has forgotten it.

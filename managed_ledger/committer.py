@@ -17,7 +17,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
 from managed_ledger import meta_copies
@@ -45,7 +45,14 @@ class Participant(Protocol):
 
 
 class Committer:
-    """Rounds of writes; belongs to one event loop and owns one thread."""
+    """Rounds of writes; belongs to one event loop.
+
+    Args:
+        database: What is written to.
+        stamp: Adds to every round.
+        monotonic: A clock that never goes back, in seconds.
+        executor: Where writes run, one after the other; it becomes the committer's own. None makes a thread.
+    """
 
     def __init__(
         self,
@@ -53,6 +60,7 @@ class Committer:
         *,
         stamp: Callable[[Batch], None],
         monotonic: Callable[[], float] = time.monotonic,
+        executor: Executor | None = None,
     ) -> None:
         self.watch = WriteWatch()
         """Whether new entries are taken; rounds are written whatever it says."""
@@ -63,7 +71,7 @@ class Committer:
         self._database = database
         self._stamp = stamp
         self._loop = asyncio.get_running_loop()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ledger-commit")
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="ledger-commit")
         self._waiting: dict[Participant, None] = {}
         self._in_flight: list[Participant] = []
         self._unfilled: dict[Participant, Exception] = {}

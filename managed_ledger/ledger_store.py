@@ -13,7 +13,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,8 @@ _OWNER = struct.Struct("<Q")
 
 StoredCursors = dict[str, tuple[int, StoredCursor]]
 OpenDatabase = Callable[[Path, ManagedLedgerConfig], WritableDatabase]
+NewExecutor = Callable[[int, str], Executor]
+"""Makes what runs blocking work: at most so many calls at a time, in threads of this name."""
 
 
 def open_rocksdb(path: Path, config: ManagedLedgerConfig) -> WritableDatabase:
@@ -53,14 +55,20 @@ def open_rocksdb(path: Path, config: ManagedLedgerConfig) -> WritableDatabase:
 class LedgerStore:
     """All managed ledgers of a folder; `open` makes one."""
 
-    def __init__(self, database: WritableDatabase, config: ManagedLedgerConfig, now_ms: Clock) -> None:
-        self.committer = Committer(database, stamp=self._put_counters)
+    def __init__(
+        self,
+        database: WritableDatabase,
+        config: ManagedLedgerConfig,
+        now_ms: Clock,
+        new_executor: NewExecutor = ThreadPoolExecutor,
+    ) -> None:
+        self.committer = Committer(database, stamp=self._put_counters, executor=new_executor(1, "ledger-commit"))
         self._database = database
         self._config = config
         self._now_ms = now_ms
         self._loop = asyncio.get_running_loop()
-        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="ledger-read")
-        self._compactor = ThreadPoolExecutor(1, thread_name_prefix="ledger-compact")
+        self._readers = new_executor(READER_THREADS, "ledger-read")
+        self._compactor = new_executor(1, "ledger-compact")
         self.reader = LogReader(database, self._readers, config.cache_bytes_max)
         self._owner_ids: dict[str, int] = {}
         self._records: dict[str, bytes] = {}
@@ -81,6 +89,7 @@ class LedgerStore:
         *,
         now_ms: Clock,
         open_database: OpenDatabase = open_rocksdb,
+        new_executor: NewExecutor = ThreadPoolExecutor,
     ) -> "LedgerStore":
         """Open the folder, or create it.
 
@@ -89,6 +98,7 @@ class LedgerStore:
             config: Limits.
             now_ms: The clock.
             open_database: Opens the database; tests pass one that counts or fails.
+            new_executor: Makes what runs blocking work; a simulation passes one without threads.
 
         Raises:
             StoreLockedError: Somebody has it open.
@@ -98,7 +108,7 @@ class LedgerStore:
         """
         loop = asyncio.get_running_loop()
         database = await loop.run_in_executor(None, open_database, path, config)
-        store = cls(database, config, now_ms)
+        store = cls(database, config, now_ms, new_executor)
         try:
             await loop.run_in_executor(store._readers, store._load)
         except LedgerError:

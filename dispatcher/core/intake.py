@@ -30,12 +30,6 @@ from dispatcher.core.waiting import WaitingEntries
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
 from managed_ledger.position import AFTER_EVERYTHING, Position
 
-SCAN_ENTRIES_MAX: Final = 2_000
-"""Headers per read of the scan: well below a millisecond of columns."""
-
-_HELD_ENTRIES_MAX: Final = 1_000_000
-"""Held rows at which the scan stops and admission starts, whatever is unread: 40 MB of columns."""
-
 _SCAN_PATIENCE_MS: Final = 5_000
 """How long due entries wait for the scan after a start: enough for some millions of headers. Behind a longer backlog
 being on time comes first."""
@@ -67,7 +61,7 @@ class Intake(SubscriptionCore):
         self.config = config
         self.has_delays = has_delays
         self._cursor = cursor
-        self.waiting = WaitingEntries()
+        self.waiting = WaitingEntries(config.return_entries_max)
         self.held_due = DueQueue()
         self.tracker_due_ms: int | None = None
         """When the first message was due that the tracker has or is loading; the shell keeps it up to date."""
@@ -112,7 +106,7 @@ class Intake(SubscriptionCore):
         immediates_max = 0
         if self._has_demand():
             immediates_max = min(self._room(), self.config.read_batch_entries_max)
-        scan_entries_max = SCAN_ENTRIES_MAX if len(self.held_due) < _HELD_ENTRIES_MAX else 0
+        scan_entries_max = self.config.scan_entries_max if len(self.held_due) < self.config.held_entries_max else 0
         return self.plan.next_request(last_confirmed, immediates_max=immediates_max, scan_entries_max=scan_entries_max)
 
     def on_headers(self, request: ReadRequest, headers: EntryHeaders, next_position: Position) -> list[Action]:
@@ -248,7 +242,7 @@ class Intake(SubscriptionCore):
     def _is_holding_due(self) -> bool:
         assert self.plan is not None
 
-        if self._may_admit_due or len(self.held_due) >= _HELD_ENTRIES_MAX:
+        if self._may_admit_due or len(self.held_due) >= self.config.held_entries_max:
             return False
         # A clock that is put back must not make the wait longer.
         self._started_ms = min(self._started_ms, self.now_ms)

@@ -65,10 +65,6 @@ class KeySharedCore(MultipleConsumersCore):
         view: The log and the cursor, which the ordering modes before PIP-379 look at.
     """
 
-    serve_entries_max = 2_000
-    """How many waiting entries are given at once; the rest follows by the timer, so that what a consumer leaves behind
-    does not hold up the loop."""
-
     def __init__(
         self,
         config: DispatcherConfig,
@@ -78,6 +74,7 @@ class KeySharedCore(MultipleConsumersCore):
         view: SubscriptionView | None = None,
     ) -> None:
         super().__init__(config, has_delays=has_delays, cursor=cursor)
+        self.serve_entries_max = config.serve_entries_max
         self._view = view
         self.policy = KeySharedPolicy()
         self.selector = make_selector(self.policy, config)

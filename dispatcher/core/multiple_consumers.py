@@ -22,9 +22,6 @@ from managed_ledger.position import Position
 class MultipleConsumersCore(Intake):
     """Base of the cores that serve many consumers at once."""
 
-    expired_entries_max = 4_000
-    """How many entries that expired at their consumer are forgotten at once: some milliseconds."""
-
     def __init__(
         self,
         config: DispatcherConfig,
@@ -33,6 +30,7 @@ class MultipleConsumersCore(Intake):
         cursor: Acknowledgements = NOTHING_ACKNOWLEDGED,
     ) -> None:
         super().__init__(config, has_delays=has_delays, cursor=cursor)
+        self.expired_entries_max = config.expired_entries_max
         self.unacked = 0
         self.is_blocked = False
         """The subscription holds too many unacknowledged messages."""

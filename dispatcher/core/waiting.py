@@ -27,12 +27,14 @@ _PORTION_MIN: Final = 16
 
 
 class WaitingEntries:
-    """A heap of items per slot, an index of their positions, and the rows behind them."""
+    """A heap of items per slot, an index of their positions, and the rows behind them.
 
-    return_entries_max = 1_000
-    """How many entries go back to their queues at once: two or three milliseconds."""
+    Args:
+        return_entries_max: How many entries go back to their queues at once.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, return_entries_max: int = UNLIMITED) -> None:
+        self.return_entries_max = return_entries_max
         self.heaps: dict[int, list[Item]] = {}
         """Never holds an empty heap. Read by the dispatch loop; changed here only."""
         self.parked = ParkedEntries()

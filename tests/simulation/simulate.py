@@ -1,0 +1,128 @@
+"""Simulates the whole service by seed, for as long as one likes: `make simulate SEEDS=1000`; see `--help`.
+
+Every seed is a run of its own (`whole_service`). Fresh seeds are chosen anew each time; what fails is printed with the
+command that repeats it exactly.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+from whole_service.simulation import Result, Simulation
+from whole_service.variants import KINDS, TRACKERS
+
+CPU_SECONDS_MAX: Final = 60
+"""A run that takes longer spins; most take half a second."""
+
+PROGRESS_SECONDS: Final = 10
+
+
+def simulate(seed: int, variant: str | None = None) -> Result:
+    """Run one seed."""
+    return Simulation(seed, variant).run()
+
+
+def replay_command(seed: int, variant: str | None = None) -> str:
+    """Return the command that repeats a run and shows its trace."""
+    return f"make simulate SEED={seed}" + (f" VARIANT={variant}" if variant else "")
+
+
+def report(result: Result, variant: str | None = None) -> str:
+    """Describe a run that failed."""
+    return "\n".join(
+        [
+            f"seed {result.seed} ({result.variant}) failed at step {result.steps}, in life {result.lives}:",
+            *(f"  {complaint}" for complaint in result.complaints),
+            f"  replay: {replay_command(result.seed, variant)}",
+        ]
+    )
+
+
+class SpinsError(Exception):
+    """A run takes too long."""
+
+
+def guarded(job: tuple[int, str | None]) -> Result:
+    """Run a seed in a process that has nothing else to do; whatever goes wrong is a complaint."""
+    seed, variant = job
+
+    def stop(_number: int, _frame: object) -> None:
+        raise SpinsError(f"it has taken {CPU_SECONDS_MAX} s of processor time")
+
+    signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS_MAX)
+    try:
+        return simulate(seed, variant)
+    # A supervisor: the other seeds have their turn.
+    except Exception as error:
+        return Result(seed, variant or "?", [f"the simulation failed: {error!r}"], 0, 0, 0, "", [], Counter())
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def _seeds(first: int, count: int, seconds: float) -> Iterator[int]:
+    until = time.monotonic() + seconds
+    for seed in range(first, first + count):
+        if time.monotonic() > until:
+            return
+        yield seed
+
+
+def main() -> int:
+    """Run what the command line asks for; return the exit status."""
+    options = _options()
+    if options.seed is not None:
+        result = simulate(options.seed, options.variant)
+        sys.stdout.write("\n".join(result.trace) + "\n")
+        sys.stdout.write(f"digest {result.digest}, {result.deliveries} deliveries, {result.lives} lives\n")
+        sys.stdout.write(report(result, options.variant) + "\n" if result.complaints else "no complaints\n")
+        return 1 if result.complaints else 0
+    first = options.first if options.first is not None else random.SystemRandom().randrange(2**32)
+    sys.stdout.write(f"seeds from {first} on, {options.jobs} at a time\n")
+    failed = seeds = deliveries = 0
+    begin = told = time.monotonic()
+    jobs = ((seed, options.variant) for seed in _seeds(first, options.seeds, options.seconds))
+    with multiprocessing.Pool(options.jobs, maxtasksperchild=500) as pool:
+        for result in pool.imap_unordered(guarded, jobs):
+            seeds += 1
+            deliveries += result.deliveries
+            if result.complaints:
+                failed += 1
+                sys.stdout.write(report(result, options.variant) + "\n")
+            if time.monotonic() - told > PROGRESS_SECONDS:
+                told = time.monotonic()
+                sys.stdout.write(f"{seeds} seeds, {failed} failed, {deliveries} deliveries, {told - begin:.0f} s\n")
+            sys.stdout.flush()
+            if failed >= options.failures:
+                break
+    sys.stdout.write(f"{seeds} seeds, {failed} failed, {deliveries} deliveries, {time.monotonic() - begin:.0f} s\n")
+    return 1 if failed else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1_000, help="how many fresh seeds to run (default 1,000)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further seed after this time")
+    parser.add_argument("--first", type=int, help="the first seed; chosen anew unless given")
+    parser.add_argument("--seed", type=int, help="repeat this seed alone, and show its trace")
+    parser.add_argument(
+        "--variant",
+        help=f"instead of the seed's own: KIND[+KIND...]/TRACKER of {', '.join(KINDS)} and {', '.join(TRACKERS)}",
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a processor)")
+    parser.add_argument("--failures", type=int, default=10, help="stop after so many seeds that fail (default 10)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""The whole service but the wire, on one virtual clock, driven by a seed and judged by an oracle of its own.
+
+    variants.py    what a seed chooses: kinds of subscriptions, limits, tracker, how storage and log behave
+    disk.py        the log's database and executors without threads; what a kill and a power cut leave
+    life.py        one life of the service: an event loop of its own, which a kill drops as it is
+    clients.py     consumers, and what their clients remember over a reconnect
+    oracle.py      what may be sent and what must be, from the log and the acknowledgements alone
+    events.py      what happens
+    simulation.py  the story: events, then rest, over any number of lives
+
+Topics, subscriptions, dispatchers, trackers and the log are the real ones (`broker.service` is how they are wired). The
+wire protocol and the storages' own formats are left out: they have their tests.
+"""
+
+import sys
+from pathlib import Path
+
+# The log's database in memory is a fake of other tests, too.
+sys.path.insert(0, str(Path(__file__).parents[2] / "property"))

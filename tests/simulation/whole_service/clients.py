@@ -1,0 +1,80 @@
+"""Consumers as the broker sees them, and what their clients know: what they were sent and have not acknowledged."""
+
+from collections.abc import Callable, Sequence
+
+from broker.consumer import Consumer
+from dispatcher.consumer import Delivery, KeySharedPolicy
+
+
+class Link:
+    """A connection that writes to nobody; one per consumer (a `broker.link.ClientLink`)."""
+
+    peer = "simulated"
+    client_version = "simulated"
+
+    def __init__(self) -> None:
+        self.is_writable = True
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        """Nobody reads the commands."""
+
+    def close(self, reason: str | None = None) -> None:
+        self.is_closed = True
+
+    def pause_reading(self, why: str) -> None:
+        """Nothing is read."""
+
+    def resume_reading(self, why: str) -> None:
+        """Nothing is read."""
+
+    def check_alive(self) -> None:
+        """It is."""
+
+    async def is_alive(self) -> bool:
+        return not self.is_closed
+
+    def close_producer(self, producer_id: int) -> None:
+        """There is none."""
+
+    def producer_ready(self, request_id: int, producer_name: str) -> None:
+        """There is none."""
+
+    def close_consumer(self, consumer_id: int) -> None:
+        self.is_closed = True
+
+
+class SimulatedConsumer(Consumer):
+    """Hands every delivery to the oracle, and counts what it asked for and got."""
+
+    def __init__(
+        self,
+        number: int,
+        subscription_name: str,
+        policy: KeySharedPolicy,
+        priority_level: int,
+        on_delivery: Callable[["SimulatedConsumer", Sequence[Delivery]], None],
+    ) -> None:
+        self.own_link = Link()
+        super().__init__(
+            self.own_link,
+            number,
+            f"c{number}",
+            subscription_name,
+            priority_level=priority_level,
+            key_shared_policy=policy,
+        )
+        self._on_delivery = on_delivery
+        self.messages_asked = 0
+        """Permits that it gave."""
+        self.messages_got = 0
+        self.is_attached = False
+        """Whether its SUBSCRIBE was answered, so that it may send commands."""
+        self.is_leaving = False
+
+    def send_messages(self, deliveries: Sequence[Delivery]) -> None:
+        """See base."""
+        self._on_delivery(self, deliveries)
+
+    def active_consumer_changed(self, is_active: bool) -> None:
+        """See base."""

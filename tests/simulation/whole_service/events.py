@@ -1,0 +1,628 @@
+"""What happens in a run, one function an event; each draws what it needs from the run's chance."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.errors import BrokerError
+from broker.policies import DelayedDeliveryPolicies
+from dispatcher.errors import CumulativeAckRefusedError, DispatcherError
+from managed_ledger.errors import LedgerError
+from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.position import Position
+from snapshot_storage.faults import NO_FAULTS
+from whole_service.clients import SimulatedConsumer
+from whole_service.oracle import Key, SubscriptionModel, words_of
+from whole_service.variants import CLASSIC, DRAINING, KINDS, LAST_SENT, subscription_type
+
+if TYPE_CHECKING:
+    from whole_service.simulation import Simulation
+
+ADMINISTRATION_S: Final = 2.0
+"""How long a request of a client or an administrator may take, whatever the snapshot storage does."""
+
+
+FOR_EVER_S: Final = 1e9
+
+
+def _sub(sim: "Simulation") -> SubscriptionModel | None:
+    subs = list(sim.oracle.subs.values())
+    return sim.chance.choice(subs) if subs else None
+
+
+def _consumer(sim: "Simulation") -> tuple[SubscriptionModel, SimulatedConsumer] | None:
+    sub = _sub(sim)
+    consumers = sim.open_consumers(sub) if sub is not None else []
+    if sub is None or not consumers or sim.dispatcher(sub) is None:
+        return None
+    return sub, sim.chance.choice(consumers)
+
+
+# Publishing.
+
+
+def _deliver_at(sim: "Simulation", law: str) -> int:
+    now_ms, chance = sim.clock.now_ms(), sim.chance
+    match law:
+        case "short":
+            return now_ms + chance.randrange(1, 2_000)
+        case "long":
+            return now_ms + chance.randrange(10_000, 300_000)
+        case "far":
+            return now_ms + 3_600_000
+        case "exponential":
+            return now_ms + round(chance.expovariate(1 / 5_000))
+        case "fixed":
+            return now_ms + 1_500
+        case "instants":
+            return (now_ms // 1_000 + chance.randrange(1, 8)) * 1_000
+        case "past":
+            return max(0, now_ms - chance.randrange(0, 5_000))
+        case _:
+            return NOT_DELAYED
+
+
+def publish(sim: "Simulation") -> None:
+    """A producer sends some messages."""
+    _publish(sim, sim.chance.choice([1, 1, 3, 8, 20]))
+
+
+def publish_many(sim: "Simulation") -> None:
+    """A producer sends thousands."""
+    _publish(sim, sim.chance.choice([500, 1_500, 3_000, 10_000]))
+
+
+def _publish(sim: "Simulation", count: int) -> None:
+    law = sim.chance.choice(sim.variant.delay_laws)
+    is_batched = sim.chance.random() < 0.3
+    for _ in range(count):
+        sim.publish(
+            key_hash=sim.chance.choice(sim.variant.keys),
+            deliver_at_ms=_deliver_at(sim, law),
+            count=sim.chance.choice([1, 2, 5, 70]) if is_batched else 1,
+            size=sim.chance.choice([0, 20]),
+        )
+
+
+# Consumers.
+
+
+def sticky_ranges(sim: "Simulation", sub: SubscriptionModel) -> tuple[tuple[int, int], ...]:
+    """Choose ranges for a new consumer: a free quarter of the slots or two, now and then one that is taken."""
+    free = free_ranges(sub)
+    if not free or sim.chance.random() < 0.1:
+        return (sim.chance.choice(_QUARTERS),)
+    return tuple(sorted(sim.chance.sample(free, sim.chance.randrange(1, len(free) + 1))))
+
+
+_QUARTERS: Final = [(0, 16_383), (16_384, 32_767), (32_768, 49_151), (49_152, 65_535)]
+
+
+def free_ranges(sub: SubscriptionModel) -> list[tuple[int, int]]:
+    """Return the quarters of the slots that no consumer has."""
+    taken = {one for consumer in sub.consumers for one in consumer.key_shared_policy.ranges}
+    return [one for one in _QUARTERS if one not in taken]
+
+
+def join(sim: "Simulation") -> None:
+    """A consumer subscribes, and may ask for messages at once."""
+    sub = _sub(sim)
+    if sub is not None and not sub.is_busy and len(sub.consumers) < 5:
+        permits = sim.chance.choice([0, 1, 5, 50, 1_000, 10_000])
+        sim.start_task(attach(sim, sub, sim.new_consumer(sub), permits))
+
+
+async def attach(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, permits: int) -> None:
+    """Subscribe, and ask for messages."""
+    with suppress(BrokerError, DispatcherError):
+        await sim.in_time(
+            f"{sub.name}: the subscribe of {consumer.name}",
+            sim.life.topic.subscribe(consumer, subscription_type(sub.kind), durable=True, start=None),
+            ADMINISTRATION_S,
+        )
+        consumer.is_attached = True
+        if permits:
+            give_permits(sim, sub, consumer, permits)
+
+
+async def subscribe_anew(sim: "Simulation", kind: str) -> None:
+    """Create a subscription, with a first consumer."""
+    sim.subscriptions_made += 1
+    name = f"s{sim.subscriptions_made}"
+    ledger = sim.life.topic.ledger
+    is_latest = sim.chance.random() < 0.3
+    first = sim.life.topic.next_position() if is_latest else ledger.first_position
+    sub = sim.oracle.new_subscription(name, kind, tuple(first))
+    sub.is_busy = True
+    consumer = sim.new_consumer(sub)
+    await sim.in_time(
+        f"{name}: the first subscribe",
+        sim.life.topic.subscribe(consumer, subscription_type(kind), durable=True, start=first if is_latest else None),
+        ADMINISTRATION_S,
+    )
+    sub.is_busy = False
+    sim.oracle.begin_with(sub, {key for key in sim.oracle.entries if sim.cursor(sub).is_acknowledged(*key)})
+    sim.watch_cursor(sub)
+    consumer.is_attached = True
+    permits = sim.chance.choice([0, 3, 100])
+    if permits:
+        give_permits(sim, sub, consumer, permits)
+
+
+def leave(sim: "Simulation") -> None:
+    """A consumer closes."""
+    found = _consumer(sim)
+    if found is not None:
+        sub, consumer = found
+        consumer.is_leaving = True
+        consumer.own_link.is_closed = True
+        sim.note(f"{sub.name} {consumer.name} leaves")
+        sim.start_task(_leave(sim, sub, consumer))
+
+
+async def _leave(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer) -> None:
+    await sim.in_time(
+        f"{sub.name}: the leave of {consumer.name}", sim.life.topic.consumer_left(consumer), ADMINISTRATION_S
+    )
+
+
+def crash(sim: "Simulation") -> None:
+    """All consumers of a subscription lose their connection at once."""
+    sub = _sub(sim)
+    for consumer in sim.open_consumers(sub) if sub is not None else []:
+        assert sub is not None
+        consumer.is_leaving = True
+        sim.note(f"{sub.name} {consumer.name} crashes")
+        sim.start_task(_leave(sim, sub, consumer))
+
+
+def give_permits(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, permits: int) -> None:
+    """Let a consumer ask for messages."""
+    dispatcher = sim.dispatcher(sub)
+    if dispatcher is not None and consumer in sub.consumers:
+        consumer.messages_asked += permits
+        sim.note(f"{sub.name} {consumer.name} asks for {permits}")
+        dispatcher.consumer_flow(consumer, permits)
+
+
+def flow(sim: "Simulation") -> None:
+    """A consumer asks for messages."""
+    found = _consumer(sim)
+    if found is not None:
+        give_permits(sim, *found, sim.chance.choice([1, 1, 3, 10, 100, 1_000]))
+
+
+def stick(sim: "Simulation") -> None:
+    """A connection takes no more bytes."""
+    found = _consumer(sim)
+    if found is not None:
+        found[1].own_link.is_writable = False
+
+
+def unstick(sim: "Simulation") -> None:
+    """All connections take bytes again; some tell."""
+    for sub in sim.oracle.subs.values():
+        for consumer in sim.open_consumers(sub):
+            let_write(sim, sub, consumer, is_told=sim.chance.random() < 0.5)
+
+
+def let_write(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, *, is_told: bool) -> None:
+    """Let a connection take bytes again."""
+    if not consumer.own_link.is_writable:
+        consumer.own_link.is_writable = True
+        dispatcher = sim.dispatcher(sub)
+        if is_told and dispatcher is not None:
+            dispatcher.consumer_writable(consumer)
+
+
+# Acknowledgements.
+
+
+def acknowledge_keys(
+    sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, keys: Sequence[Key]
+) -> None:
+    """Acknowledge entries whole."""
+    dispatcher = sim.dispatcher(sub)
+    assert dispatcher is not None
+    sim.note(f"{sub.name} {consumer.name} acknowledges {list(keys)[:20]}")
+    sim.oracle.acknowledged(sub, keys)
+    for key in keys:
+        sub.remembered.pop(key, None)
+    dispatcher.acknowledge(consumer, list(keys))
+
+
+def _some(sim: "Simulation", keys: list[Key]) -> list[Key]:
+    count = sim.chance.choice([1, 1, 3, len(keys)])
+    if count >= len(keys):
+        return keys
+    return sim.chance.sample(keys, count) if sim.chance.random() < 0.5 else keys[:count]
+
+
+def acknowledge(sim: "Simulation") -> None:
+    """A consumer acknowledges some of what it holds."""
+    found = _consumer(sim)
+    if found is not None:
+        sub, consumer = found
+        keys = list(sub.held_by.get(consumer, ()))
+        if keys:
+            acknowledge_keys(sim, sub, consumer, _some(sim, keys))
+
+
+def acknowledge_part(sim: "Simulation") -> None:
+    """A consumer acknowledges some messages of batches that it was sent, now or before."""
+    found = _consumer(sim)
+    if found is None:
+        return
+    sub, consumer = found
+    of = sub.remembered if sim.chance.random() < 0.3 else sub.held_by.get(consumer, {})
+    batches = [key for key in of if key in sub.remembered and sub.remembered[key].bit_count() > 1]
+    if not batches:
+        return
+    dispatcher = sim.dispatcher(sub)
+    assert dispatcher is not None
+    key = sim.chance.choice(batches)
+    left = sub.remembered[key]
+    places = [place for place in range(left.bit_length()) if left >> place & 1]
+    for place in sim.chance.sample(places, sim.chance.randrange(1, len(places))):
+        left &= ~(1 << place)
+    sub.remembered[key] = left
+    sim.note(f"{sub.name} {consumer.name} acknowledges a part of {key}, {left:b} are left")
+    sim.oracle.acknowledged_part(sub, key, left)
+    dispatcher.acknowledge(consumer, [key], {key: words_of(left)})
+
+
+def acknowledge_cumulative(sim: "Simulation") -> None:
+    """A consumer acknowledges everything up to something that it was sent."""
+    found = _consumer(sim)
+    if found is None:
+        return
+    sub, consumer = found
+    dispatcher = sim.dispatcher(sub)
+    held = sorted(sub.held_by.get(consumer, ()))
+    if not held or dispatcher is None:
+        return
+    key = sim.chance.choice(held)
+    sim.note(f"{sub.name} {consumer.name} acknowledges through {key}")
+    if not sub.is_single:
+        with suppress(CumulativeAckRefusedError):
+            dispatcher.acknowledge_cumulative(consumer, Position(*key))
+            sim.complain(f"{sub.name}: a shared subscription took a cumulative acknowledgement")
+        return
+    sub.passed = max(sub.passed, key)
+    sim.oracle.acknowledged(sub, [one for one in sim.oracle.entries if one <= key])
+    dispatcher.acknowledge_cumulative(consumer, Position(*key))
+
+
+def acknowledge_late(sim: "Simulation") -> None:
+    """A client acknowledges what it was sent over earlier connections."""
+    found = _consumer(sim)
+    if found is not None:
+        sub, consumer = found
+        keys = [key for key in sub.remembered if key in sim.oracle.entries]
+        if keys:
+            acknowledge_keys(sim, sub, consumer, _some(sim, keys))
+
+
+def forget(sim: "Simulation") -> None:
+    """Acknowledgements get lost: the client has forgotten, the broker never heard."""
+    sub = _sub(sim)
+    if sub is not None:
+        sub.remembered.clear()
+
+
+def nack(sim: "Simulation") -> None:
+    """A consumer asks for some entries again."""
+    found = _consumer(sim)
+    if found is not None:
+        sub, consumer = found
+        keys = list(sub.held_by.get(consumer, ()))
+        if keys:
+            _redeliver(sim, sub, consumer, _some(sim, keys))
+
+
+def redeliver_all(sim: "Simulation") -> None:
+    """A consumer asks for everything again."""
+    found = _consumer(sim)
+    if found is not None:
+        _redeliver(sim, *found, None)
+
+
+def _redeliver(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, keys: list[Key] | None) -> None:
+    dispatcher = sim.dispatcher(sub)
+    assert dispatcher is not None
+    sim.note(f"{sub.name} {consumer.name} wants again {'everything' if keys is None else keys[:20]}")
+    # An active consumer starts again from the first entry, whatever it names.
+    is_all = keys is None or sub.is_single
+    released = list(sub.held_by.get(consumer, ())) if is_all or keys is None else keys
+    sim.oracle.released(sub, released, are_exempt=not is_all)
+    dispatcher.redeliver_unacknowledged_messages(consumer, keys)
+
+
+# Administration.
+
+
+def seek(sim: "Simulation") -> None:
+    """Somebody sends a subscription elsewhere."""
+    sub = _sub(sim)
+    if sub is None or sub.is_busy or sim.subscription(sub) is None:
+        return
+    ledger = sim.life.topic.ledger
+    where = sim.chance.random()
+    if where < 0.2:
+        position = ledger.first_position
+    elif where < 0.4:
+        position = sim.life.topic.next_position()
+    else:
+        durable = [key for key, entry in sim.oracle.entries.items() if entry.committed_at is not None]
+        position = Position(*sim.chance.choice([*durable, tuple(ledger.first_position)]))
+    sim.note(f"{sub.name} seeks {position}")
+    sub.is_busy = True
+    sub.pending_seek = tuple(position)
+    sub.passed = max(sub.passed, tuple(position))
+    sim.start_task(_seek(sim, sub, position))
+
+
+async def _seek(sim: "Simulation", sub: SubscriptionModel, position: Position) -> None:
+    found = sim.subscription(sub)
+    assert found is not None
+    await sim.in_time(f"{sub.name}: the seek", found.seek(position), ADMINISTRATION_S)
+    sim.oracle.sync(sub)
+    sub.is_busy = False
+
+
+async def expire(sim: "Simulation") -> None:
+    """The retention check looks for what has outlived its time."""
+    for sub in sim.oracle.subs.values():
+        # The clock may be put forth while it looks.
+        sub.expiring = sim.clock.now_ms() - sim.variant.config.ttl_ms
+    sim.note("expires")
+    # Where the log cannot be read it is tried again at the next check.
+    with suppress(LedgerError):
+        await sim.in_time(
+            "expiry", sim.life.topic.expire(sim.clock.now_ms(), sim.variant.config.ttl_ms), ADMINISTRATION_S
+        )
+    for sub in sim.oracle.subs.values():
+        sub.expiring = None
+
+
+def skip(sim: "Simulation") -> None:
+    """An embedding program skips some entries."""
+    sub = _sub(sim)
+    if sub is not None and not sub.is_busy:
+        keys = sorted(key for key, entry in sim.oracle.entries.items() if entry.committed_at is not None)
+        if keys:
+            _pass(sim, sub, sim.chance.choice(keys))
+
+
+def clear(sim: "Simulation") -> None:
+    """An embedding program clears the backlog."""
+    sub = _sub(sim)
+    last = sim.last_position()
+    if sub is not None and not sub.is_busy and last.entry_id >= 0:
+        _pass(sim, sub, tuple(last))
+
+
+def _pass(sim: "Simulation", sub: SubscriptionModel, through: Key) -> None:
+    found = sim.subscription(sub)
+    if found is None:
+        return
+    sim.oracle.sync(sub)
+    sim.note(f"{sub.name} passes {through}")
+    sub.passed = max(sub.passed, through)
+    sim.oracle.acknowledged(sub, [key for key in sim.oracle.entries if key <= through])
+    found.cursor.acknowledge_cumulative(Position(*through))
+    if found.dispatcher is not None:
+        found.dispatcher.mark_delete_advanced()
+
+
+async def switch_delays(sim: "Simulation") -> None:
+    """The topic's policy heeds delivery times no more, or again."""
+    await set_delays(sim, is_active=not sim.is_active)
+
+
+async def set_delays(sim: "Simulation", *, is_active: bool) -> None:
+    """Set the topic's policy."""
+    sim.is_active = is_active
+    if not is_active:
+        sim.oracle.delays_off_at = float("inf")
+    sim.note(f"delays are {'on' if is_active else 'off'}")
+    sim.disturb_order(1.0)
+    policies = DelayedDeliveryPolicies(
+        is_active=is_active, tick_time_ms=sim.variant.config.tracker.tick_time_ms, delay_ms_max=0
+    )
+    await sim.in_time(
+        "the change of policies", sim.life.service.set_policies(sim.life.topic.name, policies), ADMINISTRATION_S
+    )
+    if is_active:
+        sim.oracle.delays_off_at = sim.clock.now_s()
+
+
+def step_clock(sim: "Simulation") -> None:
+    """The wall clock is put back or forth."""
+    if not sim.variant.has_clock_steps:
+        return
+    step_ms = sim.chance.choice([-1, 1]) * sim.chance.choice([1, 500, 10_000, 100_000])
+    put_clock(sim, step_ms)
+
+
+def put_clock(sim: "Simulation", step_ms: int) -> None:
+    """Put the wall clock back or forth."""
+    if step_ms < 0:
+        sim.times.peaks.append((sim.clock.now_s(), sim.clock.now_ms()))
+    sim.clock.offset_ms += step_ms
+    sim.note(f"the clock makes a step of {step_ms} ms")
+    sim.disturb_order(12.0)
+
+
+async def keep_house(sim: "Simulation") -> None:
+    """The retention check rolls over, trims and sweeps."""
+    sim.note("keeps house")
+    await sim.in_time("retention", sim.life.topic.roll_over_and_trim(sim.clock.now_ms()), ADMINISTRATION_S)
+
+
+async def unsubscribe(sim: "Simulation") -> None:
+    """A subscription's last consumer deletes it; another one is made."""
+    sub = _sub(sim)
+    if sub is None or sub.is_busy:
+        return
+    consumers = sim.open_consumers(sub)
+    if len(consumers) != 1 or len(sub.consumers) != 1:
+        return
+    sub.is_busy = True
+    try:
+        await sim.in_time(f"{sub.name}: the unsubscribe", sim.life.topic.unsubscribe(consumers[0]), ADMINISTRATION_S)
+    except BrokerError:
+        # Another one came meanwhile.
+        sub.is_busy = False
+        return
+    del sim.oracle.subs[sub.name]
+    await subscribe_anew(sim, sub.kind)
+
+
+def change_kind(sim: "Simulation") -> None:
+    """The next consumers of a subscription that everybody left are of another type."""
+    sub = _sub(sim)
+    found = sim.subscription(sub) if sub is not None else None
+    if sub is None or found is None or sub.is_busy or sub.consumers or found.consumers:
+        return
+    kinds = [kind for kind in KINDS if kind not in (CLASSIC, LAST_SENT, DRAINING)]
+    own = [kind for kind in sim.variant.kinds if kind in (CLASSIC, LAST_SENT)]
+    sub.kind = sim.chance.choice([*kinds, *(own or [DRAINING])])
+    sim.note(f"{sub.name} is {sub.kind} from now on")
+    # The next dispatcher begins anew; what clients hold of batches is forgotten with the last one.
+    sim.oracle.begin_with(sub, sub.acknowledged)
+    sim.disturb_order(8.0)
+
+
+# Faults.
+
+
+def apply_faults(sim: "Simulation") -> None:
+    """Let storage and log behave as the variant says."""
+    sim.life.storage.plan = sim.variant.plan
+    sim.life.disk.read_failure_rate = sim.variant.read_failure_rate
+    if sim.variant.plan is not NO_FAULTS:
+        sim.disturb_order(FOR_EVER_S)
+
+
+def break_storage(sim: "Simulation") -> None:
+    """The snapshot storage answers no more, or refuses."""
+    sim.storage_state = sim.chance.choice(["hangs", "is down"])
+    sim.life.storage.is_hanging = sim.storage_state == "hangs"
+    sim.life.storage.is_down = sim.storage_state == "is down"
+    sim.note(f"the storage {sim.storage_state}")
+    sim.disturb_order(FOR_EVER_S)
+
+
+def mend_storage(sim: "Simulation") -> None:
+    """It works again."""
+    storage = sim.life.storage
+    if sim.storage_state != "works":
+        storage.is_hanging = storage.is_down = False
+        sim.storage_state = "works"
+        sim.note("the storage is mended")
+        if storage.plan is NO_FAULTS:
+            restore_order(sim)
+
+
+def restore_order(sim: "Simulation") -> None:
+    """Let the order of time be a promise again, once what went wrong is over."""
+    if sim.oracle.order_since > sim.clock.now_s() + 1_000:
+        sim.oracle.order_since = sim.clock.now_s() + 15.0
+
+
+async def lose_snapshot(sim: "Simulation") -> None:
+    """A snapshot vanishes from the storage."""
+    snapshots = await sim.stored.list_bucket_snapshots()
+    if snapshots:
+        sim.note("a snapshot is lost")
+        sim.disturb_order(10.0)
+        await sim.stored.delete_bucket_snapshot(sim.chance.choice(snapshots).bucket_id)
+
+
+def heal(sim: "Simulation") -> None:
+    """Nothing goes wrong any more."""
+    sim.life.storage.plan = NO_FAULTS
+    sim.life.disk.read_failure_rate = 0.0
+    mend_storage(sim)
+    restore_order(sim)
+
+
+def kill(sim: "Simulation") -> None:
+    """The process is killed soon."""
+    sim.life.kill_after(sim.chance.choice([0, 1, 3, 10, 40, 150]))
+
+
+def cut_power(sim: "Simulation") -> None:
+    """The machine loses power: what was not synced is gone."""
+    sim.is_power_cut = True
+    kill(sim)
+
+
+async def restart(sim: "Simulation") -> None:
+    """The service is stopped in order and started again."""
+    sim.note("restarts")
+    await sim.close_life()
+
+
+# Time.
+
+
+async def wait(sim: "Simulation") -> None:
+    """Some time passes."""
+    await asyncio.sleep(sim.chance.random() * 3)
+
+
+async def wait_long(sim: "Simulation") -> None:
+    """A long time passes."""
+    await asyncio.sleep(sim.chance.random() * 60)
+
+
+async def rest(sim: "Simulation") -> None:
+    """Everything comes to rest, and what is due must have been sent."""
+    from whole_service.rest import come_to_rest
+
+    await come_to_rest(sim, is_final=False)
+
+
+Event = Callable[["Simulation"], Coroutine[Any, Any, None] | None]
+
+EVENTS: Final[dict[str, Event]] = {
+    event.__name__: event
+    for event in (
+        publish,
+        publish_many,
+        join,
+        leave,
+        crash,
+        flow,
+        stick,
+        unstick,
+        acknowledge,
+        acknowledge_part,
+        acknowledge_cumulative,
+        acknowledge_late,
+        forget,
+        nack,
+        redeliver_all,
+        seek,
+        expire,
+        skip,
+        clear,
+        switch_delays,
+        step_clock,
+        keep_house,
+        unsubscribe,
+        change_kind,
+        break_storage,
+        mend_storage,
+        lose_snapshot,
+        kill,
+        cut_power,
+        restart,
+        wait,
+        wait_long,
+        rest,
+    )
+}

@@ -1,0 +1,508 @@
+"""What may be sent and what must be: judged from what was published, acknowledged and asked for, and nothing else.
+
+The oracle uses no code of the dispatcher or the tracker. Slots are computed anew, order is that of sorted lists, and
+what is in whose hands follows from what was sent. Cursors and the log are asked in two cases, both of which a kill
+leaves open: which entries and which acknowledgements were durable. Even then the answer must be a possible one.
+
+Invariants are those of DESIGN.md section 7; each complaint names what was promised.
+"""
+
+import bisect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from dispatcher.consumer import Delivery
+from managed_ledger.headers import NOT_DELAYED
+from whole_service.clients import SimulatedConsumer
+from whole_service.variants import (
+    CLASSIC,
+    DRAINING,
+    EXCLUSIVE,
+    FAILOVER,
+    LAST_SENT,
+    SHARED,
+    STICKY,
+    has_delays,
+)
+
+Key = tuple[int, int]
+
+DELAYED_ORDER_GRACE_S = 0.5
+"""An entry that was durable so long before a later one became deliverable has been read by then."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """What was published."""
+
+    key: Key
+    payload: bytes
+    hash: int
+    deliver_at_ms: int
+    count: int
+    published_ms: int
+    published_at: float
+    committed_at: float | None = None
+    """In seconds of the loop; None while it may be lost."""
+
+    @property
+    def is_delayed(self) -> bool:
+        return self.deliver_at_ms != NOT_DELAYED
+
+    @property
+    def everything(self) -> int:
+        """All messages of it, as bits."""
+        return (1 << self.count) - 1
+
+
+def bits_of(words: Iterable[int]) -> int:
+    """Return an ack set of signed words of 64 bits as one number."""
+    return sum((word & (2**64 - 1)) << (64 * place) for place, word in enumerate(words))
+
+
+def words_of(bits: int) -> tuple[int, ...]:
+    """Return a number as signed words of 64 bits, without zero words at the end."""
+    words = []
+    while bits:
+        word = bits & (2**64 - 1)
+        words.append(word - 2**64 if word >= 2**63 else word)
+        bits >>= 64
+    return tuple(words)
+
+
+@dataclass(slots=True, eq=False)
+class InHand:
+    """An entry that a consumer was sent and that nobody has acknowledged."""
+
+    consumer: SimulatedConsumer
+    given_at: float
+
+
+class SubscriptionModel:
+    """What is true of one subscription."""
+
+    def __init__(self, name: str, kind: str, *, uses_points: bool) -> None:
+        self.name = name
+        self.kind = kind
+        self.uses_points = uses_points
+        self.acknowledged: set[Key] = set()
+        self.remaining: dict[Key, int] = {}
+        """Of batches of which a part is acknowledged: the rest."""
+        self.in_hand: dict[Key, InHand] = {}
+        self.held_by: dict[SimulatedConsumer, dict[Key, None]] = {}
+        """The same by consumer; its messages are counted in `messages_held`."""
+        self.messages_held: dict[SimulatedConsumer, int] = {}
+        self.remembered: dict[Key, int] = {}
+        """What clients were sent and have not acknowledged, as they see it; they keep it over a reconnect."""
+        self.exempt: set[Key] = set()
+        """Entries that were asked for again one by one: they may come later than their place."""
+        self.immediate: dict[int, list[Key]] = {}
+        self.delayed: dict[int, list[tuple[int, Key]]] = {}
+        """What waits, by slot and in order: committed, not acknowledged, in nobody's hands."""
+        self.holders: dict[int, dict[SimulatedConsumer, int]] = {}
+        """By slot, how many entries which consumers have in hand."""
+        self.consumers: list[SimulatedConsumer] = []
+        self.seeks_seen = 0
+        self.pending_seek: Key | None = None
+        self.passed: Key = (-1, -1)
+        """The highest position that a seek, skip or cumulative acknowledgement was allowed to pass."""
+        self.expiring: int | None = None
+        """While entries expire: the latest time at which one can have died."""
+        self.membership_changed_at = 0.0
+        self.is_busy = False
+        self.deliveries = 0
+
+    @property
+    def is_single(self) -> bool:
+        return self.kind in (EXCLUSIVE, FAILOVER)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the order of a key is promised, and one consumer per key."""
+        return self.kind in (DRAINING, STICKY, EXCLUSIVE, FAILOVER)
+
+    def slot(self, entry: Entry) -> int:
+        """Return the slot that is ordered; one for everything without keys."""
+        if self.kind in (SHARED, EXCLUSIVE, FAILOVER):
+            return 0
+        if self.uses_points and self.kind != STICKY:
+            return entry.hash % 65_535 + 1
+        return entry.hash % 65_536 or 1
+
+    # What waits.
+
+    def let_wait(self, entry: Entry) -> None:
+        """Note that an entry is to be sent."""
+        slot = self.slot(entry)
+        if entry.is_delayed and has_delays(self.kind):
+            bisect.insort(self.delayed.setdefault(slot, []), (entry.deliver_at_ms, entry.key))
+        else:
+            bisect.insort(self.immediate.setdefault(slot, []), entry.key)
+
+    def wait_no_more(self, entry: Entry) -> None:
+        """Note that it is not."""
+        slot = self.slot(entry)
+        if entry.is_delayed and has_delays(self.kind):
+            _remove(self.delayed.get(slot, []), (entry.deliver_at_ms, entry.key))
+        else:
+            _remove(self.immediate.get(slot, []), entry.key)
+
+    # What is in whose hands.
+
+    def give(self, entry: Entry, consumer: SimulatedConsumer, at: float) -> None:
+        self.in_hand[entry.key] = InHand(consumer, at)
+        self.held_by.setdefault(consumer, {})[entry.key] = None
+        self.messages_held[consumer] = self.messages_held.get(consumer, 0) + self.left_of(entry)
+        holders = self.holders.setdefault(self.slot(entry), {})
+        holders[consumer] = holders.get(consumer, 0) + 1
+
+    def take(self, entry: Entry) -> bool:
+        """Note that it is in nobody's hands; return whether it was in somebody's."""
+        held = self.in_hand.pop(entry.key, None)
+        if held is None:
+            return False
+        self.held_by[held.consumer].pop(entry.key)
+        self.messages_held[held.consumer] -= self.left_of(entry)
+        holders = self.holders[self.slot(entry)]
+        holders[held.consumer] -= 1
+        if not holders[held.consumer]:
+            del holders[held.consumer]
+        return True
+
+    def left_of(self, entry: Entry) -> int:
+        """Return how many messages of an entry are not acknowledged."""
+        return self.remaining.get(entry.key, entry.everything).bit_count()
+
+
+def _remove(found: list, one: object) -> None:  # type: ignore[type-arg]
+    at = bisect.bisect_left(found, one)
+    if at < len(found) and found[at] == one:
+        del found[at]
+
+
+@dataclass(slots=True)
+class Times:
+    """The clocks as the oracle sees them."""
+
+    now_s: Callable[[], float]
+    now_ms: Callable[[], int]
+    peaks: list[tuple[float, int]] = field(default_factory=list)
+    """When the clock was put back, and how late it was before."""
+
+
+class Oracle:
+    """Judges every delivery, and says what is missing."""
+
+    def __init__(
+        self,
+        times: Times,
+        complain: Callable[[str], None],
+        *,
+        tick_ms: int,
+        uses_points: bool,
+        unacked_max: int,
+        keeps_times_in_order: bool,
+        precision_ms: int,
+    ) -> None:
+        self.entries: dict[Key, Entry] = {}
+        self.subs: dict[str, SubscriptionModel] = {}
+        self.delays_off_at = float("-inf")
+        """When delays were switched off last; infinite while they are."""
+        self.order_since = 0.0
+        """From when on nothing has disturbed the order of time."""
+        self.complain = complain
+        self.deliveries = 0
+        self._times = times
+        self._tick_ms = tick_ms
+        self._uses_points = uses_points
+        self._unacked_max = unacked_max
+        self._precision_ms = precision_ms
+        self._keeps_times_in_order = keeps_times_in_order
+
+    # Publishing.
+
+    def appended(self, entry: Entry) -> None:
+        assert entry.key not in self.entries
+        self.entries[entry.key] = entry
+
+    def committed(self, entry: Entry, is_acknowledged: Callable[[SubscriptionModel, Key], bool]) -> None:
+        """Note that an entry is durable; every subscription must get it that has not passed it already."""
+        for sub in self.subs.values():
+            self.sync(sub)
+        entry.committed_at = self._times.now_s()
+        for sub in self.subs.values():
+            if entry.key <= sub.passed and is_acknowledged(sub, entry.key):
+                sub.acknowledged.add(entry.key)
+            elif entry.key not in sub.acknowledged:
+                sub.let_wait(entry)
+
+    def never_was(self, entry: Entry) -> None:
+        """Note that an entry was lost before it was durable."""
+        del self.entries[entry.key]
+        for sub in self.subs.values():
+            sub.acknowledged.discard(entry.key)
+
+    def gone(self, ledger_ids: set[int]) -> None:
+        """Note which ledgers were trimmed: everybody must have acknowledged all of them."""
+        for entry in [entry for entry in self.entries.values() if entry.key[0] in ledger_ids]:
+            for sub in self.subs.values():
+                if entry.committed_at is not None and entry.key not in sub.acknowledged:
+                    self.complain(f"{sub.name}: {entry.key} was trimmed and is not acknowledged")
+                sub.acknowledged.discard(entry.key)
+                sub.remaining.pop(entry.key, None)
+                sub.remembered.pop(entry.key, None)
+            del self.entries[entry.key]
+
+    # Subscriptions.
+
+    def new_subscription(self, name: str, kind: str, first: Key) -> SubscriptionModel:
+        sub = self.subs[name] = SubscriptionModel(name, kind, uses_points=self._uses_points)
+        self.begin_at(sub, first)
+        return sub
+
+    def begin_at(self, sub: SubscriptionModel, first: Key) -> None:
+        """Let everything before a position be acknowledged and nothing else; nothing is in anybody's hands."""
+        # Of what is not durable yet, the cursor knows nothing.
+        known = {key for key, entry in self.entries.items() if key < first and entry.committed_at is not None}
+        self.begin_with(sub, known)
+        sub.passed = max(sub.passed, first)
+
+    def begin_with(self, sub: SubscriptionModel, acknowledged: set[Key]) -> None:
+        """Let exactly these be acknowledged; nothing is in anybody's hands."""
+        sub.acknowledged = acknowledged
+        sub.remaining.clear()
+        sub.in_hand.clear()
+        sub.held_by.clear()
+        sub.messages_held.clear()
+        sub.holders.clear()
+        sub.exempt.clear()
+        sub.immediate.clear()
+        sub.delayed.clear()
+        for key in sorted(self.entries.keys() - acknowledged):
+            if self.entries[key].committed_at is not None:
+                sub.let_wait(self.entries[key])
+
+    seeks_of: Callable[[SubscriptionModel], int]
+    """How often a subscription's cursor was sought; set by who has the cursors."""
+    attached: Callable[[SubscriptionModel], list[SimulatedConsumer]]
+    """Who is attached to it."""
+
+    def sync(self, sub: SubscriptionModel) -> None:
+        """Catch up with what was asked for and has taken effect by now: a seek, consumers that left."""
+        attached = self.attached(sub)
+        if len(attached) != len(sub.consumers) or attached != sub.consumers:
+            for consumer in sub.consumers:
+                if consumer not in attached:
+                    self._left(sub, consumer)
+            sub.consumers = list(attached)
+            sub.membership_changed_at = self._times.now_s()
+        seeks = self.seeks_of(sub)
+        if seeks != sub.seeks_seen:
+            sub.seeks_seen = seeks
+            if sub.pending_seek is None:
+                self.complain(f"{sub.name}: nobody asked for a seek")
+            else:
+                self.begin_at(sub, sub.pending_seek)
+                sub.pending_seek = None
+
+    def _left(self, sub: SubscriptionModel, consumer: SimulatedConsumer) -> None:
+        self.released(sub, list(sub.held_by.get(consumer, ())), are_exempt=False)
+        sub.held_by.pop(consumer, None)
+        sub.messages_held.pop(consumer, None)
+
+    def released(self, sub: SubscriptionModel, keys: Iterable[Key], *, are_exempt: bool) -> None:
+        """Note that whoever has these entries in hand gave them back."""
+        for key in keys:
+            entry = self.entries[key]
+            if sub.take(entry):
+                sub.let_wait(entry)
+                if are_exempt:
+                    sub.exempt.add(key)
+
+    # Acknowledgements.
+
+    def acknowledged(self, sub: SubscriptionModel, keys: Iterable[Key]) -> None:
+        """Note that entries are wholly acknowledged."""
+        for key in keys:
+            entry = self.entries.get(key)
+            if entry is None or key in sub.acknowledged:
+                continue
+            if not sub.take(entry):
+                sub.wait_no_more(entry)
+            sub.acknowledged.add(key)
+            sub.remaining.pop(key, None)
+            sub.exempt.discard(key)
+
+    def acknowledged_part(self, sub: SubscriptionModel, key: Key, left: int) -> None:
+        """Note that of an entry only these messages are not acknowledged by this client."""
+        entry = self.entries[key]
+        if key in sub.acknowledged:
+            return
+        before = sub.remaining.get(key, entry.everything)
+        now = before & left
+        if not now:
+            self.acknowledged(sub, [key])
+            return
+        held = sub.in_hand.get(key)
+        if held is not None:
+            sub.messages_held[held.consumer] -= before.bit_count() - now.bit_count()
+        sub.remaining[key] = now
+
+    def mark_delete_moved(self, sub: SubscriptionModel, through: Key) -> None:
+        """Judge a move of the mark-delete position: somebody must have asked for it."""
+        self.sync(sub)
+        late = list(self._waiting_through(sub, through))
+        late += [key for key in sub.in_hand if key <= through]
+        if not late:
+            return
+        for key in late:
+            entry = self.entries[key]
+            if sub.expiring is None or max(entry.published_ms, entry.deliver_at_ms) > sub.expiring:
+                self.complain(f"{sub.name}: {key} counts as acknowledged, and nobody acknowledged it")
+        self.acknowledged(sub, late)
+
+    def _waiting_through(self, sub: SubscriptionModel, through: Key) -> list[Key]:
+        found = []
+        for keys in sub.immediate.values():
+            found += keys[: bisect.bisect_right(keys, through)]
+        for rows in sub.delayed.values():
+            found += [key for _, key in rows if key <= through]
+        return found
+
+    # Deliveries.
+
+    def delivered(self, sub: SubscriptionModel, consumer: SimulatedConsumer, delivery: Delivery) -> None:
+        """Judge one delivery."""
+        self.deliveries += 1
+        sub.deliveries += 1
+        key = (delivery.ledger_id, delivery.entry_id)
+        entry = self.entries.get(key)
+        if entry is None or entry.committed_at is None or entry.payload != delivery.payload:
+            self.complain(f"{sub.name}: {key} was sent, and is not what was published")
+            return
+        if consumer not in sub.consumers:
+            self.complain(f"{sub.name}: {key} was sent to {consumer.name}, who is not attached")
+            return
+        if consumer.messages_asked - consumer.messages_got <= 0:
+            self.complain(f"{sub.name}: {key} was sent to {consumer.name}, who had no permits")
+        consumer.messages_got += entry.count
+        if key in sub.acknowledged:
+            self.complain(f"{sub.name}: {key} was sent to {consumer.name} and is acknowledged (item 9)")
+            return
+        self._judge_time(sub, entry)
+        self._judge_hands(sub, entry, consumer)
+        if self._unacked_max and not sub.is_single and sub.messages_held.get(consumer, 0) >= self._unacked_max:
+            self.complain(f"{sub.name}: {key} was sent to {consumer.name}, who holds too many")
+        left = sub.remaining.get(key, entry.everything)
+        shown = bits_of(delivery.ack_set) if delivery.ack_set else entry.everything
+        if shown != left:
+            self.complain(
+                f"{sub.name}: {key} was sent with messages {shown:b}, and {left:b} are not acknowledged (item 9)"
+            )
+        if sub.is_ordered:
+            self._judge_order(sub, entry)
+        sub.wait_no_more(entry)
+        sub.exempt.discard(key)
+        sub.give(entry, consumer, self._times.now_s())
+        sub.remembered[key] = left
+
+    def _judge_time(self, sub: SubscriptionModel, entry: Entry) -> None:
+        if not entry.is_delayed or not has_delays(sub.kind) or self.is_due(entry):
+            return
+        self.complain(
+            f"{sub.name}: {entry.key} was sent {entry.deliver_at_ms - self._times.now_ms()} ms before its time"
+        )
+
+    def is_due(self, entry: Entry) -> bool:
+        """Whether its time has come, or had, or delays were off since it was published."""
+        if not entry.is_delayed or self.delays_off_at >= entry.published_at:
+            return True
+        due_ms = entry.deliver_at_ms - self._tick_ms
+        if self._times.now_ms() >= due_ms:
+            return True
+        return any(at >= entry.published_at and peak >= due_ms for at, peak in self._times.peaks)
+
+    def _judge_hands(self, sub: SubscriptionModel, entry: Entry, consumer: SimulatedConsumer) -> None:
+        if sub.is_single:
+            others = [other for other, keys in sub.held_by.items() if keys and other is not consumer]
+            for other in others:
+                # Another one is active now; it gets everything again.
+                self._left(sub, other)
+            if entry.key in sub.in_hand:
+                self.complain(f"{sub.name}: {entry.key} was sent twice")
+                sub.take(entry)
+            return
+        held = sub.in_hand.get(entry.key)
+        if held is not None:
+            self.complain(f"{sub.name}: {entry.key} was sent to {consumer.name} while {held.consumer.name} holds it")
+            sub.take(entry)
+        if sub.is_ordered:
+            others = [other for other in sub.holders.get(sub.slot(entry), ()) if other is not consumer]
+            if others:
+                self.complain(
+                    f"{sub.name}: {entry.key} was sent to {consumer.name} while {others[0].name} holds others of its "
+                    "slot"
+                )
+
+    def _judge_order(self, sub: SubscriptionModel, entry: Entry) -> None:
+        slot = sub.slot(entry)
+        if not (entry.is_delayed and has_delays(sub.kind)):
+            for key in sub.immediate.get(slot, ()):
+                if key >= entry.key:
+                    break
+                if key not in sub.exempt:
+                    self.complain(f"{sub.name}: {entry.key} was sent before {key} of the same key (item 3)")
+                    break
+            return
+        if not self._keeps_times_in_order:
+            return
+        deliverable_s = max(entry.committed_at or 0.0, self._due_at_s(entry) - self._tick_ms / 1_000)
+        if deliverable_s < self.order_since or self.delays_off_at >= entry.published_at:
+            return
+        for due_ms, key in sub.delayed.get(slot, ()):
+            if (due_ms + self._precision_ms, key) >= (entry.deliver_at_ms, entry.key):
+                break
+            committed_at = self.entries[key].committed_at
+            assert committed_at is not None
+            if key not in sub.exempt and max(committed_at, self.order_since) + DELAYED_ORDER_GRACE_S <= deliverable_s:
+                self.complain(f"{sub.name}: {entry.key} was sent before {key} of the same key, which was due before it")
+                break
+
+    def _due_at_s(self, entry: Entry) -> float:
+        """Return when its time came, in seconds of the loop; the clock has not been put back or forth since then."""
+        return self._times.now_s() - (self._times.now_ms() - entry.deliver_at_ms) / 1_000
+
+    # What is missing.
+
+    def overdue(self, sub: SubscriptionModel, *, since_s: float) -> list[Entry]:
+        """Return what waits although it was deliverable for so long, oldest first."""
+        now_s, now_ms = self._times.now_s(), self._times.now_ms()
+        found = []
+        for keys in sub.immediate.values():
+            found += [entry for key in keys if now_s - ((entry := self.entries[key]).committed_at or now_s) >= since_s]
+        for rows in sub.delayed.values():
+            for due_ms, key in rows:
+                entry = self.entries[key]
+                if now_ms - due_ms >= since_s * 1_000 and now_s - (entry.committed_at or now_s) >= since_s:
+                    found.append(entry)
+        return sorted(found, key=lambda entry: entry.key)
+
+    def future(self, sub: SubscriptionModel) -> list[Entry]:
+        """Return what waits for its time."""
+        now_ms = self._times.now_ms()
+        return [self.entries[key] for rows in sub.delayed.values() for due_ms, key in rows if due_ms > now_ms]
+
+    def future_counts(self, sub: SubscriptionModel) -> tuple[int, int]:
+        """Return how many entries wait for their time at least and at most: a tick may blur what is due just now."""
+        now_ms = self._times.now_ms()
+        times_ms = [due_ms for rows in sub.delayed.values() for due_ms, _ in rows]
+        least = sum(time_ms > now_ms + self._tick_ms for time_ms in times_ms)
+        return least, sum(time_ms > now_ms - self._precision_ms for time_ms in times_ms)
+
+    def backlog(self, sub: SubscriptionModel) -> int:
+        """Return how many committed entries are not acknowledged."""
+        return sum(map(len, sub.immediate.values())) + sum(map(len, sub.delayed.values())) + len(sub.in_hand)
+
+
+WAITS_FOR_OTHERS = (CLASSIC, LAST_SENT)
+"""Kinds in which a newcomer waits for what others hold, whatever its key."""

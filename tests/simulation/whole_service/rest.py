@@ -1,0 +1,162 @@
+"""Rest: faults are mended, consumers have permits, the clock runs on. What must have happened then, without a nudge.
+
+1. *silent*   everybody can be sent to and nobody says anything: what is due must be on its way by itself
+2. *eager*    everybody acknowledges what it gets: all that is due is acknowledged, whatever it waited for
+3. *to the end* (of the final rest) time runs until the last message is due: silent, then eager
+4. the counts are those of the oracle, nothing runs or is scheduled for ever, no snapshot is without an owner
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from whole_service import events
+from whole_service.oracle import SubscriptionModel
+from whole_service.variants import CLASSIC, DRAINING, LAST_SENT, STICKY, has_delays
+
+if TYPE_CHECKING:
+    from whole_service.simulation import Simulation
+
+PATIENCE_S: Final = 20.0
+"""How late anything may be after everything was mended: time limits, retries and the trackers' longest waits."""
+
+
+async def come_to_rest(sim: "Simulation", *, is_final: bool) -> None:
+    """Come to rest, and judge what is there."""
+    sim.note("rest" if not is_final else "final rest")
+    events.heal(sim)
+    if not sim.is_active:
+        await events.set_delays(sim, is_active=True)
+    await asyncio.sleep(4.0)
+    for sub in list(sim.oracle.subs.values()):
+        await _let_all_be_sent(sim, sub)
+    await asyncio.sleep(PATIENCE_S)
+    sim.check()
+    _judge_silence(sim)
+    if not is_final and sim.chance.random() < 0.6:
+        events.apply_faults(sim)
+        return
+    sim.are_clients_eager = True
+    await _acknowledge_all(sim)
+    _judge_eager(sim)
+    if is_final:
+        await _run_to_the_end(sim)
+    sim.are_clients_eager = False
+    events.apply_faults(sim)
+
+
+async def _let_all_be_sent(sim: "Simulation", sub: SubscriptionModel) -> None:
+    """Give a subscription consumers that can take everything."""
+    for consumer in sim.open_consumers(sub):
+        events.let_write(sim, sub, consumer, is_told=True)
+    if sub.kind == STICKY:
+        free = events.free_ranges(sub)
+        if free:
+            await events.attach(sim, sub, sim.new_consumer(sub, tuple(free)), 0)
+    elif not sim.open_consumers(sub):
+        await events.attach(sim, sub, sim.new_consumer(sub), 0)
+    for consumer in sim.open_consumers(sub):
+        events.give_permits(sim, sub, consumer, 1_000_000)
+
+
+def _judge_silence(sim: "Simulation") -> None:
+    for sub in sim.oracle.subs.values():
+        sim.oracle.sync(sub)
+        if not _flows_without_acknowledgements(sim, sub):
+            continue
+        late = sim.oracle.overdue(sub, since_s=PATIENCE_S - 5)
+        # A slot that moved is sent to its new consumer once the old one has acknowledged.
+        late = [entry for entry in late if not (sub.kind == DRAINING and sub.holders.get(sub.slot(entry)))]
+        if late:
+            sim.complain(f"{sub.name}: {len(late)} entries are due and nobody is sent them, such as {late[0].key}")
+
+
+def _flows_without_acknowledgements(sim: "Simulation", sub: SubscriptionModel) -> bool:
+    dispatcher = sim.variant.config.dispatcher
+    if sub.is_single:
+        return True
+    if sim.variant.is_bounded_by_unacked:
+        return False
+    if sub.kind in (CLASSIC, LAST_SENT) and len(sub.consumers) > 1:
+        return False
+    if sub.kind == DRAINING and dispatcher.parked_entries_max < 1_000:
+        # What waits for one slot may leave no room for others.
+        return not any(sub.holders.get(slot) for slot in (*sub.immediate, *sub.delayed))
+    return True
+
+
+async def _acknowledge_all(sim: "Simulation") -> None:
+    for _ in range(4):
+        for sub in sim.oracle.subs.values():
+            sim.oracle.sync(sub)
+            for consumer in sim.open_consumers(sub):
+                keys = list(sub.held_by.get(consumer, ()))
+                if keys:
+                    events.acknowledge_keys(sim, sub, consumer, keys)
+        await asyncio.sleep(PATIENCE_S / 4)
+    sim.check()
+
+
+def _judge_eager(sim: "Simulation") -> None:
+    for sub in sim.oracle.subs.values():
+        late = sim.oracle.overdue(sub, since_s=PATIENCE_S - 5)
+        if late:
+            sim.complain(
+                f"{sub.name}: {len(late)} entries are due and are not sent although all others are acknowledged, "
+                f"such as {late[0].key}"
+            )
+        dispatcher = sim.dispatcher(sub)
+        if dispatcher is None:
+            continue
+        delayed = dispatcher.stats().msg_delayed
+        least, most = sim.oracle.future_counts(sub) if has_delays(sub.kind) else (0, 0)
+        if not least <= delayed <= most:
+            sim.complain(
+                f"{sub.name}: msgDelayed is {delayed}, and {least} to {most} entries wait for their time (item 9)"
+            )
+        backlog = sim.cursor(sub).backlog
+        if backlog != sim.oracle.backlog(sub):
+            sim.complain(f"{sub.name}: the backlog is {backlog}, and {sim.oracle.backlog(sub)} are not acknowledged")
+    if sim.complaints:
+        sim.check()
+
+
+async def _run_to_the_end(sim: "Simulation") -> None:
+    """Let the last message come due, and see that nothing is left over."""
+    sim.are_clients_eager = False
+    due_ms = [entry.deliver_at_ms for sub in sim.oracle.subs.values() for entry in sim.oracle.future(sub)]
+    if due_ms:
+        await asyncio.sleep(max(0.0, (max(due_ms) - sim.clock.now_ms()) / 1_000))
+        await asyncio.sleep(PATIENCE_S)
+        sim.check()
+        _judge_silence(sim)
+        sim.are_clients_eager = True
+        await _acknowledge_all(sim)
+        _judge_eager(sim)
+    await _judge_leftovers(sim)
+
+
+async def _judge_leftovers(sim: "Simulation") -> None:
+    for _ in range(2):
+        await events.keep_house(sim)
+        await asyncio.sleep(PATIENCE_S)
+    sim.check()
+    for sub in sim.oracle.subs.values():
+        if sim.oracle.backlog(sub):
+            sim.complain(f"{sub.name}: {sim.oracle.backlog(sub)} entries are not acknowledged at the end")
+    named = {
+        int(value)
+        for cursor in sim.life.topic.ledger.cursors.values()
+        for key, value in cursor.properties.items()
+        if key.startswith("#pulsar.internal.delayed.bucket")
+    }
+    present = {info.bucket_id for info in await sim.stored.list_bucket_snapshots()}
+    if named - present:
+        sim.complain(f"{len(named - present)} properties name no snapshot")
+    if present - named:
+        sim.complain(f"{len(present - named)} snapshots have no owner")
+    timers = sim.life.loop.timers_set
+    await asyncio.sleep(600)
+    # A tracker may look at the clock every five seconds: rows of acknowledged messages go when their time comes.
+    if sim.life.loop.timers_set - timers > 130 * (1 + len(sim.oracle.subs)):
+        sim.complain(f"{sim.life.loop.timers_set - timers} timers were set in ten minutes of rest")
+    sim.check()
