@@ -67,7 +67,7 @@ def held_times(row: Row) -> set[int]:
     if life(row) == 1:
         return {row[2], *range(row[2], min(acked(row), 200))}
     # Pending at the kill is pending at that one moment, also for what the application took from its queue later.
-    until = KILLED + 1 if acked(row) >= KILLED else acked(row)
+    until = KILLED + 1 if acked(row) > KILLED else acked(row)
     return {min(row[2], KILLED), *range(min(row[2], KILLED), until)}
 
 
