@@ -302,8 +302,9 @@ class Index:
         for holding in touched:
             for ledger_id in holding.members.bitmaps:
                 holders.setdefault(ledger_id, []).append(holding)
-        for ledger_id, popped in ledger_bitmaps(ledger_ids, entry_ids):
-            for holding in holders.get(ledger_id, ()):
+        is_theirs = np.isin(ledger_ids, np.fromiter(holders, np.int64, len(holders)))
+        for ledger_id, popped in ledger_bitmaps(ledger_ids[is_theirs], entry_ids[is_theirs]):
+            for holding in holders[ledger_id]:
                 adopted = popped & holding.members.bitmaps[ledger_id]
                 holding.members.discard_all(ledger_id, adopted)
                 self._shared.members.unite(ledger_id, adopted)
