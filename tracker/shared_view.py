@@ -223,6 +223,9 @@ class SharedIndexView(DelayedDeliveryTracker):
     def number_of_future_messages(self) -> int:
         """See base; what is due in a segment that could not be loaded in time counts."""
         ledger_ids, entry_ids = self._index.tracker.due_positions()
+        # What this subscription took before is not in the count of what is indexed either.
+        is_own = ~self._rows.foreign.mask(ledger_ids, entry_ids)
+        ledger_ids, entry_ids = ledger_ids[is_own], entry_ids[is_own]
         due = sum(
             self._unacknowledged_count(ledger_id, bitmap) for ledger_id, bitmap in ledger_bitmaps(ledger_ids, entry_ids)
         )
@@ -233,10 +236,13 @@ class SharedIndexView(DelayedDeliveryTracker):
 
     def _indexed_count(self) -> int:
         """Return how many of the index's messages this subscription has neither acknowledged nor taken."""
-        tracker = self._index.tracker
-        count = -len(self._rows.foreign)
+        tracker, foreign = self._index.tracker, self._rows.foreign.bitmaps
+        count = 0
         for ledger_id in tracker.tracked_ledger_ids():
-            count += self._unacknowledged_count(ledger_id, tracker.tracked_in(ledger_id))
+            tracked = tracker.tracked_in(ledger_id)
+            if tracked is not None and ledger_id in foreign:
+                tracked = tracked - foreign[ledger_id]
+            count += self._unacknowledged_count(ledger_id, tracked)
         for ledger_id, lost in self._rows.lost.bitmaps.items():
             count += self._unacknowledged_count(ledger_id, lost)
         return count

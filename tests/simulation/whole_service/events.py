@@ -426,6 +426,10 @@ async def set_delays(sim: "Simulation", *, is_active: bool) -> None:
     sim.is_active = is_active
     if not is_active:
         sim.oracle.delays_off_at = float("inf")
+        for sub in sim.oracle.subs.values():
+            dispatcher = sim.dispatcher(sub)
+            if dispatcher is not None and dispatcher.tracker is not None:
+                sub.keeps_times_through = tuple(sim.last_position())
     sim.note(f"delays are {'on' if is_active else 'off'}")
     sim.disturb_order(1.0)
     policies = DelayedDeliveryPolicies(

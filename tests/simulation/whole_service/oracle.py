@@ -109,6 +109,8 @@ class SubscriptionModel:
         self.expiring: int | None = None
         """While entries expire: the latest time at which one can have died."""
         self.membership_changed_at = 0.0
+        self.keeps_times_through: Key = (-1, -1)
+        """The last position that was in the log when delays were switched off while it had a tracker."""
         self.is_busy = False
         self.deliveries = 0
 
@@ -409,18 +411,22 @@ class Oracle:
     def _judge_time(self, sub: SubscriptionModel, entry: Entry) -> None:
         if not entry.is_delayed or not has_delays(sub.kind) or self.is_due(entry):
             return
+        if self._were_delays_off(entry) and entry.key > sub.keeps_times_through:
+            return
         self.complain(
             f"{sub.name}: {entry.key} was sent {entry.deliver_at_ms - self._times.now_ms()} ms before its time"
         )
 
     def is_due(self, entry: Entry) -> bool:
-        """Whether its time has come, or had, or delays were off since it was published."""
-        if not entry.is_delayed or self.delays_off_at >= entry.published_at:
-            return True
+        """Whether its time has come, or had before the clock was put back."""
         due_ms = entry.deliver_at_ms - self._tick_ms
         if self._times.now_ms() >= due_ms:
             return True
         return any(at >= entry.published_at and peak >= due_ms for at, peak in self._times.peaks)
+
+    def _were_delays_off(self, entry: Entry) -> bool:
+        """Whether delays were off at some time since it was published: it may have been due then."""
+        return self.delays_off_at >= entry.published_at
 
     def _judge_hands(self, sub: SubscriptionModel, entry: Entry, consumer: SimulatedConsumer) -> None:
         if sub.is_single:
@@ -457,7 +463,7 @@ class Oracle:
         if not self._keeps_times_in_order:
             return
         deliverable_s = max(entry.committed_at or 0.0, self._due_at_s(entry) - self._tick_ms / 1_000)
-        if deliverable_s < self.order_since or self.delays_off_at >= entry.published_at:
+        if deliverable_s < self.order_since or self._were_delays_off(entry):
             return
         for due_ms, key in sub.delayed.get(slot, ()):
             if (due_ms + self._precision_ms, key) >= (entry.deliver_at_ms, entry.key):
@@ -493,11 +499,16 @@ class Oracle:
         return [self.entries[key] for rows in sub.delayed.values() for due_ms, key in rows if due_ms > now_ms]
 
     def future_counts(self, sub: SubscriptionModel) -> tuple[int, int]:
-        """Return how many entries wait for their time at least and at most: a tick may blur what is due just now."""
+        """Return how many entries wait for their time at least and at most.
+
+        A tick may blur what is due just now, and what was published while delays were off may be due.
+        """
         now_ms = self._times.now_ms()
-        times_ms = [due_ms for rows in sub.delayed.values() for due_ms, _ in rows]
-        least = sum(time_ms > now_ms + self._tick_ms for time_ms in times_ms)
-        return least, sum(time_ms > now_ms - self._precision_ms for time_ms in times_ms)
+        rows = [row for rows in sub.delayed.values() for row in rows]
+        least = sum(
+            due_ms > now_ms + self._tick_ms and not self._were_delays_off(self.entries[key]) for due_ms, key in rows
+        )
+        return least, sum(due_ms > now_ms - self._precision_ms for due_ms, _ in rows)
 
     def backlog(self, sub: SubscriptionModel) -> int:
         """Return how many committed entries are not acknowledged."""
