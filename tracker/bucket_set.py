@@ -259,8 +259,8 @@ class BucketSet:
             self.index.residents.remove(bucket.resident)
         bucket.resident = None
         bucket.load = None
-        self.loads.forget(bucket.serial)
-        self.questions.forget(bucket.serial)
+        for listener in (self.frontier, self.loads, self.questions):
+            listener.forget(bucket.serial)
         self.doubts.note(bucket)
         self.drop_first_segments(bucket)
         bucket.unread.forget()

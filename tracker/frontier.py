@@ -23,6 +23,8 @@ class Frontier:
     def __init__(self, buckets: Mapping[int, Bucket], waived_at_ms: Callable[[Bucket], int]) -> None:
         self._buckets = buckets
         self._waived_at_ms = waived_at_ms
+        self._barriers: dict[int, RowKey] = {}
+        """The barriers of both heaps' buckets as they are now: other entries are stale."""
         self._unloaded: list[tuple[RowKey, int]] = []
         """Buckets whose segments are known."""
         self._holding_up: list[tuple[RowKey, int]] = []
@@ -30,23 +32,30 @@ class Frontier:
 
     def note(self, bucket: Bucket) -> None:
         """Take a bucket's barrier as it is now; call whenever it has changed."""
+        if not _holds_up(bucket):
+            self.forget(bucket.serial)
+            return
+        entry = (bucket.barrier, bucket.serial)
+        self._barriers[bucket.serial] = bucket.barrier
+        heapq.heappush(self._holding_up, entry)
         if bucket.has_unloaded:
-            heapq.heappush(self._unloaded, (bucket.barrier, bucket.serial))
-        if _holds_up(bucket):
-            heapq.heappush(self._holding_up, (bucket.barrier, bucket.serial))
+            heapq.heappush(self._unloaded, entry)
+
+    def forget(self, serial: int) -> None:
+        """Let a bucket hold up nothing: it is served no more."""
+        self._barriers.pop(serial, None)
 
     def note_waits_forgotten(self) -> None:
         """Let those hold up others again that have done so for long enough."""
-        self._holding_up = [(bucket.barrier, serial) for serial, bucket in self._buckets.items() if _holds_up(bucket)]
+        self._holding_up = [(barrier, serial) for serial, barrier in self._barriers.items()]
         heapq.heapify(self._holding_up)
 
     def first(self) -> Bucket | None:
         """Return the bucket with the lowest barrier, of those whose segments are known."""
         while self._unloaded:
             barrier, serial = self._unloaded[0]
-            bucket = self._buckets.get(serial)
-            if bucket is not None and bucket.has_unloaded and bucket.barrier == barrier:
-                return bucket
+            if self._barriers.get(serial) == barrier:
+                return self._buckets[serial]
             heapq.heappop(self._unloaded)
         return None
 
@@ -57,8 +66,8 @@ class Frontier:
         """
         while self._holding_up:
             barrier, serial = self._holding_up[0]
-            bucket = self._buckets.get(serial)
-            if bucket is not None and _holds_up(bucket) and bucket.barrier == barrier:
+            if self._barriers.get(serial) == barrier:
+                bucket = self._buckets[serial]
                 until_ms = self._waived_at_ms(bucket)
                 if now_ms < until_ms:
                     return bucket, until_ms
@@ -67,6 +76,7 @@ class Frontier:
 
     def check(self) -> None:
         """Assert that no bucket is missing."""
+        assert self._barriers == {serial: one.barrier for serial, one in self._buckets.items() if _holds_up(one)}
         entries = set(self._unloaded)
         for serial, bucket in self._buckets.items():
             assert not bucket.has_unloaded or (bucket.barrier, serial) in entries

@@ -325,10 +325,13 @@ class Index:
         seen = dict(self._shared.members.bitmaps)
         for holding in (self.mutable, *self.residents):
             bitmaps = holding.members.bitmaps
-            for ledger_id in bitmaps.keys() & seen.keys():
-                if seen[ledger_id].intersect(bitmaps[ledger_id]) and (ledger_ids == ledger_id).any():
+            common = {ledger_id: bitmaps[ledger_id] | seen[ledger_id] for ledger_id in bitmaps.keys() & seen.keys()}
+            for ledger_id, union in common.items():
+                has_twice = len(union) < len(bitmaps[ledger_id]) + len(seen[ledger_id])
+                if has_twice and (ledger_ids == ledger_id).any():
                     return False
-            seen |= {k: bitmaps[k] | seen[k] if k in seen else bitmaps[k] for k in bitmaps}
+            seen.update(bitmaps)
+            seen.update(common)
         return True
 
     def _note_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
