@@ -330,3 +330,44 @@ def test_what_is_handed_out_of_a_merged_bucket_is_remembered_no_longer_than_it_c
         assert run.core.message_count == 3
 
     asyncio.run(story())
+
+
+def test_what_is_handed_out_during_a_merge_does_not_come_from_its_target_again() -> None:
+    """Also where no buckets overlap: the target has it in one segment with rows that are still to be loaded."""
+
+    async def story() -> None:
+        run = Run(Random(0))
+        run.config = TrackerConfig(
+            index_count_per_bucket_min=5,
+            segment_row_count_max=3,
+            bucket_count_max=1,
+            prefetch_ms=10,
+            is_deliver_at_time_strict=True,
+        )
+        run.core = run.new_core()
+        await run.storage.start()
+        delays_ms = ((20, 21, 600, 601, 602), (30, 31, 650, 651, 652), (10_000,))
+        for ledger_id, delays in enumerate(delays_ms, start=1):
+            for entry_id, delay_ms in enumerate(delays):
+                run.add((ledger_id, entry_id), delay_ms)
+            run.plan()
+        await run.answer()
+        await run.answer()
+        run.plan()
+        run.now_ms += 40
+        run.plan()
+        await run.answer()
+        assert run.poll(10) == 4
+        assert run.handed_out_meanwhile == 4
+        # Otherwise it is known which of the target's positions are still to come.
+        run.cool()
+        await run.rest()
+        run.now_ms += 800
+        run.plan()
+        await run.rest()
+        while run.poll(10):
+            run.plan()
+            await run.rest()
+        assert run.tracked.keys() == {(3, 0)}
+
+    asyncio.run(story())
