@@ -6,14 +6,13 @@ Each round, real clients subscribe with every type, publish immediate and delaye
 read with readers, acknowledge all and unsubscribe, over topics that stay. After it, a line says what the service and
 its process for snapshots have resident, what of that are caches and the C library's free heaps, and how many
 dispatchers, trackers, tasks and so on there are. What grows with the rounds is a leak; what ends at its limit is a
-buffer. Exits with 1 if objects of any watched class, or the memory in use beside the caches, grew between the second
+buffer. Exits with 1 if objects of any watched class, or the memory beside caches and buffers, grew between the second
 quarter and the last.
 """
 
 import json
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -41,6 +40,7 @@ _KINDS: Final = (
 _GROWTH_BYTES_MAX: Final = 4 * _MEBIBYTE
 """Less than this between two quarters is noise of heaps."""
 _GROWTH_OBJECTS_MAX: Final = 20
+_TRACED_SHOWN: Final = 15
 
 
 class SoakedService(PostdateProcess):
@@ -89,11 +89,15 @@ class Round:
     """Free in its heaps."""
     watched: dict[str, int]
     objects: int
+    traced: dict[str, int]
+    """What lines of Python hold, where that is traced."""
+    rocksdb: dict[str, int]
+    """What RocksDB has for the log: write buffers, blocks and open tables."""
 
     @property
-    def used_beside_caches(self) -> int:
-        """Bytes in use that no cache has."""
-        return self.used_bytes - self.cached_bytes
+    def rest_bytes(self) -> int:
+        """Bytes in use that are in no cache and no buffer, as far as is known."""
+        return self.used_bytes - self.cached_bytes - sum(self.rocksdb.values())
 
 
 def play(client: pulsar.Client, number: int, *, messages: int, payload: bytes) -> None:
@@ -155,32 +159,44 @@ def measured(service: SoakedService) -> Round:
         malloc["free"],
         census["watched"],
         census["objects"],
+        census["traced"],
+        census["rocksdb"],
     )
 
 
 def growth(rounds: list[Round]) -> list[str]:
     """Say what grew from the second quarter of the rounds to the last; nothing of fewer than eight.
 
-    Of memory the least of each counts: RocksDB fills its write buffer and empties it, again and again.
+    The least of each quarter counts: what comes and goes is there by chance when a round is over.
     """
     quarter = len(rounds) // 4
     if quarter < 2:
         return []
     before, after = rounds[quarter : 2 * quarter], rounds[-quarter:]
     found = []
-    used = [min(one.used_beside_caches for one in part) for part in (before, after)]
+    used = [min(one.rest_bytes for one in part) for part in (before, after)]
     if used[1] - used[0] > _GROWTH_BYTES_MAX:
-        found.append(f"memory in use beside caches: {used[0] / _MEBIBYTE:.1f} to {used[1] / _MEBIBYTE:.1f} MiB")
+        found.append(f"memory beside caches and buffers: {used[0] / _MEBIBYTE:.1f} to {used[1] / _MEBIBYTE:.1f} MiB")
     for name in rounds[0].watched:
-        counts = [statistics.median(one.watched[name] for one in part) for part in (before, after)]
+        counts = [min(one.watched[name] for one in part) for part in (before, after)]
         if counts[1] - counts[0] > _GROWTH_OBJECTS_MAX:
-            found.append(f"{name}: {counts[0]:g} to {counts[1]:g}")
+            found.append(f"{name}: {counts[0]} to {counts[1]}")
     return found
+
+
+def traced_growth(rounds: list[Round]) -> list[str]:
+    """Say which lines of Python hold more after the last round than after the first quarter, and all of them."""
+    before, after = rounds[len(rounds) // 4].traced, rounds[-1].traced
+    grown = {line: size - before.get(line, 0) for line, size in after.items()}
+    most = sorted(grown, key=lambda line: -grown[line])[:_TRACED_SHOWN]
+    total = f"traced in all: {sum(before.values()) / 1_024:.0f} to {sum(after.values()) / 1_024:.0f} KiB"
+    return [total, *(f"{grown[line] / 1_024:+9.1f} KiB  {line}" for line in most)]
 
 
 def line_of(number: int, one: Round, seconds: float) -> str:
     """Return what a round is told by."""
-    sizes = (one.service_bytes, one.cached_bytes, one.used_beside_caches, one.free_bytes, one.snapshots_bytes)
+    rocksdb = [one.rocksdb[name] for name in ("buffers", "blocks", "tables")]
+    sizes = (one.service_bytes, one.cached_bytes, *rocksdb, one.rest_bytes, one.free_bytes, one.snapshots_bytes)
     mebibytes = " ".join(f"{size / _MEBIBYTE:9.1f}" for size in sizes)
     watched = " ".join(f"{name}={one.watched[name]}" for name in ("Subscription", "Dispatcher", "TrackerCore", "Task"))
     return f"{number:5d} {seconds:7.0f} {mebibytes} {one.objects:9d}  {watched}"
@@ -191,8 +207,11 @@ def line_of(number: int, one: Round, seconds: float) -> str:
 @click.option("--messages", default=1_000, show_default=True, help="Per topic, twice a round.")
 @click.option("--payload-bytes", default=1_000, show_default=True, help="Of each message.")
 @click.option("--keeps-log", is_flag=True, help="Let a subscription acknowledge nothing, so that caches fill.")
+@click.option("--trace", is_flag=True, help="Say which lines of Python hold more in the end; several times slower.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A key of the service's configuration.")
-def main(minutes: float, messages: int, payload_bytes: int, keeps_log: bool, settings: tuple[str, ...]) -> None:
+def main(
+    minutes: float, messages: int, payload_bytes: int, keeps_log: bool, trace: bool, settings: tuple[str, ...]
+) -> None:
     """Run subscriptions that come and go, and show whether memory is level (see the module)."""
     defaults = {
         "managedLedgerMaxEntriesPerLedger": "200",
@@ -203,6 +222,8 @@ def main(minutes: float, messages: int, payload_bytes: int, keeps_log: bool, set
     payload = os.urandom(payload_bytes)
     rounds: list[Round] = []
     with tempfile.TemporaryDirectory() as folder:
+        if trace:
+            os.environ["PYTHONTRACEMALLOC"] = "1"
         service = SoakedService(Path(folder), chosen)
         service.start()
         client = pulsar.Client(
@@ -211,7 +232,8 @@ def main(minutes: float, messages: int, payload_bytes: int, keeps_log: bool, set
         if keeps_log:
             for topic in _TOPICS:
                 client.subscribe(topic, "keeps", initial_position=pulsar.InitialPosition.Earliest).close()
-        print("round seconds  resident    caches  in use*      free snapshots   objects  (MiB; *beside caches)")
+        print("MiB; first all of the service, last all of its process for snapshots")
+        print("round seconds  resident    caches   buffers    blocks    tables      rest      free snapshots   objects")
         began_s = time.monotonic()
         try:
             while time.monotonic() - began_s < 60 * minutes:
@@ -222,6 +244,8 @@ def main(minutes: float, messages: int, payload_bytes: int, keeps_log: bool, set
             client.close()
             service.stop()
         log = service.log_path.read_text()
+    if trace:
+        print("\n".join(traced_growth(rounds)))
     found = growth(rounds)
     found += [f"in the log: {line}" for line in log.splitlines() if "never retrieved" in line or "Traceback" in line]
     print("\n".join(found) if found else "level: nothing grew from the second quarter to the last")

@@ -11,7 +11,9 @@ import json
 import os
 import signal
 import sys
+import tracemalloc
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from broker.cli_common import configure_logging
 from broker.config import load_config
 from broker.server import serve
 from managed_ledger.block_cache import BlockCache
+from managed_ledger.database import RocksDatabase
 from tracker.process.tuning import tune_process
 
 CENSUS_FILE: Final = "POSTDATE_SOAK_CENSUS"
@@ -77,7 +80,34 @@ def census() -> dict[str, Any]:
         "classes": dict(classes.most_common(40)),
         "cached_bytes": sum(cache.bytes_used for cache in caches),
         "malloc": malloc_bytes(),
+        "traced": traced_bytes(),
+        "rocksdb": rocksdb_bytes(one for one in objects if isinstance(one, RocksDatabase)),
     }
+
+
+def rocksdb_bytes(databases: Iterable[RocksDatabase]) -> dict[str, int]:
+    """Return what RocksDB says that the log's buffers, block cache and open tables take."""
+    names = {
+        "buffers": "rocksdb.cur-size-all-mem-tables",
+        "tables": "rocksdb.estimate-table-readers-mem",
+        "blocks": "rocksdb.block-cache-usage",
+    }
+    sizes = dict.fromkeys(names, 0)
+    for database in databases:
+        for family in database._families.values():
+            for name, key in names.items():
+                size = int(family.property_int_value(key) or 0)
+                # The families share one cache.
+                sizes[name] = max(sizes[name], size) if name == "blocks" else sizes[name] + size
+    return sizes
+
+
+def traced_bytes() -> dict[str, int]:
+    """Return which lines hold how much of Python's memory, the most first; nothing unless that is traced."""
+    if not tracemalloc.is_tracing():
+        return {}
+    statistics = tracemalloc.take_snapshot().statistics("lineno")
+    return {str(one.traceback[0]): one.size for one in statistics}
 
 
 def main(overrides: list[str]) -> int:
