@@ -13,7 +13,7 @@ from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.position import Position
 from snapshot_storage.faults import NO_FAULTS
 from whole_service.clients import SimulatedConsumer
-from whole_service.oracle import Key, SubscriptionModel, words_of
+from whole_service.oracle import Key, OffPeriod, SubscriptionModel, words_of
 from whole_service.variants import CLASSIC, DRAINING, KINDS, LAST_SENT, subscription_type
 
 if TYPE_CHECKING:
@@ -428,8 +428,8 @@ async def set_delays(sim: "Simulation", *, is_active: bool) -> None:
         sim.oracle.delays_off_at = float("inf")
         for sub in sim.oracle.subs.values():
             dispatcher = sim.dispatcher(sub)
-            if dispatcher is not None and dispatcher.tracker is not None:
-                sub.keeps_times_through = tuple(sim.last_position())
+            has_tracker = dispatcher is not None and dispatcher.tracker is not None
+            sub.off_periods.append(OffPeriod(tuple(sim.last_position()) if has_tracker else (-1, -1)))
     sim.note(f"delays are {'on' if is_active else 'off'}")
     sim.disturb_order(1.0)
     policies = DelayedDeliveryPolicies(
@@ -440,6 +440,9 @@ async def set_delays(sim: "Simulation", *, is_active: bool) -> None:
     )
     if is_active:
         sim.oracle.delays_off_at = sim.clock.now_s()
+        for sub in sim.oracle.subs.values():
+            for off in sub.off_periods:
+                off.end_s = min(off.end_s, sim.clock.now_s())
 
 
 def step_clock(sim: "Simulation") -> None:

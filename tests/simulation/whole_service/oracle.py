@@ -78,6 +78,15 @@ class InHand:
     given_at: float
 
 
+@dataclass(slots=True)
+class OffPeriod:
+    """A time in which delays were off."""
+
+    keeps_through: Key
+    """The last position of which delivery times were heeded all the same."""
+    end_s: float = float("inf")
+
+
 class SubscriptionModel:
     """What is true of one subscription."""
 
@@ -109,8 +118,8 @@ class SubscriptionModel:
         self.expiring: int | None = None
         """While entries expire: the latest time at which one can have died."""
         self.membership_changed_at = 0.0
-        self.keeps_times_through: Key = (-1, -1)
-        """The last position that was in the log when delays were switched off while it had a tracker."""
+        self.off_periods: list[OffPeriod] = []
+        """When delays were off, and what kept its time."""
         self.is_busy = False
         self.deliveries = 0
 
@@ -259,6 +268,8 @@ class Oracle:
 
     def new_subscription(self, name: str, kind: str, first: Key) -> SubscriptionModel:
         sub = self.subs[name] = SubscriptionModel(name, kind, uses_points=self._uses_points)
+        if self.delays_off_at > self._times.now_s():
+            sub.off_periods.append(OffPeriod((-1, -1)))
         self.begin_at(sub, first)
         return sub
 
@@ -411,7 +422,7 @@ class Oracle:
     def _judge_time(self, sub: SubscriptionModel, entry: Entry) -> None:
         if not entry.is_delayed or not has_delays(sub.kind) or self.is_due(entry):
             return
-        if self._were_delays_off(entry) and entry.key > sub.keeps_times_through:
+        if any(entry.published_at <= off.end_s and entry.key > off.keeps_through for off in sub.off_periods):
             return
         self.complain(
             f"{sub.name}: {entry.key} was sent {entry.deliver_at_ms - self._times.now_ms()} ms before its time"
