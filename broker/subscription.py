@@ -314,9 +314,9 @@ class Subscription:
         else:
             self._rebuild_from_ms = now_ms + round(1_000 * self._rebuild_waits.next_seconds())
         self._last_defect_ms = now_ms
-        log.critical(
-            "%s / %s: its dispatcher has stopped for a defect; its consumers are disconnected, and get what they have "
-            "not acknowledged from a new one",
+        log.warning(
+            "%s / %s: its dispatcher has stopped; its consumers are disconnected, and get what they have not "
+            "acknowledged from a new one",
             self._ledger.name,
             self.name,
         )

@@ -36,6 +36,7 @@ from dispatcher.slots import sticky_hash
 from dispatcher.stats import ConsumerStats, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.position import Position
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
+from tracker.errors import TrackerClosedError
 
 _LOG = logging.getLogger(__name__)
 
@@ -119,7 +120,11 @@ class Dispatcher:
         if self._is_closed or self.failure is not None:
             return
         self.failure = defect
-        _LOG.critical("the dispatcher of %r stops for a defect", self._cursor.name, exc_info=defect)
+        if isinstance(defect, TrackerClosedError):
+            # A shared index is closed with its topic, and a consumer may come at that moment.
+            _LOG.warning("the dispatcher of %r stops: its delayed index was closed", self._cursor.name)
+        else:
+            _LOG.critical("the dispatcher of %r stops for a defect", self._cursor.name, exc_info=defect)
         self._send_nothing_any_more()
         self._actions.clear()
         self._reader.stop()
