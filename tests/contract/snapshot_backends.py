@@ -96,9 +96,19 @@ class RocksDBBackend(Backend):
         finally:
             database.close()
 
+    def _opened_for_reading(self) -> Rdict:
+        """Open the folder, once more where the storage has compacted tables away between two steps of the opening."""
+        for tries_left in reversed(range(10)):
+            try:
+                return Rdict(str(self._path), Options(raw_mode=True), access_type=AccessType.read_only(False))
+            except Exception as error:
+                if "No such file" not in str(error) or not tries_left:
+                    raise
+        raise AssertionError("unreachable")
+
     def _items(self) -> list[tuple[bytes, bytes]]:
         # Read-only sees the folder as it is at this moment, also beside an open storage.
-        database = Rdict(str(self._path), Options(raw_mode=True), access_type=AccessType.read_only(False))
+        database = self._opened_for_reading()
         try:
             return [(key, value) for key, value in database.items() if key not in (b"format", b"next")]
         finally:
