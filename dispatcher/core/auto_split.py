@@ -8,7 +8,8 @@ A range is known by its upper bound. A member that leaves hands its range to the
 highest, the next lower one moves up. Assignments depend on history, so a rejoin need not bring them back.
 """
 
-from dispatcher.core.selector import Member, OwnerTable, StickyKeyConsumerSelector, empty_table
+from dispatcher.core.assignment import Assignment, assigned
+from dispatcher.core.selector import Member, StickyKeyConsumerSelector
 from dispatcher.errors import ConsumerAssignError
 from dispatcher.slots import FULL_RANGE
 
@@ -58,10 +59,11 @@ class HashRangeAutoSplitStickyKeyConsumerSelector(StickyKeyConsumerSelector):
         # The bound that goes is the member's own, or that of the next lower one, which moves up to the top.
         del self._bounds[at - 1 if is_top and at > 0 else at]
 
-    def _table(self) -> OwnerTable:
-        table = empty_table()
-        lower = 0
-        for bound, member in zip(self._bounds, self._members, strict=True):
-            table[lower : bound + 1] = member.index
-            lower = bound + 1
-        return table
+    def _assignment(self) -> Assignment:
+        firsts = [0, *(bound + 1 for bound in self._bounds[:-1])]
+        return assigned(
+            [
+                (first, bound, member.index)
+                for first, bound, member in zip(firsts, self._bounds, self._members, strict=False)
+            ]
+        )

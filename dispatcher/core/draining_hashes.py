@@ -16,16 +16,17 @@ entry, where PIP-379 plans 80.
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from dispatcher.core.assignment import Assignment
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fence import Consumers, OrderFence
 from dispatcher.core.items import SLOT, Item
-from dispatcher.core.selector import OwnerTable
 from managed_ledger.position import Position
 
 _SLOTS_ONE_BY_ONE_MAX: Final = 8
@@ -72,7 +73,12 @@ class DrainingHashesTracker(OrderFence):
         return [self._entry(row) for row, owner in enumerate(owners) if owner_index is None or owner == owner_index]
 
     def add_entries(
-        self, owner_index: int, slots: NDArray[np.int32], references: NDArray[np.int32], *, now_ms: int
+        self,
+        owners: NDArray[np.signedinteger] | int,
+        slots: NDArray[np.int32],
+        references: NDArray[np.int32],
+        *,
+        now_ms: int,
     ) -> None:
         """Start to drain slots that their owner holds entries of; `references` says how many of each."""
         if not len(slots):
@@ -85,7 +91,7 @@ class DrainingHashesTracker(OrderFence):
         self.slots.update(slots.astype(np.uint32))
         added = {
             "slots": slots,
-            "owners": np.full(len(slots), owner_index),
+            "owners": np.broadcast_to(owners, len(slots)),
             "references": references,
             "blocked": np.zeros(len(slots)),
             "since_ms": np.full(len(slots), now_ms),
@@ -146,21 +152,26 @@ class DrainingHashesTracker(OrderFence):
     def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
         """See base; the assignment says it all."""
 
-    def settle(self, consumers: Consumers, owners: OwnerTable, has_moved: NDArray[np.bool_], now_ms: int) -> None:
+    def settle(self, consumers: Consumers, before: Assignment, after: Assignment, now_ms: int) -> None:
         """See base."""
-        for consumer in consumers.values():
-            counts = consumer.pending.slot_counts
-            held = np.fromiter(counts, dtype=np.int32, count=len(counts))
-            references = np.fromiter(counts.values(), dtype=np.int32, count=len(counts))
-            rows = np.flatnonzero(has_moved[held])
-            held, references = held[rows], references[rows]
-            is_own = owners[held] == consumer.index
-            if self.slots and is_own.any():
-                self._clear_rows(np.isin(np.asarray(self._columns["slots"]), held[is_own]))
-            is_new = ~is_own
-            if self.slots and is_new.any():
-                is_new &= ~np.isin(held, np.asarray(self._columns["slots"]))
-            self.add_entries(consumer.index, held[is_new], references[is_new], now_ms=now_ms)
+        holding = [consumer for consumer in consumers.values() if consumer.pending.slot_counts]
+        counts = [consumer.pending.slot_counts for consumer in holding]
+        sizes = [len(of_one) for of_one in counts]
+        held = np.fromiter(chain.from_iterable(counts), dtype=np.int32, count=sum(sizes))
+        rows = np.flatnonzero(after.differs(before, held))
+        if not len(rows):
+            return
+
+        held = held[rows]
+        references = np.fromiter(chain.from_iterable(of_one.values() for of_one in counts), np.int32, sum(sizes))[rows]
+        holders = np.repeat([consumer.index for consumer in holding], sizes)[rows]
+        is_own = after.take(held) == holders
+        if self.slots and is_own.any():
+            self._clear_rows(np.isin(np.asarray(self._columns["slots"]), held[is_own]))
+        is_new = ~is_own
+        if self.slots and is_new.any():
+            is_new &= ~np.isin(held, np.asarray(self._columns["slots"]))
+        self.add_entries(holders[is_new], held[is_new], references[is_new], now_ms=now_ms)
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
         """See base."""
@@ -204,7 +215,7 @@ class DrainingHashesTracker(OrderFence):
             columns["since_ms"][row],
         )
 
-    def _check(self, consumers: Consumers, owners: OwnerTable) -> None:
+    def _check(self, consumers: Consumers, owners: Assignment) -> None:
         """See base: one holder per slot (I1), and what is held away from its owner drains, exactly (I3, I4)."""
         held: dict[int, tuple[int, int]] = {}
         for consumer in consumers.values():

@@ -13,12 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dispatcher.core.assignment import Assignment
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Item, Key
-from dispatcher.core.selector import OwnerTable
 from managed_ledger.position import Position
 
 Consumers = Mapping[int, ConsumerState]
@@ -50,8 +47,8 @@ class OrderFence(ABC):
     def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
         """Note who came. `consumers` has it already; everything before `read_position` was read."""
 
-    def settle(self, consumers: Consumers, owners: OwnerTable, has_moved: NDArray[np.bool_], now_ms: int) -> None:
-        """Note a new assignment: the owner of each slot, and which slots have another one than before."""
+    def settle(self, consumers: Consumers, before: Assignment, after: Assignment, now_ms: int) -> None:
+        """Note a new assignment."""
 
     @abstractmethod
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
@@ -72,7 +69,7 @@ class OrderFence(ABC):
     def clear(self) -> None:
         """Forget everything but who is there."""
 
-    def _check(self, consumers: Consumers, owners: OwnerTable) -> None:
+    def _check(self, consumers: Consumers, owners: Assignment) -> None:
         """Check what the fence promises; for tests."""
 
 

@@ -21,6 +21,7 @@ from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements
 from dispatcher.core.actions import Action
+from dispatcher.core.assignment import NO_OWNER, Assignment
 from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
 from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.consumers import ConsumerState
@@ -29,7 +30,7 @@ from dispatcher.core.fence import NoFence, OrderFence
 from dispatcher.core.items import COUNT, SLOT, Item, ItemRows, Key, make_items, make_rows, push_all
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.recently_joined import LastSentPositionFence, ReadPositionFence, SubscriptionView
-from dispatcher.core.selector import NO_OWNER, OwnerTable, StickyKeyConsumerSelector
+from dispatcher.core.selector import StickyKeyConsumerSelector
 from dispatcher.core.sticky_ranges import HashRangeExclusiveStickyKeyConsumerSelector
 from dispatcher.errors import ConsumerBusyError
 from managed_ledger.headers import EntryHeaders
@@ -79,7 +80,6 @@ class KeySharedCore(MultipleConsumersCore):
         self.policy = KeySharedPolicy()
         self.selector = make_selector(self.policy, config)
         self.fence = make_fence(self.policy, config, view)
-        self._owner_list: list[int] = self.selector.owners.tolist()
         self._unblocked: list[int] = []
         self._unblock_at_ms: int | None = None
         self._set_look_ahead()
@@ -93,7 +93,7 @@ class KeySharedCore(MultipleConsumersCore):
 
     def owner_of_slot(self, slot: int) -> int:
         """See base."""
-        return self._owner_list[slot]
+        return self.selector.owners[slot]
 
     # Entries.
 
@@ -159,7 +159,7 @@ class KeySharedCore(MultipleConsumersCore):
         return self.look_ahead_limit() + self.config.parked_entries_max
 
     def _offer(self, slot: int) -> None:
-        owner = self._owner_list[slot]
+        owner = self.selector.owners[slot]
         heap = self.waiting.heaps.get(slot)
         if owner == NO_OWNER or heap is None:
             return
@@ -174,7 +174,8 @@ class KeySharedCore(MultipleConsumersCore):
         if self.fence.is_active:
             super()._offer_all(slots)
             return
-        heaps, owners = self.waiting.heaps, self._owner_list
+        slots = list(slots)
+        heaps, owners = self.waiting.heaps, self.selector.owners.by_slot(len(slots))
         heads: dict[int, list[Item]] = {index: [] for index in (*self.consumers, NO_OWNER)}
         for slot in slots:
             if slot in heaps:
@@ -203,7 +204,8 @@ class KeySharedCore(MultipleConsumersCore):
         budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
         if not heads or budget <= 0:
             return []
-        heaps, owners, fence = self.waiting.heaps, self._owner_list, self.fence
+        heaps, fence = self.waiting.heaps, self.fence
+        owners = self.selector.owners.by_slot(min(len(heads), entries_max))
         returning = self.waiting.returning.slot_counts
         is_fenced = fence.is_active
         items: list[Item] = []
@@ -308,14 +310,12 @@ class KeySharedCore(MultipleConsumersCore):
             self.redelivery_counts.clear()
         return self._serve_all()
 
-    def _settle(self, before: OwnerTable) -> None:
+    def _settle(self, before: Assignment) -> None:
         """Bring the fence and waiting entries in line with a new assignment."""
         after = self.selector.owners
-        has_moved = before != after
-        self._owner_list = after.tolist()
         self._set_look_ahead()
-        self.fence.settle(self.consumers, after, has_moved, self.now_ms)
-        self._offer_all(_those_that(has_moved, self.waiting.heaps))
+        self.fence.settle(self.consumers, before, after, self.now_ms)
+        self._offer_all(_moved(before, after, self.waiting.heaps))
 
     def _adopt(self, policy: KeySharedPolicy, selector: StickyKeyConsumerSelector) -> None:
         """Take the first consumer's policy and its selector."""
@@ -335,14 +335,13 @@ class KeySharedCore(MultipleConsumersCore):
 
     def _check(self) -> None:
         super()._check()
-        assert self._owner_list == self.selector.owners.tolist()
         self.fence._check(self.consumers, self.selector.owners)
         for slot, heap in self.waiting.heaps.items():
             self._check_slot_is_offered(slot, heap[0])
 
     def _check_slot_is_offered(self, slot: int, head: Item) -> None:
         """Nothing that may be sent is left lying."""
-        owner = self._owner_list[slot]
+        owner = self.selector.owners[slot]
         is_held = slot in self._unblocked or slot in self.waiting.returning.slot_counts
         if owner == NO_OWNER or is_held or self.fence.blocks(head, owner, is_fresh=False):
             return
@@ -353,7 +352,7 @@ class KeySharedCore(MultipleConsumersCore):
         assert budget <= 0 or is_next, f"slot {slot} waits although its owner can take it"
 
 
-def _those_that(has_moved: NDArray[np.bool_], slots: Collection[int]) -> list[int]:
-    """Return the slots that moved, in order."""
-    found = np.fromiter(slots, dtype=np.int64, count=len(slots))
-    return sorted(found[has_moved[found]].tolist())
+def _moved(before: Assignment, after: Assignment, slots: Collection[int]) -> list[int]:
+    """Return the slots that have another owner, in order."""
+    found = np.fromiter(slots, dtype=np.int32, count=len(slots))
+    return sorted(found[after.differs(before, found)].tolist())

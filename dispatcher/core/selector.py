@@ -1,23 +1,18 @@
-"""Which consumer owns which slot: the interface of the three selectors, and the table they all answer with.
+"""Which consumer owns which slot: the interface of the three selectors.
 
-A selector keeps its own structure for joins and leaves, which are rare, and publishes a table with the index of the
-owner of every slot, which is what dispatching reads: one `take` for a whole batch. A change makes a new table, so the
-old and the new one can be compared slot by slot, and nothing ever sees half a change.
+A selector keeps its own structure for joins and leaves, which are rare, and publishes an `Assignment`, which is what
+dispatching reads: one `take` for a whole batch. A change makes a new one.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dispatcher.slots import SLOTS_END, HashRange
-
-OwnerTable = NDArray[np.int32]
-"""The owner's index by slot, `NO_OWNER` where there is none; `SLOTS_END` long."""
-
-NO_OWNER: Final = -1
+from dispatcher.core.assignment import NOBODYS, Assignment
+from dispatcher.slots import HashRange
 
 
 class Member(Protocol):
@@ -43,25 +38,25 @@ class StickyKeyConsumerSelector(ABC):
     """How hashes become slots under this selector."""
 
     def __init__(self) -> None:
-        self.owners: OwnerTable = empty_table()
+        self.owners: Assignment = NOBODYS
 
     def add_consumer(self, member: Member) -> None:
         """Give the member its slots, or raise `ConsumerAssignError` and change nothing."""
         self._add(member)
-        self.owners = self._table()
+        self.owners = self._assignment()
 
     def remove_consumer(self, member: Member) -> None:
         """Take the member's slots away; a member that is not known is ignored."""
         self._remove(member)
-        self.owners = self._table()
+        self.owners = self._assignment()
 
     def select(self, slot: int) -> int:
         """Return the index of the slot's owner, or `NO_OWNER`."""
-        return int(self.owners[slot])
+        return self.owners[slot]
 
     def ranges_of(self, member: Member) -> list[tuple[int, int]]:
         """Return the inclusive ranges that the member owns, in order, neighbours merged."""
-        return runs(self.owners == member.index)
+        return self.owners.ranges_of(member.index)
 
     @abstractmethod
     def _add(self, member: Member) -> None: ...
@@ -70,12 +65,7 @@ class StickyKeyConsumerSelector(ABC):
     def _remove(self, member: Member) -> None: ...
 
     @abstractmethod
-    def _table(self) -> OwnerTable: ...
-
-
-def empty_table() -> OwnerTable:
-    """Return a table in which no slot has an owner."""
-    return np.full(SLOTS_END, NO_OWNER, dtype=np.int32)
+    def _assignment(self) -> Assignment: ...
 
 
 def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -89,7 +79,7 @@ def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def impacted_ranges(
-    before: OwnerTable, after: OwnerTable, indices: Iterable[int]
+    before: Assignment, after: Assignment, indices: Iterable[int]
 ) -> dict[tuple[int, str], list[tuple[int, int]]]:
     """Return what each member lost and gained, as Pulsar reports it.
 
@@ -101,10 +91,11 @@ def impacted_ranges(
     Returns:
         The ranges by member index and "remove" or "add"; members without a change are left out.
     """
-    changed = before != after
+    tables = {"remove": before.table(), "add": after.table()}
+    changed = tables["remove"] != tables["add"]
     impacted = {}
     for index in indices:
-        for kind, table in (("remove", before), ("add", after)):
+        for kind, table in tables.items():
             ranges = runs(changed & (table == index))
             if ranges:
                 impacted[index, kind] = ranges

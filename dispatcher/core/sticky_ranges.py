@@ -6,9 +6,10 @@ limit check, as in Pulsar: what lies above 65535 or below 0 is accepted and neve
 
 from itertools import pairwise
 
-from dispatcher.core.selector import Member, OwnerTable, StickyKeyConsumerSelector, empty_table
+from dispatcher.core.assignment import Assignment, assigned
+from dispatcher.core.selector import Member, StickyKeyConsumerSelector
 from dispatcher.errors import ConsumerAssignError, RangeConflictError
-from dispatcher.slots import FULL_RANGE
+from dispatcher.slots import FULL_RANGE, SLOTS_END
 
 
 class HashRangeExclusiveStickyKeyConsumerSelector(StickyKeyConsumerSelector):
@@ -38,12 +39,13 @@ class HashRangeExclusiveStickyKeyConsumerSelector(StickyKeyConsumerSelector):
     def _remove(self, member: Member) -> None:
         self._members.pop(member.index, None)
 
-    def _table(self) -> OwnerTable:
-        table = empty_table()
-        for member in self._members.values():
-            for first, last in member.ranges:
-                table[max(first, 0) : max(last + 1, 0)] = member.index
-        return table
+    def _assignment(self) -> Assignment:
+        ranges = sorted(
+            (max(first, 0), min(last, SLOTS_END - 1), member.index)
+            for member in self._members.values()
+            for first, last in member.ranges
+        )
+        return assigned([(first, last, owner) for first, last, owner in ranges if first <= last])
 
 
 def _validate(member: Member) -> None:

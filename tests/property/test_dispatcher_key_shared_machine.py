@@ -16,6 +16,7 @@ from pyroaring import BitMap
 
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
 from dispatcher.core.actions import Action, Deliver, TrackDelayed
+from dispatcher.core.assignment import NO_OWNER
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
@@ -23,9 +24,8 @@ from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.read_plan import LedgerExtent, ReadRequest
 from dispatcher.core.recently_joined import RecentlyJoinedFence
-from dispatcher.core.selector import NO_OWNER
 from dispatcher.core.shared import SharedCore
-from dispatcher.slots import CONSISTENT_HASHING_RANGE
+from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
@@ -431,12 +431,12 @@ class _Machine(RuleBasedStateMachine):
             return
         assert isinstance(self.core, KeySharedCore)
         selector = self.core.selector
-        owners = np.full(len(selector.owners), NO_OWNER)
+        owners = np.full(SLOTS_END, NO_OWNER)
         for client in self.clients:
             for first, last in selector.ranges_of(client.state):
                 assert (owners[first : last + 1] == NO_OWNER).all(), "two consumers have one range"
                 owners[first : last + 1] = client.state.index
-        assert (owners == selector.owners).all()
+        assert (owners == selector.owners.table()).all()
         assert (owners[selector.hash_range.first : selector.hash_range.last + 1] != NO_OWNER).all()
 
     @invariant()
