@@ -22,7 +22,8 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap
 
-from tracker.actions import (
+from tracker.config import TrackerConfig
+from tracker.core.actions import (
     Action,
     DeleteSnapshot,
     Event,
@@ -35,8 +36,7 @@ from tracker.actions import (
     SnapshotCreated,
     SnapshotDeleted,
 )
-from tracker.config import TrackerConfig
-from tracker.core import TrackerCore
+from tracker.core.tracker_core import TrackerCore
 
 LIMITS: Final = (1, 2, 3, 4, 5, 10, 50)
 LIMITS_WITH_LEAST: Final = (1, 2, 3, 4, 5)

@@ -32,9 +32,9 @@ from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.heap import TRIM_INTERVAL_MS
 from tracker.process import SnapshotProcess
 from tracker.process.tuning import tune_process
+from tracker.shell.heap import TRIM_INTERVAL_MS
 from tracker.testing import FakeClock, FakeCursor
 
 LAWS: Final = ("fixed", "exponential", "week", "instant")

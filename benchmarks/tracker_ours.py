@@ -31,13 +31,13 @@ from benchmarks.tracker_workload import (
 from snapshot_storage.codec import decode_metadata_columns
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
-from tracker.actions import DeleteSnapshot, Event, LoadSegments, ReadMetadata, ReadPositions
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
+from tracker.core.actions import DeleteSnapshot, Event, LoadSegments, ReadMetadata, ReadPositions
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.process import SnapshotProcess
 from tracker.process.tuning import tune_process
-from tracker.snapshot_work import SnapshotOwner, StorageAction
+from tracker.shell.snapshot_work import SnapshotOwner, StorageAction
 from tracker.testing import FakeClock, FakeCursor
 
 BATCH_ROWS = 1_000

@@ -25,8 +25,8 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.residual_snapshots import forget_index
-from tracker.shared_cursor import SharedCursor
-from tracker.shared_index import SharedDelayedIndex
+from tracker.shared.shared_cursor import SharedCursor
+from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.stats import TrackerCounters, TrackerStats, summed
 
 log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ from snapshot_storage.inspection import (
     ownership_problems,
 )
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-from tracker.recovery import read_properties
+from tracker.bucket_properties import read_properties
 
 TASK_ENTRIES_MAX = 500_000
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from snapshot_storage.columns import DelayedIndexes, packing_of
 from snapshot_storage.snapshot import Snapshot, build_snapshot
-from tracker.due_queue import NEVER
+from tracker.columns.row_queue import NEVER
 
 
 def build_bucket(rows: DelayedIndexes, *, step_ms: int, rows_max: int) -> Snapshot:

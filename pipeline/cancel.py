@@ -47,7 +47,7 @@ from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter
 from snapshot_storage.codec import decode_metadata
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
-from tracker.recovery import read_properties
+from tracker.bucket_properties import read_properties
 
 Positions = dict[int, BitMap]
 """Entry ids by ledger id."""

@@ -24,8 +24,8 @@ from snapshot_storage.codec import (
 )
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.segment_rows import ENTRY_ID_MAX
-from tracker.membership import bitmap_of, ledger_groups
-from tracker.position_set import is_in_bitmap
+from tracker.columns.membership import bitmap_of, ledger_groups
+from tracker.columns.position_set import is_in_bitmap
 
 POSITION_COLUMNS = ("topic", "ledger_id", "entry_id")
 

@@ -24,7 +24,7 @@ from pipeline.header_log import HeaderLog
 from pipeline.log_folder import LogFolder
 from pipeline.message_metadata import MetadataFilter, metadata_of
 from pipeline.open_logs import log_folder_of, open_log, with_log
-from tracker.membership import ledger_groups
+from tracker.columns.membership import ledger_groups
 
 CSV_OPTIONS = {
     "header": "true",

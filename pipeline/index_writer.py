@@ -37,8 +37,8 @@ from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.codec import decode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.segment_rows import ENTRY_ID_MAX
-from tracker.buckets import free_key
-from tracker.recovery import read_properties
+from tracker.bucket_properties import read_properties
+from tracker.core.bucket import free_key
 
 WRITTEN_COLUMNS = ("topic", "cursor", "bucket_id", "ledger_id", "entry_id", "deliver_at_ms")
 

@@ -30,9 +30,9 @@ from pipeline.spark_tasks import OnStage, OnStep, SparkTasks, as_they_come, atte
 from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.errors import StorageAccessError
-from tracker.buckets import free_key
-from tracker.merging import groups_down_to
-from tracker.recovery import BucketProperty, read_properties
+from tracker.bucket_properties import SnapshotProperty, read_properties
+from tracker.core.bucket import free_key
+from tracker.core.merge_windows import groups_down_to
 
 BUCKETS_PER_COUNT = 200
 """Entry 0 of so many buckets is read by one task."""
@@ -121,7 +121,7 @@ def merge(
 
 def _crowded(
     owners: CursorLog, names: Sequence[CursorName], bucket_count_max: int
-) -> dict[CursorName, list[BucketProperty]]:
+) -> dict[CursorName, list[SnapshotProperty]]:
     buckets = {name: read_properties(owners.properties(name)).buckets for name in names}
     return {name: of_cursor for name, of_cursor in buckets.items() if len(of_cursor) > bucket_count_max}
 
@@ -130,7 +130,7 @@ def _counted(
     jobs: SparkTasks,
     location: str,
     job: str,
-    buckets: Mapping[CursorName, Sequence[BucketProperty]],
+    buckets: Mapping[CursorName, Sequence[SnapshotProperty]],
     on_stage: OnStage,
     on_step: OnStep,
 ) -> dict[NamedBucket, CountedBucket]:
@@ -143,7 +143,7 @@ def _counted(
     return dict(zip(named, [bucket for of_task in counted for bucket in of_task], strict=True))
 
 
-def _as_named(cursor: CursorName, bucket: BucketProperty) -> NamedBucket:
+def _as_named(cursor: CursorName, bucket: SnapshotProperty) -> NamedBucket:
     return NamedBucket(cursor, bucket.key, bucket.bucket_id)
 
 
@@ -152,7 +152,7 @@ def _count(buckets: list[NamedBucket], *, location: str, job: str) -> list[Count
 
 
 def plan_merges(
-    buckets: Mapping[CursorName, Sequence[BucketProperty]],
+    buckets: Mapping[CursorName, Sequence[SnapshotProperty]],
     counted: Mapping[NamedBucket, CountedBucket],
     bucket_count_max: int,
 ) -> list[MergeTask]:
@@ -177,7 +177,7 @@ def plan_merges(
     return sorted(tasks, key=lambda task: -task.row_count)
 
 
-def _range_of(sources: Sequence[BucketProperty]) -> LedgerRange:
+def _range_of(sources: Sequence[SnapshotProperty]) -> LedgerRange:
     return LedgerRange(
         min(source.ledgers.first_ledger_id for source in sources),
         max(source.ledgers.last_ledger_id for source in sources),

@@ -17,12 +17,12 @@ from snapshot_storage.codec import decode_metadata, decode_metadata_columns, dec
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
-from tracker.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
+from tracker.bucket_properties import SnapshotProperty
+from tracker.columns.segment_spans import table_of
 from tracker.config import TrackerConfig
-from tracker.recovery import BucketProperty
-from tracker.segment_spans import table_of
-from tracker.snapshot_merge import SegmentCutter, merged_segments, source_readers
-from tracker.snapshot_work import positions_read
+from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
+from tracker.shell.snapshot_merge import SegmentCutter, merged_segments, source_readers
+from tracker.shell.snapshot_work import positions_read
 
 _SERIAL: Final = 0
 """There is no core that would have to tell buckets apart."""
@@ -58,7 +58,7 @@ class MergeTask(NamedTuple):
 
     cursor: CursorName
     bucket_key: str
-    sources: tuple[BucketProperty, ...]
+    sources: tuple[SnapshotProperty, ...]
     """In order of their ledgers."""
     row_count: int
 

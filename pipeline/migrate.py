@@ -33,7 +33,7 @@ from snapshot_storage.copying import check_copy, copy_snapshot, found_copy, segm
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.inspection import matched
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-from tracker.recovery import read_properties
+from tracker.bucket_properties import read_properties
 
 TASKS_PER_CORE = 6
 

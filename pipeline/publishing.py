@@ -22,7 +22,7 @@ from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.object_format import DecodedObject
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-from tracker.recovery import read_properties
+from tracker.bucket_properties import read_properties
 
 WRITES_IN_FLIGHT = 4
 

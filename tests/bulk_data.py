@@ -13,7 +13,7 @@ from pipeline.cursor_log import CursorLog
 from pipeline.rules import RebuildRules
 from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
 from tests.live_index import NOW_MS, StoredEntries, live_index
-from tracker.recovery import read_properties
+from tracker.bucket_properties import read_properties
 
 ENTRIES_PER_LEDGER = 100
 

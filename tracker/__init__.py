@@ -1,6 +1,13 @@
 """Delayed delivery trackers: which positions are delayed, and which are due.
 
-The index that a tracker holds is derived from the log and can always be rebuilt from it. `core` decides, purely
-and synchronously; `bucket_tracker` is the asyncio shell around it; `in_memory` is the tracker without snapshots.
-Start reading at `delayed_delivery_tracker`, the interface that a dispatcher sees.
+The index that a tracker holds is derived from the log and can always be rebuilt from it. What other rooms use is in
+this folder: `delayed_delivery_tracker` is the interface that a dispatcher sees, `bucket_tracker` and `in_memory` are
+the trackers, `config`, `stats`, `errors` and `testing` belong to them; `bucket_properties` and `residual_snapshots` are
+about snapshots whose cursor has no tracker. Within:
+
+    columns/   rows and positions, as arrays and bitmaps                        pure
+    core/      every decision about buckets                                     pure
+    shell/     runs the core's actions on an event loop
+    process/   does the work on a storage in a process of its own
+    shared/    one index for all subscriptions of a topic
 """

@@ -15,7 +15,9 @@ from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from snapshot_storage.columns import DelayedIndexes
-from tracker.bucket_tracker import TIMER_MS_MAX, Clock
+from tracker.columns.membership import Membership, bitmap_of, ledger_groups
+from tracker.columns.offers import check_offer, check_tick_time, columns_of
+from tracker.columns.row_queue import LATEST_MS, NEVER
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
@@ -23,11 +25,9 @@ from tracker.delayed_delivery_tracker import (
     ScheduledMessages,
     TrackerContext,
 )
-from tracker.due_queue import LATEST_MS, NEVER
 from tracker.errors import TrackerClosedError
-from tracker.membership import Membership, bitmap_of, ledger_groups
-from tracker.offers import check_offer, check_tick_time, columns_of
-from tracker.wake_up import WakeUp
+from tracker.shell.bucket_tracker import TIMER_MS_MAX, Clock
+from tracker.shell.wake_up import WakeUp
 
 Int64Array = NDArray[np.int64]
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Mapping
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+from tracker.bucket_properties import SnapshotProperty, read_properties
 from tracker.delayed_delivery_tracker import TrackedCursor
-from tracker.recovery import BucketProperty, read_properties
-from tracker.snapshot_work import is_deletable
+from tracker.shell.snapshot_work import is_deletable
 
 
 def is_named(properties: Mapping[str, str], info: BucketSnapshotInfo) -> bool:
@@ -153,7 +153,7 @@ class ResidualSnapshots:
         return asyncio.timeout(self._timeout_ms / 1_000)
 
 
-async def _forget(cursor: TrackedCursor, bucket: BucketProperty, is_unattended: Callable[[], bool]) -> None:
+async def _forget(cursor: TrackedCursor, bucket: SnapshotProperty, is_unattended: Callable[[], bool]) -> None:
     """Remove a property whose snapshot is gone.
 
     A tracker that has come meanwhile finds that out by itself, and may have named another snapshot by the same key.

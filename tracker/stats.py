@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from tracker.actions import Action, DeleteSnapshot, LoadSegments, MergeBuckets, PersistBucket
+from tracker.core.actions import Action, DeleteSnapshot, LoadSegments, MergeBuckets, PersistBucket
 
 LATENCY_BOUNDS_MS: Final = (50, 100, 500, 1_000, 5_000, 30_000, 60_000)
 """The `quantile` label: an operation counts in the first bound it does not exceed; beyond all, in `overflow`."""

@@ -19,11 +19,11 @@ from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tracker.actions import Action, ActionFailed, Event
 from tracker.config import TrackerConfig
-from tracker.core import TrackerCore
+from tracker.core.actions import Action, ActionFailed, Event
+from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.snapshot_work import SnapshotWork, StorageWork, is_lost, lost_bucket_id
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork, is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 CONFIG = TrackerConfig(

@@ -44,7 +44,7 @@ from tests.bulk_oracle import Index, Oracle, Position, Row, differences
 from tests.contract.s3_servers import BUCKET, RealServer, VersityServer
 from tests.live_index import NOW_MS
 from tests.spark_session import S3_CREDENTIALS
-from tracker.recovery import read_properties
+from tracker.bucket_properties import read_properties
 
 pytestmark = [
     pytest.mark.java,

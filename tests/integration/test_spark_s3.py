@@ -31,7 +31,7 @@ from tests.bulk_data import RULES, Header, live, some_times, stored, write_log
 from tests.contract.s3_servers import BUCKET, MinioServer, RealServer, VersityServer
 from tests.live_index import NOW_MS, StoredEntries
 from tests.spark_session import S3_CREDENTIALS
-from tracker.recovery import read_properties
+from tracker.bucket_properties import read_properties
 
 pytestmark = [
     pytest.mark.java,

@@ -16,11 +16,11 @@ import pytest
 from snapshot_storage.codec import decode_metadata, decode_segments
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tracker.actions import Action, ActionFailed, Event, MergeBuckets, PutProperty, SnapshotCreated
 from tracker.config import TrackerConfig
-from tracker.core import TrackerCore
+from tracker.core.actions import Action, ActionFailed, Event, MergeBuckets, PutProperty, SnapshotCreated
+from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.snapshot_work import SnapshotWork, StorageWork, is_lost, lost_bucket_id
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork, is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 Position = tuple[int, int]

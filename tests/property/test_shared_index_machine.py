@@ -25,9 +25,9 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shared_cursor import SharedCursor
-from tracker.shared_index import SharedDelayedIndex
-from tracker.shared_view import SharedIndexView
+from tracker.shared.shared_cursor import SharedCursor
+from tracker.shared.shared_index import SharedDelayedIndex
+from tracker.shared.shared_view import SharedIndexView
 from tracker.testing import FakeCursor, VirtualTimeLoop, run_inline, virtual_now_ms
 
 Key = tuple[int, int]

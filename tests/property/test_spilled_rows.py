@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot_storage.columns import DelayedIndexes
-from tracker.due_queue import RowKey
-from tracker.spilled_rows import SpilledRows, row_count_before, row_count_through
+from tracker.columns.row_queue import RowKey
+from tracker.shared.spilled_rows import SpilledRows, row_count_before, row_count_through
 
 KEYS = st.builds(RowKey, st.integers(0, 9), st.integers(0, 3), st.integers(0, 3))
 BATCHES = st.lists(st.sets(KEYS, max_size=12), max_size=6)

@@ -15,8 +15,8 @@ from snapshot_storage.codec import decode_segments
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
+from tracker.core.merge_windows import WINDOW_MAX, window_to_merge
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.merging import WINDOW_MAX, window_to_merge
 from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 
 SIZES = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=12)

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tracker.columns.membership import LEDGER_ID_MAX
 from tracker.config import TrackerConfig
-from tracker.core import TrackerCore
+from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.membership import LEDGER_ID_MAX
-from tracker.snapshot_work import SnapshotWork, StorageWork
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 from tracker.testing import FakeCursor, run_inline
 
 LEDGERS = st.one_of(st.integers(0, 3), st.integers(0, LEDGER_ID_MAX))

@@ -25,8 +25,8 @@ from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerContext
-from tracker.shared_cursor import SharedCursor
-from tracker.shared_index import SharedDelayedIndex
+from tracker.shared.shared_cursor import SharedCursor
+from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.testing import FakeCursor as IndexCursor
 from tracker.testing import run_inline
 

@@ -23,11 +23,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
-from tracker.heap import TRIM_INTERVAL_MS, Heap, trim_of_c_library
 from tracker.process.channel import ChannelEnd
 from tracker.process.messages import NO_CALL, STORAGE, WORKER, WRITERS_FROM, Answer, Call, Cancel, Logged, Opening
 from tracker.process.tuning import give_way, tune_process
-from tracker.snapshot_work import StorageWork, rows_handled
+from tracker.shell.heap import TRIM_INTERVAL_MS, Heap, trim_of_c_library
+from tracker.shell.snapshot_work import StorageWork, rows_handled
 
 
 class _Host:

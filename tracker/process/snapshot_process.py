@@ -29,10 +29,10 @@ from snapshot_storage.storage import (
     check_segment_range,
     writer_is_done,
 )
-from tracker.actions import Event, MergeBuckets, PersistBucket, SnapshotCreated
+from tracker.core.actions import Event, MergeBuckets, PersistBucket, SnapshotCreated
 from tracker.process.child import Child, Recipe, in_words, started
 from tracker.process.messages import STORAGE, WORKER, Call
-from tracker.snapshot_work import SnapshotOwner, StorageAction, StorageWorker
+from tracker.shell.snapshot_work import SnapshotOwner, StorageAction, StorageWorker
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerContext
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
-from tracker.shared_cursor import SharedCursor
-from tracker.shared_index import SharedDelayedIndex
+from tracker.shared.shared_cursor import SharedCursor
+from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.testing import FakeCursor as IndexCursor
 from tracker.testing import run_inline
 

@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from pipeline.batch_mark import BatchMark
-from tracker.recovery import read_properties
+from tracker.bucket_properties import read_properties
 
 
 def test_a_mark_stands_for_its_batch_and_those_before_of_its_own_stream() -> None:

@@ -18,19 +18,19 @@ from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.codec import decode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tracker.merging import groups_down_to, window_to_merge
-from tracker.recovery import BucketProperty
+from tracker.bucket_properties import SnapshotProperty
+from tracker.core.merge_windows import groups_down_to, window_to_merge
 
 CURSOR = CursorName("t", "c")
 RULES = RebuildRules(now_ms=0, step_ms=1_000, rows_max=7)
 Row = tuple[int, int, int]
 
 
-def _bucket(first: int, last: int, bucket_id: int) -> BucketProperty:
-    return BucketProperty(bucket_key(first, last), LedgerRange(first, last), bucket_id)
+def _bucket(first: int, last: int, bucket_id: int) -> SnapshotProperty:
+    return SnapshotProperty(bucket_key(first, last), LedgerRange(first, last), bucket_id)
 
 
-def _named(bucket: BucketProperty) -> NamedBucket:
+def _named(bucket: SnapshotProperty) -> NamedBucket:
     return NamedBucket(CURSOR, bucket.key, bucket.bucket_id)
 
 

@@ -21,10 +21,10 @@ from snapshot_storage.storage import BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
+from tracker.core.circuit_breakers import FIRST_TRY_WAIT_MS_MAX
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
-from tracker.lanes import FIRST_TRY_WAIT_MS_MAX
-from tracker.snapshot_creates import SnapshotCreates
+from tracker.shell.snapshot_creates import SnapshotCreates
 from tracker.stats import BucketOperation
 from tracker.testing import VIRTUAL_START_MS as START_MS
 from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
@@ -250,7 +250,7 @@ def test_an_hour_of_outage_is_told_once_and_fills_memory_up_to_the_limit(
         await world.rest()
         world.storage.is_down, world.storage.is_hanging = how == "down", how == "hanging"
         world.storage.calls.clear()
-        caplog.set_level("INFO", "tracker.bucket_tracker")
+        caplog.set_level("INFO", "tracker.shell.bucket_tracker")
         add(tracker, HOUR_S * 500, 1)
         for ledger_id in range(2, 100):
             if tracker.should_pause_all_deliveries():

@@ -14,7 +14,8 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
 from snapshot_storage.codec import encode_metadata, encode_segment, segment_metadata
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tracker.actions import (
+from tracker.config import TrackerConfig
+from tracker.core.actions import (
     Action,
     ActionFailed,
     ListSnapshots,
@@ -25,12 +26,11 @@ from tracker.actions import (
     ReadMetadata,
     ReadPositions,
 )
-from tracker.buckets import Bucket
-from tracker.config import TrackerConfig
-from tracker.core import TrackerCore
+from tracker.core.bucket import Bucket
+from tracker.core.position_cache import COOL_AFTER_MS, READS_IN_FLIGHT_MAX
+from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.questions import COOL_AFTER_MS, READS_IN_FLIGHT_MAX
-from tracker.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, StorageWork, is_lost, lost_bucket_id
+from tracker.shell.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, StorageWork, is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 NOW_MS = 1_000
@@ -124,7 +124,7 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture(autouse=True)
 def _are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recovery leaves buckets cold, as it does where they have many bitmaps."""
-    monkeypatch.setattr("tracker.snapshot_work.BITMAPS_AT_ONCE_MAX", 0)
+    monkeypatch.setattr("tracker.shell.snapshot_work.BITMAPS_AT_ONCE_MAX", 0)
 
 
 @pytest.fixture
@@ -595,7 +595,7 @@ def test_a_bucket_of_few_bitmaps_is_warm_after_recovery(driver: Driver, monkeypa
     driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
     driver.answer_all()
     driver.cursor.acknowledge(4, 4)
-    monkeypatch.setattr("tracker.snapshot_work.BITMAPS_AT_ONCE_MAX", 5)
+    monkeypatch.setattr("tracker.shell.snapshot_work.BITMAPS_AT_ONCE_MAX", 5)
     driver.recover()
     driver.answer(driver.waiting(ReadMetadata)[0])
 
@@ -700,7 +700,7 @@ def test_only_so_many_buckets_are_read_and_kept_warm_at_once(
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory stays bounded when the whole log is asked about; each gets its turn."""
-    monkeypatch.setattr("tracker.questions.WARM_BYTES_MAX", 2_000)
+    monkeypatch.setattr("tracker.core.position_cache.WARM_BYTES_MAX", 2_000)
     driver = Driver(runner)
     driver.add(*((900_000, n, n) for n in range(1, 42)))
     driver.answer_all()
@@ -722,7 +722,7 @@ def test_all_buckets_that_have_a_ledger_become_known_together(
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever their bitmaps take: if one cooled before the next is read, nobody would ever read that ledger."""
-    monkeypatch.setattr("tracker.questions.WARM_BYTES_MAX", 1)
+    monkeypatch.setattr("tracker.core.position_cache.WARM_BYTES_MAX", 1)
     driver = Driver(runner, index_count_per_bucket_min=3, index_count_per_bucket_max=3)
     driver.add(*((900_000, ledger, entry) for entry, ledger in enumerate([1, 1, 2, 2, 2, 2, 2, 3, 3])))
     driver.core.seal(index_count_min=1)
@@ -752,7 +752,7 @@ def test_a_ledger_that_is_asked_about_all_the_time_does_not_keep_another_one_wai
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bucket never cools, and takes all the memory that there is."""
-    monkeypatch.setattr("tracker.questions.WARM_BYTES_MAX", 1)
+    monkeypatch.setattr("tracker.core.position_cache.WARM_BYTES_MAX", 1)
     driver = Driver(runner)
     driver.add(*((900_000, n, n) for n in range(1, 12)))
     driver.answer_all()
@@ -1241,7 +1241,7 @@ def test_what_was_handed_out_before_a_clock_stepped_back_does_not_come_from_the_
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in a segment that is due later now, and nobody knows which of its positions are tracked."""
-    monkeypatch.setattr("tracker.questions.WARM_BYTES_MAX", 0)
+    monkeypatch.setattr("tracker.core.position_cache.WARM_BYTES_MAX", 0)
     driver = Driver(runner, prefetch_ms=0, segment_step_ms_max=1)
     driver.add(*((2_000 + n, n, n) for n in range(1, 7)))
     driver.now_ms = 2_003

@@ -12,8 +12,8 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDe
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
-from tracker.shared_cursor import SharedCursor
-from tracker.shared_index import SharedDelayedIndex
+from tracker.shared.shared_cursor import SharedCursor
+from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.testing import VIRTUAL_START_MS as START_MS
 from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 

@@ -1,6 +1,6 @@
 """When a process gives memory back."""
 
-from tracker.heap import ROWS_FREED_MIN, TRIM_INTERVAL_MS, Heap, trim_of_c_library
+from tracker.shell.heap import ROWS_FREED_MIN, TRIM_INTERVAL_MS, Heap, trim_of_c_library
 
 
 def test_a_heap_is_trimmed_after_much_was_freed_and_not_too_often() -> None:

@@ -5,8 +5,8 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
-from tracker.due_queue import last_key_at
-from tracker.index import Index
+from tracker.columns.row_queue import last_key_at
+from tracker.core.index import Index
 
 
 def _index() -> Index:

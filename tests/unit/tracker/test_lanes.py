@@ -2,10 +2,10 @@
 
 from random import Random
 
+from tracker.columns.row_queue import NEVER
 from tracker.config import TrackerConfig
-from tracker.due_queue import NEVER
-from tracker.lanes import FAILURES_BEFORE_PROBING, FIRST_TRY_WAIT_MS_MAX, Lane
-from tracker.retry import Retry
+from tracker.core.circuit_breakers import FAILURES_BEFORE_PROBING, FIRST_TRY_WAIT_MS_MAX, Lane
+from tracker.core.retry import Retry
 
 CONFIG = TrackerConfig()
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from tracker.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, Membership, bitmap_of, ledger_bitmaps
+from tracker.columns.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, Membership, bitmap_of, ledger_bitmaps
 
 Position = tuple[int, int]
 ENTRY_IDS = st.one_of(st.integers(0, 40), st.integers(ENTRY_ID_MAX - 3, ENTRY_ID_MAX))

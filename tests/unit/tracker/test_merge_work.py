@@ -17,11 +17,11 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.snapshot import build_snapshot
 from snapshot_storage.storage import BucketSnapshotStorage, BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tracker.actions import MergeBuckets, MergeSource, SnapshotCreated
+from tracker.columns.segment_spans import table_of
 from tracker.config import TrackerConfig
+from tracker.core.actions import MergeBuckets, MergeSource, SnapshotCreated
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.segment_spans import table_of
-from tracker.snapshot_work import SPANS_PER_BUCKET, SnapshotWork, StorageWork
+from tracker.shell.snapshot_work import SPANS_PER_BUCKET, SnapshotWork, StorageWork
 from tracker.testing import FakeCursor, run_inline, run_virtually
 
 CONFIG = TrackerConfig()

@@ -15,8 +15,8 @@ from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
-from tracker.shared_cursor import SharedCursor
-from tracker.shared_index import SharedDelayedIndex
+from tracker.shared.shared_cursor import SharedCursor
+from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.testing import FakeClock, FakeCursor, run_inline
 
 NOW_MS = 1_000_000

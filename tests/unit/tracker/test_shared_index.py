@@ -13,12 +13,12 @@ from managed_ledger.position import Position
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
+from tracker.columns.position_set import PositionSet, is_in_bitmap
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.position_set import PositionSet, is_in_bitmap
-from tracker.shared_cursor import SharedCursor
-from tracker.shared_index import SharedDelayedIndex
-from tracker.shared_view import SharedIndexView
+from tracker.shared.shared_cursor import SharedCursor
+from tracker.shared.shared_index import SharedDelayedIndex
+from tracker.shared.shared_view import SharedIndexView
 from tracker.testing import VIRTUAL_START_MS as START_MS
 from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 

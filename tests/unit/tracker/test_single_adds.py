@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tracker import single_adds
 from tracker.config import TrackerConfig
-from tracker.core import TrackerCore
-from tracker.single_adds import SINGLES_MAX
+from tracker.core import single_adds
+from tracker.core.single_adds import SINGLES_MAX
+from tracker.core.tracker_core import TrackerCore
 from tracker.testing import FakeCursor
 
 NOW_MS = 1_000

@@ -20,11 +20,11 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
-from tracker.shared_cursor import SharedCursor
-from tracker.shared_index import SharedDelayedIndex
+from tracker.shared.shared_cursor import SharedCursor
+from tracker.shared.shared_index import SharedDelayedIndex
+from tracker.shell.wake_up import WakeUp
 from tracker.testing import VIRTUAL_START_MS as START_MS
 from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
-from tracker.wake_up import WakeUp
 
 KINDS = ("bucket", "in-memory", "shared")
 CONFIG = TrackerConfig(index_count_per_bucket_min=3, is_deliver_at_time_strict=True, tick_time_ms=1)

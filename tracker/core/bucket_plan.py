@@ -10,7 +10,8 @@ from itertools import islice, pairwise
 from typing import Final
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.actions import (
+from tracker.columns.row_queue import NEVER
+from tracker.core.actions import (
     Action,
     DeleteSnapshot,
     ListSnapshots,
@@ -23,11 +24,10 @@ from tracker.actions import (
     ReadPositions,
     RemoveProperty,
 )
-from tracker.bucket_set import BucketSet
-from tracker.buckets import Bucket, BucketState, free_key
-from tracker.due_queue import NEVER
-from tracker.loads import LOAD_ROW_COUNT_MAX
-from tracker.merging import windows_to_merge
+from tracker.core.bucket import Bucket, BucketState, free_key
+from tracker.core.bucket_set import BucketSet
+from tracker.core.loads import LOAD_ROW_COUNT_MAX
+from tracker.core.merge_windows import windows_to_merge
 
 REMOVALS_MAX: Final = 256
 """So many buckets that are exhausted are removed in one turn, which takes some milliseconds."""

@@ -8,9 +8,9 @@ way), what is handed out of the range is remembered, and rows of these positions
 from collections.abc import Iterable
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.buckets import NOT_SERVED, Bucket, BucketState
-from tracker.due_queue import NEVER
-from tracker.index import Index
+from tracker.columns.row_queue import NEVER
+from tracker.core.bucket import NOT_SERVED, Bucket, BucketState
+from tracker.core.index import Index
 
 
 class Doubts:

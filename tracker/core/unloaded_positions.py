@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap
 
 from snapshot_storage.columns import DelayedIndexes
-from tracker.actions import ReadPositions
-from tracker.membership import Membership
-from tracker.position_sums import subtract, sum_of
-from tracker.retry import Retry
+from tracker.columns.membership import Membership
+from tracker.columns.position_sums import subtract, sum_of
+from tracker.core.actions import ReadPositions
+from tracker.core.retry import Retry
 
 
 @dataclass(slots=True, eq=False)

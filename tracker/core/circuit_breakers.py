@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from random import Random
 from typing import Final
 
-from tracker.actions import (
+from tracker.columns.row_queue import NEVER
+from tracker.config import TrackerConfig
+from tracker.core.actions import (
     Action,
     DeleteSnapshot,
     Event,
@@ -29,10 +31,8 @@ from tracker.actions import (
     SnapshotCreated,
     SnapshotDeleted,
 )
-from tracker.buckets import Bucket, BucketState
-from tracker.config import TrackerConfig
-from tracker.due_queue import NEVER
-from tracker.retry import Retry, backoff_ms
+from tracker.core.bucket import Bucket, BucketState
+from tracker.core.retry import Retry, backoff_ms
 
 FAILURES_BEFORE_PROBING: Final = 3
 """One failing call may be the fault of one bucket; so many in a row are the storage's."""

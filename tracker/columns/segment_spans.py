@@ -3,7 +3,7 @@
 import numpy as np
 
 from snapshot_storage.metadata_columns import MetadataColumns
-from tracker.actions import Int64Array, SegmentTable
+from tracker.core.actions import Int64Array, SegmentTable
 
 
 def table_of(columns: MetadataColumns, span_rows: int) -> SegmentTable:

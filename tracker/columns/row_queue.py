@@ -177,7 +177,7 @@ def sorted_rows(parts: Sequence[DelayedIndexes]) -> DelayedIndexes:
     return rows if order is None else rows.take(order)
 
 
-class DueQueue:
+class RowQueue:
     """Rows to be handed out in order of time, then position."""
 
     __slots__ = ("_chunks", "_chunks_rows", "_few", "_runs", "_runs_rows", "next_ms")
@@ -256,7 +256,7 @@ class DueQueue:
         runs.append(run)
         self._runs = runs
 
-    def absorb(self, other: "DueQueue") -> None:
+    def absorb(self, other: "RowQueue") -> None:
         """Take all rows of another queue, which must not be used any more; its runs stay as they are."""
         other._fold()
         self._runs += other._runs
@@ -351,7 +351,7 @@ def _sorted_run(parts: Sequence[Columns]) -> Run:
     return Run(*columns) if order is None else Run(*(column[order] for column in columns))
 
 
-def pop_sorted(queues: Sequence[DueQueue], through: RowKey, limit: int, *, rest: Rest) -> Columns:
+def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int, *, rest: Rest) -> Columns:
     """Take the first rows of all queues that are not behind `through`, at most `limit`, in order.
 
     Fewer than `limit` may come although more are due: call again until none come. Where many runs had to be merged,

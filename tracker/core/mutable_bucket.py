@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.bucket_set import BucketSet
+from tracker.columns.row_queue import LATEST_MS
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.due_queue import LATEST_MS
-from tracker.index import Index
+from tracker.core.bucket_set import BucketSet
+from tracker.core.index import Index
 
 Int64Array = NDArray[np.int64]
 

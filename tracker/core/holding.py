@@ -7,8 +7,8 @@ every turn. So the earliest time and the number of rows are kept, and counted ag
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from tracker.due_queue import NEVER, DueQueue
-from tracker.membership import Membership
+from tracker.columns.membership import Membership
+from tracker.columns.row_queue import NEVER, RowQueue
 
 
 class Holding:
@@ -18,7 +18,7 @@ class Holding:
 
     def __init__(self) -> None:
         self.members = Membership()
-        self.queue = DueQueue()
+        self.queue = RowQueue()
         self.is_popped = False
         """Whether rows may have been taken from the front."""
 

@@ -20,16 +20,16 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
-from tracker import bucket_events, bucket_plan
-from tracker.actions import Action, Event
-from tracker.bucket_set import BucketSet, total_size_bytes
+from tracker.bucket_properties import BucketProperties, read_properties
+from tracker.columns.membership import ENTRY_ID_MAX, bitmap_of, ledger_groups
+from tracker.columns.offers import check_offer, check_tick_time, columns_of
+from tracker.columns.row_queue import LATEST_MS, NEVER, last_key_at
 from tracker.config import TrackerConfig
-from tracker.due_queue import LATEST_MS, NEVER, last_key_at
-from tracker.index import Index
-from tracker.membership import ENTRY_ID_MAX, bitmap_of, ledger_groups
-from tracker.mutable_bucket import MutableBucket
-from tracker.offers import check_offer, check_tick_time, columns_of
-from tracker.recovery import BucketProperties, read_properties
+from tracker.core import bucket_events, bucket_plan
+from tracker.core.actions import Action, Event
+from tracker.core.bucket_set import BucketSet, total_size_bytes
+from tracker.core.index import Index
+from tracker.core.mutable_bucket import MutableBucket
 
 Int64Array = NDArray[np.int64]
 

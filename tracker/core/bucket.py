@@ -20,12 +20,12 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.columns import DelayedIndexes
-from tracker.actions import Action, LoadSegments, SegmentTable
-from tracker.due_queue import NEVER, RowKey
-from tracker.holding import Holding
-from tracker.membership import LEDGER_ID_MAX
-from tracker.retry import Retry
-from tracker.unread import UnreadPositions
+from tracker.columns.membership import LEDGER_ID_MAX
+from tracker.columns.row_queue import NEVER, RowKey
+from tracker.core.actions import Action, LoadSegments, SegmentTable
+from tracker.core.holding import Holding
+from tracker.core.retry import Retry
+from tracker.core.unloaded_positions import UnreadPositions
 
 
 class BucketState(Enum):

@@ -11,7 +11,7 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, parse_bu
 
 
 @dataclass(frozen=True, slots=True)
-class BucketProperty:
+class SnapshotProperty:
     """A property that names a bucket's snapshot."""
 
     key: str
@@ -23,7 +23,7 @@ class BucketProperty:
 class BucketProperties:
     """All that a cursor's properties say about buckets."""
 
-    buckets: list[BucketProperty]
+    buckets: list[SnapshotProperty]
     """In order of ledgers."""
     malformed: dict[str, str]
     """Properties with the prefix that name no bucket."""
@@ -39,10 +39,10 @@ def read_properties(properties: Mapping[str, str]) -> BucketProperties:
     """Return what the properties say about buckets.
 
     >>> read_properties({"#pulsar.internal.delayed.bucket_1_5": "7", "owner": "me"}).buckets
-    [BucketProperty(key='#pulsar.internal.delayed.bucket_1_5',
+    [SnapshotProperty(key='#pulsar.internal.delayed.bucket_1_5',
                     ledgers=LedgerRange(first_ledger_id=1, last_ledger_id=5), bucket_id=7)]
     """
-    buckets: list[BucketProperty] = []
+    buckets: list[SnapshotProperty] = []
     malformed: dict[str, str] = {}
     for key, value in properties.items():
         if not key.startswith(BUCKET_KEY_PREFIX):
@@ -51,6 +51,6 @@ def read_properties(properties: Mapping[str, str]) -> BucketProperties:
         if ledgers is None or bucket_id is None:
             malformed[key] = value
             continue
-        buckets.append(BucketProperty(key, ledgers, bucket_id))
+        buckets.append(SnapshotProperty(key, ledgers, bucket_id))
     buckets.sort(key=lambda bucket: (bucket.ledgers, bucket.bucket_id))
     return BucketProperties(buckets, malformed)

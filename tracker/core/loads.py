@@ -15,9 +15,9 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from tracker.buckets import Bucket
-from tracker.due_queue import NEVER, RowKey
-from tracker.lanes import Lane
+from tracker.columns.row_queue import NEVER, RowKey
+from tracker.core.bucket import Bucket
+from tracker.core.circuit_breakers import Lane
 
 LOAD_ROW_COUNT_MAX: Final = 16_384
 """Segments are loaded together up to this many rows: small ones cost a call each otherwise."""

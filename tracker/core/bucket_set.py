@@ -13,20 +13,20 @@ from random import Random
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.actions import ListSnapshots
-from tracker.buckets import NOT_SERVED, Bucket, BucketState, free_key
+from tracker.bucket_properties import SnapshotProperty
+from tracker.columns.ledger_ranges import LedgerRanges
+from tracker.columns.row_queue import NEVER, RowKey, last_key_at
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.doubts import Doubts
-from tracker.due_queue import NEVER, RowKey, last_key_at
-from tracker.frontier import Frontier
-from tracker.holding import Holding
-from tracker.index import Index
-from tracker.lanes import Lanes
-from tracker.ledger_ranges import LedgerRanges
-from tracker.loads import Loads
-from tracker.questions import Questions
-from tracker.recovery import BucketProperty
-from tracker.retry import Retry
+from tracker.core.actions import ListSnapshots
+from tracker.core.bucket import NOT_SERVED, Bucket, BucketState, free_key
+from tracker.core.circuit_breakers import Lanes
+from tracker.core.frontier import Frontier
+from tracker.core.holding import Holding
+from tracker.core.index import Index
+from tracker.core.loads import Loads
+from tracker.core.overlaps import Doubts
+from tracker.core.position_cache import Questions
+from tracker.core.retry import Retry
 
 _STATE_IS_IDLE = frozenset({BucketState.SEALED, BucketState.GONE})
 
@@ -210,7 +210,7 @@ class BucketSet:
             self.doubts.mark(bucket)
         self.index.residents.append(rows)
 
-    def recover(self, properties: Iterable[BucketProperty], foreign_ids: Iterable[int], now_ms: int) -> None:
+    def recover(self, properties: Iterable[SnapshotProperty], foreign_ids: Iterable[int], now_ms: int) -> None:
         """Begin to recover the buckets that the cursor's properties name."""
         self.foreign_ids = frozenset(foreign_ids)
         ids: set[int] = set()

@@ -22,7 +22,12 @@ from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotStorage,
 )
-from tracker.actions import (
+from tracker.columns.membership import Membership
+from tracker.columns.position_sums import sum_of_bitmaps
+from tracker.columns.row_queue import sorted_rows
+from tracker.columns.segment_spans import table_of
+from tracker.config import TrackerConfig
+from tracker.core.actions import (
     Action,
     DeleteSnapshot,
     Event,
@@ -45,14 +50,9 @@ from tracker.actions import (
     SnapshotIsAlien,
     SnapshotsListed,
 )
-from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.due_queue import sorted_rows
-from tracker.membership import Membership
-from tracker.position_sums import sum_of_bitmaps
-from tracker.segment_spans import table_of
-from tracker.snapshot_creates import SnapshotCreates
-from tracker.snapshot_merge import RunBlocking, SegmentCutter, merged_segments, source_readers
+from tracker.shell.snapshot_creates import SnapshotCreates
+from tracker.shell.snapshot_merge import RunBlocking, SegmentCutter, merged_segments, source_readers
 
 SPANS_PER_BUCKET: Final = 200
 """A bucket of the least size has about so many spans at most, whatever its times: a tenth of a byte a row."""

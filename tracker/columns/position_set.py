@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from tracker.membership import bitmap_of, ledger_groups
+from tracker.columns.membership import bitmap_of, ledger_groups
 
 Int64Array = NDArray[np.int64]
 

@@ -15,13 +15,13 @@ from snapshot_storage.codec import encode_metadata_of, encode_segments
 from snapshot_storage.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.segmenter import segment_ends
-from tracker.actions import Int64Array, MergeBuckets, MergeSource, PositionsRead, ReadPositions, SegmentTable
+from tracker.columns.membership import Membership, is_in
+from tracker.columns.position_sums import subtract, sum_of
+from tracker.columns.row_queue import RowKey, sorted_rows
+from tracker.columns.segment_spans import spans_of
 from tracker.config import TrackerConfig
-from tracker.due_queue import RowKey, sorted_rows
-from tracker.membership import Membership, is_in
-from tracker.merging import WINDOW_MAX
-from tracker.position_sums import subtract, sum_of
-from tracker.segment_spans import spans_of
+from tracker.core.actions import Int64Array, MergeBuckets, MergeSource, PositionsRead, ReadPositions, SegmentTable
+from tracker.core.merge_windows import WINDOW_MAX
 
 MERGE_ROWS_MAX = 65_536
 """A merge reads about this many rows of each source at a time, fewer of many sources."""

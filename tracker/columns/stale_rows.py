@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tracker.due_queue import DueQueue, RowKey, Run
+from tracker.columns.row_queue import RowKey, RowQueue, Run
 
 Int64Array = NDArray[np.int64]
 
@@ -23,7 +23,7 @@ AreTracked = Callable[[Int64Array, Int64Array], NDArray[np.bool_]]
 _ROWS_AT_ONCE_MAX: Final = 16_384
 
 
-def first_tracked_ms(queues: Iterable[DueQueue], through: RowKey, are_tracked: AreTracked) -> int | None:
+def first_tracked_ms(queues: Iterable[RowQueue], through: RowKey, are_tracked: AreTracked) -> int | None:
     """Return the time of the first row of a tracked position at or before a key, None if there is none.
 
     Runtime complexity: O(runs), and O(stale rows before the first tracked one).
@@ -41,7 +41,7 @@ def first_tracked_ms(queues: Iterable[DueQueue], through: RowKey, are_tracked: A
     return first_ms
 
 
-def drop_stale(queue: DueQueue, through: RowKey, are_tracked: AreTracked) -> bool:
+def drop_stale(queue: RowQueue, through: RowKey, are_tracked: AreTracked) -> bool:
     """Drop the rows at or before a key that stand before the first tracked one of their run; return whether any did."""
     has_dropped = False
     for run in queue.runs_through(through.deliver_at_ms):

@@ -8,7 +8,9 @@ from typing import assert_never
 
 from pyroaring import BitMap
 
-from tracker.actions import (
+from tracker.columns.membership import Membership
+from tracker.columns.row_queue import NEVER, RowKey, first_key_at, last_key_at
+from tracker.core.actions import (
     Action,
     ActionFailed,
     Event,
@@ -27,11 +29,9 @@ from tracker.actions import (
     SnapshotIsAlien,
     SnapshotsListed,
 )
-from tracker.bucket_set import BucketSet
-from tracker.buckets import Bucket, BucketState, is_in_order
-from tracker.due_queue import NEVER, RowKey, first_key_at, last_key_at
-from tracker.membership import Membership
-from tracker.retry import Retry
+from tracker.core.bucket import Bucket, BucketState, is_in_order
+from tracker.core.bucket_set import BucketSet
+from tracker.core.retry import Retry
 
 
 def handle(buckets: BucketSet, event: Event, now_ms: int) -> None:

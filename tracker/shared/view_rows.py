@@ -19,10 +19,10 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
-from tracker.due_queue import NEVER, DueQueue, RowKey, last_key_at, pop_sorted, sorted_rows
-from tracker.position_set import Int64Array, PositionSet
-from tracker.spilled_rows import SpilledRows, row_count_through
-from tracker.stale_rows import drop_stale, first_tracked_ms
+from tracker.columns.position_set import Int64Array, PositionSet
+from tracker.columns.row_queue import NEVER, RowKey, RowQueue, last_key_at, pop_sorted, sorted_rows
+from tracker.columns.stale_rows import drop_stale, first_tracked_ms
+from tracker.shared.spilled_rows import SpilledRows, row_count_through
 
 Mask = NDArray[np.bool_]
 
@@ -38,7 +38,7 @@ class ViewRows:
         self._row_count_max = row_count_max
         # What is read again must fit beside what is still there.
         self._row_count_low = row_count_max // 2
-        self.due = DueQueue()
+        self.due = RowQueue()
         """Rows that left the index and wait for this subscription's dispatcher."""
         self.spilled = SpilledRows(max(1, self._row_count_low))
         """What comes after them, without times."""
@@ -87,7 +87,7 @@ class ViewRows:
             all_rows = sorted_rows(self.due.rows_of())
             # A copy, so that the columns it is cut from can be freed.
             kept = all_rows.take(np.arange(self._row_count_low))
-            self.due = DueQueue()
+            self.due = RowQueue()
             self.due.push_rows(kept.deliver_at_ms, kept.ledger_ids, kept.entry_ids)
             self.spilled.add(all_rows.slice(self._row_count_low, len(all_rows)))
 

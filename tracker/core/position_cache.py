@@ -16,11 +16,11 @@ from itertools import accumulate
 from typing import Final
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.actions import ReadPositions
-from tracker.buckets import Bucket, BucketState
-from tracker.due_queue import NEVER
-from tracker.lanes import Lane
-from tracker.membership import Membership
+from tracker.columns.membership import Membership
+from tracker.columns.row_queue import NEVER
+from tracker.core.actions import ReadPositions
+from tracker.core.bucket import Bucket, BucketState
+from tracker.core.circuit_breakers import Lane
 
 COOL_AFTER_MS: Final = 10_000
 """A bucket stays warm for so long after someone has asked."""

@@ -15,12 +15,12 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
-from tracker.due_queue import NEVER, Columns, DueQueue, RowKey, pop_sorted
-from tracker.holding import Holding, Residents
-from tracker.ledger_ranges import LedgerRanges
-from tracker.membership import Membership, bitmap_of, is_in, ledger_bitmaps, ledger_groups
-from tracker.single_adds import SingleAdds
-from tracker.stale_rows import drop_stale, first_tracked_ms
+from tracker.columns.ledger_ranges import LedgerRanges
+from tracker.columns.membership import Membership, bitmap_of, is_in, ledger_bitmaps, ledger_groups
+from tracker.columns.row_queue import NEVER, Columns, RowKey, RowQueue, pop_sorted
+from tracker.columns.stale_rows import drop_stale, first_tracked_ms
+from tracker.core.holding import Holding, Residents
+from tracker.core.single_adds import SingleAdds
 
 Int64Array = NDArray[np.int64]
 
@@ -91,7 +91,7 @@ class Index:
         return taken
 
     @property
-    def shared_queue(self) -> DueQueue:
+    def shared_queue(self) -> RowQueue:
         """The rows of it."""
         return self._shared.queue
 
@@ -101,7 +101,7 @@ class Index:
         return [self.shared, self.mutable, *self.residents]
 
     @property
-    def queues(self) -> list[DueQueue]:
+    def queues(self) -> list[RowQueue]:
         """The rows of all holdings."""
         return [self._shared.queue, self.mutable.queue, *(resident.queue for resident in self.residents)]
 

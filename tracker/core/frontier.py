@@ -8,8 +8,8 @@ for long enough leaves the heap of those that do, until its barrier moves or the
 import heapq
 from collections.abc import Callable, Mapping
 
-from tracker.buckets import Bucket, BucketState
-from tracker.due_queue import NEVER, RowKey
+from tracker.columns.row_queue import NEVER, RowKey
+from tracker.core.bucket import Bucket, BucketState
 
 
 class Frontier:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from snapshot_storage.columns import DelayedIndexes
-from tracker.due_queue import RowKey
-from tracker.position_set import PositionSet
+from tracker.columns.position_set import PositionSet
+from tracker.columns.row_queue import RowKey
 
 
 @dataclass(slots=True)

@@ -40,13 +40,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapshot_storage.columns import DelayedIndexes
-from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
+from tracker.columns.membership import ledger_groups
+from tracker.columns.position_set import Int64Array, is_in_bitmap
+from tracker.columns.row_queue import sorted_rows
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.due_queue import sorted_rows
-from tracker.membership import ledger_groups
-from tracker.position_set import Int64Array, is_in_bitmap
-from tracker.shared_cursor import SharedCursor
-from tracker.shared_view import SharedIndexView
+from tracker.shared.shared_cursor import SharedCursor
+from tracker.shared.shared_view import SharedIndexView
+from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 
 Mask = NDArray[np.bool_]
 

@@ -14,16 +14,16 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.columns import DelayedIndexes
+from tracker.columns.membership import ledger_bitmaps, ledger_groups
+from tracker.columns.offers import check_offer, columns_of
+from tracker.columns.position_set import Int64Array, is_in_bitmap
+from tracker.columns.row_queue import NEVER, RowKey, first_key_at, last_key_at
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
-from tracker.due_queue import NEVER, RowKey, first_key_at, last_key_at
 from tracker.errors import TrackerClosedError
-from tracker.membership import ledger_bitmaps, ledger_groups
-from tracker.offers import check_offer, columns_of
-from tracker.position_set import Int64Array, is_in_bitmap
-from tracker.view_rows import ViewRows
+from tracker.shared.view_rows import ViewRows
 
 if TYPE_CHECKING:
-    from tracker.shared_index import SharedDelayedIndex
+    from tracker.shared.shared_index import SharedDelayedIndex
 
 Mask = NDArray[np.bool_]
 

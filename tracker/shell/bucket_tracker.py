@@ -1,0 +1,565 @@
+"""PIP-195's bucket tracker on an event loop: the shell around `core`, which makes every decision.
+
+The shell starts the core's actions as tasks, gives the core their answers, keeps one timer, and tells the
+dispatcher when to look. It has no condition about buckets. Encoding and decoding happen in worker threads, storage
+calls are awaited; no add and no poll ever waits for either.
+
+An exception of the core is a defect, and what it left half changed must decide and store nothing any more: the tracker
+stops, its owner is told, and the snapshots that the cursor's properties name stay as they are for the next tracker.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import wraps
+from random import Random
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pyroaring import BitMap
+
+from managed_ledger.position import Position
+from snapshot_storage.bucket_key import LedgerRange
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.config import TrackerConfig
+from tracker.core.actions import (
+    Action,
+    ActionFailed,
+    Event,
+    LoadSegments,
+    MergeBuckets,
+    MetadataRead,
+    PositionsRead,
+    PutProperty,
+    ReadMetadata,
+    ReadPositions,
+    RemoveProperty,
+    SegmentsLoaded,
+)
+from tracker.core.tracker_core import TrackerCore
+from tracker.delayed_delivery_tracker import (
+    DelayedDeliveryTracker,
+    DelayedDeliveryTrackerFactory,
+    ScheduledMessages,
+    TrackerContext,
+)
+from tracker.errors import TrackerClosedError, TrackerError
+from tracker.shell.heap import Heap, trim_of_c_library
+from tracker.shell.snapshot_merge import RunBlocking
+from tracker.shell.snapshot_work import (
+    SnapshotWork,
+    StorageWorker,
+    in_thread,
+    is_lost,
+    lost_bucket_id,
+    rows_handled,
+    worker_on,
+)
+from tracker.shell.wake_up import WakeUp
+from tracker.stats import TrackerStats, operation_of
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], int]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _guarded(method: _Method) -> _Method:
+    """Stop the tracker for an exception of the core, and raise it."""
+
+    @wraps(method)
+    def guarded(self: "BucketDelayedDeliveryTracker", *arguments: Any) -> Any:
+        try:
+            return method(self, *arguments)
+        except Exception as error:
+            self._note_error(error)
+            raise
+
+    return cast(_Method, guarded)
+
+
+TIMER_MS_MAX = 5_000
+"""The timer is set at most this far ahead, so that a step of the wall clock is noticed within it."""
+
+
+class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
+    """Keeps the index in snapshots, loads what is due soon, and survives restarts."""
+
+    def __init__(
+        self,
+        context: TrackerContext,
+        config: TrackerConfig,
+        storage: BucketSnapshotStorage,
+        *,
+        now_ms: Clock,
+        run_blocking: RunBlocking = in_thread,
+        rng: Random | None = None,
+        worker: StorageWorker | None = None,
+        heap: Heap | None = None,
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._now_ms = now_ms
+        # Jitter only: nothing here needs to be unpredictable, and a seed makes a run repeatable.
+        self._core = TrackerCore(
+            config,
+            acknowledged_in=context.cursor.acknowledged_in,
+            rng=rng if rng is not None else Random(),
+            keeps_positions=context.keeps_positions,
+        )
+        if context.tick_time_ms is not None:
+            self._core.set_tick_time(context.tick_time_ms)
+        self._run_blocking = run_blocking
+        self._heap = heap if heap is not None else Heap(trim_of_c_library())
+        self._work = SnapshotWork(config, context, worker or worker_on(storage, run_blocking))
+        self._stats = TrackerStats()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Those that write to the cursor, and so wait for the log and not for the storage.
+        self._log_tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms: int | None = None
+        self._turn_handle: asyncio.Handle | None = None
+        self._is_news = False
+        self._wake_up = WakeUp()
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._is_closed = False
+        self._is_abandoned = False
+        self.failure: Exception | None = None
+        """The defect that stopped it, None while all is well."""
+        # Kinds of actions that failed when they were last tried.
+        self._failing: set[str] = set()
+        self._was_full = False
+
+    def start(self) -> None:
+        """Begin to recover what the cursor's properties name; call once, on the event loop."""
+        self._core.trim(self._context.cursor.mark_delete_position.ledger_id)
+        self._context.cursor.add_listener(self._on_mark_delete_moved)
+        named = self._core.recover(self._context.cursor.properties, now_ms=self._now_ms())
+        for key, value in named.malformed.items():
+            logger.warning("%s: ignored the property %s=%s, which names no bucket", self._name, key, value)
+        self._turn_soon()
+
+    # The tracker's interface.
+
+    def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
+        """See base."""
+        if self._is_closed:
+            raise TrackerClosedError("add a message")
+        core, now_ms = self._core, self._now_ms
+        try:
+            is_tracked = core.add_message(ledger_id, entry_id, deliver_at, now_ms())
+        except Exception as error:
+            self._note_error(error)
+            raise
+        if deliver_at < core.stirs_before_ms if is_tracked else core.is_dirty:
+            self._turn_soon()
+        return is_tracked
+
+    @_guarded
+    def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
+        """See base."""
+        self._check_open("add messages")
+        is_tracked = self._core.add_messages(ledger_ids, entry_ids, deliver_ats, now_ms=self._now_ms())
+        self._turn_soon()
+        return is_tracked
+
+    def contains_message(self, ledger_id: int, entry_id: int) -> bool:
+        """See base."""
+        core = self._core
+        try:
+            is_tracked = core.contains_message(ledger_id, entry_id)
+        except Exception as error:
+            self._note_error(error)
+            raise
+        if core.is_dirty:
+            self._turn_soon()
+        return is_tracked
+
+    @_guarded
+    def tracked_in(self, ledger_id: int) -> BitMap | None:
+        """See base."""
+        tracked = self._core.tracked_in(ledger_id)
+        self._turn_if_asked()
+        return tracked
+
+    def tracked_ledger_ids(self) -> list[int]:
+        """Return the ledgers in which something is tracked, in no order."""
+        return self._core.tracked_ledger_ids()
+
+    @_guarded
+    def is_recovering(self, ledger_id: int) -> bool:
+        """See base."""
+        is_recovering = self._core.is_recovering(ledger_id)
+        self._turn_if_asked()
+        return is_recovering
+
+    def take_untracked(self) -> Mapping[int, BitMap]:
+        """See base."""
+        return self._core.take_untracked()
+
+    def take_untracked_ranges(self) -> Sequence[LedgerRange]:
+        """See base."""
+        return self._core.take_untracked_ranges()
+
+    @_guarded
+    def has_message_available(self) -> bool:
+        """See base."""
+        is_available = self._core.has_due(now_ms=self._now_ms())
+        if not is_available:
+            self._wake_up.note_nothing_due()
+        return is_available
+
+    def next_delivery_time(self) -> int | None:
+        """See base."""
+        return self._core.next_delivery_ms()
+
+    def first_withheld_time(self) -> int | None:
+        """See base."""
+        withheld_ms = self._core.first_withheld_ms(now_ms=self._now_ms())
+        self._wake_up.note_withheld(withheld_ms)
+        return withheld_ms
+
+    @_guarded
+    def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
+        """See base."""
+        if self.failure is not None:
+            # Whoever only polls must hear of it.
+            raise TrackerClosedError("hand out messages") from self.failure
+        rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
+        self._wake_up.note_nothing_due()
+        self._turn_soon()
+        return rows
+
+    def number_of_delayed_messages(self) -> int:
+        """See base."""
+        return self._core.message_count
+
+    def number_of_future_messages(self) -> int:
+        """See base.
+
+        Exact but where a segment begins before now and ends after it and could not be loaded in time: its rows count.
+        """
+        return self._core.future_count(now_ms=self._now_ms())
+
+    def due_positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the ledger and entry ids of what is due, loaded and not handed out."""
+        return self._core.due_positions(now_ms=self._now_ms())
+
+    @_guarded
+    def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """See base; of segments that are not loaded, the positions are read first, in the background."""
+        self._core.note_acknowledged(ledger_id, entry_ids)
+        self._turn_soon()
+
+    def should_pause_all_deliveries(self) -> bool:
+        """See base."""
+        is_paused = self._core.should_pause(now_ms=self._now_ms())
+        self._wake_up.note_paused(is_paused)
+        return is_paused
+
+    @_guarded
+    def reset_tick_time(self, tick_time_ms: int) -> None:
+        """See base."""
+        self._core.set_tick_time(tick_time_ms)
+        self._turn_soon()
+
+    def stats(self) -> TrackerStats:
+        """Return the tracker's figures; the same object each time, brought up to date."""
+        self._stats.message_count = self._core.message_count
+        self._stats.bucket_total = self._core.bucket_total
+        self._stats.index_loaded = self._core.loaded_row_count
+        self._stats.snapshot_size_bytes = self._core.snapshot_size_bytes
+        self._stats.failing = frozenset(self._failing)
+        return self._stats
+
+    async def clear(self) -> None:
+        """See base; the properties name each snapshot until it is deleted, so a crash leaves none behind."""
+        self._check_open("clear")
+        self._core.clear()
+        self._turn_soon()
+
+    async def close(self) -> None:
+        """See base; seals the mutable bucket when that is worth it, so that a restart need not read it again."""
+        if not (self._is_abandoned or self._is_closed):
+            if self._config.index_count_at_close_min >= 0:
+                self._core.seal(index_count_min=self._config.index_count_at_close_min)
+            await self._wait_for(lambda: self._core.unsettled_count == 0, self._config.close_timeout_ms)
+        await self._stop()
+
+    def abandon(self) -> None:
+        """See base."""
+        self._is_abandoned = True
+
+    async def _stop(self) -> None:
+        if self._core.unsettled_count and not (self._is_abandoned or self._is_closed):
+            logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
+        self._stop_at_once()
+        # The log answers, and who comes next must know what it says. The storage may not answer even to a
+        # cancellation (a merge removes what it has written), so nobody waits for it.
+        await asyncio.gather(*self._log_tasks, return_exceptions=True)
+
+    def _stop_at_once(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._context.cursor.remove_listener(self._on_mark_delete_moved)
+        for _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks - self._log_tasks:
+            task.cancel()
+
+    def stop_for_defect(self, defect: Exception) -> None:
+        """Stop at once: something that belongs to the index raised this, and may be half changed.
+
+        The owner hears of it by `TrackerContext.on_defect`, once. Adding and polling raise `TrackerClosedError` from
+        then on, and nothing is tracked any more. A new tracker finds in the log what no snapshot has.
+        """
+        if self._is_closed:
+            return
+        self.failure = defect
+        self._is_abandoned = True
+        logger.critical("%s: the delayed index stops for a defect", self._name, exc_info=defect)
+        self._stop_at_once()
+        # Nobody asks the one that failed any more.
+        self._core = TrackerCore(self._config, acknowledged_in=self._context.cursor.acknowledged_in, rng=Random(0))
+        self._context.on_defect(defect)
+
+    def _note_error(self, error: Exception) -> None:
+        """Tell a refusal, after which nothing has changed, from a defect."""
+        if not isinstance(error, ValueError | TrackerError):
+            self.stop_for_defect(error)
+
+    @_guarded
+    def _on_mark_delete_moved(self, mark_delete: Position) -> None:
+        self._core.trim(mark_delete.ledger_id)
+        if self._core.is_dirty:
+            self._turn_soon()
+
+    # The loop: take answers, plan, start actions, set the timer, tell the dispatcher.
+
+    @property
+    def _name(self) -> str:
+        return f"{self._context.topic_name} / {self._context.cursor_name}"
+
+    def _check_open(self, operation: str) -> None:
+        if self._is_closed:
+            raise TrackerClosedError(operation)
+
+    def _turn_soon(self) -> None:
+        if self._turn_handle is None and not self._is_closed:
+            self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn_if_asked(self) -> None:
+        """Read what a question was about and is not known."""
+        if self._core.is_dirty:
+            self._turn_soon()
+
+    def _turn(self) -> None:
+        """Bring everything up to date, once per turn of the loop, and tell the dispatcher."""
+        self._turn_handle = None
+        try:
+            is_wanted = self._bring_up_to_date()
+        except Exception as defect:
+            # A supervisor: the core may be half changed.
+            self.stop_for_defect(defect)
+            return
+        if is_wanted:
+            self._context.on_available()
+
+    def _bring_up_to_date(self) -> bool:
+        """Do what has to be done, whatever happened in this turn; return whether the dispatcher is to look again."""
+        now_ms = self._now_ms()
+        for key, reason in self._core.take_losses():
+            self._stats.buckets_lost += 1
+            self._is_news = True
+            logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
+        for action in self._core.plan(now_ms=now_ms):
+            task = self._start(self._run(action))
+            if isinstance(action, PutProperty | RemoveProperty):
+                self._log_tasks.add(task)
+                task.add_done_callback(self._log_tasks.discard)
+        if not self._tasks and (trim := self._heap.take_trim(now_ms)) is not None:
+            self._start(self._trim(trim))
+        if self._failing:
+            # What nobody wants any more, as its bucket is gone, fails no longer.
+            self._failing &= {kind.__name__ for kind in self._core.retried()}
+        self._set_timer(now_ms)
+        self._tell_when_full()
+        is_wanted = self._wake_up.is_wanted(
+            due_ms=self._core.first_due_ms(now_ms=now_ms),
+            withheld_ms=self._core.first_withheld_ms(now_ms=now_ms),
+            is_paused=self._core.should_pause(now_ms=now_ms),
+        )
+        for is_met, waiter in self._waiters:
+            if not waiter.done() and is_met():
+                waiter.set_result(None)
+        is_wanted = is_wanted or self._is_news
+        self._is_news = False
+        # There may be more than one turn should take.
+        self._turn_if_asked()
+        return is_wanted
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _trim(self, trim: Callable[[], None]) -> None:
+        await self._run_blocking(trim)
+        self._turn_soon()
+
+    def _tell_when_full(self) -> None:
+        is_full = self._core.is_full
+        if is_full and not self._was_full:
+            logger.warning(
+                "%s: %d indexes wait in memory for a snapshot that cannot be stored; reading pauses until it can",
+                self._name,
+                self._config.unsealed_row_count_max,
+            )
+        self._was_full = is_full
+
+    def _set_timer(self, now_ms: int) -> None:
+        wakeup_ms = self._core.next_wakeup_ms(now_ms=now_ms)
+        if wakeup_ms == self._timer_at_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_ms = wakeup_ms
+        if wakeup_ms is not None:
+            wait_ms = min(TIMER_MS_MAX, max(0, wakeup_ms - now_ms))
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(loop.time() + wait_ms / 1_000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at_ms = None
+        self._turn_soon()
+
+    async def _run(self, action: Action) -> None:
+        """Run an action and give its answer to the core."""
+        operation = operation_of(action)
+        counters = None if operation is None else self._stats.operations[operation]
+        if counters is not None:
+            counters.all += 1
+        started_at_ms = self._now_ms()
+        event: Event
+        try:
+            event = await self._work.run(action)
+        except Exception as error:  # A supervisor: whatever goes wrong in an action is an answer to the core.
+            event = self._failed(action, error)
+        else:
+            self._note_works(action)
+            self._heap.note_freed(rows_handled(event))
+        now_ms = self._now_ms()
+        if counters is not None and isinstance(event, ActionFailed):
+            counters.failed += 1
+        elif counters is not None:
+            counters.note_success(max(0, now_ms - started_at_ms))
+        if self._is_closed:
+            # Nobody plans any more; after a defect the core is not even the one that asked.
+            return
+        try:
+            self._core.handle(event, now_ms=now_ms)
+        except Exception as defect:
+            # A supervisor: the core may be half changed.
+            self.stop_for_defect(defect)
+            return
+        if isinstance(event, MetadataRead):
+            self._stats.buckets_recovered += 1
+        # Ranges that became readable are news, as is anything due.
+        is_readable = isinstance(event, SegmentsLoaded | PositionsRead | MetadataRead)
+        self._is_news = self._is_news or is_readable
+        self._turn_soon()
+
+    def _note_works(self, action: Action) -> None:
+        what = type(action).__name__
+        if what in self._failing:
+            self._failing.remove(what)
+            logger.info("%s: %s works again", self._name, what)
+
+    def _failed(self, action: Action, error: Exception) -> ActionFailed:
+        what = type(action).__name__
+        # An outage is told once, not at each retry.
+        level = logging.DEBUG if what in self._failing else logging.WARNING
+        is_read = isinstance(action, ReadMetadata | ReadPositions | LoadSegments | MergeBuckets)
+        is_gone = is_read and is_lost(error)
+        if not is_gone:
+            # What is gone is not tried again: that is no outage.
+            self._failing.add(what)
+        if isinstance(error, SnapshotStorageError | TimeoutError):
+            logger.log(level, "%s: %s failed: %s", self._name, what, error or type(error).__name__)
+        else:
+            logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
+        return ActionFailed(action, is_gone, str(error), lost_bucket_id(error))
+
+    async def _wait_for(self, is_met: Callable[[], bool], timeout_ms: int) -> bool:
+        """Wait until a condition holds after some turn; False after the timeout, or when the tracker is closed."""
+        if is_met():
+            self._turn_soon()
+            return True
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append((is_met, waiter))
+        self._turn_soon()
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.remove((is_met, waiter))
+        return is_met()
+
+
+class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
+    """Makes bucket trackers on one storage."""
+
+    def __init__(
+        self,
+        config: TrackerConfig,
+        storage: BucketSnapshotStorage,
+        *,
+        now_ms: Clock,
+        run_blocking: RunBlocking = in_thread,
+        rng: Random | None = None,
+    ) -> None:
+        self.config = config
+        self._storage = storage
+        self._now_ms = now_ms
+        self._run_blocking = run_blocking
+        self._rng = rng if rng is not None else Random()
+        self._worker = worker_on(storage, run_blocking)
+        self._heap = Heap(trim_of_c_library())
+
+    async def start(self) -> None:
+        """See base; opens the storage."""
+        await self._storage.start()
+
+    async def close(self) -> None:
+        """See base; closes the storage."""
+        await self._storage.close()
+        await self._worker.close()
+
+    def new_tracker(self, context: TrackerContext) -> BucketDelayedDeliveryTracker:
+        """See base."""
+        tracker = BucketDelayedDeliveryTracker(
+            context,
+            self.config,
+            self._storage,
+            now_ms=self._now_ms,
+            run_blocking=self._run_blocking,
+            rng=Random(self._rng.random()),
+            worker=self._worker,
+            heap=self._heap,
+        )
+        tracker.start()
+        return tracker
