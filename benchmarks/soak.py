@@ -206,11 +206,18 @@ def line_of(number: int, one: Round, seconds: float) -> str:
 @click.option("--minutes", type=float, default=60.0, show_default=True, help="How long.")
 @click.option("--messages", default=1_000, show_default=True, help="Per topic, twice a round.")
 @click.option("--payload-bytes", default=1_000, show_default=True, help="Of each message.")
+@click.option("--pause-seconds", type=float, default=0.0, show_default=True, help="Between two rounds, to be modest.")
 @click.option("--keeps-log", is_flag=True, help="Let a subscription acknowledge nothing, so that caches fill.")
 @click.option("--trace", is_flag=True, help="Say which lines of Python hold more in the end; several times slower.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A key of the service's configuration.")
 def main(
-    minutes: float, messages: int, payload_bytes: int, keeps_log: bool, trace: bool, settings: tuple[str, ...]
+    minutes: float,
+    messages: int,
+    payload_bytes: int,
+    pause_seconds: float,
+    keeps_log: bool,
+    trace: bool,
+    settings: tuple[str, ...],
 ) -> None:
     """Run subscriptions that come and go, and show whether memory is level (see the module)."""
     defaults = {
@@ -240,6 +247,7 @@ def main(
                 play(client, len(rounds), messages=messages, payload=payload)
                 rounds.append(measured(service))
                 print(line_of(len(rounds), rounds[-1], time.monotonic() - began_s), flush=True)
+                time.sleep(pause_seconds)
         finally:
             client.close()
             service.stop()

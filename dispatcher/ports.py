@@ -96,4 +96,4 @@ class LogAndCursor:
 
     def ledgers(self) -> list[LedgerExtent]:
         """All ledgers, in order."""
-        return [LedgerExtent(ledger.ledger_id, ledger.entries - 1, ledger.is_open) for ledger in self._log.ledgers()]
+        return [LedgerExtent(ledger.ledger_id, ledger.entries - 1, ledger.has_ended) for ledger in self._log.ledgers()]

@@ -42,6 +42,9 @@ class LedgerInfo:
     bytes: int
     created_ms: int
     is_open: bool
+    """Whether entries are appended to it."""
+    has_ended: bool
+    """Whether no entry can become durable any more: it is not open, and no commit of it is under way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +74,9 @@ class Ledger:
 
     def info(self) -> LedgerInfo:
         """A copy for others."""
-        return LedgerInfo(self.ledger_id, self.entries, self.durable.bytes, self.created_ms, self.is_open)
+        return LedgerInfo(
+            self.ledger_id, self.entries, self.durable.bytes, self.created_ms, self.is_open, self.has_ended
+        )
 
     def settle(self, totals: Totals) -> None:
         """A commit is durable, and these are the totals with it."""

@@ -74,7 +74,9 @@ class LedgerExtent:
 
     ledger_id: int
     last_entry_id: int
-    is_open: bool
+    """The last durable one."""
+    has_ended: bool
+    """Whether no entry behind it can become durable. A ledger that was closed may still have commits under way."""
 
 
 @dataclass(slots=True)
@@ -124,9 +126,9 @@ class ReadPlan:
             through = Position(extent.ledger_id, extent.last_entry_id)
             if ledger_first <= through:
                 ranges.append(UnscannedRange(ledger_first, through, needs_index=True, is_recovering=True))
-            # No snapshot has what is published to an open ledger from now on.
+            # No snapshot has what becomes durable in a ledger from now on.
             begin = max(first, Position(extent.ledger_id, extent.last_entry_id + 1))
-            if not extent.is_open:
+            if extent.has_ended:
                 begin = Position(extent.ledger_id + 1, 0)
         ranges.append(UnscannedRange(begin, None))
         return cls(first, ranges)

@@ -493,7 +493,7 @@ class _Machine(RuleBasedStateMachine):
         self.core.advance(self.now_ms)
         last = self._last_confirmed()
         extents = [
-            LedgerExtent(ledger_id, _ENTRIES_PER_LEDGER - 1, ledger_id == last.ledger_id)
+            LedgerExtent(ledger_id, _ENTRIES_PER_LEDGER - 1, ledger_id != last.ledger_id)
             for ledger_id in range(1, last.ledger_id + 1)
         ]
         for entry in self.log:
@@ -606,7 +606,7 @@ class OlderModesMachine(_Machine):
     def ledgers(self) -> list[LedgerExtent]:
         last = self._last_confirmed()
         counts = [(n, _ENTRIES_PER_LEDGER) for n in range(1, last.ledger_id)] + [(last.ledger_id, last.entry_id + 1)]
-        return [LedgerExtent(ledger_id, count - 1, ledger_id == last.ledger_id) for ledger_id, count in counts]
+        return [LedgerExtent(ledger_id, count - 1, ledger_id != last.ledger_id) for ledger_id, count in counts]
 
     def _note_acknowledged(self) -> None:
         self._run(self.core.note_unacknowledged_from(self.next_unacknowledged_position))

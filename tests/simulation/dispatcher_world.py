@@ -69,7 +69,7 @@ class FakeLog:
         counts = dict.fromkeys(range(1, last + 1), 0)
         for entry in self.entries:
             counts[entry.position.ledger_id] += 1
-        return [LedgerInfo(ledger_id, n, 0, 0, ledger_id == last) for ledger_id, n in counts.items()]
+        return [LedgerInfo(ledger_id, n, 0, 0, ledger_id == last, ledger_id != last) for ledger_id, n in counts.items()]
 
     async def read_headers(
         self,

@@ -5,7 +5,7 @@ import numpy as np
 from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
 from managed_ledger.position import Position
 
-EXTENTS = [LedgerExtent(1, 9, False), LedgerExtent(2, 9, False), LedgerExtent(3, 4, True)]
+EXTENTS = [LedgerExtent(1, 9, True), LedgerExtent(2, 9, True), LedgerExtent(3, 4, False)]
 LAST = Position(3, 20)
 
 
@@ -56,3 +56,19 @@ def test_immediate_entries_are_read_without_the_index() -> None:
 
     assert not plan.put_aside(immediate, {1}.__contains__)
     assert plan.has_taken(np.array([1, 1, 2]), np.array([7, 8, 0])).tolist() == [True, False, False]
+
+
+def test_a_closed_ledger_is_scanned_to_the_end_that_its_last_commit_gives_it() -> None:
+    """It was closed, its index was not known and its last entries were not durable when the plan was made."""
+    extents = [LedgerExtent(3, 4, has_ended=False), LedgerExtent(4, -1, has_ended=False)]
+    plan = ReadPlan.start(Position(3, 0), extents, {3}.__contains__, has_delays=True)
+
+    scanned = []
+    plan.note_recovered(set[int]().__contains__)
+    for next_position in (Position(3, 5), Position(4, 0)):
+        request = plan.next_request(Position(3, 6), immediates_max=0, scan_entries_max=100)
+        assert request is not None
+        scanned.append(request.first)
+        plan.complete(request, next_position=next_position, first_not_taken=None)
+
+    assert scanned == [Position(3, 0), Position(3, 5)]

@@ -48,7 +48,7 @@ class _Subscription:
 
     def ledgers(self) -> list[LedgerExtent]:
         last = max(self.entries)
-        return [LedgerExtent(ledger_id, count - 1, ledger_id == last) for ledger_id, count in self.entries.items()]
+        return [LedgerExtent(ledger_id, count - 1, ledger_id != last) for ledger_id, count in self.entries.items()]
 
     def _after(self, position: Position) -> Position:
         following = Position(position.ledger_id, position.entry_id + 1)

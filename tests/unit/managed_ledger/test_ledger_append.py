@@ -173,6 +173,25 @@ def test_a_full_ledger_is_closed_before_the_next_entry_comes() -> None:
     asyncio.run(scenario())
 
 
+def test_a_closed_ledger_has_ended_once_all_of_it_is_durable() -> None:
+    """Until then it grows: who reads to its end must not take the last durable entry for that."""
+
+    async def scenario() -> None:
+        store = await open_store(MemoryDatabase(), entries_per_ledger_max=2)
+        ledger = await store.open_managed_ledger("orders")
+
+        for payload in (b"a", b"b"):
+            ledger.append_nowait(payload, publish_time_ms=0)
+        before = [(info.entries, info.has_ended) for info in ledger.ledgers()]
+        await append_all(ledger, [b"c"])
+
+        assert before[0] == (0, False)
+        assert [(info.entries, info.has_ended) for info in ledger.ledgers()] == [(2, True), (1, False)]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_the_entry_that_fills_a_ledger_with_bytes_closes_it() -> None:
     async def scenario() -> None:
         store = await open_store(MemoryDatabase(), ledger_bytes_max=100)
