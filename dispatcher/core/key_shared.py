@@ -195,7 +195,8 @@ class KeySharedCore(MultipleConsumersCore):
             if items:
                 actions.append(self._give(consumer, items))
             entries_max -= len(items)
-            if entries_max <= 0 and consumer.heads:
+            if items and consumer.heads:
+                # The turn was over, or batches weighed more than they did: of those some messages are acknowledged.
                 self._to_serve[consumer.index] = consumer
         return actions
 

@@ -54,6 +54,7 @@ class SimulatedConsumer(Consumer):
         policy: KeySharedPolicy,
         priority_level: int,
         on_delivery: Callable[["SimulatedConsumer", Sequence[Delivery]], None],
+        on_active: Callable[["SimulatedConsumer"], None],
     ) -> None:
         self.own_link = Link()
         super().__init__(
@@ -65,6 +66,7 @@ class SimulatedConsumer(Consumer):
             key_shared_policy=policy,
         )
         self._on_delivery = on_delivery
+        self._on_active = on_active
         self.messages_asked = 0
         """Permits that it gave."""
         self.messages_got = 0
@@ -78,3 +80,5 @@ class SimulatedConsumer(Consumer):
 
     def active_consumer_changed(self, is_active: bool) -> None:
         """See base."""
+        if is_active:
+            self._on_active(self)

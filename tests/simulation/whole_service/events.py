@@ -368,6 +368,7 @@ async def _seek(sim: "Simulation", sub: SubscriptionModel, position: Position) -
     assert found is not None
     await sim.in_time(f"{sub.name}: the seek", found.seek(position), ADMINISTRATION_S)
     sim.oracle.sync(sub)
+    sub.before_seek = None
     sub.is_busy = False
 
 

@@ -113,6 +113,12 @@ class SubscriptionModel:
         self.consumers: list[SimulatedConsumer] = []
         self.seeks_seen = 0
         self.pending_seek: Key | None = None
+        self.before_seek: set[Key] | None = None
+        """What was acknowledged before a seek that is not answered yet."""
+        self.stored: set[Key] = set()
+        """What the cursor's record has for acknowledged, and a kill leaves so."""
+        self.synced: set[Key] = set()
+        """The same of a power cut."""
         self.passed: Key = (-1, -1)
         """The highest position that a seek, skip or cumulative acknowledgement was allowed to pass."""
         self.expiring: int | None = None
@@ -315,8 +321,14 @@ class Oracle:
             if sub.pending_seek is None:
                 self.complain(f"{sub.name}: nobody asked for a seek")
             else:
+                sub.before_seek = sub.acknowledged
                 self.begin_at(sub, sub.pending_seek)
                 sub.pending_seek = None
+                sub.stored = sub.synced = set(sub.acknowledged)
+
+    def became_active(self, sub: SubscriptionModel) -> None:
+        """Note that another consumer is active now: it gets everything that is not acknowledged."""
+        self.released(sub, list(sub.in_hand), are_exempt=False)
 
     def _left(self, sub: SubscriptionModel, consumer: SimulatedConsumer) -> None:
         self.released(sub, list(sub.held_by.get(consumer, ())), are_exempt=False)
@@ -442,9 +454,8 @@ class Oracle:
     def _judge_hands(self, sub: SubscriptionModel, entry: Entry, consumer: SimulatedConsumer) -> None:
         if sub.is_single:
             others = [other for other, keys in sub.held_by.items() if keys and other is not consumer]
-            for other in others:
-                # Another one is active now; it gets everything again.
-                self._left(sub, other)
+            if others:
+                self.complain(f"{sub.name}: {entry.key} was sent to {consumer.name}, and {others[0].name} is active")
             if entry.key in sub.in_hand:
                 self.complain(f"{sub.name}: {entry.key} was sent twice")
                 sub.take(entry)

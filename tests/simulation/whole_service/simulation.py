@@ -110,6 +110,8 @@ class Simulation:
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_power_cut = False
         """Whether what was not synced is lost with the next kill."""
+        self.is_after_power_cut = False
+        """Whether the last life ended so."""
 
     # The story.
 
@@ -126,6 +128,7 @@ class Simulation:
                 self.note("the power fails" if self.is_power_cut else "killed")
                 if self.is_power_cut:
                     self.disk = self.disk.after_power_loss()
+                self.is_after_power_cut = self.is_power_cut
             except FailedError:
                 is_over = True
             except Exception as error:
@@ -180,6 +183,7 @@ class Simulation:
         config = self.variant.config
         await self.in_time("stop", self.life.service.close(), 15.0 + config.tracker.close_timeout_ms / 1_000)
         self._is_closed_in_order = True
+        self.is_after_power_cut = False
         self._ends_life = True
 
     async def _let_time_pass(self) -> None:
@@ -230,7 +234,9 @@ class Simulation:
             seconds, lambda: self.complain(f"{what} is not done after {seconds} s (item 4)")
         )
         try:
-            result = await asyncio.wait_for(work, seconds + 0.5)
+            # Not `wait_for`, which swallows the cancellation of a life that ended where the work was just done.
+            async with asyncio.timeout(seconds + 0.5):
+                result = await work
         except (BrokerError, DispatcherError, LedgerError) as error:
             self.note(f"{what} refused: {type(error).__name__}")
             raise
@@ -292,7 +298,14 @@ class Simulation:
             KeySharedPolicy(wish.mode, wish.allow_out_of_order_delivery, ranges),
             self.chance.choice([0, 0, 0, 1]),
             lambda consumer, deliveries: self._on_deliveries(sub, consumer, deliveries),
+            lambda consumer: self._on_active(sub, consumer),
         )
+
+    def _on_active(self, sub: SubscriptionModel, consumer: SimulatedConsumer) -> None:
+        if not self.life.is_dead:
+            self.note(f"{sub.name} {consumer.name} is active")
+            self.oracle.sync(sub)
+            self.oracle.became_active(sub)
 
     def _on_deliveries(self, sub: SubscriptionModel, consumer: SimulatedConsumer, deliveries: Any) -> None:
         if self.life.is_dead:
@@ -361,6 +374,7 @@ class Simulation:
         self.life.topic.ledger.add_listener(self._on_committed)
         known = {ledger.ledger_id: ledger.entries for ledger in self.life.topic.ledger.ledgers()}
         self._look_at_ledgers()
+        unsure: set[Key] = set()
         for entry in list(self.oracle.entries.values()):
             is_there = entry.key[1] < known.get(entry.key[0], 0)
             if entry.committed_at is not None:
@@ -368,6 +382,7 @@ class Simulation:
                     self.complain(f"{entry.key} was durable and is not in the log")
             elif is_there:
                 entry.committed_at = self.clock.now_s()
+                unsure.add(entry.key)
             else:
                 self.oracle.never_was(entry)
         for sub in list(self.oracle.subs.values()):
@@ -376,29 +391,40 @@ class Simulation:
                     self.complain(f"{sub.name} is gone")
                 del self.oracle.subs[sub.name]
                 continue
-            self._adopt(sub)
+            self._adopt(sub, unsure)
             self.watch_cursor(sub)
 
-    def _adopt(self, sub: SubscriptionModel) -> None:
+    def _adopt(self, sub: SubscriptionModel, unsure: set[Key]) -> None:
+        """Take what the cursor has for acknowledged, if it can be so; `unsure` was durable, and nobody was told."""
         cursor = self.cursor(sub)
         durable = {key for key in self.oracle.entries if cursor.is_acknowledged(*key)}
         possible = set(sub.acknowledged)
         if sub.pending_seek is not None:
             possible |= {key for key in self.oracle.entries if key < sub.pending_seek}
+        # A seek that was not answered may have survived or not.
+        possible |= sub.before_seek or set()
         if sub.expiring is not None:
             possible |= {
                 key
                 for key, entry in self.oracle.entries.items()
                 if max(entry.published_ms, entry.deliver_at_ms) <= sub.expiring
             }
-        possible |= {key for key, entry in self.oracle.entries.items() if key <= sub.passed}
+        possible |= {key for key in unsure if key <= sub.passed}
         if not durable <= possible:
             self.complain(f"{sub.name}: acknowledged after a restart, and by nobody: {sorted(durable - possible)[:5]}")
         if self._is_closed_in_order and sub.acknowledged - durable:
             lost = sorted(sub.acknowledged - durable)[:5]
             self.complain(f"{sub.name}: acknowledgements did not survive a stop in order: {lost}")
+        if sub.pending_seek is None and sub.before_seek is None:
+            lost = (sub.synced if self.is_after_power_cut else sub.stored) & self.oracle.entries.keys() - durable
+            if lost:
+                self.complain(f"{sub.name}: stored as acknowledged before, and not after a restart: {sorted(lost)[:5]}")
+        sub.stored = set(durable)
+        if self.is_after_power_cut:
+            sub.synced = set(durable)
         sub.consumers = []
         sub.expiring = sub.pending_seek = None
+        sub.before_seek = None
         sub.is_busy = False
         self.oracle.begin_with(sub, durable)
 

@@ -198,3 +198,29 @@ def test_what_has_expired_is_sent_to_nobody_while_consumers_forget_it_in_portion
         await world.dispatcher.close()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("kind", _MANY)
+def test_a_batch_counts_for_what_is_left_of_it_when_the_limit_of_a_subscription_is_near(
+    kind: SubscriptionType,
+) -> None:
+    """The entries behind it do not wait for another event: four of its five messages are acknowledged."""
+
+    async def scenario() -> None:
+        world = ShellWorld(kind, config=DispatcherConfig(unacked_per_subscription_max=6))
+        consumer = world.join("c", permits=1_000)
+        world.log.append(b"batch", key_hash=7, message_count=5)
+        await settle()
+        world.dispatcher.acknowledge(consumer, [(1, 0)], {(1, 0): (0b10000,)})
+        for number in range(1, 10):
+            world.log.append(b"%d" % number, key_hash=7)
+        await settle()
+        consumer.deliveries.clear()
+
+        world.dispatcher.redeliver_unacknowledged_messages(consumer)
+        await settle()
+
+        assert consumer.positions() == [(1, number) for number in range(6)]
+        await world.dispatcher.close()
+
+    run(scenario())
