@@ -9,13 +9,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyroaring import BitMap
 
 from dispatcher.config import LAST_SENT_POSITION, DispatcherConfig
-from dispatcher.core.actions import Action, Deliver, TrackDelayed
+from dispatcher.core.actions import Action, Deliver, ForgetDelayed, TrackDelayed
 from dispatcher.core.assignment import NO_OWNER
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.draining_hashes import DrainingHashesTracker
@@ -289,6 +288,10 @@ class _Machine(RuleBasedStateMachine):
                 more = self._track(action.headers)
                 self._check_nothing_is_overtaken(more)
                 queue.extend(more)
+            elif isinstance(action, ForgetDelayed):
+                for position in action.positions:
+                    assert position in self.acknowledged, "forgotten, and not acknowledged"
+                    self.tracked.pop(position, None)
             else:
                 assert isinstance(action, Deliver)
                 client = next(client for client in self.clients if client.state is action.consumer)
@@ -654,13 +657,7 @@ def _headers(entries: list[_Entry]) -> EntryHeaders:
     return EntryHeaders(*narrow)
 
 
-_SETTINGS = settings(max_examples=60, stateful_step_count=60, deadline=None)
-
 TestKeyShared = KeySharedMachine.TestCase
-TestKeyShared.settings = _SETTINGS
 TestAutoSplit = AutoSplitMachine.TestCase
-TestAutoSplit.settings = _SETTINGS
 TestOlderModes = OlderModesMachine.TestCase
-TestOlderModes.settings = _SETTINGS
 TestShared = SharedMachine.TestCase
-TestShared.settings = _SETTINGS

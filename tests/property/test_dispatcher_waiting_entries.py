@@ -1,7 +1,6 @@
 """The queue of waiting entries against a sorted list, whatever is in its heaps and what in its parked rows."""
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -94,4 +93,3 @@ class WaitingEntriesMachine(RuleBasedStateMachine):
 
 
 TestWaitingEntries = WaitingEntriesMachine.TestCase
-TestWaitingEntries.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

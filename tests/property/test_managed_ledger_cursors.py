@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from managed_ledger_fakes import FakeClock, MemoryDatabase, open_store
 
@@ -166,7 +166,6 @@ class World:
             assert cursor.next_unacknowledged_position == oracle.unacknowledged()[0]
 
 
-@settings(deadline=None, max_examples=300)
 @given(steps)
 def test_a_cursor_is_a_set_of_positions(chosen: list[tuple[str, object]]) -> None:
     """After every step, the cursor and the set say the same."""

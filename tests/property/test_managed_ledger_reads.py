@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from managed_ledger_fakes import START_MS, MemoryDatabase, open_store
 from pyroaring import BitMap
@@ -61,7 +61,6 @@ def _skip(skipped: set[int] | None) -> Callable[[int], BitMap | None]:
     return lambda ledger_id: None if skipped is None or ledger_id % 3 == 0 else BitMap(skipped)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     chosen=commits,
     cache=st.sampled_from([0, 2000, 1 << 20]),
@@ -119,7 +118,6 @@ def test_reading_on_gives_what_is_not_skipped(
     asyncio.run(scenario())
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     chosen=commits,
     cache=st.sampled_from([0, 2000, 1 << 20]),
@@ -162,7 +160,6 @@ def test_blocks_hold_every_payload_and_stay_small(payloads: list[bytes]) -> None
         start = end
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=30),
     cache_blocks=st.integers(0, 12),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -28,7 +28,6 @@ _DELIVER_AT = st.sampled_from([-1, NOW_MS, NOW_MS + 50]) | st.integers(NOW_MS + 
 _LEDGERS = st.lists(st.tuples(st.integers(1, 3), st.lists(_DELIVER_AT, max_size=12)), max_size=8)
 
 
-@settings(deadline=None)
 @given(_LEDGERS, st.integers(1, 400), st.integers(1, 5), st.integers(1, 15), st.integers(0, 20))
 def test_a_rebuilt_index_delivers_what_the_live_one_delivers(
     tmp_path_factory: pytest.TempPathFactory,

@@ -15,7 +15,6 @@ from random import Random
 from typing import Any, Final
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.typing import NDArray
@@ -424,4 +423,3 @@ class SharedIndexMachine(RuleBasedStateMachine):
 
 
 TestSharedIndex = SharedIndexMachine.TestCase
-TestSharedIndex.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -3,7 +3,7 @@
 import asyncio
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -44,7 +44,6 @@ class World:
 
 
 @given(runs=RUNS, cap=st.sampled_from([3, 4, 7]), is_batched=st.booleans(), chance=st.randoms())
-@settings(max_examples=150, deadline=None)
 def test_with_a_cap_every_row_gets_into_a_snapshot(
     runs: list[tuple[int, int]], cap: int, is_batched: bool, chance: Random
 ) -> None:

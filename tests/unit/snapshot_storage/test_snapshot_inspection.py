@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -49,7 +49,6 @@ def test_what_was_built_is_right() -> None:
     assert [_problems(number) for number in (1, 2, 3)] == [[], [], []]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 10**4), st.integers(1, 5), st.integers(0, 2**32 - 1)), min_size=1, unique=True),
     st.integers(0, 1_000),
@@ -148,7 +147,6 @@ def test_a_piece_has_about_as_many_bytes_as_it_may() -> None:
     assert segments_per_read(replace(INFO, segment_count=0, length_bytes=0), bytes_max=10**4) == 1
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**7), min_size=1), st.integers(1, 20))
 def test_every_row_is_counted_once(times_ms: list[int], bins_max: int) -> None:
     times = np.array(times_ms, np.int64)
