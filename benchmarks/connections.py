@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from broker.demo_process import PostdateProcess, free_ports, wait_until
 from broker.network.listener import allow_open_files
+from demo.process import PostdateProcess, free_ports, wait_until
 from tests.certificates import Authority
 from tests.integration.programs import frames
 

@@ -33,7 +33,7 @@ from benchmarks.service_report import (
     write_results,
 )
 from benchmarks.service_scenarios import DEPENDS_ON_TICK, NEEDS_OWN_SERVICE, SCENARIOS, Stage, warm_up
-from broker.demo_process import PostdateProcess, ServiceStartError
+from demo.process import PostdateProcess, ServiceStartError
 from tests.integration.real_pulsar import PULSAR_VERSION, RealPulsar, fetch_jars, missing_tools
 from tests.integration.services import Service
 

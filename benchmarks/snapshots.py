@@ -2,7 +2,7 @@
 
 `python -m benchmarks snapshots` creates, reads a segment of, recovers and deletes the same snapshots in each storage,
 and prints milliseconds for each, calls and bytes of a recovery, and RocksDB's ratio to its peer. The peer is one file
-per snapshot, in the bytes that S3 gets (`object_format`): written to a temporary file, synced, renamed, and the
+per snapshot, in the bytes that S3 gets (`objects.format`): written to a temporary file, synced, renamed, and the
 folder synced, which is the least that gives the same promise. S3 is versitygw on the same disk (`make s3-servers`), and
 20 ms are slept before each call is sent. Storages take turns in each round, so that what else the machine does falls
 on all of them.
@@ -31,13 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, WriteBatch
 
-from broker.demo_process import free_ports, wait_until
-from snapshot_storage.columns import DelayedIndexes
-from snapshot_storage.object_format import checked_entries, decode_object_head, encode_object, object_extent
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.s3 import S3BucketSnapshotStorage
-from snapshot_storage.s3_config import S3Config
-from snapshot_storage.snapshot import Snapshot, build_snapshot
+from demo.process import free_ports, wait_until
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
+from snapshot_storage.objects.format import checked_entries, decode_object_head, encode_object, object_extent
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
 
 NAMES = {"bucket_key": "#pulsar.internal.delayed.bucket_1_5", "topic_name": "persistent://a/b/c", "cursor_name": "d"}

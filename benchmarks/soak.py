@@ -26,7 +26,7 @@ import click
 import pulsar
 
 from benchmarks import soak_service
-from broker.demo_process import PostdateProcess, wait_until
+from demo.process import PostdateProcess, wait_until
 
 _MEBIBYTE: Final = 2**20
 _TIMEOUT_MS: Final = 60_000

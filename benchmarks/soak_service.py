@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from broker.cli_common import configure_logging
-from broker.config import load_config
-from broker.server import serve
+from broker.cli.common import configure_logging
+from broker.configuration.config import load_config
+from broker.server.server import serve
 from managed_ledger.block_cache import BlockCache
 from managed_ledger.database import RocksDatabase
 from tracker.process.tuning import tune_process

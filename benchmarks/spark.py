@@ -46,15 +46,15 @@ from managed_ledger.headers import ROW
 from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledger, Totals
 from managed_ledger.position import Position
-from pipeline.cursor_log import CursorLog
-from pipeline.index_place import open_index
-from pipeline.log_plan import plan_tasks
-from pipeline.log_rebuild import _build, _count, _plan_counts, rebuild_log
-from pipeline.publishing import publish
-from pipeline.rules import RebuildRules
-from pipeline.session import any_session
-from pipeline.spark_tasks import attempt_name
-from pipeline.staging import StagingFolder, staging_root
+from pipeline.index.cursor_log import CursorLog
+from pipeline.index.place import open_index
+from pipeline.index.publishing import publish
+from pipeline.index.staging import StagingFolder, staging_root
+from pipeline.jobs.log_rebuild import _build, _count, _plan_counts, rebuild_log
+from pipeline.planning.log_plan import plan_tasks
+from pipeline.planning.rules import RebuildRules
+from pipeline.spark.session import any_session
+from pipeline.spark.tasks import attempt_name
 
 NOW_MS = 1_700_000_000_000
 PER_LEDGER = 50_000

@@ -28,8 +28,8 @@ from benchmarks.tracker_workload import (
     SEGMENT_STEP_MS_MAX,
     Workload,
 )
-from snapshot_storage.codec import decode_metadata_columns
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.encoding.codec import decode_metadata_columns
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig

@@ -25,7 +25,7 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
 _LOG = logging.getLogger(__name__)

@@ -3,4 +3,4 @@
 import sys
 from pathlib import Path
 
-sys.stdout.write(f"{Path(__file__).with_name('cli.py')}\n")
+sys.stdout.write(f"{Path(__file__).parent / 'cli' / 'main.py'}\n")

@@ -3,10 +3,9 @@
 A snapshot is the index of one bucket (a closed range of ledgers): one metadata entry, then its segments in
 order of delivery time, in PIP-195's own bytes. Two halves that do not know each other:
 
-- Pure functions over arrays: `columns` (rows), `segmenter` (where to cut), `codec` (bytes), `snapshot` (all
-  of it at once: what live sealing, merging and Spark call).
-- `storage`: the interface that moves entries, with `memory`, `rocksdb` and `s3` behind it; `object_format` is a
-  snapshot as one run of bytes.
+- `encoding`: pure functions over arrays: `columns` (rows), `segmenter` (where to cut), `codec` (bytes), `snapshot`
+  (all of it at once: what live sealing, merging and Spark call).
+- `storage`: the interface that moves entries, with `memory`, `rocksdb`, `s3` and `objects` (plain files) behind it.
 
 Nothing here knows a tracker, a topic's log or a clock. Every error that leaves the package is a
 `SnapshotStorageError`; arguments that no caller may pass raise `ValueError`.

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange, parse_bucket_id, parse_bucket_key
-from snapshot_storage.codec import SegmentMetadata, segment_metadata
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.codec import SegmentMetadata, segment_metadata
+from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.storage import BucketSnapshotInfo
 
 

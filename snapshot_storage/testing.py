@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 
 from snapshot_storage.errors import SnapshotCorruptedError, StorageUnavailableError
 from snapshot_storage.faults import DAMAGES, NO_FAULTS, Fault, FaultPlan, Operation, damaged
+from snapshot_storage.s3.unreadable import PATIENT, Patience, UnreadableSnapshots
 from snapshot_storage.storage import (
     FIRST_SEGMENT_ENTRY,
     METADATA_ENTRY,
@@ -30,7 +31,6 @@ from snapshot_storage.storage import (
     check_segment_range,
     writer_is_done,
 )
-from snapshot_storage.unreadable import PATIENT, Patience, UnreadableSnapshots
 
 Sleep = Callable[[float], Awaitable[None]]
 

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline.bucket_rows import build_bucket
-from pipeline.cursor_log import CursorLog
+from pipeline.index.cursor_log import CursorLog
+from pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
-from snapshot_storage.columns import DelayedIndexes
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.bulk_data import Header, some_times, write_log
 from tests.live_index import NOW_MS
 

@@ -11,7 +11,7 @@ from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore, open_rocksdb
 from managed_ledger.position import Position
-from pipeline.entry_format import PulsarEntries
+from pipeline.logs.entry_format import PulsarEntries
 
 TOPICS = ("persistent://public/default/orders", "persistent://public/default/ü", "persistent://a/b/c")
 ENTRIES = 240

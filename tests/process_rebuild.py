@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline.header_log import HeaderRange, LedgerExtent
-from pipeline.log_plan import plan_counts, plan_tasks
-from pipeline.log_tasks import build_task, count_rows
-from pipeline.row_checks import Acknowledged
-from pipeline.rules import RebuildRules
-from pipeline.staging import StagingFolder, StagingWriter
-from snapshot_storage.columns import DelayedIndexes
+from pipeline.index.staging import StagingFolder, StagingWriter
+from pipeline.logs.header_log import HeaderRange, LedgerExtent
+from pipeline.planning.log_plan import plan_counts, plan_tasks
+from pipeline.planning.rules import RebuildRules
+from pipeline.tasks.log_tasks import build_task, count_rows
+from pipeline.tasks.row_checks import Acknowledged
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.live_index import NOW_MS, StoredEntries
 
 CURSOR = CursorName("t", "c")

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.java import find_java
-from pipeline.session import local_session
+from pipeline.spark.java import find_java
+from pipeline.spark.session import local_session
 from tests.contract.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 
 S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}

@@ -16,7 +16,7 @@ from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 
 Int64Array = NDArray[np.int64]
 

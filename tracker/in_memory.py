@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.membership import Membership, bitmap_of, ledger_groups
 from tracker.columns.offers import check_offer, check_tick_time, columns_of
 from tracker.columns.row_queue import LATEST_MS, NEVER

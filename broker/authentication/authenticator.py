@@ -17,7 +17,7 @@ from broker.authentication.provider import (
 )
 from broker.authentication.tls import TLS_METHOD, TlsProvider
 from broker.authentication.token import TOKEN_METHOD, TokenProvider
-from broker.config import BrokerConfig
+from broker.configuration.config import BrokerConfig
 
 _BEARER: Final = "Bearer "
 _METHOD_SHOWN_MAX: Final = 40

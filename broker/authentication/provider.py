@@ -3,7 +3,7 @@
 A client shows data that it sends (a token), or what its TLS session proves (a certificate). A provider knows one
 method by its name in the protocol, reads its keys when it is made, and afterwards only computes: it keeps nothing per
 connection and never waits. Which providers there are is `broker.authentication.authenticator`'s, what a role may do is
-`broker.authorization`'s.
+`broker.authorization.permissions`'s.
 """
 
 from collections.abc import Mapping

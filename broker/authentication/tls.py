@@ -10,7 +10,7 @@ from typing import Final
 
 from broker.authentication.config import TLS_PROVIDER
 from broker.authentication.provider import AuthenticatedRole, AuthenticationError, PeerCertificate
-from broker.config import BrokerConfig
+from broker.configuration.config import BrokerConfig
 
 TLS_METHOD: Final = "tls"
 

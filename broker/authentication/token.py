@@ -21,7 +21,7 @@ from broker.authentication.keys import (
     secret_verification_key,
 )
 from broker.authentication.provider import AuthenticatedRole, AuthenticationError, PeerCertificate
-from broker.config import BrokerConfig
+from broker.configuration.config import BrokerConfig
 
 TOKEN_METHOD: Final = "token"
 TOKEN_BYTES_MAX: Final = 64 * 1024

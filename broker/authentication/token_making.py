@@ -1,7 +1,7 @@
 """Make keys and tokens, and look into tokens: what `postdate token` does, as `pulsar tokens` does it.
 
 A secret is random bytes; a pair of keys is DER (PKCS 8 and X.509), so that Pulsar reads it too. Where any of it goes,
-and how it is asked for, is `broker.token_cli`'s.
+and how it is asked for, is `broker.cli.token_commands`'s.
 """
 
 import base64

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-from snapshot_storage.s3_config import S3Config
+from snapshot_storage.s3.config import S3Config
 
 
 class Answer(NamedTuple):

@@ -21,8 +21,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from broker.demo_process import free_ports, wait_until
-from snapshot_storage.s3_config import S3Config
+from demo.process import free_ports, wait_until
+from snapshot_storage.s3.config import S3Config
 
 BUCKET = "snapshots-of-tests"
 ACCESS_KEY_ID = "postdate-test"

@@ -16,11 +16,11 @@ import google_crc32c
 from rocksdict import AccessType, Options, Rdict
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.object_folder import ObjectFolderBucketSnapshotStorage
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.s3 import S3BucketSnapshotStorage
+from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+from snapshot_storage.s3.unreadable import PATIENT, Patience
 from snapshot_storage.storage import BucketSnapshotStorage
-from snapshot_storage.unreadable import PATIENT, Patience
 from tests.contract.s3_servers import BUCKET, S3Server
 from tracker.process import SnapshotProcess
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snapshot_storage.errors import StorageReadOnlyError
-from snapshot_storage.object_folder import ObjectFolderBucketSnapshotStorage
+from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from tests.contract.s3_servers import BUCKET, MotoServer
 from tests.contract.snapshot_backends import S3Backend
 

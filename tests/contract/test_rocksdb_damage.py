@@ -14,11 +14,11 @@ from snapshot_storage.errors import (
     StorageCorruptedError,
     StorageLockedError,
 )
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.rocksdb_config import RocksDBMemory
-from snapshot_storage.rocksdb_folder import RocksDBFolder
-from snapshot_storage.rocksdb_salvage import KeptLogs
-from snapshot_storage.rocksdb_wal import logged_snapshots
+from snapshot_storage.rocksdb.config import RocksDBMemory
+from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.rocksdb.salvage import KeptLogs
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.rocksdb.wal import logged_snapshots
 
 MEMORY = RocksDBMemory()
 Entries = dict[int, list[bytes]]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from snapshot_storage.errors import StorageAccessError, StorageClosedError, StorageUnavailableError
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.rocksdb_database import mapped
-from snapshot_storage.rocksdb_folder import RocksDBFolder
+from snapshot_storage.rocksdb.database import mapped
+from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import first_bucket_id
 
 DAMAGE = "Corruption: block checksum mismatch"

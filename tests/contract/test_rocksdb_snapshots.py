@@ -24,16 +24,16 @@ from snapshot_storage.errors import (
     StorageReadOnlyError,
     StorageUnavailableError,
 )
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.rocksdb_config import RocksDBMemory
-from snapshot_storage.rocksdb_folder import RocksDBFolder
+from snapshot_storage.rocksdb.config import RocksDBMemory
+from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.contract.snapshot_backends import RocksDBBackend
 
 # Writes snapshots one after the other for ever, each of 3 segments that say its number, and prints each id.
 _WRITER = """
 import asyncio, sys
 from pathlib import Path
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 
 async def main():
     async with RocksDBBucketSnapshotStorage(Path(sys.argv[1])) as storage:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.demo_process import free_ports
+from demo.process import free_ports
 from snapshot_storage.errors import SnapshotStorageError, StorageAccessError, StorageBusyError, StorageUnavailableError
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
-from snapshot_storage.s3 import S3BucketSnapshotStorage
-from snapshot_storage.s3_config import S3Config
+from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.contract.canned_s3 import Answer, CannedS3, canned_s3, refusal
 
 _EMPTY_LIST = Answer(200, b"<ListBucketResult></ListBucketResult>")

@@ -8,9 +8,9 @@ import pytest
 
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageUnavailableError
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
-from snapshot_storage.s3 import S3BucketSnapshotStorage
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+from snapshot_storage.s3.unreadable import Patience
 from snapshot_storage.storage import BucketSnapshotStorage
-from snapshot_storage.unreadable import Patience
 from tests.contract.canned_s3 import Answer, canned_s3, refusal
 from tests.contract.s3_servers import BUCKET, MinioServer
 from tests.contract.snapshot_backends import S3Backend

@@ -24,13 +24,13 @@ from snapshot_storage.errors import (
     StorageReadOnlyError,
     StorageUnavailableError,
 )
-from snapshot_storage.object_format import SnapshotNames
-from snapshot_storage.s3 import S3BucketSnapshotStorage
-from snapshot_storage.s3_client import S3Client, Upload
-from snapshot_storage.s3_config import S3Config
-from snapshot_storage.s3_layout import Serials, bucket_id_for
-from snapshot_storage.s3_owner import PrefixOwner
-from snapshot_storage.s3_writing import S3Writing
+from snapshot_storage.objects.format import SnapshotNames
+from snapshot_storage.s3.client import S3Client, Upload
+from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.layout import Serials, bucket_id_for
+from snapshot_storage.s3.owner import PrefixOwner
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+from snapshot_storage.s3.writing import S3Writing
 from snapshot_storage.storage import BucketSnapshotStorage
 from tests.contract.conftest import REAL_SERVERS
 from tests.contract.s3_servers import (

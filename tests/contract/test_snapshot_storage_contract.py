@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageClosedError
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tests.contract.conftest import REAL_SERVERS
 from tests.contract.s3_servers import MotoServer

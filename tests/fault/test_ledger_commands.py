@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pipeline.cli import ledger
+from pipeline.cli.main import ledger
 from tests.damaged_logs import content_of, fill, flip
 
 _HOLD = """

@@ -16,7 +16,7 @@ import pytest
 
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.repair.repairing import Repaired, Verdict, repair, verify
-from pipeline.entry_format import PulsarEntries
+from pipeline.logs.entry_format import PulsarEntries
 from tests.damaged_logs import ACKNOWLEDGED, CONFIG, ENTRIES, NOW_MS, content_of, fill, flip
 
 

@@ -1,6 +1,6 @@
 """The process that publishes what a job has built is killed with SIGKILL before each of its steps.
 
-Whatever the job: rebuild, merge, cancel, ingest and a DataFrame's writer all end in `pipeline.publishing.publish`.
+Whatever the job: rebuild, merge, cancel, ingest and a DataFrame's writer all end in `publishing.publish`.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline.bucket_rows import build_bucket
-from pipeline.cursor_log import CursorLog
-from pipeline.publishing import each_of, publish
-from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from pipeline.index.cursor_log import CursorLog
+from pipeline.index.publishing import each_of, publish
+from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.bucket_key import bucket_key
-from snapshot_storage.columns import DelayedIndexes
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.bulk_data import stored, write_log
 from tests.live_index import NOW_MS, StoredEntries
 

@@ -17,8 +17,8 @@ from managed_ledger.position import Position
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.s3.unreadable import Patience
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from snapshot_storage.unreadable import Patience
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from snapshot_storage.bucket_key import parse_bucket_key
-from snapshot_storage.codec import (
+from snapshot_storage.encoding.codec import (
     SegmentMetadata,
     decode_metadata,
     decode_segment,
@@ -26,9 +26,9 @@ from snapshot_storage.codec import (
     merged_bitmaps,
     segments_metadata,
 )
-from snapshot_storage.columns import DelayedIndexes
-from snapshot_storage.segmenter import segment_ends
-from snapshot_storage.snapshot import build_snapshot
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.segmenter import segment_ends
+from snapshot_storage.encoding.snapshot import build_snapshot
 
 _FOLDER = Path(__file__).parent / "snapshots"
 

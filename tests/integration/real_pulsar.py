@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from broker.demo_process import ServiceStartError, free_ports, wait_until
+from demo.process import ServiceStartError, free_ports, wait_until
 
 PULSAR_VERSION = "4.2.4"
 

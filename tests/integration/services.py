@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from broker.demo_process import PostdateProcess
+from demo.process import PostdateProcess
 from tests.integration.real_pulsar import RealPulsar
 from tests.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 

@@ -7,7 +7,7 @@ from random import Random
 import pulsar
 import pytest
 
-from broker.demo_process import PostdateProcess
+from demo.process import PostdateProcess
 from tests.integration.programs.clients import Clients, now_ms
 
 MESSAGES = 1_000

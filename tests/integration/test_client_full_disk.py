@@ -16,7 +16,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from broker.demo_process import PostdateProcess, wait_until
+from demo.process import PostdateProcess, wait_until
 from tests.integration.programs.clients import Clients, subscribe
 from tests.small_disk import fill_up, free_bytes, small_disk
 

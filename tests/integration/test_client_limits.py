@@ -11,7 +11,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from broker.demo_process import PostdateProcess
+from demo.process import PostdateProcess
 from tests.integration.conftest import KINDS, require_tools
 from tests.integration.programs import frames
 from tests.integration.programs.clients import Clients, receive_and_ack, subscribe, texts

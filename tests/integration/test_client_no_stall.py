@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pulsar import ConsumerType
 
-from broker.demo_process import PostdateProcess
+from demo.process import PostdateProcess
 from tests.integration.programs.clients import (
     Clients,
     drain,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from broker.demo_process import PostdateProcess
+from demo.process import PostdateProcess
 from tests.integration.programs.clients import Clients, receive_and_ack, subscribe, texts
 
 POLICIES = "/admin/v2/namespaces/public/default/delayedDelivery"

@@ -13,7 +13,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from broker.demo_process import PostdateProcess, ServiceStartError
+from demo.process import PostdateProcess, ServiceStartError
 from tests.damaged_logs import flip
 from tests.integration.programs.clients import Clients, subscribe
 
@@ -31,7 +31,10 @@ def own_service(tmp_path: Path) -> Iterator[PostdateProcess]:
 
 def _ledger(*words: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "broker.cli", "ledger", *words, "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "broker.cli", "ledger", *words, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "Traceback" not in done.stderr
     return done.returncode, json.loads(done.stdout) if done.stdout else {}

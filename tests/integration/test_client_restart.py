@@ -17,7 +17,7 @@ import pytest
 from pulsar import ConsumerType
 
 from benchmarks.service_processes import child_pids
-from broker.demo_process import PostdateProcess, ServiceStartError
+from demo.process import PostdateProcess, ServiceStartError
 from tests.integration.programs.clients import (
     Clients,
     nothing_comes,

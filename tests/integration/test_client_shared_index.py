@@ -17,7 +17,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from broker.demo_process import PostdateProcess
+from demo.process import PostdateProcess
 from tests.integration.programs.clients import Clients, now_ms, subscribe, wait_for
 from tests.integration.services import POSTDATE, make_service
 

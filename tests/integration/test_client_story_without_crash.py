@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from broker.demo_consumer import RecordingConsumer, new_client
-from broker.demo_story import ACK_GRACE_MS, StoryConfig, publish
-from broker.demo_verdict import Deliveries, Outage, Verdict, judge
+from demo.consumer import RecordingConsumer, new_client
+from demo.story import ACK_GRACE_MS, StoryConfig, publish
+from demo.verdict import Deliveries, Outage, Verdict, judge
 from tests.integration.programs.clients import wait_for
 from tests.integration.services import Service
 

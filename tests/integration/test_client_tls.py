@@ -17,7 +17,7 @@ from uuid import uuid4
 import pulsar
 import pytest
 
-from broker.demo_process import PostdateProcess, free_ports, wait_until
+from demo.process import PostdateProcess, free_ports, wait_until
 from tests.certificates import Authority, Files
 from tests.integration.conftest import KINDS, require_tools
 from tests.integration.foreign_clients import run

@@ -21,7 +21,7 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 
-from broker.postdate_cli import postdate as main
+from broker.cli.service_commands import postdate as main
 from tests.integration.programs import frames
 from tests.integration.programs.clients import (
     Clients,
@@ -454,7 +454,10 @@ def test_a_service_whose_key_cannot_be_read_says_where_and_ends_with_2(tmp_path:
     )
 
     ended = subprocess.run(
-        [sys.executable, "-m", "broker.cli", "serve", "--config", str(conf)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "broker.cli", "serve", "--config", str(conf)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
     assert ended.returncode == 2

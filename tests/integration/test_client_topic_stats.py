@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from pulsar import ConsumerType
 
-from broker.postdate_cli import postdate as main
+from broker.cli.service_commands import postdate as main
 from tests.integration.programs.clients import Clients, positions, receive, subscribe, wait_for
 from tests.integration.services import POSTDATE, Service, make_service
 

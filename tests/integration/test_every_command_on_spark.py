@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from broker.demo_process import wait_until
+from demo.process import wait_until
 from tests.command_cases import CASES, Case
 from tests.command_data import bucket_id_in, copied, make_folders, words_of
 from tests.spark_session import require_java

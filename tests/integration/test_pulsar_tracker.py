@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from snapshot_storage.codec import decode_segments
+from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
 from tests.integration.conftest import require_tools

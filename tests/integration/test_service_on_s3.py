@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from pulsar import ConsumerType
 
-from broker.demo_process import PostdateProcess, wait_until
+from demo.process import PostdateProcess, wait_until
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.s3 import S3BucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.contract.s3_servers import (
     ACCESS_KEY_ID,
     BUCKET,

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from pulsar import Consumer, ConsumerType, MessageId, Producer
 
-from broker.demo_process import PostdateProcess, wait_until
-from broker.storage_opening import StorageOpening
+from broker.server.storage_opening import StorageOpening
+from demo.process import PostdateProcess, wait_until
 from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.contract.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, RealServer, VersityServer
 from tests.integration.programs.clients import Clients, receive, subscribe, texts
 from tests.integration.services import POSTDATE, make_service

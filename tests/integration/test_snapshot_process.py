@@ -25,7 +25,7 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext

@@ -13,7 +13,7 @@ import pytest
 from pulsar import ConsumerType
 from pyarrow import parquet
 
-from broker.demo_process import PostdateProcess, wait_until
+from demo.process import PostdateProcess, wait_until
 from tests.contract.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MotoServer
 from tests.integration.programs.clients import Clients
 from tests.integration.services import POSTDATE, make_service
@@ -30,7 +30,16 @@ DELAY_S = 3_600
 def run(service: PostdateProcess, *words: str, settings: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
     """Run a command of `postdate snapshots` on a service's folder, as a process of its own."""
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "broker.cli", "snapshots", *words, "--data", str(service.folder / "data"), *sets]
+    command = [
+        sys.executable,
+        "-m",
+        "broker.cli.main",
+        "snapshots",
+        *words,
+        "--data",
+        str(service.folder / "data"),
+        *sets,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=os.environ)
 
 

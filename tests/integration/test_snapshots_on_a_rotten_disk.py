@@ -13,18 +13,18 @@ import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
 
-from broker import snapshots
-from broker.postdate_cli import postdate as main
+from broker.cli.service_commands import postdate as main
+from broker.server import snapshot_storages as snapshots
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.retrying import Retries
-from snapshot_storage.s3 import S3BucketSnapshotStorage
-from snapshot_storage.s3_config import OWNER_FILE_NAME
-from snapshot_storage.s3_layout import object_key
-from snapshot_storage.snapshot import build_snapshot
-from snapshot_storage.unreadable import Patience
+from snapshot_storage.s3.config import OWNER_FILE_NAME
+from snapshot_storage.s3.layout import object_key
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+from snapshot_storage.s3.unreadable import Patience
 from tests.contract.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MinioServer
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig

@@ -9,12 +9,13 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline import index_writer, log_rebuild
-from pipeline.index_writer import WRITTEN_COLUMNS, IndexWriter
-from pipeline.log_rebuild import rebuild_log
-from pipeline.log_tasks import BucketTask
-from pipeline.staging import StagedSnapshot
-from snapshot_storage.codec import decode_segments
+from pipeline.index.staging import StagedSnapshot
+from pipeline.jobs import log_rebuild
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.sources import index_writer
+from pipeline.sources.index_writer import WRITTEN_COLUMNS, IndexWriter
+from pipeline.tasks.log_tasks import BucketTask
+from snapshot_storage.encoding.codec import decode_segments
 from tests.bulk_data import RULES, live, some_times, stored, write_log
 from tests.live_index import NOW_MS
 

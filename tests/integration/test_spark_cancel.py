@@ -15,11 +15,11 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.cancel import BadPosition, cancel
-from pipeline.find_messages import find_messages, read_positions
-from pipeline.log_folder import LogFolder
-from pipeline.log_rebuild import rebuild_log
-from pipeline.parquet_log import export_ledgers
+from pipeline.jobs.cancel import BadPosition, cancel
+from pipeline.jobs.find_messages import find_messages, read_positions
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.logs.log_folder import LogFolder
+from pipeline.logs.parquet_log import export_ledgers
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.bulk_data import RULES, Header, bucket_ids, live, some_times, stored, without, write_log
 from tests.live_index import NOW_MS, StoredEntries
@@ -193,7 +193,7 @@ def test_a_damaged_bucket_keeps_nobody_from_cancelling(spark: SparkSession, tmp_
 
 def _damage(data: Path, name: CursorName) -> None:
     """Let the first bucket of a subscription be one that was never stored."""
-    from pipeline.cursor_log import CursorLog
+    from pipeline.index.cursor_log import CursorLog
 
     with CursorLog(data / "ledgers") as cursors:
         properties = dict(cursors.properties(name))

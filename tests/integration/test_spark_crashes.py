@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline import log_rebuild
-from pipeline.log_rebuild import rebuild_log
+from pipeline.jobs import log_rebuild
+from pipeline.jobs.log_rebuild import rebuild_log
 from tests.bulk_data import RULES, live, some_times, stored, write_log
 
 pytestmark = [
@@ -25,8 +25,8 @@ SUB = CursorName("a", "sub")
 _DRIVER = """
 import os, signal, sys
 from dataclasses import replace
-from pipeline.log_rebuild import rebuild_log
-from pipeline.session import local_session
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.spark.session import local_session
 from tests.bulk_data import RULES
 
 stage = []

@@ -19,25 +19,25 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from rocksdict import Options, Rdict
 
-from broker.topic_index import INDEX_CURSOR_NAME
+from broker.topics.topic_index import INDEX_CURSOR_NAME
 from managed_ledger.cursor_properties import CursorName
-from pipeline import publishing
-from pipeline.audit import audit, repair
-from pipeline.audit_rows import HARMLESS
-from pipeline.cancel import cancel
-from pipeline.commands import cause_of
-from pipeline.cursor_log import CursorLog
-from pipeline.find_messages import CSV_OPTIONS, read_positions
-from pipeline.index_place import open_index
-from pipeline.index_writer import write_index
-from pipeline.ingest import STREAM_SCHEMA, IngestedBatch, ingest
-from pipeline.log_rebuild import rebuild_log
-from pipeline.merge import merge
-from pipeline.migrate import migrate
-from pipeline.rebuild import rebuild
-from pipeline.rules import RebuildRules
+from pipeline.cli.common import cause_of
+from pipeline.index import publishing
+from pipeline.index.cursor_log import CursorLog
+from pipeline.index.place import open_index
+from pipeline.jobs.audit import audit, repair
+from pipeline.jobs.cancel import cancel
+from pipeline.jobs.find_messages import CSV_OPTIONS, read_positions
+from pipeline.jobs.ingest import STREAM_SCHEMA, IngestedBatch, ingest
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.jobs.merge import merge
+from pipeline.jobs.migrate import migrate
+from pipeline.jobs.rebuild import rebuild
+from pipeline.planning.rules import RebuildRules
+from pipeline.sources.index_writer import write_index
+from pipeline.tasks.audit_rows import HARMLESS
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, parse_bucket_key
-from snapshot_storage.codec import decode_segments
+from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.inspection import ProblemKind
 from tests.bulk_data import write_log
 from tests.bulk_oracle import Index, Oracle, Position, Row, differences

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline.log_rebuild import rebuild_log
+from pipeline.jobs.log_rebuild import rebuild_log
 from tests.bulk_data import RULES, live, some_times, stored, write_log
 
 pytestmark = [
@@ -28,8 +28,8 @@ _DRIVER = """
 import os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
-from pipeline import log_rebuild
-from pipeline.session import any_session
+from pipeline.jobs import log_rebuild
+from pipeline.spark.session import any_session
 from tests.bulk_data import RULES
 
 build = log_rebuild._build

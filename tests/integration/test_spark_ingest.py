@@ -14,9 +14,9 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.ingest import IngestedBatch, ingest
-from pipeline.row_checks import BadRow
-from snapshot_storage.codec import decode_segments
+from pipeline.jobs.ingest import IngestedBatch, ingest
+from pipeline.tasks.row_checks import BadRow
+from snapshot_storage.encoding.codec import decode_segments
 from tests.bulk_data import Header, stored, write_log
 from tests.live_index import NOW_MS
 
@@ -32,10 +32,10 @@ SUB = CursorName("a", "sub")
 # or when it is and Spark does not know yet (`checkpoint`).
 _DRIVER = """
 import os, signal, sys
-from pipeline.index_source import IndexDataSource
-from pipeline.index_writer import IndexWriter
-from pipeline.ingest import ingest
-from pipeline.session import local_session
+from pipeline.sources.index_source import IndexDataSource
+from pipeline.sources.index_writer import IndexWriter
+from pipeline.jobs.ingest import ingest
+from pipeline.spark.session import local_session
 from tests.live_index import NOW_MS
 
 data, moment = sys.argv[1:]

@@ -9,16 +9,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline.audit import audit, repair, write_positions
-from pipeline.audit_rows import Finding
-from pipeline.bucket_rows import build_bucket
-from pipeline.cursor_log import CursorLog
-from pipeline.forecast import MINUTE_MS, forecast, write_forecast
-from pipeline.log_rebuild import rebuild_log
-from snapshot_storage.codec import decode_segments
-from snapshot_storage.columns import DelayedIndexes
+from pipeline.index.cursor_log import CursorLog
+from pipeline.jobs.audit import audit, repair, write_positions
+from pipeline.jobs.forecast import MINUTE_MS, forecast, write_forecast
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.tasks.audit_rows import Finding
+from pipeline.tasks.bucket_rows import build_bucket
+from snapshot_storage.encoding.codec import decode_segments
+from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.inspection import ProblemKind
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.bulk_data import RULES, live, some_times, stored, write_log
 from tests.live_index import NOW_MS
 

@@ -11,14 +11,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline import merge as merge_module
-from pipeline import publishing
-from pipeline.log_rebuild import rebuild_log
-from pipeline.merge import merge
-from pipeline.merge_rows import MergeTask
-from pipeline.spark_tasks import attempt_name
-from pipeline.staging import StagedSnapshot
-from snapshot_storage.codec import decode_segments
+from pipeline.index import publishing
+from pipeline.index.staging import StagedSnapshot
+from pipeline.jobs import merge as merge_module
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.jobs.merge import merge
+from pipeline.spark.tasks import attempt_name
+from pipeline.tasks.merge_rows import MergeTask
+from snapshot_storage.encoding.codec import decode_segments
 from tests.bulk_data import RULES, bucket_ids, some_times, stored, write_log
 
 pytestmark = [
@@ -33,8 +33,8 @@ Row = tuple[int, int, int]
 # Merges, and kills itself with SIGKILL when the first new bucket is stored.
 _DRIVER = """
 import os, signal, sys
-from pipeline.merge import merge
-from pipeline.session import local_session
+from pipeline.jobs.merge import merge
+from pipeline.spark.session import local_session
 from tests.integration.test_spark_merge import SMALL
 
 stage = []

@@ -10,18 +10,18 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker.topic_index import INDEX_CURSOR_NAME
+from broker.topics.topic_index import INDEX_CURSOR_NAME
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.audit import audit
-from pipeline.audit_rows import Finding
-from pipeline.log_folder import LogFolder
-from pipeline.log_rebuild import rebuild_log
-from pipeline.parquet_log import export_ledgers
-from pipeline.rebuild import rebuild, set_aside
-from pipeline.row_checks import REASONS
+from pipeline.jobs.audit import audit
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.jobs.rebuild import rebuild, set_aside
+from pipeline.logs.log_folder import LogFolder
+from pipeline.logs.parquet_log import export_ledgers
+from pipeline.tasks.audit_rows import Finding
+from pipeline.tasks.row_checks import REASONS
 from tests.bulk_data import RULES, live, some_times, stored, without, write_log
 from tests.live_index import NOW_MS
 

@@ -11,22 +11,22 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from broker.postdate_cli import postdate as main
+from broker.cli.service_commands import postdate as main
 from managed_ledger.cursor_properties import CursorName
-from pipeline.audit import AuditReport, audit, repair
-from pipeline.audit_rows import Finding
-from pipeline.cancel import cancel
-from pipeline.cursor_log import CursorLog
-from pipeline.index_place import open_index
-from pipeline.log_rebuild import rebuild_log
-from pipeline.merge import merge
-from pipeline.migrate import MigrateReport, migrate
-from pipeline.s3_location import s3_location
+from pipeline.index.cursor_log import CursorLog
+from pipeline.index.place import open_index
+from pipeline.jobs.audit import AuditReport, audit, repair
+from pipeline.jobs.cancel import cancel
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.jobs.merge import merge
+from pipeline.jobs.migrate import MigrateReport, migrate
+from pipeline.logs.s3_location import s3_location
+from pipeline.tasks.audit_rows import Finding
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
-from snapshot_storage.s3 import S3BucketSnapshotStorage
-from snapshot_storage.s3_config import OWNER_FILE_NAME
-from snapshot_storage.s3_layout import object_key
+from snapshot_storage.s3.config import OWNER_FILE_NAME
+from snapshot_storage.s3.layout import object_key
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.bulk_data import RULES, Header, live, some_times, stored, write_log
 from tests.contract.s3_servers import BUCKET, MinioServer, RealServer, VersityServer
 from tests.live_index import NOW_MS, StoredEntries

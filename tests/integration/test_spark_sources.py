@@ -12,14 +12,14 @@ from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.ledger_store import LedgerStore
-from pipeline.audit import audit
-from pipeline.index_writer import write_index
-from pipeline.log_folder import LogFolder
-from pipeline.log_rebuild import rebuild_log
-from pipeline.migrate import migrate
-from pipeline.parquet_log import export_ledgers
-from pipeline.rebuild import rebuild
-from snapshot_storage.codec import decode_segments
+from pipeline.jobs.audit import audit
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.jobs.migrate import migrate
+from pipeline.jobs.rebuild import rebuild
+from pipeline.logs.log_folder import LogFolder
+from pipeline.logs.parquet_log import export_ledgers
+from pipeline.sources.index_writer import write_index
+from snapshot_storage.encoding.codec import decode_segments
 from tests.bulk_data import RULES, Headers, bucket_ids, live, some_times, stored, write_log
 from tests.live_index import NOW_MS
 

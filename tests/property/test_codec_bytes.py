@@ -4,7 +4,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot_storage.codec import (
+from snapshot_storage.encoding.codec import (
     SegmentMetadata,
     decode_metadata,
     decode_segment,
@@ -13,7 +13,7 @@ from snapshot_storage.codec import (
     encode_segment,
     encode_segments,
 )
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata, SnapshotSegment
 

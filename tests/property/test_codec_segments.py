@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from snapshot_storage.codec import decode_metadata, decode_segments, merged_bitmaps
-from snapshot_storage.columns import DelayedIndexes
-from snapshot_storage.segmenter import segment_ends
-from snapshot_storage.snapshot import build_snapshot
+from snapshot_storage.encoding.codec import decode_metadata, decode_segments, merged_bitmaps
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.segmenter import segment_ends
+from snapshot_storage.encoding.snapshot import build_snapshot
 
 _Row = tuple[int, int, int]
 

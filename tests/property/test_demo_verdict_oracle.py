@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.demo_verdict import NEVER, Deliveries, Outage, Published, judge
+from demo.verdict import NEVER, Deliveries, Outage, Published, judge
 
 KILLED, RESTARTED = 50, 60
 """In nanoseconds, as small numbers make overlaps likely."""

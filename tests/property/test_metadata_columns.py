@@ -5,17 +5,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from snapshot_storage.codec import (
+from snapshot_storage.encoding.codec import (
     SegmentMetadata,
     decode_metadata,
     decode_metadata_columns,
     encode_metadata,
     merged_bitmaps,
 )
+from snapshot_storage.encoding.metadata_columns import MetadataColumns, columns_of, read_columns, united
+from snapshot_storage.encoding.roaring import serialized_bitmaps
 from snapshot_storage.errors import SnapshotCorruptedError
-from snapshot_storage.metadata_columns import MetadataColumns, columns_of, read_columns, united
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata
-from snapshot_storage.roaring import serialized_bitmaps
 
 _INT63 = st.integers(0, 2**63 - 1) | st.integers(0, 300) | st.sampled_from([2**56 - 1, 2**56])
 _INT55 = st.integers(0, 2**55) | st.integers(0, 300)

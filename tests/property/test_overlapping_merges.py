@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from snapshot_storage.codec import decode_metadata, decode_segments
+from snapshot_storage.encoding.codec import decode_metadata, decode_segments
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.config import TrackerConfig

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from pipeline.row_checks import Acknowledged
-from pipeline.rules import RebuildRules
+from pipeline.planning.rules import RebuildRules
+from pipeline.tasks.row_checks import Acknowledged
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.live_index import NOW_MS
 from tests.process_rebuild import TimesLog, rebuilt

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_queue import RowKey
 from tracker.shared.spilled_rows import SpilledRows, row_count_before, row_count_through
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from managed_ledger.position import Position
 from snapshot_storage.bucket_key import LedgerRange, parse_bucket_key
-from snapshot_storage.codec import decode_metadata, decode_segment
+from snapshot_storage.encoding.codec import decode_metadata, decode_segment
 from snapshot_storage.errors import BucketNotFoundError, SnapshotStorageError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.merge_curve import least_written_per_row, written_per_row_of
-from snapshot_storage.codec import decode_segments
+from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig

@@ -21,7 +21,7 @@ from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
 from managed_ledger.selection import HeadersRead
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
 

@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from broker.demo_process import free_ports
-from broker.postdate_cli import postdate
+from broker.cli.service_commands import postdate
+from demo.process import free_ports
 from tests.command_cases import CASES, REFUSED, Case
 from tests.command_data import copied, make_folders, words_of
 
@@ -169,7 +169,7 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
 )
 def test_a_command_says_which_extra_it_needs(missing: str, words: list[str], extra: str, names: dict[str, str]) -> None:
     """Whatever is not installed, beginning with a core install, which has no click."""
-    program = f"import sys; sys.modules[{missing!r}] = None; from broker.cli import main; main()"
+    program = f"import sys; sys.modules[{missing!r}] = None; from broker.cli.main import main; main()"
 
     result = subprocess.run(
         [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
@@ -205,13 +205,14 @@ class Interrupting:
 sys.meta_path.insert(0, Interrupting())
 del sys.argv[1]
 sys.argv[0] = "postdate"
-from broker.postdate_cli import postdate as main
+from broker.cli.service_commands import postdate as main
 main()
 """
 
 
 @pytest.mark.parametrize(
-    "module", ["click", "broker.config", "numpy", "pipeline.cli", "pipeline.log_rebuild", "pyspark"]
+    "module",
+    ["click", "broker.configuration.config", "numpy", "pipeline.cli.main", "pipeline.jobs.log_rebuild", "pyspark"],
 )
 def test_an_early_interrupt_leaves_no_traceback(module: str, names: dict[str, str]) -> None:
     """While modules are imported, whoever is at it: a library has nothing to say of it."""

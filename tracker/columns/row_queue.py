@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from snapshot_storage.columns import DelayedIndexes, packing_of
+from snapshot_storage.encoding.columns import DelayedIndexes, packing_of
 
 Int64Array = NDArray[np.int64]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from snapshot_storage.metadata_columns import MetadataColumns
+from snapshot_storage.encoding.metadata_columns import MetadataColumns
 from tracker.core.actions import Int64Array, SegmentTable
 
 

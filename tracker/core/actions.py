@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]

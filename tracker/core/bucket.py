@@ -19,7 +19,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.membership import LEDGER_ID_MAX
 from tracker.columns.row_queue import NEVER, RowKey
 from tracker.core.actions import Action, LoadSegments, SegmentTable

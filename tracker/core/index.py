@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.membership import Membership, bitmap_of, is_in, ledger_bitmaps, ledger_groups
 from tracker.columns.row_queue import NEVER, Columns, RowKey, RowQueue, pop_sorted

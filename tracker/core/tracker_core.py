@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_properties import BucketProperties, read_properties
 from tracker.columns.membership import ENTRY_ID_MAX, bitmap_of, ledger_groups
 from tracker.columns.offers import check_offer, check_tick_time, columns_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.membership import Membership
 from tracker.columns.position_sums import subtract, sum_of
 from tracker.core.actions import ReadPositions

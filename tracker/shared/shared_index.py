@@ -39,7 +39,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.membership import ledger_groups
 from tracker.columns.position_set import Int64Array, is_in_bitmap
 from tracker.columns.row_queue import sorted_rows

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.membership import ledger_bitmaps, ledger_groups
 from tracker.columns.offers import check_offer, columns_of
 from tracker.columns.position_set import Int64Array, is_in_bitmap

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
 from tracker.columns.row_queue import RowKey
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import Int64Array, PositionSet
 from tracker.columns.row_queue import NEVER, RowKey, RowQueue, last_key_at, pop_sorted, sorted_rows
 from tracker.columns.stale_rows import drop_stale, first_tracked_ms

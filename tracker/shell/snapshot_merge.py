@@ -11,10 +11,10 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from snapshot_storage.codec import encode_metadata_of, encode_segments
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.codec import encode_metadata_of, encode_segments
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.segmenter import segment_ends
 from snapshot_storage.errors import SnapshotCorruptedError
-from snapshot_storage.segmenter import segment_ends
 from tracker.columns.membership import Membership, is_in
 from tracker.columns.position_sums import subtract, sum_of
 from tracker.columns.row_queue import RowKey, sorted_rows

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar, assert_never
 
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.codec import decode_metadata_columns, decode_segments
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.metadata_columns import MetadataColumns, united
+from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
-from snapshot_storage.metadata_columns import MetadataColumns, united
-from snapshot_storage.snapshot import Snapshot, build_snapshot
 from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotStorage,

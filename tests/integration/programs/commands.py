@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from broker.postdate_cli import postdate
+from broker.cli.service_commands import postdate
 
 
 def main() -> None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from broker.consumer import Consumer
+from broker.clients.consumer import Consumer
 from dispatcher.consumer import Delivery, KeySharedPolicy
 
 
 class Link:
-    """A connection that writes to nobody; one per consumer (a `broker.link.ClientLink`)."""
+    """A connection that writes to nobody; one per consumer (a `broker.clients.link.ClientLink`)."""
 
     peer = "simulated"
     client_version = "simulated"

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.errors import BrokerError
-from broker.policies import DelayedDeliveryPolicies
+from broker.topics.policies import DelayedDeliveryPolicies
 from dispatcher.errors import CumulativeAckRefusedError, DispatcherError
 from managed_ledger.errors import LedgerError
 from managed_ledger.headers import NOT_DELAYED

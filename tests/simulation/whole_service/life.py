@@ -16,15 +16,15 @@ from typing import Any, Final
 from managed_ledger_fakes import MemoryDatabase
 from virtual_time import START_MS, VirtualTimeLoop
 
-from broker.service import Service
-from broker.topic import Topic
-from broker.topic_name import TopicName
+from broker.server.service import Service
+from broker.topics.topic import Topic
+from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.s3.unreadable import Patience
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from snapshot_storage.unreadable import Patience
 from tracker.errors import TrackerError
 from whole_service.disk import DiskHandle, LoopExecutor
 from whole_service.oracle import Entry, Key

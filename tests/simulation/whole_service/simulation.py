@@ -21,7 +21,7 @@ from urllib.parse import quote
 from managed_ledger_fakes import MemoryDatabase
 
 from broker.errors import BrokerError
-from broker.subscription import Subscription
+from broker.topics.subscription import Subscription
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from broker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, BrokerConfig
+from broker.configuration.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, BrokerConfig
 from dispatcher.config import DRAINING_HASHES, LAST_SENT_POSITION, DispatcherConfig, SubscriptionType
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from managed_ledger.config import ManagedLedgerConfig

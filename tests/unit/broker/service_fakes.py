@@ -7,14 +7,14 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from broker.config import BrokerConfig
-from broker.connection import Connection
+from broker.clients.connection import Connection
+from broker.clients.requests import HANDLERS
+from broker.configuration.config import BrokerConfig
 from broker.network.listener import Accepted
 from broker.protocol.commands import frame
 from broker.protocol.frames import FrameSplitter
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
-from broker.requests import HANDLERS
-from broker.service import Service
+from broker.server.service import Service
 
 
 class FakeTransport(asyncio.Transport):

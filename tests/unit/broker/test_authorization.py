@@ -12,12 +12,12 @@ from test_connection_credentials import connect
 from test_policies import MemoryRecords
 
 from broker.authentication.config import AccessConfig
-from broker.authorization import Authorizer
-from broker.config import BrokerConfig
-from broker.grants import Action, GrantBook
+from broker.authorization.grants import Action, GrantBook
+from broker.authorization.permissions import Authorizer
+from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, Schema, ServerError
-from broker.service import Service
-from broker.topic_name import TopicName
+from broker.server.service import Service
+from broker.topics.topic_name import TopicName
 from tests.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 
 ORDERS = TopicName.parse("shop/eu/orders")

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from broker.config import BrokerConfig, load_config, settings
-from broker.config_table import comments_of, config_lines, config_table
-from broker.config_text import OWN_PREFIXES, parse_config_text
+from broker.configuration.config import BrokerConfig, load_config, settings
+from broker.configuration.table import comments_of, config_lines, config_table
+from broker.configuration.text import OWN_PREFIXES, parse_config_text
 
 REPOSITORY = Path(__file__).parents[3]
 FILE = REPOSITORY / "config/broker.conf"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import BrokerConfig, ConfigError, load_config, settings
-from broker.config_table import config_lines
-from broker.config_text import check_unknown_key, parse_config_text
+from broker.configuration.config import BrokerConfig, ConfigError, load_config, settings
+from broker.configuration.table import config_lines
+from broker.configuration.text import check_unknown_key, parse_config_text
 
 REPOSITORY = Path(__file__).parents[3]
 PULSAR_FILE = REPOSITORY / "tests/golden/pulsar_config/broker-4.2.4.conf"

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.cli_common import OneLineFormatter
-from broker.config import BrokerConfig
-from broker.demo_process import PostdateProcess, free_ports
-from broker.postdate_cli import announcement
-from broker.postdate_cli import postdate as main
-from broker.pulsar_keys import pulsar_keys
+from broker.cli.common import OneLineFormatter
+from broker.cli.service_commands import announcement
+from broker.cli.service_commands import postdate as main
+from broker.configuration.config import BrokerConfig
+from broker.configuration.pulsar_keys import pulsar_keys
+from demo.process import PostdateProcess, free_ports
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
@@ -262,7 +262,9 @@ def test_the_commands_to_try_can_be_pasted_into_a_shell() -> None:
 
 def test_help_is_quick() -> None:
     """The service's libraries are loaded by `serve` alone."""
-    program = "import sys, broker.postdate_cli; print('aiohttp' in sys.modules, 'prometheus_client' in sys.modules)"
+    program = (
+        "import sys, broker.cli.service_commands; print('aiohttp' in sys.modules, 'prometheus_client' in sys.modules)"
+    )
 
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
 

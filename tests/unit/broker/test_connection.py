@@ -9,8 +9,8 @@ import google_crc32c
 import pytest
 from service_fakes import Peer, open_service, until
 
-from broker.connection import REQUESTS_MAX, UNREAD_BYTES_MAX
-from broker.limits import ConnectionController, LimitsConfig
+from broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX
+from broker.clients.publishing import Publisher
 from broker.network.listener import Accepted
 from broker.protocol.commands import frame
 from broker.protocol.pb.pulsar_api_pb2 import (
@@ -21,9 +21,9 @@ from broker.protocol.pb.pulsar_api_pb2 import (
     ProducerAccessMode,
     ServerError,
 )
-from broker.publishing import Publisher
-from broker.service import Service
-from broker.topic_name import TopicName
+from broker.server.service import Service
+from broker.topics.limits import ConnectionController, LimitsConfig
+from broker.topics.topic_name import TopicName
 from dispatcher import DispatcherConfig
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from tracker.config import TrackerConfig

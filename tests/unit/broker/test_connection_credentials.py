@@ -9,9 +9,9 @@ import pytest
 from service_fakes import Peer
 
 from broker.authentication.config import AccessConfig
-from broker.config import BrokerConfig
+from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, FeatureFlags, ServerError
-from broker.service import Service
+from broker.server.service import Service
 from tests.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 
 NOW_S = 1_800_000_000

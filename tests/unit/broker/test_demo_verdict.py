@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from broker.demo_verdict import NEVER, Deliveries, Int64s, Outage, Published, Verdict, judge
+from demo.verdict import NEVER, Deliveries, Int64s, Outage, Published, Verdict, judge
 
 KILLED_MS = 5_000
 RESTARTED_MS = 6_000

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from service_fakes import Peer, until
 
-from broker.config import BUCKET_FACTORY, BrokerConfig
+from broker.configuration.config import BUCKET_FACTORY, BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from broker.service import Service
-from broker.topic_name import TopicName
+from broker.server.service import Service
+from broker.topics.topic_name import TopicName
 from dispatcher.core.read_plan import ReadRequest
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.position import Position

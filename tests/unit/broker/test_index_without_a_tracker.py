@@ -15,14 +15,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from service_fakes import Peer, until
 
-from broker.config import BUCKET_FACTORY, BrokerConfig
-from broker.metrics import metrics_text
+from broker.admin.metrics import metrics_text
+from broker.configuration.config import BUCKET_FACTORY, BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageIdData
-from broker.service import Service
-from broker.subscription import Subscription
-from broker.topic import Topic
-from broker.topic_index import INDEX_CURSOR_NAME
-from broker.topic_name import TopicName
+from broker.server.service import Service
+from broker.topics.subscription import Subscription
+from broker.topics.topic import Topic
+from broker.topics.topic_index import INDEX_CURSOR_NAME
+from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.position import Position
@@ -428,7 +428,7 @@ def test_a_request_waits_for_no_snapshot_storage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is answered, and the log is read: what is due, or not delayed, is delivered. Nothing is left in the end."""
-    monkeypatch.setattr("broker.service.CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("broker.server.service.CLOSE_TIMEOUT_S", 0.1)
     # Also not for as long as a call or an orderly end may take.
     patience = {"operation_timeout_ms": 10**9, "close_timeout_ms": 10**9}
 

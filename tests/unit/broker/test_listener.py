@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from service_fakes import until
 
-from broker.limits import ConnectionController, LimitsConfig
 from broker.network.listener import Accepted, Listener, Port, listen
 from broker.network.tls import ServerTls
 from broker.network.tls_config import TlsConfig
+from broker.topics.limits import ConnectionController, LimitsConfig
 from tests.certificates import Authority
 
 FOREVER_S = 3600.0

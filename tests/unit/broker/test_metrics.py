@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.metrics import ServiceSnapshot, SubscriptionSnapshot, TopicSnapshot, metrics_text, render_metrics
+from broker.admin.metrics import ServiceSnapshot, SubscriptionSnapshot, TopicSnapshot, metrics_text, render_metrics
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from tracker.stats import BucketOperation, TrackerStats
 

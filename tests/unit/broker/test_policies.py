@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from broker.policies import (
+from broker.topics.policies import (
     MILLISECONDS_MAX,
     DelayedDeliveryPolicies,
     PolicyBook,
     PolicyError,
     parse_policies,
 )
-from broker.topic_name import TopicName
+from broker.topics.topic_name import TopicName
 
 DEFAULT = DelayedDeliveryPolicies(is_active=True, tick_time_ms=1_000, delay_ms_max=0)
 OFF = DelayedDeliveryPolicies(is_active=False, tick_time_ms=5, delay_ms_max=7)

@@ -13,20 +13,20 @@ from click.testing import CliRunner, Result
 from pyarrow import parquet
 from rocksdict import Options, Rdict
 
-from broker import snapshots
-from broker.config import BrokerConfig, load_config
-from broker.postdate_cli import postdate as main
-from broker.snapshots_place import Filter, open_place
+from broker.cli.service_commands import postdate as main
+from broker.configuration.config import BrokerConfig, load_config
+from broker.server import snapshot_storages as snapshots
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.faults import Fault, FaultPlan
 from snapshot_storage.retrying import Retries
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
-from snapshot_storage.snapshot import build_snapshot
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from snapshot_tools.place import Filter, open_place
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
@@ -439,7 +439,7 @@ def test_a_storage_that_fails_now_and_then_is_asked_again(
     storages: list[FaultInjectingBucketSnapshotStorage] = []
     retries = Retries(sleep=no_pause, tries_max=9)
     monkeypatch.setattr(snapshots, "RETRIES", retries)
-    monkeypatch.setattr("broker.snapshots_copy.RETRIES", retries)
+    monkeypatch.setattr("snapshot_tools.copy.RETRIES", retries)
     monkeypatch.setattr(snapshots, "snapshot_storage_of", faulty)
 
     result = data.run(*(word.format(new=tmp_path / "new") for word in words))
@@ -497,7 +497,7 @@ def test_nothing_is_cut_off_on_a_narrow_screen(
     data: Data, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every id, time and count is there whole; also ids of S3, which have 19 digits."""
-    monkeypatch.setattr("broker.snapshots_options._COLUMNS_WHEN_PIPED", columns)
+    monkeypatch.setattr("snapshot_tools.options._COLUMNS_WHEN_PIPED", columns)
     with_long_ids(data)
     ids = data.listed()
     orphan = add_orphan(data)
@@ -812,7 +812,7 @@ def test_export_leaves_out_the_damaged_segments_alone_and_names_them(data: Data,
 def test_export_names_no_more_segments_than_one_reads(
     data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.snapshots_report.PROBLEMS_SHOWN_MAX", 1)
+    monkeypatch.setattr("snapshot_tools.report.PROBLEMS_SHOWN_MAX", 1)
     for entry in (1, 2, 3):
         data.damage(data.ids[0], entry)
 

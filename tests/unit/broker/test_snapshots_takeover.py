@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from broker import snapshots_takeover
-from broker.postdate_cli import postdate as main
+from broker.cli.service_commands import postdate as main
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.errors import OwnerCorruptedError, StorageAccessError
-from snapshot_storage.s3 import S3BucketSnapshotStorage
-from snapshot_storage.s3_config import OWNER_FILE_NAME
+from snapshot_storage.s3.config import OWNER_FILE_NAME
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+from snapshot_tools import takeover as snapshots_takeover
 from tests.contract.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MotoServer
 
 pytestmark = pytest.mark.usefixtures("restored_logging")

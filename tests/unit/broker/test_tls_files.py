@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import ConfigError, load_config
+from broker.configuration.config import ConfigError, load_config
+from broker.network.ports import open_tls
 from broker.network.tls import ServerTls
 from broker.network.tls_config import TlsConfig
-from broker.ports import open_tls
 from tests.certificates import Authority, Files, encrypted_key
 
 

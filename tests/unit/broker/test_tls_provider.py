@@ -8,7 +8,7 @@ from broker.authentication.authenticator import Authenticator
 from broker.authentication.config import TLS_PROVIDER, TOKEN_PROVIDER
 from broker.authentication.provider import AuthenticationError
 from broker.authentication.tls import TlsProvider, role_of
-from broker.config import ConfigError, load_config
+from broker.configuration.config import ConfigError, load_config
 
 BILLING = {"subject": ((("organizationName", "shop"),), (("commonName", "billing"),))}
 NAMELESS = {"subject": ((("organizationName", "shop"),),)}

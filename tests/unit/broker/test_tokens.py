@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from broker.authentication.authenticator import Authenticator
 from broker.authentication.config import AccessConfig
 from broker.authentication.provider import AuthenticatedRole, AuthenticationError
-from broker.config import BrokerConfig, ConfigError, load_config
+from broker.configuration.config import BrokerConfig, ConfigError, load_config
 from tests.tokens import SECRET, SECRET_KEY, TOKEN_PROVIDER, token
 
 NOW_S = 1_800_000_000

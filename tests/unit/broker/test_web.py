@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.config import BrokerConfig
-from broker.listening import WebAudience
-from broker.web import WebServer, start_web
+from broker.admin.web import WebServer, start_web
+from broker.configuration.config import BrokerConfig
+from broker.network.listening import WebAudience
 
 AUDIENCE = WebAudience.of(BrokerConfig(advertised_address="post.example"), public_host="post.example")
 

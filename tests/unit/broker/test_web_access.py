@@ -12,12 +12,12 @@ import pytest
 from test_authorization import CONSUME, NOTHING, ORDERS, PRODUCE, play, produce_request
 from test_connection_credentials import connect
 
-from broker.permission_routes import permission_routes
-from broker.policy_routes import policy_routes
-from broker.server import access_of
-from broker.service import Service
-from broker.stats_routes import stats_routes
-from broker.web import start_web
+from broker.admin.permission_routes import permission_routes
+from broker.admin.policy_routes import policy_routes
+from broker.admin.stats_routes import stats_routes
+from broker.admin.web import start_web
+from broker.server.server import access_of
+from broker.server.service import Service
 from tests.tokens import token
 
 NOW_S = 1_800_000_000

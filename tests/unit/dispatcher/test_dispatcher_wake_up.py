@@ -29,7 +29,7 @@ HOLDING = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
 
 class _SharedFactory(DelayedDeliveryTrackerFactory):
-    """Makes views on one index, as `broker.topic_index` does."""
+    """Makes views on one index, as `broker.topics.topic_index` does."""
 
     def __init__(self, factory: BucketDelayedDeliveryTrackerFactory, cursors: list[FakeCursor]) -> None:
         self.cursor = SharedCursor(IndexCursor(), lambda: cursors)

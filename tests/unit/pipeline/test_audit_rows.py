@@ -6,12 +6,12 @@ from pathlib import Path
 from pyroaring import BitMap
 
 from managed_ledger.position import Position
-from pipeline.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, Finding, audit_task, compare
-from pipeline.bucket_rows import build_bucket
-from pipeline.header_log import HeaderRange
-from pipeline.log_folder import LogFolder
-from pipeline.row_checks import Acknowledged
-from snapshot_storage.columns import DelayedIndexes
+from pipeline.logs.header_log import HeaderRange
+from pipeline.logs.log_folder import LogFolder
+from pipeline.tasks.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, Finding, audit_task, compare
+from pipeline.tasks.bucket_rows import build_bucket
+from pipeline.tasks.row_checks import Acknowledged
+from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.bulk_data import write_log
 

@@ -11,12 +11,12 @@ from pyroaring import BitMap
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from managed_ledger.position import Position
-from pipeline.cancel_rows import gather, holds_any, unacknowledged, without
-from pipeline.row_checks import Acknowledged
-from snapshot_storage.codec import decode_metadata, decode_segments, merged_bitmaps
-from snapshot_storage.columns import DelayedIndexes
+from pipeline.tasks.cancel_rows import gather, holds_any, unacknowledged, without
+from pipeline.tasks.row_checks import Acknowledged
+from snapshot_storage.encoding.codec import decode_metadata, decode_segments, merged_bitmaps
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError
-from snapshot_storage.snapshot import build_snapshot
 
 _SCHEMA = pa.schema([("topic", pa.string()), ("ledger_id", pa.int64()), ("entry_id", pa.int64())])
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.forecast import MINUTE_MAX, MINUTE_MS, Forecast, forecast_of, write_forecast
-from pipeline.forecast_charts import draw_forecast
+from pipeline.jobs.forecast import MINUTE_MAX, MINUTE_MS, Forecast, forecast_of, write_forecast
+from pipeline.jobs.forecast_charts import draw_forecast
 
 NOW_MINUTE = 29_000_000
 NOW_MS = NOW_MINUTE * MINUTE_MS

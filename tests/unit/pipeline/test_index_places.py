@@ -9,11 +9,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from pipeline.index_place import cursor_folder, open_index
+from pipeline.index.place import cursor_folder, open_index
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.object_folder import ObjectFolderBucketSnapshotStorage
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.bulk_data import write_log
 
 

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from pipeline.batch_mark import BatchMark
+from pipeline.index.batch_mark import BatchMark
 from tracker.bucket_properties import read_properties
 
 

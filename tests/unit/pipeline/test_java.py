@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from pipeline.java import JavaNotFoundError, find_java, use_java
-from pipeline.session import local_session
+from pipeline.spark.java import JavaNotFoundError, find_java, use_java
+from pipeline.spark.session import local_session
 
 
 def _java(home: Path, version: str | None = None) -> Path:

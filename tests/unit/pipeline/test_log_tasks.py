@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.position import Position
-from pipeline.header_log import MISSING, LedgerExtent
-from pipeline.log_plan import plan_counts, plan_tasks
-from pipeline.log_tasks import READ_ENTRIES_MAX, LogChangedError, RangeCount, build_task, count_rows
-from pipeline.row_checks import REASONS, Acknowledged, BadRow, acknowledged_by_all, split_rows
-from pipeline.rules import RebuildRules
-from pipeline.staging import StagingWriter
-from snapshot_storage.columns import DelayedIndexes
+from pipeline.index.staging import StagingWriter
+from pipeline.logs.header_log import MISSING, LedgerExtent
+from pipeline.planning.log_plan import plan_counts, plan_tasks
+from pipeline.planning.rules import RebuildRules
+from pipeline.tasks.log_tasks import READ_ENTRIES_MAX, LogChangedError, RangeCount, build_task, count_rows
+from pipeline.tasks.row_checks import REASONS, Acknowledged, BadRow, acknowledged_by_all, split_rows
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tests.live_index import NOW_MS, live_index
 from tests.process_rebuild import CURSOR, TimesLog, rebuilt
 

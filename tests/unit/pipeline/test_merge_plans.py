@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from managed_ledger.cursor_properties import CursorName
-from pipeline.bucket_rows import build_bucket
-from pipeline.merge import plan_merges
-from pipeline.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
-from pipeline.rules import RebuildRules
-from pipeline.staging import StagingFolder, StagingWriter
+from pipeline.index.staging import StagingFolder, StagingWriter
+from pipeline.jobs.merge import plan_merges
+from pipeline.planning.rules import RebuildRules
+from pipeline.tasks.bucket_rows import build_bucket
+from pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
-from snapshot_storage.codec import decode_segments
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.codec import decode_segments
+from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty
 from tracker.core.merge_windows import groups_down_to, window_to_merge

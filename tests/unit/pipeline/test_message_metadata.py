@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
-from pipeline.message_metadata import MetadataFilter, metadata_of
+from pipeline.logs.message_metadata import MetadataFilter, metadata_of
 
 _WORDS = st.sampled_from(["", "a", "b", "ab", "land", "ü", "x" * 200])
 

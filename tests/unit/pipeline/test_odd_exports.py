@@ -14,9 +14,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from managed_ledger.errors import StoreCorruptedError
-from pipeline.header_log import MISSING, HeaderRange
-from pipeline.log_folder import LogFolder
-from pipeline.parquet_log import ParquetLog, export_ledgers
+from pipeline.logs.header_log import MISSING, HeaderRange
+from pipeline.logs.log_folder import LogFolder
+from pipeline.logs.parquet_log import ParquetLog, export_ledgers
 from tests.bulk_data import write_log
 from tests.live_index import NOW_MS
 

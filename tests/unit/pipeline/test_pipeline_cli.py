@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from broker.postdate_cli import postdate as main
-from pipeline.header_log import HeaderRange
-from pipeline.open_logs import open_log
-from pipeline.parquet_log import LEDGERS_FILE, ParquetLog, export_ledgers, folder_of
-from pipeline.reject_file import write_rejects
-from pipeline.row_checks import REASONS, BadRow
+from broker.cli.service_commands import postdate as main
+from pipeline.logs.header_log import HeaderRange
+from pipeline.logs.open_logs import open_log
+from pipeline.logs.parquet_log import LEDGERS_FILE, ParquetLog, export_ledgers, folder_of
+from pipeline.tasks.reject_file import write_rejects
+from pipeline.tasks.row_checks import REASONS, BadRow
 from tests.bulk_data import some_times, write_log
 
 
@@ -47,7 +47,7 @@ def test_help_needs_neither_spark_nor_arrow() -> None:
     program = """
 import sys
 sys.modules.update({"pyspark": None, "pyarrow": None})
-from broker.postdate_cli import postdate as main
+from broker.cli.service_commands import postdate as main
 main(sys.argv[1:])
 """
     for arguments, exit_code, said in (

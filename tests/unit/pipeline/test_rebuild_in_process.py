@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bucket_rows import without_duplicates
-from pipeline.planning import LedgerCount, plan_buckets
-from snapshot_storage.columns import DelayedIndexes
+from pipeline.planning.buckets import LedgerCount, plan_buckets
+from pipeline.tasks.bucket_rows import without_duplicates
+from snapshot_storage.encoding.columns import DelayedIndexes
 
 
 def _planned(counts: list[tuple[int, int]], rows_per_bucket_min: int, last_bucket_rows_min: int = 1) -> list[object]:

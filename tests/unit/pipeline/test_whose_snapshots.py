@@ -11,16 +11,16 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError
-from pipeline.audit import drop_useless
-from pipeline.bucket_rows import build_bucket
-from pipeline.cursor_log import CursorLog, select
-from pipeline.merge_rows import NamedBucket, count_buckets
-from pipeline.migrate import NamedSnapshot, is_named
-from pipeline.publishing import Published, each_of, publish
-from pipeline.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from pipeline.index.cursor_log import CursorLog, select
+from pipeline.index.publishing import Published, each_of, publish
+from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from pipeline.jobs.audit import drop_useless
+from pipeline.jobs.migrate import NamedSnapshot, is_named
+from pipeline.tasks.bucket_rows import build_bucket
+from pipeline.tasks.merge_rows import NamedBucket, count_buckets
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
-from snapshot_storage.columns import DelayedIndexes
-from snapshot_storage.rocksdb import RocksDBBucketSnapshotStorage
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
 from tests.bulk_data import bucket_ids, write_log
 from tests.live_index import NOW_MS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotVersionError
-from snapshot_storage.object_format import (
+from snapshot_storage.objects.format import (
     FRONT_BYTES,
     ObjectHead,
     SnapshotNames,

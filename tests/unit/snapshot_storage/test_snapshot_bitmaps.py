@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from pyroaring import BitMap, BitMap64
 
-from snapshot_storage.codec import SegmentMetadata, segment_metadata, segments_metadata
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.codec import SegmentMetadata, segment_metadata, segments_metadata
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.roaring import decode_bitmap, value_count
 from snapshot_storage.errors import SnapshotCorruptedError
-from snapshot_storage.roaring import decode_bitmap, value_count
 
 # From Pulsar's classes: the set, and the hex of its run-optimised portable form.
 _GOLDEN_BITMAPS = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapshot_storage.codec import (
+from snapshot_storage.encoding.codec import (
     SegmentMetadata,
     decode_metadata,
     decode_segment,
@@ -11,10 +11,10 @@ from snapshot_storage.codec import (
     encode_segment,
     segment_metadata,
 )
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotSegment
-from snapshot_storage.snapshot import build_snapshot
 
 _INT64_MAX = 2**63 - 1
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 
 
 def test_columns_cannot_be_written_to() -> None:

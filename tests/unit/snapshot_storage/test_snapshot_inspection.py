@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from snapshot_storage.codec import decode_segment
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.codec import decode_segment
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.inspection import (
     BucketProperty,
     ProblemKind,
@@ -21,7 +22,6 @@ from snapshot_storage.inspection import (
     segment_problems,
     segments_per_read,
 )
-from snapshot_storage.snapshot import Snapshot, build_snapshot
 from snapshot_storage.storage import BucketSnapshotInfo
 
 KEY = "#pulsar.internal.delayed.bucket_1_5"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from snapshot_storage.segmenter import ROWS_UNLIMITED, segment_ends
+from snapshot_storage.encoding.segmenter import ROWS_UNLIMITED, segment_ends
 
 _INT64_MAX = 2**63 - 1
 

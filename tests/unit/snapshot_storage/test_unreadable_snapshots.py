@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from snapshot_storage.errors import SnapshotCorruptedError, StorageBusyError, StorageUnavailableError
-from snapshot_storage.unreadable import Patience, UnreadableSnapshots
+from snapshot_storage.s3.unreadable import Patience, UnreadableSnapshots
 from tracker.testing import run_virtually
 
 PATIENCE = Patience(failures_min=3, failing_s_min=10)

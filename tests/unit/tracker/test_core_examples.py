@@ -11,8 +11,8 @@ from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
-from snapshot_storage.codec import encode_metadata, encode_segment, segment_metadata
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.codec import encode_metadata, encode_segment, segment_metadata
+from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.config import TrackerConfig
 from tracker.core.actions import (

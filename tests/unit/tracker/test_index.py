@@ -4,7 +4,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.row_queue import last_key_at
 from tracker.core.index import Index
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from snapshot_storage.codec import decode_metadata_columns, decode_segments, encode_segment
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments, encode_segment
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.faults import Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.snapshot import build_snapshot
 from snapshot_storage.storage import BucketSnapshotStorage, BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tracker.columns.segment_spans import table_of

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot_storage.columns import DelayedIndexes
+from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns import row_queue
 from tracker.columns.row_queue import NEVER, RowKey, RowQueue, last_key_at, order_of_rows, pop_sorted, sorted_rows
 

@@ -1,0 +1,1 @@
+"""The web port: health, metrics, and Pulsar's admin paths."""

@@ -1,0 +1,103 @@
+"""Pulsar's admin endpoints that show a topic, on the web port, and one of ours that explains a key.
+
+    GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/stats
+    GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/internalStats
+    GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/keyStatus?key=...     (ours)
+
+The key of a message whose key is not text is given as `keyBase64`. Nothing here changes anything or opens a topic: one
+that nobody has used since the start is a 404, as in Pulsar.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Protocol
+
+from aiohttp import web
+
+from broker.admin.topic_stats import key_status, topic_internal_stats, topic_stats
+from broker.errors import BrokerError
+from broker.topics.topic import Topic
+from broker.topics.topic_name import TopicName
+
+_TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
+_STATS = f"{_TOPIC}/stats"
+_INTERNAL_STATS = f"{_TOPIC}/internalStats"
+_KEY_STATUS = f"{_TOPIC}/subscription/{{subscription}}/keyStatus"
+
+READ_PATHS = frozenset({_STATS, _INTERNAL_STATS, _KEY_STATUS})
+"""What whoever may produce to the topic or consume from it may see."""
+
+
+class StatsSource(Protocol):
+    """What the endpoints need of the service."""
+
+    @property
+    def topics(self) -> Mapping[TopicName, Topic]:
+        """The open topics."""
+
+
+def stats_routes(service: StatsSource) -> list[web.RouteDef]:
+    """Return the routes, to be given to `start_web`."""
+
+    async def get_stats(request: web.Request) -> web.Response:
+        topic = _topic(request, service)
+        return _not_found(request) if topic is None else web.json_response(topic_stats(topic))
+
+    async def get_internal_stats(request: web.Request) -> web.Response:
+        topic = _topic(request, service)
+        return _not_found(request) if topic is None else web.json_response(topic_internal_stats(topic))
+
+    async def get_key_status(request: web.Request) -> web.Response:
+        topic = _topic(request, service)
+        if topic is None:
+            return _not_found(request)
+        name = request.match_info["subscription"]
+        subscription = topic.subscriptions.get(name)
+        if subscription is None:
+            return _refused(404, f"Subscription {name} of topic {topic.name} not found")
+        try:
+            key = _key(request)
+        except ValueError as error:
+            return _refused(400, str(error))
+        status = None if subscription.dispatcher is None else subscription.dispatcher.key_status(key)
+        if status is None:
+            return _refused(409, f"Subscription {name} has no Key_Shared consumers, so keys have no owners")
+        return web.json_response(key_status(key, status))
+
+    return [
+        web.get(_STATS, get_stats),
+        web.get(_INTERNAL_STATS, get_internal_stats),
+        web.get(_KEY_STATUS, get_key_status),
+    ]
+
+
+def _key(request: web.Request) -> bytes:
+    text, encoded = request.query.get("key"), request.query.get("keyBase64")
+    if (text is None) == (encoded is None):
+        raise ValueError("Give either key or keyBase64")
+    if text is not None:
+        return text.encode()
+    assert encoded is not None
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"keyBase64 is not base64: {error}") from error
+
+
+def _topic(request: web.Request, service: StatsSource) -> Topic | None:
+    parts = request.match_info
+    try:
+        name = TopicName.parse(f"persistent://{parts['tenant']}/{parts['namespace']}/{parts['topic']}")
+    except BrokerError:
+        return None
+    return service.topics.get(name)
+
+
+def _not_found(request: web.Request) -> web.Response:
+    parts = request.match_info
+    return _refused(404, f"Topic persistent://{parts['tenant']}/{parts['namespace']}/{parts['topic']} not found")
+
+
+def _refused(status: int, reason: str) -> web.Response:
+    return web.json_response({"reason": reason}, status=status)

@@ -1,0 +1,177 @@
+"""The web port: health for supervisors, metrics for Prometheus.
+
+    GET /health                     JSON with "status": "ok"; answered as soon as clients can connect
+    GET /admin/v2/brokers/health    "ok", as Pulsar's own health check
+                                    both 503 with "problems" while the log, a snapshot storage or a dispatcher fails
+    GET /metrics, /metrics/         Prometheus text
+
+Everything else is a 404 (or 405) in JSON, and what a browser asks for another site's sake a 403
+(`broker.network.listening`). What is answered is passed in, as functions or as routes (of
+`broker.admin.policy_routes` and `broker.admin.stats_routes`); this module knows HTTP alone. Who may ask is
+decided before, by `broker.admin.web_access`.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from broker.network.listener import Listener, Port, TlsContexts, listen
+from broker.network.listening import WebAudience
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+
+SHUTDOWN_TIMEOUT_S = 2.0
+"""How long a request that is being answered may keep the service from stopping."""
+
+
+class WebServer:
+    """A listening web server; made by `start_web`."""
+
+    def __init__(self, runner: web.AppRunner, listeners: list[Listener]) -> None:
+        self._runner = runner
+        self._listeners = listeners
+
+    @property
+    def port(self) -> int:
+        """The number of its port, of the first if there are two."""
+        return self._listeners[0].number
+
+    async def close(self) -> None:
+        """Stop listening and let the answers under way finish."""
+        for listener in self._listeners:
+            await listener.close()
+        await self._runner.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
+class WebPort:
+    """A port of the web server; see `broker.network.listener.Port`."""
+
+    number: int
+    tls: TlsContexts | None = None
+    advice: str = ""
+
+
+async def start_web(
+    host: str,
+    *ports: int | WebPort,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    metrics: Callable[[], bytes | Awaitable[bytes]],
+    health: Callable[[], dict[str, Any]],
+    problems: Callable[[], list[str]] = list,
+    routes: Iterable[web.RouteDef] = (),
+    access: Middleware | None = None,
+    audience: WebAudience | None = None,
+) -> WebServer:
+    """Listen on one port or two.
+
+    Args:
+        host: The address to listen on.
+        ports: The ports, a number for one without TLS; 0 takes a free one, which `WebServer.port` tells.
+        connect_timeout_s: How long a caller may stay silent, from its connection to its first byte.
+        metrics: Gives the Prometheus text, at once or later.
+        health: Gives what `/health` says besides the status and the version.
+        problems: Gives what keeps the service from doing its job, one text each.
+        routes: What else is answered.
+        access: Stands before every endpoint and refuses; None lets everybody in. `/health` tells no problems then.
+        audience: Which requests are meant for this port; None takes all.
+
+    Raises:
+        OSError: The port cannot be listened on.
+    """
+
+    async def get_health(_: web.Request) -> web.Response:
+        found = problems()
+        if access is not None:
+            # Everybody may see it, and problems name topics: those are for who may see /admin/v2/brokers/health.
+            return web.json_response(health() | {"status": "failing" if found else "ok"}, status=503 if found else 200)
+        answer = {"status": "failing" if found else "ok", "version": version("postdate")} | health()
+        return web.json_response(answer | {"problems": found} if found else answer, status=503 if found else 200)
+
+    async def get_broker_health(_: web.Request) -> web.Response:
+        found = problems()
+        health()
+        return web.Response(text="\n".join(found) or "ok", status=503 if found else 200)
+
+    async def get_metrics(_: web.Request) -> web.Response:
+        text = metrics()
+        body = await text if isinstance(text, Awaitable) else text
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    middlewares: list[Middleware] = [_errors_as_json]
+    if audience is not None:
+        middlewares.append(_only_for(audience))
+    if access is not None:
+        middlewares.append(access)
+    app = web.Application(middlewares=middlewares)
+    app.router.add_get("/health", get_health)
+    app.router.add_get("/admin/v2/brokers/health", get_broker_health)
+    app.router.add_get("/metrics", get_metrics)
+    app.router.add_get("/metrics/", get_metrics)
+    app.router.add_routes(routes)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+    await runner.setup()
+    handlers = runner.server
+    assert handlers is not None
+    server = WebServer(runner, listeners := [])
+    try:
+        for one in (WebPort(port) if isinstance(port, int) else port for port in ports):
+            port = Port(
+                host=host,
+                number=one.number,
+                factory=lambda _: handlers(),
+                connect_timeout_s=connect_timeout_s,
+                tls=one.tls,
+                advice=one.advice,
+            )
+            listeners.append(await listen(port))
+    except OSError:
+        await server.close()
+        raise
+    return server
+
+
+def _only_for(audience: WebAudience) -> Middleware:
+    """Refuse what is meant for another host, and changes that a page of another origin asks for."""
+
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        sock_name = None if request.transport is None else request.transport.get_extra_info("sockname")
+        reason = audience.refusal(
+            method=request.method,
+            hosts=request.headers.getall("Host", []),
+            origins=request.headers.getall("Origin", []),
+            fetch_site=request.headers.get("Sec-Fetch-Site"),
+            local=sock_name[0] if sock_name else None,
+        )
+        return await handler(request) if reason is None else web.json_response({"reason": reason}, status=403)
+
+    return check
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        # `Allow` of a 405 is part of its meaning, and so is the challenge of a 401.
+        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        if error.status == web.HTTPUnauthorized.status_code:
+            headers = {"WWW-Authenticate": "Bearer"}
+        return web.json_response({"reason": f"{error.reason}: {request.path}"}, status=error.status, headers=headers)
+    except Exception:
+        # The supervisor of the handlers: one bad answer must not take the port down.
+        log.exception("%s %s failed", request.method, request.path)
+        return web.json_response({"reason": "Internal error; the service's log has it"}, status=500)

@@ -1,0 +1,89 @@
+"""Who may ask what of the web port.
+
+    /health                            everybody
+    /metrics                           everybody, or with authenticateMetricsEndpoint everybody who is known
+    what shows one topic               who may produce to it or consume from it
+    everything else, also what is new  super users
+
+So an endpoint that nobody thought of here is closed and not open. Where authorization is switched off, everybody who
+is known may do everything, as in Pulsar. 401 means that credentials are missing or wrong, 403 that they are not enough
+(Pulsar answers 401 to some of the latter).
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from broker.admin.stats_routes import READ_PATHS
+from broker.authentication.authenticator import Authenticator
+from broker.authentication.provider import AuthenticationError
+from broker.authorization.permissions import Authorizer
+from broker.errors import BrokerError
+from broker.topics.topic_name import TopicName
+
+_OPEN: Final = frozenset({"/health"})
+_METRICS: Final = frozenset({"/metrics", "/metrics/"})
+_READING: Final = frozenset({"GET", "HEAD"})
+_PROXIED: Final = "X-Original-Principal"
+
+
+def access_middleware(
+    authenticator: Authenticator,
+    authorizer: Authorizer | None,
+    *,
+    now_ms: Callable[[], int],
+    is_metrics_authenticated: bool,
+) -> Middleware:
+    """Return what stands before every endpoint, to be given to `start_web`.
+
+    Args:
+        authenticator: Says who asks.
+        authorizer: Says what a role may do; None lets everybody do everything.
+        now_ms: The clock.
+        is_metrics_authenticated: Whether `/metrics` is for those who are known.
+    """
+
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        path = "" if resource is None else resource.canonical
+        if path in _OPEN or (path in _METRICS and not is_metrics_authenticated):
+            return await handler(request)
+        role = _authenticated(request, authenticator, now_ms())
+        if authorizer is not None and path not in _METRICS:
+            _authorize(request, path, role, authorizer)
+        return await handler(request)
+
+    return check
+
+
+def _authenticated(request: web.Request, authenticator: Authenticator, now_ms: int) -> str:
+    certificate = request.get_extra_info("peercert") or None
+    try:
+        shown = authenticator.authenticate_request(request.headers.get("Authorization"), certificate, now_ms=now_ms)
+    except AuthenticationError as error:
+        raise web.HTTPUnauthorized(reason=f"Authentication required: {error}") from error
+    return shown.role
+
+
+def _authorize(request: web.Request, path: str, role: str, authorizer: Authorizer) -> None:
+    if request.headers.get(_PROXIED):
+        raise web.HTTPForbidden(reason=f"{_PROXIED} needs a proxy role, and there are none here")
+    if path in READ_PATHS and request.method in _READING:
+        is_allowed = authorizer.may_look_up(role, _topic(request))
+    else:
+        is_allowed = authorizer.is_super_user(role)
+    if not is_allowed:
+        raise web.HTTPForbidden(reason=f"The role {role!r} is not allowed to {request.method}")
+
+
+def _topic(request: web.Request) -> TopicName:
+    parts = request.match_info
+    try:
+        return TopicName.parse(f"persistent://{parts['tenant']}/{parts['namespace']}/{parts['topic']}")
+    except BrokerError as error:
+        raise web.HTTPNotFound(reason=str(error)) from error

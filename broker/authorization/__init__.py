@@ -1,0 +1,1 @@
+"""What a role may do, and the grants that say so."""

@@ -1,0 +1,138 @@
+"""What is granted to which role, per namespace and per topic, and how it is kept.
+
+    {"namespace": {"anna": ["produce", "consume"]}, "topics": {"orders": {"berta": ["consume"]}}}
+
+That is the record of one namespace, so a change of a grant is one synced write: whole or not at all. A record that
+cannot be read grants nothing. The rules of who may do what are `broker.authorization.permissions`'s, HTTP is
+`broker.admin.permission_routes`'.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from broker.topics.policies import RecordStore
+from broker.topics.topic_name import TopicName
+
+log = logging.getLogger(__name__)
+
+_RECORD_PREFIX: Final = "permissions "
+
+
+class Action(StrEnum):
+    """What can be granted; Pulsar's other actions are of functions and connectors, which are not here."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+
+
+Actions = frozenset[Action]
+RoleActions = Mapping[str, Actions]
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceGrants:
+    """All grants of one namespace; a change makes another one.
+
+    Attributes:
+        roles: What roles may do with every topic.
+        topics: What roles may do with one topic, by its local name.
+    """
+
+    roles: RoleActions = field(default_factory=dict)
+    topics: Mapping[str, RoleActions] = field(default_factory=dict)
+
+    def of(self, topic: str | None) -> RoleActions:
+        """Return what is granted for one topic, by its local name, or for the namespace."""
+        return self.roles if topic is None else self.topics.get(topic, {})
+
+    def with_grant(self, topic: str | None, role: str, actions: Actions | None) -> "NamespaceGrants":
+        """Give a role these actions instead of what it had; None takes its entry away."""
+        changed = {other: granted for other, granted in self.of(topic).items() if other != role}
+        if actions is not None:
+            changed[role] = actions
+        if topic is None:
+            return replace(self, roles=changed)
+        topics = {other: granted for other, granted in self.topics.items() if other != topic}
+        return replace(self, topics=topics | ({topic: changed} if changed else {}))
+
+    def to_json(self) -> str:
+        """Write them as they are stored."""
+        topics = {topic: role_actions_json(granted) for topic, granted in self.topics.items()}
+        return json.dumps({"namespace": role_actions_json(self.roles), "topics": topics})
+
+
+def role_actions_json(granted: RoleActions) -> dict[str, list[str]]:
+    """Write roles and their actions as Pulsar does.
+
+    >>> role_actions_json({"anna": frozenset({Action.CONSUME, Action.PRODUCE})})
+    {'anna': ['produce', 'consume']}
+    """
+    return {role: [action.value for action in Action if action in actions] for role, actions in granted.items()}
+
+
+def parse_grants(text: bytes) -> NamespaceGrants:
+    """Read a stored record.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        found = json.loads(text)
+        return NamespaceGrants(
+            _parse_roles(found["namespace"]),
+            {topic: _parse_roles(roles) for topic, roles in found["topics"].items()},
+        )
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"it has another form ({error!r})") from error
+
+
+def _parse_roles(found: Mapping[str, Iterable[str]]) -> RoleActions:
+    return {role: frozenset(Action(action) for action in actions) for role, actions in found.items()}
+
+
+class GrantBook:
+    """The grants of every namespace that has some.
+
+    Args:
+        store: Where they are kept.
+    """
+
+    def __init__(self, store: RecordStore) -> None:
+        self._store = store
+        self._lock = asyncio.Lock()
+        self._grants: dict[str, NamespaceGrants] = {}
+        for name, value in store.records.items():
+            if name.startswith(_RECORD_PREFIX):
+                self._load(name.removeprefix(_RECORD_PREFIX), value)
+
+    def of(self, namespace: str) -> NamespaceGrants:
+        """Return the grants of a namespace (`tenant/namespace`)."""
+        return self._grants.get(namespace, NamespaceGrants())
+
+    async def grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:
+        """Give a role these actions for a topic or a namespace; durable on return, None takes its entry away.
+
+        Raises:
+            LedgerWriteError: It could not be stored, and all grants are as before.
+        """
+        namespace = owner.namespace_name if isinstance(owner, TopicName) else owner
+        topic = owner.local_name if isinstance(owner, TopicName) else None
+        # One after the other: each change is of the record that the one before has left.
+        async with self._lock:
+            grants = self.of(namespace).with_grant(topic, role, actions)
+            is_empty = not grants.roles and not grants.topics
+            await self._store.put_record(
+                f"{_RECORD_PREFIX}{namespace}", None if is_empty else grants.to_json().encode()
+            )
+            self._grants[namespace] = grants
+
+    def _load(self, namespace: str, value: bytes) -> None:
+        try:
+            self._grants[namespace] = parse_grants(value)
+        except ValueError as error:
+            log.error("the stored grants of %s are ignored, so nothing is granted there: %s", namespace, error)

@@ -1,0 +1,1 @@
+"""The program `postdate` and the commands that are the service's own."""

@@ -1,0 +1,122 @@
+"""What the service's own commands share: the options of a configuration, logging, and which errors they refuse with.
+
+What all commands of `postdate` share, of whichever room, is in `command_line`.
+"""
+
+import errno
+import logging
+import re
+import socket
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import click
+
+from broker.configuration.config import ConfigError
+from broker.errors import AdminRequestError, BrokerError, ServiceStartError
+from command_line.endings import refusing_of
+from managed_ledger.errors import LedgerError
+from snapshot_storage.errors import SnapshotStorageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TOKEN = re.compile(r"[A-Za-z0-9_.=-]+")
+
+
+class OneLineFormatter(logging.Formatter):
+    """Keeps each message on one line: what a client sends can be in it, and must not look like another record."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802 (logging's)
+        """See base; ISO 8601 in UTC, as all times of `postdate`."""
+        time = datetime.fromtimestamp(record.created, UTC)
+        return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """See base."""
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
+def configure_logging(level: str) -> None:
+    """Send every record from `level` on to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # It reports every turn of every job at INFO; what fails is logged by the jobs' own supervisor.
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+
+
+def _explain(error: BaseException) -> str | None:
+    if not isinstance(error, OSError):
+        return None
+    if error.errno == errno.EADDRINUSE:
+        return f"{error}; choose free ports with --set brokerServicePort=... and --set webServicePort=..."
+    if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRNOTAVAIL, errno.EACCES):
+        return f"{error}; see bindAddress, brokerServicePort and webServicePort"
+    return str(error)
+
+
+refusing = refusing_of(
+    ConfigError,
+    AdminRequestError,
+    BrokerError,
+    ServiceStartError,
+    LedgerError,
+    SnapshotStorageError,
+    explain=_explain,
+)
+"""Turns the errors that an operator can do something about into one line and exit code 2."""
+
+
+def config_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add `--config` and `--set`."""
+    for option in (
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Set one key; repeatable. Wins over the environment, which wins over the file.",
+        ),
+        click.option(
+            "--config",
+            "config_path",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="A broker.conf. Default: the built-in defaults, which are those of config/broker.conf.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def auth_params_option(command: Callable[P, R]) -> Callable[P, R]:
+    """Add `--auth-params`, which gives the command the parameter `token`."""
+    return click.option(
+        "--auth-params",
+        "token",
+        metavar="PARAMS",
+        callback=_token_of_params,
+        help="Who asks, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
+    )(command)
+
+
+def _token_of_params(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Read a token in Pulsar's notation; the errors do not repeat it."""
+    del parameter
+    if value is None:
+        return None
+    kind, separator, rest = value.partition(":")
+    if not separator or kind not in ("token", "file"):
+        raise click.BadParameter("must be token:TOKEN or file:///PATH")
+    try:
+        token = rest if kind == "token" else Path(rest.removeprefix("//")).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no token"
+        raise click.BadParameter(f"{value} cannot be read: {reason}") from None
+    if not _TOKEN.fullmatch(token.strip()):
+        raise click.BadParameter("it is no token")
+    return token.strip()

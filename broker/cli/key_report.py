@@ -1,0 +1,97 @@
+"""Asks a running service about one key and writes the answer for people."""
+
+import json
+from textwrap import fill
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode
+from urllib.request import Request, urlopen
+
+from broker.errors import AdminRequestError
+from broker.topics.topic_name import TopicName
+from command_line.output import iso
+
+TIMEOUT_S: Final = 10.0
+_POSITIONS_SHOWN_MAX: Final = 10
+_COLUMN: Final = 10
+_WIDTH: Final = 80
+_UNBROKEN: Final = "\N{NO-BREAK SPACE}"
+
+
+def key_status(
+    url: str, topic: str, subscription: str, key: str, *, is_base64: bool = False, token: str | None = None
+) -> dict[str, Any]:
+    """Return where a key stands, as the service's `keyStatus` says it.
+
+    Args:
+        url: The service's web port, like `http://127.0.0.1:8080`.
+        topic: The topic, in any of the forms that clients use.
+        subscription: The subscription.
+        key: The key, as text or as base64.
+        is_base64: Whether it is base64.
+        token: What says who asks, where the service wants to know.
+
+    Raises:
+        BrokerError: The topic's name is none.
+        AdminRequestError: The service does not answer, or knows no such topic or subscription.
+    """
+    tenant, namespace, local_name = TopicName.parse(topic)
+    path = "/".join(quote(part, safe="") for part in (tenant, namespace, local_name))
+    query = urlencode({"keyBase64" if is_base64 else "key": key})
+    address = f"{url.rstrip('/')}/admin/v2/persistent/{path}/subscription/{quote(subscription, safe='')}/keyStatus"
+    if not address.startswith(("http://", "https://")):
+        raise AdminRequestError(f"--url {url} is no address: write http://host:port")
+    try:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        with urlopen(Request(f"{address}?{query}", headers=headers), timeout=TIMEOUT_S) as answer:
+            status: dict[str, Any] = json.load(answer)
+    except HTTPError as error:
+        raise AdminRequestError(_reason(error)) from error
+    except (URLError, TimeoutError) as error:
+        raise AdminRequestError(f"no service answers at {url}: {error}; see --url") from error
+    return status
+
+
+def _reason(error: HTTPError) -> str:
+    with error:
+        try:
+            return str(json.load(error)["reason"])
+        except (ValueError, KeyError):
+            return f"the service answered {error.code} {error.reason}"
+
+
+def key_lines(status: dict[str, Any]) -> str:
+    """Return an answer of `keyStatus` as lines.
+
+    >>> print(key_lines({"key": "k", "hash": 7, "owner": "b", "waitingEntries": 2, "reason": "another consumer ...",
+    ...     "blockedBy": "a", "blockedSinceTimestamp": 0, "unackedEntries": 1,
+    ...     "unacked": [{"position": "1:5", "consumerName": "a"}]}), end="")
+    key       k
+    hash      7
+    owner     b
+    waiting   2 (another consumer ...)
+    blocked   by a since 1970-01-01T00:00:00.000Z
+    unacked   1: 1:5 at a
+    """
+    lines = [
+        f"key       {status['key']}",
+        f"hash      {status['hash']}",
+        f"owner     {status['owner'] or 'nobody'}",
+        f"waiting   {status['waitingEntries']} ({status['reason']})",
+    ]
+    if status["blockedBy"] is not None:
+        lines.append(f"blocked   by {status['blockedBy']} since {iso(status['blockedSinceTimestamp'])}")
+    held = [
+        f"{one['position']}{_UNBROKEN}at{_UNBROKEN}{one['consumerName']}"
+        for one in status["unacked"][:_POSITIONS_SHOWN_MAX]
+    ]
+    more = ", ..." if status["unackedEntries"] > len(held) else ""
+    lines.append(f"unacked   {status['unackedEntries']}" + (f": {', '.join(held)}{more}" if held else ""))
+    return "".join(f"{_folded(line)}\n" for line in lines)
+
+
+def _folded(line: str) -> str:
+    """Break a line that is too long for a terminal, below the second column."""
+    indent = " " * _COLUMN
+    folded = fill(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return folded.replace(_UNBROKEN, " ")

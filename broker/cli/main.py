@@ -1,0 +1,41 @@
+"""The program `postdate`: what runs before anything is imported that can be missing or slow.
+
+The commands are in `broker.cli.service_commands` and in the rooms that bring others. They need extras of the package,
+which a core install has not: then one line says which. Until they are imported, Ctrl-C ends the process at once and in
+silence, since a KeyboardInterrupt in the middle of an import is a traceback of somebody else's module.
+"""
+
+import signal
+import sys
+
+EXIT_CODE_REFUSED = 2
+EXIT_CODE_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command that the process's arguments name, and end the process with its exit code."""
+    # A shell that starts a job in the background lets it ignore Ctrl-C, which stays so.
+    heeds_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds_interrupts:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from command_line.extras import install_advice
+
+    try:
+        from broker.cli.service_commands import postdate
+    except ModuleNotFoundError as error:
+        advice = install_advice(error.name, sys.argv[1:])
+        if advice is None:
+            raise
+        sys.stderr.write(f"postdate: {advice}\n")
+        sys.exit(EXIT_CODE_REFUSED)
+    if heeds_interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        postdate(prog_name="postdate")
+    except KeyboardInterrupt:
+        sys.stderr.write("postdate: interrupted\n")
+        sys.exit(EXIT_CODE_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

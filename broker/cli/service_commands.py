@@ -1,0 +1,221 @@
+"""The commands of `postdate` that are the service's own: start it, see it work, show what is configured."""
+
+import asyncio
+import logging
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from broker.cli.command_groups import InstalledCommands
+from broker.cli.common import auth_params_option, config_options, configure_logging, refusing
+from broker.cli.token_commands import token as token_group
+from broker.configuration.config import BrokerConfig, load_config
+from broker.configuration.table import config_lines, config_table, config_values
+from broker.configuration.unread_keys import check_promises, unread_keys
+from broker.network.hosts import is_wildcard
+from broker.network.listening import check_bind_address, describe_listening
+from command_line.endings import help_end
+from command_line.output import json_option, print_json
+
+log = logging.getLogger(__name__)
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.group(
+    cls=InstalledCommands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=help_end("postdate demo", "postdate serve --config config/broker.conf", "postdate serve --help"),
+)
+@click.version_option(package_name="postdate", prog_name="postdate")
+def postdate() -> None:
+    """Delayed delivery: published now, delivered at its time, in key order, to one consumer per key."""
+
+
+postdate.add_command(token_group)
+
+
+@postdate.command(
+    epilog=help_end(
+        "postdate serve",
+        "postdate serve --config config/broker.conf",
+        "postdate serve --set brokerServicePort=6651 --set dataDirectory=/var/lib/postdate",
+        "delayedDeliveryTickTimeMillis=100 postdate serve --log-level debug",
+    )
+)
+@config_options
+@click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS, case_sensitive=False),
+    default="info",
+    show_default=True,
+    help="What is logged, one line a record, to stderr.",
+)
+@json_option("one line when the service is ready: its addresses")
+@refusing
+def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, is_json: bool) -> None:
+    """Run the service until SIGTERM or Ctrl-C, which end it in order, with exit code 0."""
+    configure_logging(log_level)
+    config = load_config(config_path, environment=os.environ, overrides=overrides)
+    for warning in warnings_at_start(config):
+        log.warning("%s", warning)
+    # Imported late: the other commands need none of it, and it takes most of a second.
+    from broker.network.listener import allow_open_files
+    from broker.server.server import serve as run_service
+    from tracker.process.tuning import tune_process
+
+    tune_process()
+    allow_open_files()
+
+    def announce() -> None:
+        if is_json:
+            print_json(addresses(config), is_line=True)
+        else:
+            click.echo(announcement(config))
+
+    sys.exit(asyncio.run(run_service(config, announce=announce)))
+
+
+def warnings_at_start(config: BrokerConfig) -> list[str]:
+    """Refuse a configuration that would do what nobody asked for; return what there is to say of one that is taken.
+
+    Raises:
+        ConfigError: It is refused.
+    """
+    promises = check_promises(unread_keys(config.unread), is_unsupported_ignored=config.is_unsupported_ignored)
+    bound = check_bind_address(config)
+    return [*([] if bound is None else [bound]), *promises]
+
+
+def addresses(config: BrokerConfig) -> dict[str, str | None]:
+    """Return where to connect, for programs; null where a port is not served."""
+    host = config.advertised_address or config.bind_address
+    return {
+        "serviceUrl": _url("pulsar", host, config.service_port),
+        "serviceUrlTls": _url("pulsar+ssl", host, config.service_port_tls),
+        "webServiceUrl": _url("http", host, config.web_port),
+        "webServiceUrlTls": _url("https", host, config.web_port_tls),
+        "dataDirectory": str(config.data_directory.resolve()),
+    }
+
+
+def announcement(config: BrokerConfig) -> str:
+    """Say where to connect and what to try first."""
+    plain, tls, web, web_tls, data = addresses(config).values()
+    client_urls = [url for url in (plain, tls) if url is not None]
+    web_urls = [url for url in (web, web_tls) if url is not None]
+    client_url = client_urls[0]
+    return f"""\
+Postdate is ready.
+  Pulsar clients  {" ".join(client_urls)}
+  Health, metrics {" ".join(f"{url}/health {url}/metrics" for url in web_urls)}
+  Listens on      {describe_listening(config)}
+  Data            {data}
+Try: a message that arrives 3 seconds after it was sent
+  {_installed("python")} -c "{_first_program(client_url, has_tokens=config.access.is_authentication_enabled)}"
+or, for the main job with a crash in the middle: {_installed("postdate")} demo"""
+
+
+def _installed(name: str) -> str:
+    """Write a program of this installation as a shell in this folder finds it."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        return name
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def _first_program(client_url: str, *, has_tokens: bool) -> str:
+    options = "authentication=pulsar.AuthenticationToken('TOKEN'), " if has_tokens else ""
+    if client_url.startswith("pulsar+ssl:"):
+        options += "tls_trust_certs_file_path='ca.pem', "
+    return (
+        "import pulsar; from datetime import timedelta; "
+        f"client = pulsar.Client('{client_url}', {options}logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)); "
+        "consumer = client.subscribe('hello', 'me', consumer_type=pulsar.ConsumerType.Shared); "
+        "client.create_producer('hello').send(b'from the past', deliver_after=timedelta(seconds=3)); "
+        "message = consumer.receive(); consumer.acknowledge(message); print(message.data().decode()); client.close()"
+    )
+
+
+def _url(scheme: str, host: str, port: int | None) -> str | None:
+    return None if port is None else f"{scheme}://{_in_url(host)}:{port}"
+
+
+def _in_url(host: str) -> str:
+    """Write an address as URLs have it: an IPv6 address in brackets, and one to connect to for a wildcard."""
+    if is_wildcard(host):
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+@postdate.command(
+    epilog=help_end(
+        "postdate config",
+        "postdate config --config config/broker.conf --changed",
+        "postdate config --config /etc/pulsar/standalone.conf --ignored",
+        "postdate config --set maxMessageSize=1048576 > my-broker.conf",
+    )
+)
+@config_options
+@click.option("--changed", is_flag=True, help="Only what is not the default.")
+@click.option(
+    "--ignored", is_flag=True, help="What was given with another value than Pulsar's, and is not read; and why."
+)
+@click.option(
+    "--table", is_flag=True, help="As README.md has it: a Markdown table, meanings from the comments of FILE."
+)
+@json_option("one object, values by key")
+@refusing
+def config(
+    config_path: Path | None, overrides: tuple[str, ...], changed: bool, ignored: bool, table: bool, is_json: bool
+) -> None:
+    """Print the configuration in force, as a broker.conf."""
+    if table and (is_json or config_path is None):
+        raise click.UsageError("--table needs --config config/broker.conf, and is no JSON")
+    configure_logging("warning")
+    effective = load_config(config_path, environment=os.environ, overrides=overrides)
+    if ignored:
+        unread = [str(one) for one in unread_keys(effective.unread)]
+        if is_json:
+            print_json(unread)
+        for line in [] if is_json else unread:
+            click.echo(line)
+        return
+    if is_json:
+        print_json(config_values(effective, changed_only=changed))
+        return
+    if config_path is None or not table:
+        click.echo(config_lines(effective, changed_only=changed), nl=False)
+        return
+    click.echo(config_table(config_path.read_text(encoding="utf-8")), nl=False)
+
+
+@postdate.command(
+    epilog=help_end(
+        "postdate keys orders billing customer-17",
+        "postdate keys shop/eu/orders billing customer-17 --url http://127.0.0.1:8081",
+        "postdate keys orders billing AAECAw== --base64",
+    )
+)
+@click.argument("topic")
+@click.argument("subscription")
+@click.argument("key")
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the service.")
+@click.option("--base64", "is_base64", is_flag=True, help="KEY is bytes, written as base64.")
+@auth_params_option
+@json_option("the answer of the service's keyStatus")
+@refusing
+def keys(topic: str, subscription: str, key: str, url: str, is_base64: bool, token: str | None, is_json: bool) -> None:
+    """Say where KEY of a Key_Shared subscription stands: its hash, its owner, and what holds it up."""
+    # Imported late: the other commands need no HTTP client.
+    from broker.cli.key_report import key_lines, key_status
+
+    status = key_status(url, topic, subscription, key, is_base64=is_base64, token=token)
+    if is_json:
+        print_json(status)
+    else:
+        click.echo(key_lines(status), nl=False)

@@ -1,0 +1,50 @@
+"""An ACK for the dispatcher: from the protocol's message ids to positions, words of batches, and the refusal.
+
+Together with SEND this is what clients send most, in commands of up to a thousand ids. The protocol's ids are unsigned
+numbers of 64 bits. No position has such large ones, and what lies behind computes with less, so ids that cannot be
+positions end here: one of them must not keep the others of its command from being acknowledged.
+"""
+
+import logging
+from typing import Final
+
+from broker.clients.consumer import Consumer
+from broker.protocol.commands import signed
+from broker.protocol.pb.pulsar_api_pb2 import CommandAck
+from broker.topics.topic import Topic
+from dispatcher.errors import CumulativeAckRefusedError
+from managed_ledger.position import Position
+
+log = logging.getLogger(__name__)
+
+LEDGER_IDS_END: Final = 2**63
+ENTRY_IDS_END: Final = 2**32
+
+
+def acknowledge(consumer: Consumer, topic: Topic, ack: CommandAck) -> str | None:
+    """Pass an ACK on to the dispatcher; give the reason when it is refused."""
+    dispatcher = topic.dispatcher_of(consumer)
+    if dispatcher is None or not ack.message_id:
+        return None
+    if ack.ack_type == CommandAck.Cumulative:
+        last = ack.message_id[0]
+        # In the middle of a batch the client acknowledges the entry before: of the first one, that is entry -1.
+        position = Position(signed(last.ledgerId), signed(last.entryId))
+        try:
+            dispatcher.acknowledge_cumulative(consumer, position, ack_set=tuple(last.ack_set))
+        except CumulativeAckRefusedError as error:
+            log.warning("cumulative acknowledgement of consumer %s refused: %s", consumer.name, error)
+            return str(error)
+        return None
+    positions = [
+        (ledger_id, entry_id)
+        for message_id in ack.message_id
+        if (ledger_id := message_id.ledgerId) < LEDGER_IDS_END and (entry_id := message_id.entryId) < ENTRY_IDS_END
+    ]
+    ack_sets = {
+        (message_id.ledgerId, message_id.entryId): tuple(message_id.ack_set)
+        for message_id in ack.message_id
+        if message_id.ack_set
+    }
+    dispatcher.acknowledge(consumer, positions, ack_sets)
+    return None

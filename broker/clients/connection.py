@@ -1,0 +1,434 @@
+"""One client connection: frames in, handlers called, bytes out, and what ends it.
+
+    bytes received ─► FrameSplitter ─┬─ SEND ─────────────────────► Publisher (appends, receipts)
+                                     ├─ FLOW, ACK, REDELIVER, PING ► at once, on this call
+                                     └─ requests ──────────────────► one queue, answered in order (`requests`)
+
+What occurs per message is handled where it is received, without a task or an await. Requests wait for each other:
+a client that closes a consumer and subscribes again finds the first done before the second begins, and no handler
+has to think of another one half way through. A protocol error ends this connection with the reason in the log and
+touches no other.
+
+Who the client is, CONNECT says and `broker.authentication` judges, and what its role may do, `requests` asks for
+each request. What occurs per message is not asked again: a producer or consumer that is not allowed any more is
+closed when that changes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NoReturn
+
+from broker.authentication.credentials import Credentials, NextStep
+from broker.authentication.provider import AuthenticationError
+from broker.authorization.grants import Action
+from broker.clients.acknowledging import acknowledge
+from broker.clients.consumer import Consumer
+from broker.clients.producer import Producer
+from broker.clients.publishing import Publisher
+from broker.network.listener import Accepted
+from broker.protocol import commands
+from broker.protocol.errors import ProtocolError
+from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
+from broker.server.service import Service
+from broker.topics.topic import Topic
+from broker.topics.topic_name import TopicName
+from managed_ledger.position import Position
+
+log = logging.getLogger(__name__)
+
+PUBLISH_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Per connection; a client that is faster than the disk waits above it."""
+
+
+UNREAD_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of answers and messages that a client has not read. Deliveries stop long before: above it, it reads nothing."""
+
+REQUESTS_MAX: Final = 1_000
+"""Requests that wait for an answer; reading pauses above it."""
+
+CLOSE_GRACE_S: Final = 1.0
+"""How long a connection that is closed may take to hand over its last bytes."""
+
+Handler = Callable[["Connection", BaseCommand], Awaitable[None]]
+"""Answers one request."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client connection, on the service's event loop.
+
+    Args:
+        service: What all connections share.
+        handlers: Answers requests, by type of command.
+        accepted: How it came in, None if it may stay as it is for as long as it likes.
+    """
+
+    def __init__(self, service: Service, handlers: Mapping[int, Handler], accepted: Accepted | None = None) -> None:
+        self.service = service
+        self._handlers = handlers
+        self.producers: dict[int, tuple[Producer, Topic]] = {}
+        self.consumers: dict[int, tuple[Consumer, Topic]] = {}
+        self.is_writable = True
+        self.peer = "?"
+        self.client_version = ""
+        self.credentials = Credentials(service.authenticator, None, challenge_before_ms=0)
+        self._transport: asyncio.Transport | None = None
+        self._splitter = FrameSplitter(service.config.message_size_max)
+        self._publisher = Publisher(self, pending_bytes_max=PUBLISH_PENDING_BYTES_MAX)
+        self._requests: asyncio.Queue[BaseCommand | None] = asyncio.Queue()
+        self._worker: asyncio.Task[None] | None = None
+        self._accepted = accepted
+        self._connect_timer: asyncio.TimerHandle | None = None
+        self._is_connected = False
+        self._has_received = False
+        self._pings_unanswered = 0
+        self._has_answered_or_left = asyncio.Event()
+        self._dismissed_producers: set[int] = set()
+        self._pauses: set[str] = set()
+        self._is_leaving = False
+
+    # ---- transport ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.BufferedProtocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.peer = "{}:{}".format(*transport.get_extra_info("peername", ("?", "?"))[:2])
+        self.credentials = Credentials(
+            self.service.authenticator,
+            transport.get_extra_info("peercert") or None,
+            challenge_before_ms=self.service.config.access.refresh_check_s * 1000,
+        )
+        self._worker = self.service.spawn(self._answer_requests())
+        self.service.connections.add(self)
+        if self._accepted is not None:
+            self._connect_timer = asyncio.get_running_loop().call_at(
+                self._accepted.deadline_s,
+                self.close,
+                f"no CONNECT within {self.service.config.limits.connect_timeout_s} s",
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.BufferedProtocol`."""
+        if exc is not None:
+            log.info("connection %s lost: %s", self.peer, exc)
+        self._transport = None
+        self.service.connections.discard(self)
+        if self._accepted is not None:
+            self._accepted.leave()
+        self._begin_to_leave()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.BufferedProtocol`: the client reads more slowly than its consumers are sent to."""
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        """See `asyncio.BufferedProtocol`."""
+        self.is_writable = True
+        for consumer, topic in self.consumers.values():
+            dispatcher = topic.dispatcher_of(consumer)
+            if dispatcher is not None:
+                dispatcher.consumer_writable(consumer)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See `asyncio.BufferedProtocol`."""
+        del sizehint
+        return self.service.receive_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See `asyncio.BufferedProtocol`; one pass over all frames of the chunk."""
+        self._has_received = True
+        try:
+            for frame in self._splitter.feed(bytes(self.service.receive_buffer[:nbytes])):
+                self._on_frame(frame)
+        except ProtocolError as error:
+            self.close(str(error))
+        self._publisher.flush()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be written any more."""
+        return self._is_leaving or self._transport is None or self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; dropped when the connection is gone."""
+        if self._transport is None or self.is_closed:
+            return
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            self.close("it does not read what it is sent")
+
+    def close(self, reason: str | None = None) -> None:
+        """End the connection; a reason is logged as a warning.
+
+        Its consumers leave at once: a client that reads no more must not hold their messages until its last byte
+        is taken.
+        """
+        if self._is_leaving:
+            return
+        if reason is not None:
+            log.warning("closing connection %s: %s", self.peer, reason)
+        self._begin_to_leave()
+        if self._transport is not None:
+            self._transport.close()
+            asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.abort)
+
+    def pause_reading(self, why: str) -> None:
+        """Take no more bytes from the client until every reason to pause is gone."""
+        self._pauses.add(why)
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume_reading(self, why: str) -> None:
+        """Take away a reason to pause."""
+        self._pauses.discard(why)
+        if not self._pauses and not self.is_closed and self._transport is not None:
+            self._transport.resume_reading()
+
+    def check_alive(self) -> None:
+        """Ping a client that has been silent for one interval, and close after the second silent one."""
+        if self._has_received:
+            self._has_received = False
+            self._pings_unanswered = 0
+            return
+        if self._pings_unanswered:
+            self.close("no sign of life within two keep-alive intervals")
+            return
+        self._pings_unanswered += 1
+        self.write(commands.PING)
+
+    async def is_alive(self) -> bool:
+        """Ping the client now; without an answer in time, close and say no.
+
+        One whose answer cannot be seen, since reading pauses, counts as alive, and so does each when nobody is to be
+        asked (`connectionLivenessCheckTimeoutMillis` of 0).
+        """
+        timeout_ms = self.service.config.liveness_timeout_ms
+        if self.is_closed or not timeout_ms:
+            return not self.is_closed
+        self._has_answered_or_left.clear()
+        self.write(commands.PING)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._has_answered_or_left.wait()
+        except TimeoutError:
+            if not self._pauses:
+                self.close(f"no sign of life within {timeout_ms} ms, and another consumer wants its key ranges")
+        return not self.is_closed
+
+    def close_producer(self, producer_id: int) -> None:
+        """Take a producer away from the client; it comes back by itself."""
+        self.producers.pop(producer_id, None)
+        self._dismissed_producers.add(producer_id)
+        self.write(commands.close_producer(producer_id))
+
+    def drop_producer(self, producer_id: int) -> None:
+        """Take in nothing more from a producer; whoever drops it tells the client."""
+        self._dismissed_producers.add(producer_id)
+        found = self.producers.pop(producer_id, None)
+        if found is not None:
+            producer, topic = found
+            topic.remove_producer(producer)
+
+    def producer_ready(self, request_id: int, producer_name: str) -> None:
+        """Tell the client of a producer that waited that it may begin."""
+        self.write(commands.producer_success(request_id, producer_name=producer_name))
+
+    def close_consumer(self, consumer_id: int) -> None:
+        """Take a consumer away from the client; it subscribes again by itself."""
+        self.consumers.pop(consumer_id, None)
+        self.write(commands.close_consumer(consumer_id))
+
+    # ---- frames ----
+
+    def _on_frame(self, frame: Frame) -> None:
+        if not self._is_connected:
+            self._connect(frame)
+        elif isinstance(frame, Send):
+            self._on_send(frame)
+        elif isinstance(frame, CorruptSend):
+            message = "Checksum failed on the broker"
+            self.write(
+                commands.send_error(frame.producer_id, frame.sequence_id, error="ChecksumError", message=message)
+            )
+        else:
+            self._on_command(frame)
+
+    def _on_send(self, send: Send) -> None:
+        found = self.producers.get(send.producer_id)
+        if found is None:
+            if send.producer_id not in self._dismissed_producers:
+                raise ProtocolError(f"SEND of producer {send.producer_id}, which does not exist")
+            # Its client has been told, and sends again once it is back.
+            return
+        self._publisher.append(found[1], send)
+
+    def _on_command(self, command: BaseCommand) -> None:
+        immediate = _IMMEDIATE.get(command.type)
+        if immediate is not None:
+            immediate(self, command)
+        elif command.type in self._handlers:
+            self._requests.put_nowait(command)
+            if self._requests.qsize() > REQUESTS_MAX:
+                self.pause_reading("requests wait")
+        else:
+            raise ProtocolError(f"command of type {command.type} is not one that a client sends")
+
+    def _connect(self, frame: Frame) -> None:
+        if not isinstance(frame, BaseCommand) or frame.type != BaseCommand.CONNECT:
+            raise ProtocolError("a command before CONNECT")
+        if self._accepted is not None and self._accepted.refusal is not None:
+            self._refuse_client("NotAllowedError", self._accepted.refusal)
+        connect = frame.connect
+        try:
+            self.credentials.connect(
+                connect.auth_method_name,
+                connect.auth_data,
+                can_be_challenged=connect.feature_flags.supports_auth_refresh,
+                now_ms=self.service.now_ms(),
+            )
+        except AuthenticationError as error:
+            self._refuse_client("AuthenticationError", f"Failed to authenticate: {error}")
+        if self.service.authorizer is not None and connect.original_principal.strip():
+            # Whoever speaks for others must be a proxy, and there are no proxy roles here.
+            self._refuse_client("AuthorizationError", "Invalid roles.")
+        self._is_connected = True
+        self._cancel_connect_timer()
+        self.client_version = connect.client_version
+        self.write(
+            commands.connected(
+                server_version=self.service.server_version,
+                protocol_version=connect.protocol_version,
+                message_size_max=self.service.config.message_size_max,
+            )
+        )
+
+    def _refuse_client(self, error: str, message: str) -> NoReturn:
+        self.write(commands.error(commands.NO_REQUEST_ID, error=error, message=message))
+        raise ProtocolError(message)
+
+    def check_credentials(self) -> None:
+        """Ask for new credentials before they end, and end the connection with them."""
+        match self.credentials.next_step(self.service.now_ms()):
+            case NextStep.CHALLENGE:
+                self.write(
+                    commands.auth_challenge(
+                        server_version=self.service.server_version, method_name=self.credentials.method_name
+                    )
+                )
+            case NextStep.END:
+                self.close("its credentials have expired")
+
+    def check_permissions(self) -> None:
+        """Close every producer and consumer that the client's role does not allow any more, as Pulsar does."""
+        for producer, topic in list(self.producers.values()):
+            if not self.may(Action.PRODUCE, topic.name):
+                log.info("role %r may not produce to %s any more", self.credentials.role, topic.name)
+                topic.remove_producer(producer)
+                producer.disconnect()
+        for consumer, topic in list(self.consumers.values()):
+            if not self.may(Action.CONSUME, topic.name):
+                log.info("role %r may not consume from %s any more", self.credentials.role, topic.name)
+                topic.dismiss_consumer(consumer)
+                self.service.spawn(topic.consumer_left(consumer))
+
+    def may(self, action: Action, topic: TopicName) -> bool:
+        """Whether the client's role may produce to a topic or consume from it."""
+        authorizer = self.service.authorizer
+        return authorizer is None or authorizer.may(self.credentials.role, action, topic)
+
+    def _on_auth_response(self, command: BaseCommand) -> None:
+        response = command.authResponse.response
+        try:
+            self.credentials.answer(response.auth_method_name, response.auth_data, now_ms=self.service.now_ms())
+        except AuthenticationError as error:
+            self._refuse_client("AuthenticationError", f"Failed to authenticate: {error}")
+
+    def _on_ping(self, _: BaseCommand) -> None:
+        self.write(commands.PONG)
+
+    def _on_pong(self, _: BaseCommand) -> None:
+        """Any received byte counts as a sign of life at the next interval; this is for who waits now."""
+        self._has_answered_or_left.set()
+
+    def _on_flow(self, command: BaseCommand) -> None:
+        flow = command.flow
+        found = self.consumers.get(flow.consumer_id)
+        dispatcher = found and found[1].dispatcher_of(found[0])
+        if found and dispatcher:
+            dispatcher.consumer_flow(found[0], flow.messagePermits)
+
+    def _on_ack(self, command: BaseCommand) -> None:
+        ack = command.ack
+        found = self.consumers.get(ack.consumer_id)
+        if found is None:
+            return
+        error = acknowledge(*found, ack)
+        if ack.HasField("request_id"):
+            self.write(_ack_response(ack, error))
+
+    def _on_redeliver(self, command: BaseCommand) -> None:
+        redeliver = command.redeliverUnacknowledgedMessages
+        found = self.consumers.get(redeliver.consumer_id)
+        dispatcher = found and found[1].dispatcher_of(found[0])
+        if not found or not dispatcher:
+            return
+        if redeliver.HasField("consumer_epoch"):
+            found[0].epoch = redeliver.consumer_epoch
+        positions = [Position(message_id.ledgerId, message_id.entryId) for message_id in redeliver.message_ids]
+        dispatcher.redeliver_unacknowledged_messages(found[0], positions or None)
+
+    # ---- requests ----
+
+    async def _answer_requests(self) -> None:
+        while (command := await self._requests.get()) is not None:
+            if self.is_closed:
+                continue
+            if self._requests.qsize() == REQUESTS_MAX // 2:
+                self.resume_reading("requests wait")
+            try:
+                await self._handlers[command.type](self, command)
+            except Exception:
+                # One of two places that catch everything: a fault of ours in one request must not leave its
+                # client waiting for ever. The connection ends, the client comes back, the others go on.
+                log.exception("request of connection %s failed", self.peer)
+                self.close("a request failed")
+        await self._leave()
+
+    def _begin_to_leave(self) -> None:
+        if not self._is_leaving:
+            self._is_leaving = True
+            self.is_writable = False
+            self._cancel_connect_timer()
+            self._has_answered_or_left.set()
+            self._requests.put_nowait(None)
+
+    def _cancel_connect_timer(self) -> None:
+        if self._connect_timer is not None:
+            self._connect_timer.cancel()
+            self._connect_timer = None
+
+    async def _leave(self) -> None:
+        for producer, topic in list(self.producers.values()):
+            topic.remove_producer(producer)
+        self.producers.clear()
+        for consumer, topic in list(self.consumers.values()):
+            await topic.consumer_left(consumer)
+        self.consumers.clear()
+
+
+def _ack_response(ack: CommandAck, error: str | None) -> bytes:
+    if error is None:
+        return commands.ack_response(ack.consumer_id, ack.request_id)
+    return commands.ack_response(ack.consumer_id, ack.request_id, error="NotAllowedError", message=error)
+
+
+_IMMEDIATE: Final[dict[int, Callable[[Connection, BaseCommand], None]]] = {
+    BaseCommand.PING: Connection._on_ping,
+    BaseCommand.PONG: Connection._on_pong,
+    BaseCommand.AUTH_RESPONSE: Connection._on_auth_response,
+    BaseCommand.FLOW: Connection._on_flow,
+    BaseCommand.ACK: Connection._on_ack,
+    BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: Connection._on_redeliver,
+}

@@ -1,0 +1,61 @@
+"""One consumer, as the dispatcher sees it: a `ConsumerHandle` that writes to a connection.
+
+It holds what the client said at SUBSCRIBE. Permits, unacknowledged messages, counters and key ranges are the
+dispatcher's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from broker.clients.link import ClientLink
+from broker.protocol import commands, frames
+from broker.topics.rates import ConsumerCounters, RateMeter
+from dispatcher.consumer import Delivery, KeySharedPolicy
+
+
+@dataclass(eq=False, slots=True)
+class Consumer:
+    """A consumer of a subscription.
+
+    Attributes:
+        link: The connection it lives on.
+        consumer_id: The client's number for it, unique within the connection.
+        name: Its name; several consumers of a subscription may have the same.
+        subscription_name: What it consumes.
+        priority_level: 0 is served first, in Shared and Failover.
+        key_shared_policy: Its wishes in a Key_Shared subscription.
+        connected_ms: When it subscribed.
+        epoch: The client's count of redelivery requests, echoed with each message so that the client can tell
+            what was sent before such a request.
+        meter: The rates of its `ConsumerCounters`.
+    """
+
+    link: ClientLink
+    consumer_id: int
+    name: str
+    subscription_name: str
+    priority_level: int = 0
+    key_shared_policy: KeySharedPolicy = field(default_factory=KeySharedPolicy)
+    epoch: int | None = None
+    connected_ms: int = 0
+    meter: RateMeter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = RateMeter(self.connected_ms, len(ConsumerCounters._fields))
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client takes bytes as fast as they are written."""
+        return self.link.is_writable
+
+    def send_messages(self, deliveries: Sequence[Delivery]) -> None:
+        """Write one MESSAGE frame for each entry, all in one write."""
+        self.link.write(frames.messages(self.consumer_id, deliveries, consumer_epoch=self.epoch))
+
+    def active_consumer_changed(self, is_active: bool) -> None:
+        """Tell the client whether it is the one that receives (Failover)."""
+        self.link.write(commands.active_consumer_change(self.consumer_id, is_active=is_active))
+
+    def disconnect(self) -> None:
+        """Tell the client that this consumer is closed; it will subscribe again by itself."""
+        self.link.close_consumer(self.consumer_id)

@@ -1,0 +1,59 @@
+"""What the service's parts know of a client's connection.
+
+`connection` has the sockets and knows everybody; producers, consumers and the service know this much of it, so
+imports point one way.
+"""
+
+from typing import Protocol
+
+
+class ClientLink(Protocol):
+    """The way to one client."""
+
+    @property
+    def peer(self) -> str:
+        """The client's address and port."""
+
+    @property
+    def client_version(self) -> str:
+        """What the client says it is."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client takes bytes as fast as they are written."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; dropped when the client is gone."""
+
+    def close(self, reason: str | None = None) -> None:
+        """End the connection; a reason is logged as a warning."""
+
+    def pause_reading(self, why: str) -> None:
+        """Take no more bytes from the client until every reason to pause is gone."""
+
+    def resume_reading(self, why: str) -> None:
+        """Take away a reason to pause."""
+
+    def check_alive(self) -> None:
+        """Ask a silent client for a sign of life, or end the connection."""
+
+    def check_credentials(self) -> None:
+        """Ask for new credentials before they end, and end the connection with them."""
+
+    def check_permissions(self) -> None:
+        """Close every producer and consumer that the client's role does not allow any more."""
+
+    async def is_alive(self) -> bool:
+        """Ask the client for a sign of life now; without one in time, end the connection and say no."""
+
+    def close_producer(self, producer_id: int) -> None:
+        """Take a producer away from the client; it comes back by itself."""
+
+    def drop_producer(self, producer_id: int) -> None:
+        """Take in nothing more from a producer; whoever drops it tells the client."""
+
+    def producer_ready(self, request_id: int, producer_name: str) -> None:
+        """Tell the client of a producer that waited that it may begin."""
+
+    def close_consumer(self, consumer_id: int) -> None:
+        """Take a consumer away from the client; it subscribes again by itself."""

@@ -1,0 +1,51 @@
+"""One producer of a topic, as its connection holds it, and who may produce beside whom.
+
+Only what the broker must remember between two SENDs. Appending is the connection's fast path, over the topic's log
+directly: a method call per message here would buy nothing.
+
+    Shared               beside others, unless one of them is exclusive
+    Exclusive            alone, or refused
+    ExclusiveWithFencing alone; those that are here are sent away
+    WaitForExclusive     alone; is accepted now and becomes ready when the topic is free
+
+Source: PIP-68, "Exclusive Producer".
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from broker.clients.link import ClientLink
+
+
+class ProducerAccessMode(Enum):
+    """How a producer shares its topic; values are the protocol's numbers."""
+
+    SHARED = 0
+    EXCLUSIVE = 1
+    WAIT_FOR_EXCLUSIVE = 2
+    EXCLUSIVE_WITH_FENCING = 3
+
+
+@dataclass(eq=False, slots=True)
+class Producer:
+    """A producer.
+
+    Attributes:
+        producer_id: The client's number for it, unique within the connection.
+        name: Its name, unique within the topic.
+        link: The connection it lives on.
+        access_mode: Who may produce beside it.
+        request_id: The request that asked for it, to be answered again when a waiting producer becomes ready.
+        is_ready: False while it waits for the topic to be free.
+    """
+
+    producer_id: int
+    name: str
+    link: ClientLink
+    access_mode: ProducerAccessMode = ProducerAccessMode.SHARED
+    request_id: int = 0
+    is_ready: bool = True
+
+    def disconnect(self) -> None:
+        """Tell the client that this producer is closed; it will come back by itself."""
+        self.link.close_producer(self.producer_id)

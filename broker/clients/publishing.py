@@ -1,0 +1,155 @@
+"""The publish path of one connection: SENDs of a received chunk in, one write of receipts out.
+
+Appending gives a position at once; the receipt waits until the group commit that holds it is synced. So a chunk's
+SENDs share one callback per topic, and receipts leave in SEND order because commits complete in order. Bytes that
+are not durable yet are counted, and reading from the client pauses above a bound: that is the back-pressure.
+
+Nothing here speaks of subscriptions. What cannot be stored takes the producer away from its client, which asks for it
+again, less and less often, and sends again what has no receipt: so Pulsar does where its storage fails. An error answer
+would make most clients end the whole connection, with the consumers on it.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from broker.clients.link import ClientLink
+from broker.protocol import commands, frames
+from broker.topics.topic import Topic
+from dispatcher.sticky_key import sticky_key_hash
+from managed_ledger.errors import AppendRefusedError
+from managed_ledger.headers import NOT_DELAYED
+from managed_ledger.managed_ledger import ManagedLedger
+
+log = logging.getLogger(__name__)
+
+REFUSAL_LOG_S: Final = 60.0
+"""How often messages of one producer that are refused are logged."""
+_CPP_CLIENT: Final = "Pulsar-CPP"
+
+Receipt = tuple[int, int, int, int]
+"""producer id, sequence id, ledger id, entry id."""
+
+
+class Publisher:
+    """Appends what a connection's producers send.
+
+    Args:
+        link: Where receipts go.
+        pending_bytes_max: Reading pauses while more bytes than this wait to become durable.
+        monotonic: A clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        link: ClientLink,
+        *,
+        pending_bytes_max: int,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._pending_bytes_max = pending_bytes_max
+        self._receipts: dict[ManagedLedger, list[Receipt]] = {}
+        self._bytes: dict[ManagedLedger, int] = {}
+        self._pending_bytes = 0
+        self._monotonic = monotonic
+        self._refusal_logged_s: dict[int, float] = {}
+
+    def append(self, topic: Topic, send: frames.Send) -> None:
+        """Append one SEND; its receipt is written once `flush` has been called and the entry is durable."""
+        metadata = send.metadata
+        deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else NOT_DELAYED
+        # As Pulsar: the delay that the client asked for, whatever its clock says.
+        if topic.delay_ms_max and deliver_at_ms - metadata.publish_time > topic.delay_ms_max:
+            self._refuse_delay(topic, send)
+            return
+        ledger = topic.ledger
+        payload = send.entry
+        try:
+            position = ledger.append_nowait(
+                payload,
+                publish_time_ms=metadata.publish_time,
+                deliver_at_ms=deliver_at_ms,
+                sticky_hash=sticky_key_hash(
+                    ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
+                    partition_key=metadata.partition_key if metadata.HasField("partition_key") else None,
+                    partition_key_is_base64=metadata.partition_key_b64_encoded,
+                    producer_name=metadata.producer_name,
+                    sequence_id=metadata.sequence_id,
+                ),
+                # SEND has a number too, which a client could get wrong: as in Pulsar, it counts in stats alone.
+                message_count=max(1, metadata.num_messages_in_batch),
+            )
+        except AppendRefusedError:
+            self._take_away(ledger, send.producer_id)
+            return
+        topic.entries_in_total += 1
+        topic.messages_in_total += send.num_messages
+        topic.bytes_in_total += len(payload)
+        receipts = self._receipts.get(ledger)
+        if receipts is None:
+            receipts = self._receipts[ledger] = []
+            self._bytes[ledger] = 0
+        receipts.append((send.producer_id, send.sequence_id, *position))
+        self._bytes[ledger] += len(payload)
+
+    def flush(self) -> None:
+        """Answer everything appended since the last call, as soon as it is durable."""
+        if not self._receipts:
+            return
+        for ledger, receipts in self._receipts.items():
+            size = self._bytes[ledger]
+            self._pending_bytes += size
+            ledger.committed().add_done_callback(partial(self._on_committed, receipts, size))
+        self._receipts, self._bytes = {}, {}
+        if self._pending_bytes > self._pending_bytes_max:
+            self._link.pause_reading("the disk is behind")
+
+    def _on_committed(self, receipts: list[Receipt], size: int, committed: "asyncio.Future[None]") -> None:
+        self._pending_bytes -= size
+        if self._pending_bytes <= self._pending_bytes_max // 2:
+            self._link.resume_reading("the disk is behind")
+        # Where it failed, the topic has taken its producers away from their clients.
+        if _is_durable(committed):
+            self._link.write(frames.send_receipts(receipts))
+
+    def _take_away(self, ledger: ManagedLedger, producer_id: int) -> None:
+        """Take nothing more from a producer, and tell its client once what it sent before has its receipts."""
+        self._link.drop_producer(producer_id)
+        closing = commands.close_producer(producer_id)
+        self._after_receipts(ledger, closing)
+
+    def _after_receipts(self, ledger: ManagedLedger, frame: bytes) -> None:
+        """Write a frame once everything appended so far has its receipt; if that fails, the client hears of that."""
+        self.flush()
+
+        def write(committed: "asyncio.Future[None]") -> None:
+            if _is_durable(committed):
+                self._link.write(frame)
+
+        ledger.committed().add_done_callback(write)
+
+    def _refuse_delay(self, topic: Topic, send: frames.Send) -> None:
+        reason = f"Exceeds max allowed delivery delay of {topic.delay_ms_max} milliseconds"
+        self._log_refusal(topic, send, reason)
+        # Of all errors this is the only one that a C++ client, and so the Python and the Node one, takes for the end of
+        # the message: after any other it connects again and sends it again, ten times a second, for ever.
+        name = "ChecksumError" if self._link.client_version.startswith(_CPP_CLIENT) else "NotAllowedError"
+        error = commands.send_error(send.producer_id, send.sequence_id, error=name, message=reason)
+        # In its turn: clients take the answer for that of the oldest message that waits for one.
+        self._after_receipts(topic.ledger, error)
+
+    def _log_refusal(self, topic: Topic, send: frames.Send, reason: str) -> None:
+        """Log it, once a minute for each producer."""
+        now_s = self._monotonic()
+        if now_s - self._refusal_logged_s.get(send.producer_id, -math.inf) >= REFUSAL_LOG_S:
+            self._refusal_logged_s[send.producer_id] = now_s
+            log.info("refused a message of producer %s of %s: %s", send.metadata.producer_name, topic.name, reason)
+
+
+def _is_durable(committed: "asyncio.Future[None]") -> bool:
+    return not committed.cancelled() and committed.exception() is None

@@ -1,0 +1,359 @@
+"""What the service does with each request of a client, one function per command.
+
+A handler gets the connection and the command, awaits what it must and writes the answer. Errors of the service become
+the protocol's error for that request. What the client's role must be allowed for it, the handler asks first, and again
+where it has waited and somebody could have taken it away. `HANDLERS` is the table from command to handler.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from broker.authorization.grants import Action
+from broker.clients.connection import Connection, Handler
+from broker.clients.consumer import Consumer
+from broker.clients.producer import Producer, ProducerAccessMode
+from broker.errors import AuthorizationError, BrokerError, MetadataError, NoRoomError, NotAllowedError
+from broker.protocol import commands
+from broker.protocol.commands import signed
+from broker.protocol.pb.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandSubscribe,
+    KeySharedMeta,
+)
+from broker.protocol.pb.pulsar_api_pb2 import KeySharedMode as KeySharedModeData
+from broker.topics.topic import Topic
+from broker.topics.topic_name import TopicName
+from dispatcher.config import SubscriptionType
+from dispatcher.consumer import KeySharedMode, KeySharedPolicy
+from dispatcher.errors import DispatcherError
+from managed_ledger.errors import LedgerWriteError
+from managed_ledger.position import Position
+
+log = logging.getLogger(__name__)
+
+_SUBSCRIPTION_TYPES: Final = {
+    CommandSubscribe.Exclusive: SubscriptionType.EXCLUSIVE,
+    CommandSubscribe.Shared: SubscriptionType.SHARED,
+    CommandSubscribe.Failover: SubscriptionType.FAILOVER,
+    CommandSubscribe.Key_Shared: SubscriptionType.KEY_SHARED,
+}
+
+
+def _refuses_with_error(request_id: Callable[[BaseCommand], int]) -> Callable[[Handler], Handler]:
+    """Answer a handler's `BrokerError`, `DispatcherError` or `LedgerWriteError` with the protocol's ERROR."""
+
+    def decorate(handler: Handler) -> Handler:
+        @functools.wraps(handler)
+        async def answered(connection: Connection, command: BaseCommand) -> None:
+            try:
+                await handler(connection, command)
+            except (BrokerError, DispatcherError, LedgerWriteError) as error:
+                # Of a full disk the log itself tells, once a minute, and not for each client that asks again.
+                level = logging.DEBUG if isinstance(error, NoRoomError) else logging.INFO
+                log.log(level, "refused a request of %s: %s", connection.peer, error)
+                connection.write(commands.error(request_id(command), error=_server_error(error), message=str(error)))
+
+        return answered
+
+    return decorate
+
+
+def _server_error(error: Exception) -> str:
+    return (
+        error.server_error
+        if isinstance(error, BrokerError)
+        else _OTHER_ERRORS.get(type(error).__name__, "UnknownError")
+    )
+
+
+_OTHER_ERRORS: Final = {
+    "ConsumerBusyError": "ConsumerBusy",
+    "ConsumerAssignError": "ConsumerAssignError",
+    "RangeConflictError": "ConsumerAssignError",
+    "DispatcherClosedError": "ServiceNotReady",
+    # A full disk, mostly: clients ask again by themselves.
+    "LedgerWriteError": "ServiceNotReady",
+}
+
+
+# ---- finding a topic ----
+
+
+async def on_partitioned_metadata(connection: Connection, command: BaseCommand) -> None:
+    """Say that a topic has no partitions; a partition's own name is a topic like any other."""
+    request = command.partitionMetadata
+    try:
+        _check_look_up(connection, TopicName.parse(request.topic), "to get the partitions of")
+    except BrokerError as error:
+        connection.write(
+            commands.partitioned_metadata_error(request.request_id, error=error.server_error, message=str(error))
+        )
+        return
+    connection.write(commands.partitioned_metadata_response(request.request_id, partitions=0))
+
+
+async def on_lookup(connection: Connection, command: BaseCommand) -> None:
+    """Say that the topic is served here."""
+    request = command.lookupTopic
+    try:
+        _check_look_up(connection, TopicName.parse(request.topic), "to look up")
+    except BrokerError as error:
+        connection.write(commands.lookup_error(request.request_id, error=error.server_error, message=str(error)))
+        return
+    service = connection.service
+    connection.write(
+        commands.lookup_response(
+            request.request_id, service_url=service.service_url, service_url_tls=service.service_url_tls
+        )
+    )
+
+
+@_refuses_with_error(lambda command: command.getTopicsOfNamespace.request_id)
+async def on_get_topics(connection: Connection, command: BaseCommand) -> None:
+    """List the topics of a namespace."""
+    request = command.getTopicsOfNamespace
+    authorizer = connection.service.authorizer
+    if authorizer is not None and not authorizer.may_list_topics(connection.credentials.role, request.namespace):
+        raise AuthorizationError(f"Client is not authorized to list the topics of {request.namespace}")
+    topics = connection.service.topic_names(request.namespace)
+    connection.write(commands.topics_of_namespace(request.request_id, topics))
+
+
+# ---- producing ----
+
+
+@_refuses_with_error(lambda command: command.producer.request_id)
+async def on_producer(connection: Connection, command: BaseCommand) -> None:
+    """Let a producer in; the topic comes into being where it is missing."""
+    request = command.producer
+    if request.producer_id in connection.producers:
+        # The client asked again because the first answer was late.
+        name = connection.producers[request.producer_id][0].name
+        connection.write(commands.producer_success(request.request_id, producer_name=name))
+        return
+    topic_name = TopicName.parse(request.topic)
+    _check(connection, Action.PRODUCE, topic_name, "to produce to")
+    if connection.service.refusal is not None:
+        # Each further try of its client comes later than the one before, as long as it is not let in.
+        raise NoRoomError("New messages are refused until there is room on the service's disk")
+    topic = await connection.service.topic(topic_name)
+    _check(connection, Action.PRODUCE, topic_name, "to produce to")
+    name = request.producer_name or connection.service.new_producer_name()
+    producer = Producer(
+        request.producer_id,
+        name,
+        connection,
+        access_mode=ProducerAccessMode(request.producer_access_mode),
+        request_id=request.request_id,
+    )
+    await topic.add_producer(producer)
+    connection.producers[request.producer_id] = (producer, topic)
+    connection.write(commands.producer_success(request.request_id, producer_name=name, is_ready=producer.is_ready))
+
+
+async def on_close_producer(connection: Connection, command: BaseCommand) -> None:
+    """Forget a producer."""
+    request = command.close_producer
+    found = connection.producers.pop(request.producer_id, None)
+    if found is not None:
+        producer, topic = found
+        topic.remove_producer(producer)
+        # The client takes this answer as the end of everything it sent before; that a commit failed, it was told.
+        with suppress(LedgerWriteError):
+            await topic.ledger.committed()
+    connection.write(commands.success(request.request_id))
+
+
+# ---- consuming ----
+
+
+@_refuses_with_error(lambda command: command.subscribe.request_id)
+async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
+    """Attach a consumer to a subscription; both come into being where they are missing."""
+    request = command.subscribe
+    if request.consumer_id in connection.consumers:
+        connection.write(commands.success(request.request_id))
+        return
+    if not request.subscription:
+        raise NotAllowedError("Empty subscription name")
+    topic_name = TopicName.parse(request.topic)
+    _check(connection, Action.CONSUME, topic_name, "to subscribe to")
+    topic = await connection.service.topic(topic_name)
+    _check(connection, Action.CONSUME, topic_name, "to subscribe to")
+    consumer = Consumer(
+        connection,
+        request.consumer_id,
+        request.consumer_name or f"consumer-{request.consumer_id}",
+        request.subscription,
+        priority_level=request.priority_level,
+        key_shared_policy=_key_shared_policy(request.keySharedMeta),
+        epoch=request.consumer_epoch if request.HasField("consumer_epoch") else None,
+        connected_ms=connection.service.now_ms(),
+    )
+    await topic.subscribe(
+        consumer,
+        _SUBSCRIPTION_TYPES[request.subType],
+        durable=request.durable,
+        start=_start_position(topic, request),
+    )
+    try:
+        _check(connection, Action.CONSUME, topic_name, "to subscribe to")
+    except AuthorizationError:
+        await topic.consumer_left(consumer)
+        raise
+    connection.consumers[request.consumer_id] = (consumer, topic)
+    connection.write(commands.success(request.request_id))
+
+
+def _start_position(topic: Topic, request: CommandSubscribe) -> Position | None:
+    if request.HasField("start_message_id"):
+        start = request.start_message_id
+        return topic.resolve_position(Position(signed(start.ledgerId), signed(start.entryId)))
+    if request.initialPosition == CommandSubscribe.Latest:
+        return topic.next_position()
+    return None
+
+
+def _key_shared_policy(meta: KeySharedMeta) -> KeySharedPolicy:
+    return KeySharedPolicy(
+        mode=KeySharedMode.STICKY if meta.keySharedMode == KeySharedModeData.STICKY else KeySharedMode.AUTO_SPLIT,
+        allow_out_of_order_delivery=meta.allowOutOfOrderDelivery,
+        ranges=tuple((hash_range.start, hash_range.end) for hash_range in meta.hashRanges),
+    )
+
+
+async def on_close_consumer(connection: Connection, command: BaseCommand) -> None:
+    """Detach a consumer."""
+    request = command.close_consumer
+    found = connection.consumers.pop(request.consumer_id, None)
+    if found is not None:
+        consumer, topic = found
+        await topic.consumer_left(consumer)
+    connection.write(commands.success(request.request_id))
+
+
+@_refuses_with_error(lambda command: command.unsubscribe.request_id)
+async def on_unsubscribe(connection: Connection, command: BaseCommand) -> None:
+    """Delete the consumer's subscription."""
+    consumer, topic = _consumer(connection, command.unsubscribe.consumer_id)
+    await topic.unsubscribe(consumer)
+    connection.consumers.pop(command.unsubscribe.consumer_id, None)
+    connection.write(commands.success(command.unsubscribe.request_id))
+
+
+@_refuses_with_error(lambda command: command.seek.request_id)
+async def on_seek(connection: Connection, command: BaseCommand) -> None:
+    """Move the consumer's subscription to a message id or a publish time."""
+    request = command.seek
+    consumer, topic = _consumer(connection, request.consumer_id)
+    if request.HasField("message_id"):
+        message_id = request.message_id
+        position = topic.resolve_position(Position(signed(message_id.ledgerId), signed(message_id.entryId)))
+    elif request.HasField("message_publish_time"):
+        position = await topic.ledger.find_position_at_or_after_publish_time(request.message_publish_time)
+    else:
+        raise MetadataError("SEEK names neither a message id nor a publish time")
+    await topic.subscription_of(consumer).seek(position)
+    connection.write(commands.success(request.request_id))
+
+
+@_refuses_with_error(lambda command: command.getLastMessageId.request_id)
+async def on_get_last_message_id(connection: Connection, command: BaseCommand) -> None:
+    """Give the topic's last message and where the consumer's subscription stands."""
+    request = command.getLastMessageId
+    consumer, topic = _consumer(connection, request.consumer_id)
+    ledger = topic.ledger
+    await ledger.committed()
+    last = ledger.last_confirmed_position
+    batch_index = -1
+    headers = await ledger.read_headers_at([last.ledger_id], [last.entry_id]) if last.entry_id >= 0 else None
+    if headers is not None and len(headers) and headers.message_counts[0] > 1:
+        batch_index = int(headers.message_counts[0]) - 1
+    connection.write(
+        commands.last_message_id(
+            request.request_id,
+            ledger_id=last.ledger_id if last.entry_id >= 0 else -1,
+            entry_id=last.entry_id,
+            batch_index=batch_index,
+            mark_delete=topic.subscription_of(consumer).cursor.mark_delete_position,
+        )
+    )
+
+
+async def on_consumer_stats(connection: Connection, command: BaseCommand) -> None:
+    """Give what is known of a consumer."""
+    request = command.consumerStats
+    found = connection.consumers.get(request.consumer_id)
+    if found is None:
+        message = f"Consumer {request.consumer_id} not found"
+        connection.write(commands.error(request.request_id, error="ConsumerNotFound", message=message))
+        return
+    consumer, topic = found
+    subscription = topic.subscription_of(consumer)
+    permits, unacked = subscription.permits_and_unacked_of(consumer)
+    connection.write(
+        commands.consumer_stats(
+            request.request_id,
+            consumer_name=consumer.name,
+            available_permits=permits,
+            unacked_messages=unacked,
+            backlog=subscription.cursor.backlog,
+        )
+    )
+
+
+# ---- schemas ----
+
+
+@_refuses_with_error(lambda command: command.getSchema.request_id)
+async def on_get_schema(connection: Connection, command: BaseCommand) -> None:
+    """Say that no schema is kept."""
+    _check_look_up(connection, TopicName.parse(command.getSchema.topic), "to get the schema of")
+    connection.write(commands.schema_not_found(command.getSchema.request_id))
+
+
+@_refuses_with_error(lambda command: command.getOrCreateSchema.request_id)
+async def on_get_or_create_schema(connection: Connection, command: BaseCommand) -> None:
+    """Accept any schema."""
+    _check_look_up(connection, TopicName.parse(command.getOrCreateSchema.topic), "to give a schema to")
+    connection.write(commands.schema_accepted(command.getOrCreateSchema.request_id))
+
+
+def _consumer(connection: Connection, consumer_id: int) -> tuple[Consumer, Topic]:
+    """Return a consumer that is there, so its client may consume: else it would have been closed."""
+    found = connection.consumers.get(consumer_id)
+    if found is None:
+        raise MetadataError(f"Consumer {consumer_id} not found")
+    assert connection.may(Action.CONSUME, found[1].name)
+    return found
+
+
+def _check(connection: Connection, action: Action, topic: TopicName, what: str) -> None:
+    if not connection.may(action, topic):
+        raise AuthorizationError(f"Client is not authorized {what} {topic}")
+
+
+def _check_look_up(connection: Connection, topic: TopicName, what: str) -> None:
+    authorizer = connection.service.authorizer
+    if authorizer is not None and not authorizer.may_look_up(connection.credentials.role, topic):
+        raise AuthorizationError(f"Client is not authorized {what} {topic}")
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    BaseCommand.PARTITIONED_METADATA: on_partitioned_metadata,
+    BaseCommand.LOOKUP: on_lookup,
+    BaseCommand.GET_TOPICS_OF_NAMESPACE: on_get_topics,
+    BaseCommand.PRODUCER: on_producer,
+    BaseCommand.CLOSE_PRODUCER: on_close_producer,
+    BaseCommand.SUBSCRIBE: on_subscribe,
+    BaseCommand.CLOSE_CONSUMER: on_close_consumer,
+    BaseCommand.UNSUBSCRIBE: on_unsubscribe,
+    BaseCommand.SEEK: on_seek,
+    BaseCommand.GET_LAST_MESSAGE_ID: on_get_last_message_id,
+    BaseCommand.CONSUMER_STATS: on_consumer_stats,
+    BaseCommand.GET_SCHEMA: on_get_schema,
+    BaseCommand.GET_OR_CREATE_SCHEMA: on_get_or_create_schema,
+}

@@ -1,0 +1,78 @@
+"""Write the configuration down for people: as the lines of a `broker.conf`, and as the table in README.md.
+
+The meaning of a key is the comment above it in `config/broker.conf`, and only there is it written by hand.
+"""
+
+from broker.configuration.config import BrokerConfig, settings
+
+
+def config_lines(config: BrokerConfig, *, changed_only: bool = False) -> str:
+    r"""Return a configuration as `key=value` lines, as `load_config` reads them.
+
+    >>> from dataclasses import replace
+    >>> config_lines(replace(BrokerConfig(), ttl_ms=60_000), changed_only=True)
+    'ttlDurationDefaultInSeconds=60\n'
+
+    Args:
+        config: The configuration.
+        changed_only: Leave out what is the default.
+    """
+    default = BrokerConfig()
+    return "".join(
+        f"# {setting.key} is set, and secret\n"
+        if setting.is_secret and setting.value_in(config)
+        else f"{setting.key}={setting.value_in(config)}\n"
+        for setting in settings()
+        if not changed_only or setting.value_in(config) != setting.value_in(default)
+    )
+
+
+def config_values(config: BrokerConfig, *, changed_only: bool = False) -> dict[str, str | None]:
+    """Return a configuration by key, for programs; null stands for a secret that is set.
+
+    Args:
+        config: The configuration.
+        changed_only: Leave out what is the default.
+    """
+    default = BrokerConfig()
+    return {
+        setting.key: None if setting.is_secret and setting.value_in(config) else setting.value_in(config)
+        for setting in settings()
+        if not changed_only or setting.value_in(config) != setting.value_in(default)
+    }
+
+
+def config_table(documented: str) -> str:
+    """Return a Markdown table of every key with its default and the first sentence of its meaning.
+
+    Args:
+        documented: The text of `config/broker.conf`.
+    """
+    default = BrokerConfig()
+    comments = comments_of(documented)
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for setting in settings():
+        value = setting.value_in(default)
+        shown = f"`{value}`" if value else ""
+        meaning = f"{comments[setting.key].split('. ')[0].rstrip('.')}.".replace("|", "\\|")
+        rows.append(f"| `{setting.key}` | {shown} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def comments_of(documented: str) -> dict[str, str]:
+    r"""Return the comment that stands directly above each key, its lines joined.
+
+    >>> comments_of("# A title\n\n# The port\n# for clients.\nbrokerServicePort=6650\n")
+    {'brokerServicePort': 'The port for clients.'}
+    """
+    comments: dict[str, str] = {}
+    block: list[str] = []
+    for line in documented.splitlines():
+        if line.startswith("#"):
+            block.append(line.lstrip("# "))
+            continue
+        key, separator, _ = line.partition("=")
+        if separator:
+            comments[key.strip()] = " ".join(block)
+        block = []
+    return comments

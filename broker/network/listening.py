@@ -1,0 +1,122 @@
+"""Whether the service may listen where it is told to, and which requests on its web port are meant for it.
+
+Nobody is let in who was not invited: an address that others reach needs authentication, or an operator who says that
+everybody may do everything. And a browser that was sent here by somebody else's page is nobody who was invited.
+"""
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from broker.configuration.config import BrokerConfig
+from broker.network.hosts import address_of, host_of, is_loopback, is_own_host, is_wildcard
+
+Resolve = Callable[[str], list[str]]
+
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing."""
+
+_OWN_SITES: Final = frozenset({"same-origin", "none"})
+"""What `Sec-Fetch-Site` says of a page of this port, and of a person who typed an address."""
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+def addresses_of(host: str) -> list[str]:
+    """Return the addresses that a host name stands for.
+
+    Raises:
+        OSError: It stands for none.
+    """
+    return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+
+
+def check_bind_address(config: BrokerConfig, *, resolve: Resolve = addresses_of) -> str | None:
+    """Refuse an address that others reach while nobody is asked who he is; return a warning where that is allowed.
+
+    Raises:
+        ConfigError: It is refused, and the text names the keys that mend it; or it is a name without an address.
+    """
+    host = config.bind_address
+    try:
+        found = [host] if address_of(host) is not None else resolve(host)
+    except OSError as error:
+        raise config.refusal("bindAddress", f"this name has no address: {error}") from error
+    if config.access.is_authentication_enabled or all(is_loopback(address) for address in found):
+        return None
+    if config.is_insecure_bind_allowed:
+        return (
+            f"bindAddress={host} is reached from other machines and nobody is asked who he is: whoever reaches the "
+            "ports may read, write and delete everything (insecureBindAllowed=true)"
+        )
+    raise config.refusal(
+        "bindAddress",
+        "other machines reach it, and nobody is asked who he is. Set authenticationEnabled=true with "
+        "authenticationProviders and tokenSecretKey or tokenPublicKey, or bindAddress=127.0.0.1 for this machine "
+        "alone, or insecureBindAllowed=true to let everybody do everything who reaches the ports",
+    )
+
+
+def describe_listening(config: BrokerConfig) -> str:
+    """Say who reaches the service, for its banner."""
+    host = config.bind_address
+    if is_loopback(host) or host == "localhost":
+        return f"{host}, this machine alone"
+    where = f"{host}, every network of this machine" if is_wildcard(host) else host
+    return where if config.access.is_authentication_enabled else f"{where}; nobody is asked who he is"
+
+
+@dataclass(frozen=True, slots=True)
+class WebAudience:
+    """Which requests are for the web port.
+
+    Args:
+        names: The names that it is known by, in lower case.
+        bound: The address that it listens on, as it was configured.
+    """
+
+    names: frozenset[str]
+    bound: str
+
+    @classmethod
+    def of(cls, config: BrokerConfig, *, public_host: str) -> "WebAudience":
+        """Return the audience of a service that look-ups call `public_host`."""
+        names = (config.bind_address, config.advertised_address, public_host)
+        return cls(frozenset(name.lower() for name in names if name), config.bind_address)
+
+    def refusal(
+        self, *, method: str, hosts: list[str], origins: list[str], fetch_site: str | None, local: str | None
+    ) -> str | None:
+        """Return why a request is refused, None if it is not.
+
+        Args:
+            method: Its method.
+            hosts: Its `Host` headers; one without any comes from no browser.
+            origins: Its `Origin` headers.
+            fetch_site: Its `Sec-Fetch-Site` header.
+            local: The address that the caller has connected to.
+        """
+        host = host_of(hosts[0]) if len(hosts) == 1 else None
+        if hosts and (host is None or not is_own_host(host[0], own=self.names, bound=self.bound, local=local)):
+            return (
+                f"Host {', '.join(hosts)!r} is no name of this service; its address and advertisedAddress are: set "
+                "advertisedAddress to the name under which it is reached"
+            )
+        if method in SAFE_METHODS:
+            return None
+        if fetch_site is not None and fetch_site not in _OWN_SITES:
+            return f"A page of another origin may change nothing here (Sec-Fetch-Site: {fetch_site})"
+        if any(not _is_same_origin(origin, host) for origin in origins):
+            return f"A page of another origin may change nothing here (Origin: {', '.join(origins)})"
+        return None
+
+
+def _is_same_origin(origin: str, host: tuple[str, int | None] | None) -> bool:
+    """Whether a page's origin is where the request goes; the scheme may differ, as a proxy may end TLS."""
+    scheme, separator, rest = origin.partition("://")
+    found = host_of(rest) if separator else None
+    if found is None or host is None or scheme not in _DEFAULT_PORTS:
+        return False
+    default = _DEFAULT_PORTS[scheme]
+    return (found[0], found[1] or default) == (host[0], host[1] or default)

@@ -1,0 +1,118 @@
+"""The process: listen, serve until told to stop, shut down in order.
+
+SIGTERM and SIGINT stop it: first no new connection, then nothing more from the old ones, then the indexes are sealed
+where that is worth it and the folders closed. A second signal in between changes nothing; `kill -9` is always safe,
+it only costs the next start some reading.
+
+A full disk stops nothing: new messages are refused until there is room. A log that takes no writes for another reason,
+and goes on so though it was opened again, stops the process with a non-zero exit code, for whoever supervises it.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from aiohttp.typedefs import Middleware
+
+from broker.admin.metrics import render_metrics
+from broker.admin.permission_routes import permission_routes
+from broker.admin.policy_routes import policy_routes
+from broker.admin.stats_routes import stats_routes
+from broker.admin.web import start_web
+from broker.admin.web_access import access_middleware
+from broker.configuration.config import BrokerConfig
+from broker.network.listening import WebAudience
+from broker.network.ports import listen_for_clients, open_tls, web_ports
+from broker.server.scheduler import Housekeeping, Job
+from broker.server.service import Service
+
+log = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S: Final = 2
+"""How often it is looked whether the log still takes writes."""
+
+
+def now_ms() -> int:
+    """Give the wall clock in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
+    """Run the service until SIGTERM or SIGINT.
+
+    Args:
+        config: The configuration.
+        announce: Called once when clients can connect.
+
+    Returns:
+        The process's exit code: 0, or 1 when it stopped because nothing could be stored any more (if it closes at all).
+
+    Raises:
+        ServiceStartError: The data folder cannot be opened.
+        ConfigError: What a key names cannot be used, such as a certificate or a key that checks tokens.
+        OSError: A port cannot be listened on.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
+    started_ms = now_ms()
+    tls = open_tls(config)
+    service = await Service.open(config, now_ms=now_ms)
+    try:
+        listeners = await listen_for_clients(service, tls)
+        try:
+            web = await start_web(
+                config.bind_address,
+                *web_ports(config, tls),
+                connect_timeout_s=config.limits.connect_timeout_s,
+                metrics=lambda: render_metrics(service.metrics()),
+                health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
+                problems=service.problems,
+                routes=[*policy_routes(service), *permission_routes(service), *stats_routes(service)],
+                access=access_of(service),
+                audience=WebAudience.of(config, public_host=service.public_host),
+            )
+
+            def watch_store() -> None:
+                if service.failure is not None:
+                    log.critical("stopping, as nothing can be stored: %s", service.failure)
+                    stop.set()
+
+            jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
+            if tls is not None:
+                jobs.append(Job("certificates", config.tls.refresh_interval_s, partial(asyncio.to_thread, tls.refresh)))
+            housekeeping = Housekeeping(jobs)
+            try:
+                housekeeping.start()
+                service.spawn(service.open_topics())
+                announce()
+                await stop.wait()
+                log.info("stopping")
+            finally:
+                await listeners.aclose()
+                await housekeeping.close()
+                await web.close()
+        finally:
+            await listeners.aclose()
+    finally:
+        await service.close()
+    log.info("stopped")
+    return 0 if service.failure is None else 1
+
+
+def access_of(service: Service) -> Middleware | None:
+    """Return what stands before the endpoints of the web port, None where nobody is asked who he is."""
+    if service.authenticator is None:
+        return None
+    return access_middleware(
+        service.authenticator,
+        service.authorizer,
+        now_ms=service.now_ms,
+        is_metrics_authenticated=service.config.access.is_metrics_authenticated,
+    )

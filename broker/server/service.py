@@ -1,0 +1,449 @@
+"""The service: what all connections share, and how the rooms are wired together.
+
+    connections ─► topics ─► log (one RocksDB folder for all topics)
+                     └─────► subscriptions ─► dispatchers ─► trackers ─► snapshot storage (another folder)
+
+Opening and closing are here, and the periodic work; sockets and signals are `broker.server.server`'s. Topics are opened
+once each, on first use or by `open_topics` after a start, and stay open.
+"""
+
+import asyncio
+import logging
+import socket
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.metadata import version
+from random import Random
+from typing import Any, Final
+
+from broker.admin.metrics import ServiceSnapshot
+from broker.authentication.authenticator import Authenticator
+from broker.authorization.grants import Actions, GrantBook
+from broker.authorization.permissions import Authorizer
+from broker.clients.link import ClientLink
+from broker.configuration.config import BrokerConfig
+from broker.errors import NotAllowedError, ServiceStartError
+from broker.network.hosts import is_wildcard
+from broker.server.scheduler import Job
+from broker.server.snapshot_storages import service_storage_of
+from broker.server.storage_opening import StorageOpening
+from broker.topics.limits import ConnectionController
+from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
+from broker.topics.subscription import Subscription, delays_through
+from broker.topics.topic import Topic
+from broker.topics.topic_index import TopicIndex, settle_index
+from broker.topics.topic_name import TopicName
+from dispatcher.config import SubscriptionType
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.factory import make_dispatcher
+from managed_ledger.completion import completed
+from managed_ledger.cursor import Cursor
+from managed_ledger.errors import LedgerError
+from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.managed_ledger import ManagedLedger
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
+from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
+from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
+from tracker.residual_snapshots import ResidualSnapshots
+
+log = logging.getLogger(__name__)
+
+CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
+"""How often it is looked which credentials end: at 5,000 connections 1.2 ms each time."""
+
+RECEIVE_BYTES_MAX: Final = 64 * 1024
+"""Taken at once from a socket: some 400 small messages, 5 ms of work, and then it is others' turn."""
+
+CLOSE_TIMEOUT_S: Final = 10
+"""What is still going on this long after everything was told to end is cancelled."""
+MAKE_ROOM_INTERVAL_S: Final = 2
+"""How often what is acknowledged is deleted while room is short."""
+
+
+class Service:
+    """Everything between the sockets and the folders; belongs to one event loop.
+
+    Args:
+        config: The configuration.
+        store: The opened log.
+        storage: The snapshot storage.
+        now_ms: The wall clock in milliseconds.
+        authenticator: Says who clients are; None lets everybody in.
+        opening: Starts the storage, where it is not started yet.
+        rng: Chooses how long retries wait; the same seed makes the same choices.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: LedgerStore,
+        storage: BucketSnapshotStorage,
+        *,
+        now_ms: Callable[[], int],
+        authenticator: Authenticator | None = None,
+        opening: StorageOpening | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        self.config = config
+        self.authenticator = authenticator
+        self.now_ms = now_ms
+        self.server_version = f"Postdate {version('postdate')}"
+        self.connections: set[ClientLink] = set()
+        self.connection_controller = ConnectionController(config.limits)
+        self.topics: dict[TopicName, Topic] = {}
+        self.public_host = _public_host(config)
+        """The name or address that look-ups answer."""
+        self.service_url = _service_url(self.public_host, "pulsar", config.service_port)
+        self.service_url_tls = _service_url(self.public_host, "pulsar+ssl", config.service_port_tls)
+        self.receive_buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))
+        """What any connection receives into: all of it is taken out again in the same turn of the loop."""
+        self._store = store
+        self._storage = storage
+        self._opening_storage = opening
+        self._tracker_factory = _tracker_factory(config, storage, now_ms, rng)
+        self._residual = ResidualSnapshots(storage, timeout_ms=config.tracker.operation_timeout_ms)
+        self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
+        self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
+        self.policies = PolicyBook(store, _default_policies(config))
+        self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # Names that the service gives must not repeat after a restart: clients come back with theirs.
+        self._producer_name_prefix = f"{config.cluster_name}-{uuid.uuid4().hex[:8]}"
+        self._producers_named = 0
+
+    @classmethod
+    async def open(cls, config: BrokerConfig, *, now_ms: Callable[[], int]) -> "Service":
+        """Open the data folder, and the snapshots unless they are away: see `storage_opening`.
+
+        Raises:
+            ServiceStartError: The folder is in use, damaged or cannot be written, or something is wrong for good with
+                the snapshots; the text says what to do.
+            ConfigError: A key of authentication cannot be used.
+        """
+        authenticator = Authenticator.from_config(config)
+        folder = config.data_directory
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            async with _starting(config) as (storage, opening):
+                store = await LedgerStore.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
+                try:
+                    await opening.settled()
+                except BaseException:
+                    await store.close()
+                    raise
+        except (LedgerError, OSError) as error:
+            advice = " Name a folder that can be written as dataDirectory." if isinstance(error, OSError) else ""
+            raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}.{advice}") from error
+        except SnapshotStorageError as error:
+            raise ServiceStartError(f"The snapshots cannot be opened: {error}") from error
+        return cls(config, store, storage, now_ms=now_ms, authenticator=authenticator, opening=opening)
+
+    # ---- topics ----
+
+    async def topic(self, name: TopicName) -> Topic:
+        """Give a topic, opened; it comes into being where it is missing.
+
+        Raises:
+            NotAllowedError: It is missing, and its namespace has as many topics as are allowed.
+        """
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        opening = self._opening.get(name)
+        if opening is None:
+            self._check_topic_count(name)
+            opening = self._opening[name] = self.spawn(self._open_topic(name))
+        # Shielded: who asked may go away while others wait for the same topic.
+        return await asyncio.shield(opening)
+
+    async def open_topics(self) -> None:
+        """Open every topic of the data folder, so that what is periodic reaches them all."""
+        for name in self._store.managed_ledger_names():
+            await self.topic(TopicName.parse(name))
+
+    def topic_names(self, namespace: str) -> list[str]:
+        """List the topics of a namespace (`tenant/namespace`), by full name."""
+        names = {TopicName.parse(name) for name in self._store.managed_ledger_names()} | self.topics.keys()
+        return sorted(str(name) for name in names if name.namespace_name == namespace)
+
+    def has_topic(self, name: TopicName) -> bool:
+        """Whether a topic exists, open or not."""
+        return name in self.topics or str(name) in self._store.managed_ledger_names()
+
+    async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
+        """Store the policies of a topic or a namespace, None to have none, and let them be in force at once.
+
+        Delays that are switched off are so for what is read from then on; what is delayed already keeps its time.
+
+        Raises:
+            LedgerWriteError: They could not be stored; nothing has changed.
+        """
+        if policies is None or not policies.is_active:
+            concerned = [topic for topic in self.topics.values() if owner in (topic.name, topic.name.namespace_name)]
+            await asyncio.gather(*(topic.keep_delays() for topic in concerned))
+        await self.policies.put(owner, policies)
+        for topic in self.topics.values():
+            topic.apply_delayed_delivery(self.policies.applied(topic.name))
+
+    @completed
+    async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:
+        """Store what a role may do with a topic or a namespace, and end what it may not do any more.
+
+        Raises:
+            LedgerWriteError: It could not be stored; nothing has changed.
+        """
+        assert self.grants is not None
+        await self.grants.grant(owner, role, actions)
+        log.info("%s: role %r may now: %s", owner, role, ", ".join(sorted(actions or ())) or "nothing")
+        for connection in list(self.connections):
+            connection.check_permissions()
+
+    def new_producer_name(self) -> str:
+        """Give a producer name that was never given before."""
+        self._producers_named += 1
+        return f"{self._producer_name_prefix}-{self._producers_named}"
+
+    def metrics(self) -> ServiceSnapshot:
+        """Give the figures for `/metrics`."""
+        return ServiceSnapshot(
+            cluster=self.config.cluster_name,
+            connection_count=len(self.connections),
+            topics=[topic.metrics() for topic in self.topics.values()],
+            is_by_topic=self.config.has_topic_metrics,
+        )
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be stored any more though there is room, None while all is well."""
+        failed = self._store.failed
+        return None if failed is None else str(failed)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why new messages are refused, until there is room again; None while they are taken."""
+        return self._store.refusal
+
+    def problems(self) -> list[str]:
+        """Say what keeps the service from doing its job, for `/health`; empty when all is well."""
+        problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
+        if self._opening_storage is not None and self._opening_storage.problem is not None:
+            problems.append(self._opening_storage.problem)
+        return problems + [f"{topic.name}: {problem}" for topic in self.topics.values() for problem in topic.problems()]
+
+    # ---- lifecycle ----
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run work in the background and keep hold of it until it ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def housekeeping(self) -> list[Job]:
+        """List the periodic work; what the configuration gives no interval is left out."""
+        config = self.config
+        jobs = [
+            Job("keep-alive", config.keep_alive_interval_s, self._check_connections),
+            Job("roll over and trim", config.retention_check_interval_s, self._roll_over_and_trim),
+            Job("make room", MAKE_ROOM_INTERVAL_S, self._make_room),
+            Job("statistics", config.stats_interval_s, self._end_rate_window),
+        ]
+        if self.authenticator is not None:
+            jobs.append(Job("check credentials", CREDENTIALS_CHECK_INTERVAL_S, self._check_credentials))
+        if config.ttl_ms:
+            jobs.append(Job("expire", config.expiry_check_interval_s, self._expire))
+        return [job for job in jobs if job.interval_s > 0]
+
+    async def close(self) -> None:
+        """Take in nothing more, seal what is worth it, close the folders."""
+        for connection in list(self.connections):
+            connection.pause_reading("the service stops")
+        try:
+            closed = await asyncio.gather(*(topic.close() for topic in self.topics.values()), return_exceptions=True)
+            for error in closed:
+                if error is not None:
+                    log.error("a topic could not be closed in order: %s", error)
+            for connection in list(self.connections):
+                connection.close()
+            await self._finish_tasks()
+        finally:
+            if self._opening_storage is not None:
+                await self._opening_storage.close()
+            await self._storage.close()
+            await self._tracker_factory.close()
+            await self._close_store()
+
+    async def _close_store(self) -> None:
+        try:
+            await self._store.close()
+        except LedgerError as error:
+            # What clients have a receipt of is on the disk; acknowledgements of the last moments may not be.
+            log.error("the log could not be closed in order: %s", error)
+
+    async def _finish_tasks(self) -> None:
+        if self._tasks:
+            _, unfinished = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+            for task in unfinished:
+                log.warning("did not end in %d s: %r", CLOSE_TIMEOUT_S, task)
+                task.cancel()
+
+    # ---- inside ----
+
+    def _check_topic_count(self, name: TopicName) -> None:
+        count_max = self.config.limits.topics_per_namespace_max
+        stored = self._store.managed_ledger_names()
+        if not count_max or str(name) in stored:
+            return
+        # Those that open now may not be stored yet.
+        names = {*stored, *map(str, self._opening)}
+        beginning = str(name)[: -len(name.local_name)]
+        if sum(other.startswith(beginning) for other in names) >= count_max:
+            raise NotAllowedError("Exceed maximum number of topics in namespace.")
+
+    async def _open_topic(self, name: TopicName) -> Topic:
+        try:
+            ledger = await self._store.open_managed_ledger(str(name))
+            index = self._new_index(ledger)
+            is_kept = self.config.bucket_snapshot_storage != "memory"
+            await settle_index(ledger, is_shared=index is not None, is_kept=is_kept)
+            topic = Topic(
+                name,
+                ledger,
+                new_subscription=partial(self._new_subscription, index or self._tracker_factory),
+                delayed_delivery=self.policies.applied(name),
+                now_ms=self.now_ms(),
+                residual=self._residual,
+                limits=self.config.limits,
+                spawn=self.spawn,
+                index=index,
+            )
+            self.topics[name] = topic
+            topic.sweep_snapshots()
+            return topic
+        finally:
+            del self._opening[name]
+
+    def _new_index(self, ledger: ManagedLedger) -> TopicIndex | None:
+        factory = self._tracker_factory
+        # The in-memory tracker has no index that could be shared.
+        if not self.config.tracker.is_index_shared or not isinstance(factory, BucketDelayedDeliveryTrackerFactory):
+            return None
+        return TopicIndex(ledger, factory)
+
+    def _new_subscription(
+        self, trackers: DelayedDeliveryTrackerFactory, name: str, ledger: ManagedLedger, cursor: Cursor
+    ) -> Subscription:
+        return Subscription(
+            name,
+            ledger,
+            cursor,
+            new_dispatcher=partial(self._new_dispatcher, trackers),
+            now_ms=self.now_ms,
+            consumers_max=self.config.limits.consumers_per_subscription_max,
+        )
+
+    def _new_dispatcher(
+        self,
+        trackers: DelayedDeliveryTrackerFactory,
+        subscription_type: SubscriptionType,
+        ledger: ManagedLedger,
+        cursor: Cursor,
+    ) -> Dispatcher:
+        policies = self.policies.applied(TopicName.parse(ledger.name))
+        return make_dispatcher(
+            subscription_type,
+            ledger,
+            cursor,
+            trackers,
+            self.config.dispatcher,
+            self.now_ms,
+            topic_name=ledger.name,
+            tick_time_ms=policies.tick_time_ms,
+            delays_through=delays_through(cursor, policies),
+        )
+
+    def _check_connections(self) -> None:
+        for connection in list(self.connections):
+            connection.check_alive()
+
+    def _check_credentials(self) -> None:
+        for connection in list(self.connections):
+            connection.check_credentials()
+
+    async def _roll_over_and_trim(self) -> None:
+        await self._for_each_topic(lambda topic: topic.roll_over_and_trim(self.now_ms()))
+
+    async def _make_room(self) -> None:
+        if self._store.refusal is not None:
+            await self._for_each_topic(lambda topic: topic.make_room(self.now_ms()))
+            self._store.compact_trimmed()
+
+    async def _expire(self) -> None:
+        await self._for_each_topic(lambda topic: topic.expire(self.now_ms(), self.config.ttl_ms))
+
+    async def _for_each_topic(self, work: Callable[[Topic], Awaitable[None]]) -> None:
+        for topic in list(self.topics.values()):
+            if self._store.is_failing:
+                # The next turn does it, once a commit has succeeded.
+                return
+            try:
+                await work(topic)
+            except LedgerError as error:
+                # A damaged topic must not keep the others from their turn.
+                log.error("housekeeping of %s failed: %s", topic.name, error)
+
+    def _end_rate_window(self) -> None:
+        for topic in self.topics.values():
+            topic.end_rate_window(self.now_ms())
+        log.info(
+            "%d topics, %d connections, %d messages in since the start",
+            len(self.topics),
+            len(self.connections),
+            sum(topic.messages_in_total for topic in self.topics.values()),
+        )
+
+
+@asynccontextmanager
+async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[BucketSnapshotStorage, StorageOpening]]:
+    """Open the snapshots beside what is done inside, as their process takes as long; if that fails, close them."""
+    storage = service_storage_of(config)
+    opening = StorageOpening(storage)
+    opening.begin()
+    try:
+        yield storage, opening
+    except BaseException:
+        await opening.close()
+        await storage.close()
+        raise
+
+
+def _public_host(config: BrokerConfig) -> str:
+    """Give what clients can reach, which the wildcard address is not."""
+    host = config.advertised_address or config.bind_address
+    return socket.getfqdn() if is_wildcard(host) else host
+
+
+def _service_url(host: str, scheme: str, port: int | None) -> str | None:
+    """Give a URL that look-ups answer, None without such a port."""
+    if port is None:
+        return None
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _default_policies(config: BrokerConfig) -> DelayedDeliveryPolicies:
+    tracker = config.tracker
+    return DelayedDeliveryPolicies(
+        is_active=tracker.is_enabled, tick_time_ms=tracker.tick_time_ms, delay_ms_max=tracker.delay_ms_max
+    )
+
+
+def _tracker_factory(
+    config: BrokerConfig, storage: BucketSnapshotStorage, now_ms: Callable[[], int], rng: Random | None
+) -> DelayedDeliveryTrackerFactory:
+    if config.tracker_factory == "memory":
+        return InMemoryDelayedDeliveryTrackerFactory(config.tracker, now_ms=now_ms)
+    return BucketDelayedDeliveryTrackerFactory(config.tracker, storage, now_ms=now_ms, rng=rng)

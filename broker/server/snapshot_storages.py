@@ -1,0 +1,87 @@
+"""Which storage the configuration names for the snapshots of the delayed index."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from broker.configuration.config import BrokerConfig
+from snapshot_storage.errors import StorageAccessError
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.s3.config import OWNER_FILE_NAME
+from snapshot_storage.s3.unreadable import PATIENT, Patience
+from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.process import SnapshotProcess
+
+RETRIES: Final = Retries()
+"""How patient the tools are."""
+
+
+def snapshot_storage_of(
+    config: BrokerConfig, *, is_read_only: bool = False, patience: Patience = PATIENT
+) -> BucketSnapshotStorage:
+    """Return the storage that the configuration names, not started.
+
+    Args:
+        config: The configuration.
+        is_read_only: For a program that reads beside a service, and must change nothing.
+        patience: How long an object on S3 may fail before it counts as unreadable.
+
+    Raises:
+        StorageAccessError: It needs what is not installed.
+    """
+    match config.bucket_snapshot_storage:
+        case "memory":
+            return MemoryBucketSnapshotStorage()
+        case "s3":
+            try:
+                # Boto3 is an extra, and slow to import.
+                from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+            except ImportError as error:
+                raise StorageAccessError(
+                    f"bucketSnapshotStorage=s3 needs `pip install 'postdate[s3]'`: {error}"
+                ) from error
+            return S3BucketSnapshotStorage(
+                config.s3, is_read_only=is_read_only, owner_file=owner_file(config), patience=patience
+            )
+        case _:
+            return _on_rocksdb(config, is_read_only=is_read_only)()
+
+
+def service_storage_of(config: BrokerConfig) -> BucketSnapshotStorage:
+    """Return the same for a service, whose event loop is not to share an interpreter with the work on it.
+
+    Raises:
+        StorageAccessError: It needs what is not installed; with a process of its own only `start` finds out.
+    """
+    if not config.has_snapshot_process or config.bucket_snapshot_storage == "memory":
+        return snapshot_storage_of(config)
+    # The first imports less there than the second, which knows all of the configuration.
+    is_rocksdb = config.bucket_snapshot_storage == "rocksdb"
+    return SnapshotProcess(_on_rocksdb(config) if is_rocksdb else partial(snapshot_storage_of, config))
+
+
+def _on_rocksdb(config: BrokerConfig, *, is_read_only: bool = False) -> Callable[[], BucketSnapshotStorage]:
+    return partial(
+        RocksDBBucketSnapshotStorage, snapshots_folder(config), is_read_only=is_read_only, memory=config.rocksdb
+    )
+
+
+def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
+    """Return the same for a program that has no patience of its own, as a tracker has: see `Retries`."""
+    # What fails at each try is unreadable for a tool, which comes back tomorrow.
+    patience = Patience(failures_min=RETRIES.tries_max, failing_s_min=0)
+    storage = snapshot_storage_of(config, is_read_only=is_read_only, patience=patience)
+    return RetryingBucketSnapshotStorage(storage, RETRIES)
+
+
+def owner_file(config: BrokerConfig) -> Path:
+    """Return the file by which the data folder proves that a prefix on S3 is its own."""
+    return config.data_directory / OWNER_FILE_NAME
+
+
+def snapshots_folder(config: BrokerConfig) -> Path:
+    """Return the folder of snapshots in RocksDB."""
+    return config.data_directory / "snapshots"

@@ -1,0 +1,84 @@
+"""How much clients may have at a time: connections, topics, subscriptions, producers, consumers; and who may connect.
+
+Names and defaults are Pulsar's, where 0 is no limit. What is over a limit is refused with the error that a real Pulsar
+answers, and nothing else changes: whoever is there already stays. The checks of topics and subscriptions are theirs
+(`broker.topics.topic`, `broker.topics.subscription`, `broker.server.service`); connections are counted here.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+_COUNT: Final = (0, 2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """What is too much; fields are counts, 0 is no limit."""
+
+    connections_max: int = field(default=0, metadata={"key": "brokerMaxConnections", "range": _COUNT})
+    """Connections of Pulsar clients, those under way to a TLS handshake or a CONNECT included. Default 0."""
+
+    connections_per_ip_max: int = field(default=0, metadata={"key": "brokerMaxConnectionsPerIp", "range": _COUNT})
+    """Connections from one address. Default 0."""
+
+    connect_timeout_s: int = field(default=10, metadata={"key": "connectTimeoutSeconds", "range": (1, 3_600)})
+    """Within this a client has done its TLS handshake and said CONNECT, or its connection ends (ours). Default 10."""
+
+    topics_per_namespace_max: int = field(default=0, metadata={"key": "maxTopicsPerNamespace", "range": _COUNT})
+    """Topics that a namespace may have when another is to come into being. Default 0."""
+
+    producers_per_topic_max: int = field(default=0, metadata={"key": "maxProducersPerTopic", "range": _COUNT})
+    """Producers of one topic; those that wait for their turn (WaitForExclusive) do not count. Default 0."""
+
+    subscriptions_per_topic_max: int = field(default=0, metadata={"key": "maxSubscriptionsPerTopic", "range": _COUNT})
+    """Subscriptions of one topic, readers' included, when another is to come into being. Default 0."""
+
+    consumers_per_topic_max: int = field(default=0, metadata={"key": "maxConsumersPerTopic", "range": _COUNT})
+    """Consumers of all subscriptions of one topic. Default 0."""
+
+    consumers_per_subscription_max: int = field(
+        default=0, metadata={"key": "maxConsumersPerSubscription", "range": _COUNT}
+    )
+    """Consumers of one subscription. Default 0."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            least, most = one.metadata["range"]
+            if not least <= getattr(self, one.name) <= most:
+                raise ValueError(f"{one.name} must be from {least} to {most}, but is {getattr(self, one.name)}")
+
+
+class ConnectionController:
+    """Counts connections, in all and by address.
+
+    Args:
+        limits: The most of each.
+    """
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        self._limits = limits
+        self._by_address: Counter[str] = Counter()
+        self._count = 0
+
+    def admit(self, address: str) -> str | None:
+        """Count a connection that has come in, or say why it is one too many; that one is not to be released.
+
+        Args:
+            address: The client's IP address, without its port.
+        """
+        limits = self._limits
+        if limits.connections_max and self._count >= limits.connections_max:
+            return "Reached the maximum number of connections"
+        if limits.connections_per_ip_max and self._by_address[address] >= limits.connections_per_ip_max:
+            return f"Reached the maximum number of connections on address {address}"
+        self._count += 1
+        self._by_address[address] += 1
+        return None
+
+    def release(self, address: str) -> None:
+        """Forget a connection that was counted and has ended."""
+        self._count -= 1
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]

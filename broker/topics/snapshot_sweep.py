@@ -1,0 +1,143 @@
+"""Deletes the snapshots of a topic that no tracker looks after, in the background.
+
+A tracker deletes what it stored. Without one there are three kinds of snapshots:
+
+1. A cursor names them, and may have a tracker again: its subscription is Exclusive or Failover now, has had no consumer
+   since the start, or `broker.conf` names the in-memory tracker. They are kept for as long as they index something that
+   is not acknowledged, so that nothing is read again when the subscription goes back to delaying.
+2. Their cursor is gone, as that of a reader that has left, or of a subscription that was deleted.
+3. Their cursor is there and does not name them: a crash came between storing one and naming it, or the kind of index
+   has changed.
+
+And there are properties that name none, as a crash came between deleting it and forgetting it.
+
+Kind 1 is found in the properties, at each retention check. For the rest all snapshots of the topic have to be
+listed, which is done once after its opening, and when a cursor was deleted or its tracker has ended without another in
+its place, then and at a later retention check; again at each of these until it has succeeded. Nobody waits for any of
+this, so no lock is held. A crash costs nothing: the log has forgotten the cursor before, and the next opening lists.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from broker.topics.topic_index import INDEX_CURSOR_NAME, subscription_cursors
+from managed_ledger.cursor import Cursor
+from managed_ledger.errors import LedgerError
+from managed_ledger.managed_ledger import ManagedLedger
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.storage import BucketSnapshotInfo
+from tracker.residual_snapshots import ResidualSnapshots, is_named
+
+log = logging.getLogger(__name__)
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class SnapshotSweep:
+    """Deletes a topic's snapshots that no tracker looks after, one sweep at a time.
+
+    Args:
+        ledger: The topic's log.
+        residual: Deletes from the storage.
+        has_tracker: Whether a tracker looks after the snapshots of the cursor of this name now.
+        spawn: Runs work in the background.
+    """
+
+    def __init__(
+        self, ledger: ManagedLedger, residual: ResidualSnapshots, *, has_tracker: Callable[[str], bool], spawn: Spawn
+    ) -> None:
+        self._ledger = ledger
+        self._residual = residual
+        self._has_tracker = has_tracker
+        self._spawn = spawn
+        self._task: asyncio.Task[None] | None = None
+        # Whether the next sweep lists all snapshots of the topic, and whether the one after it does.
+        self._has_to_list = True
+        self._has_to_list_again = False
+        self._is_failing = False
+
+    def note_left(self) -> None:
+        """Have the next sweep look for what nobody owns any more, or the one that is under way.
+
+        And one at a later retention check: a create whose answer was lost may take effect after the first look.
+        """
+        self._has_to_list = self._has_to_list_again = True
+
+    def start(self) -> None:
+        """Sweep, unless a sweep is under way."""
+        if self._task is None or self._task.done():
+            self._task = self._spawn(self._sweep())
+
+    async def _sweep(self) -> None:
+        failures: list[Exception] = []
+        works: list[Callable[[], Awaitable[None]]] = [partial(self._trim, one) for one in self._unattended_cursors()]
+        for work in [*works, self._match]:
+            try:
+                await work()
+            except (SnapshotStorageError, LedgerError) as error:
+                # One snapshot that cannot be deleted holds up no others.
+                failures.append(error)
+            except TimeoutError as error:
+                failures.append(error)
+                break
+        else:
+            self._has_to_list, self._has_to_list_again = self._has_to_list or self._has_to_list_again, False
+        self._tell(failures)
+
+    def _tell(self, failures: Sequence[Exception]) -> None:
+        """Tell that something failed, but an outage once and not at each retention check."""
+        if failures and not self._is_failing:
+            why = str(failures[0]) or "the storage does not answer"
+            log.warning("%s: snapshots that nobody needs are left for now: %s", self._ledger.name, why)
+        self._is_failing = bool(failures)
+
+    async def _match(self) -> None:
+        """Delete what no cursor names, and forget what cursors name that is gone; once more for what came meanwhile."""
+        while self._has_to_list:
+            self._has_to_list = False
+            try:
+                await self._match_once()
+            except BaseException:
+                self._has_to_list = True
+                raise
+
+    async def _match_once(self) -> None:
+        present_ids = await self._residual.clean_ownerless(self._ledger.name, self._is_owned)
+        for cursor in self._unattended_cursors():
+            await self._residual.forget_missing(cursor, present_ids, is_unattended=partial(self._is_unattended, cursor))
+
+    def _is_owned(self, info: BucketSnapshotInfo) -> bool:
+        cursor = self._ledger.cursors.get(info.cursor_name)
+        return cursor is not None and (self._has_tracker(cursor.name) or is_named(cursor.properties, info))
+
+    async def _trim(self, cursor: Cursor) -> None:
+        await self._residual.trim(
+            self._ledger.name,
+            cursor.name,
+            cursor,
+            first_ledger_id=self._first_ledger_needed(cursor),
+            is_unattended=partial(self._is_unattended, cursor),
+        )
+
+    def _first_ledger_needed(self, cursor: Cursor) -> int:
+        """Return the first ledger of which somebody may need the index: the cursor itself, or who shares it."""
+        is_shared = cursor.name == INDEX_CURSOR_NAME
+        cursors = subscription_cursors(self._ledger).values() if is_shared else [cursor]
+        # A shared index's own cursor does not go back when a subscription does.
+        return min(map(_first_ledger_unacknowledged, cursors), default=self._ledger.last_position.ledger_id + 1)
+
+    def _unattended_cursors(self) -> list[Cursor]:
+        return [cursor for cursor in self._ledger.cursors.values() if self._is_unattended(cursor)]
+
+    def _is_unattended(self, cursor: Cursor) -> bool:
+        return not (cursor.is_closed or self._has_tracker(cursor.name))
+
+
+def _first_ledger_unacknowledged(cursor: Cursor) -> int:
+    """Return the first ledger of which something stored is not acknowledged."""
+    first = cursor.next_unacknowledged_position.ledger_id
+    # Without a backlog that position is still to be written, also in a ledger of which there are snapshots.
+    return first if cursor.backlog else first + 1

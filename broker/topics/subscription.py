@@ -1,0 +1,359 @@
+"""A subscription: one durable cursor and, while consumers are attached, the dispatcher that serves them.
+
+The type (Exclusive, Shared, Failover, Key_Shared) is not a property of the subscription but of the consumers that
+are attached now: when the last has left, the next may bring another type, and then the dispatcher is replaced. That
+is Pulsar's rule. Everything that awaits runs under one lock per subscription, so a subscribe and a seek never
+interleave. Deciding who gets what is the dispatcher's; speaking to a client is the connection's.
+
+A dispatcher that has stopped for a defect takes its consumers along: they are disconnected and subscribe again by
+themselves, as after a restart, and get a new dispatcher that reads the log from the cursor's position. Repeated defects
+make them wait longer each time, so that a defect that comes back at once costs little.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from broker.admin.metrics import SubscriptionSnapshot
+from broker.clients.consumer import Consumer
+from broker.clients.link import ClientLink
+from broker.errors import ConsumerBusyError, MetadataError
+from broker.topics.policies import DelayedDeliveryPolicies
+from broker.topics.rates import ConsumerCounters, RateMeter
+from dispatcher.backoff import Backoff
+from dispatcher.config import SubscriptionType
+from dispatcher.dispatcher import Dispatcher
+from dispatcher.errors import DispatcherClosedError, RangeConflictError
+from dispatcher.stats import ConsumerStats, SubscriptionStats
+from managed_ledger.cursor import Cursor
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.stats import TrackerCounters, summed
+
+log = logging.getLogger(__name__)
+
+_REBUILD_WAIT_MS_MIN: Final = 1_000
+_REBUILD_WAIT_MS_MAX: Final = 60_000
+"""How long consumers stay away after a second defect: doubled with each further one, up to this."""
+_REBUILDS_FORGOTTEN_AFTER_MS: Final = 600_000
+"""After so long without a defect the next one is the first again."""
+DELAYS_THROUGH_PROPERTY: Final = "#postdate.delays-through"
+"""The cursor's property with the last position that was in the log when delays were switched off."""
+
+NewDispatcher = Callable[[SubscriptionType, ManagedLedger, Cursor], Dispatcher]
+
+
+@dataclass(slots=True)
+class Expiry:
+    """What has outlived its time without being acknowledged."""
+
+    meter: RateMeter
+    messages_total: int = 0
+    last_ms: int = 0
+    """When it was last looked for."""
+
+
+class Subscription:
+    """One named reader of a topic.
+
+    Args:
+        name: The name that clients use.
+        ledger: The topic's log.
+        cursor: Where this subscription stands in it.
+        new_dispatcher: Makes the dispatcher of a type; passed in, so that tests need no service.
+        now_ms: The clock.
+        consumers_max: The most consumers, 0 for no limit.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ledger: ManagedLedger,
+        cursor: Cursor,
+        *,
+        new_dispatcher: NewDispatcher,
+        now_ms: Callable[[], int],
+        consumers_max: int = 0,
+    ) -> None:
+        self.name = name
+        self.cursor = cursor
+        self.dispatcher: Dispatcher | None = None
+        self.consumers: list[Consumer] = []
+        self._ledger = ledger
+        self._consumers_max = consumers_max
+        self._new_dispatcher = new_dispatcher
+        self._type: SubscriptionType | None = None
+        self._lock = asyncio.Lock()
+        # What consumers got that have left since; the counters of those that are here are the dispatcher's.
+        self._messages_out_before = 0
+        self._bytes_out_before = 0
+        self.index_counters_before: TrackerCounters | None = None
+        """What the trackers of its own that are gone have done, None if there was none."""
+        self.expiry = Expiry(RateMeter(now_ms(), 1))
+        self.mark_delete_advanced_ms = 0
+        self.rebuilds_total = 0
+        """How often a dispatcher stopped for a defect."""
+        self._rebuild_waits = Backoff(initial_ms=_REBUILD_WAIT_MS_MIN, max_ms=_REBUILD_WAIT_MS_MAX)
+        self._last_defect_ms = 0
+        self._rebuild_from_ms = 0
+        self._now_ms = now_ms
+        cursor.add_listener(self._on_mark_delete_moved)
+
+    @property
+    def subscription_type(self) -> SubscriptionType | None:
+        """The type of the dispatcher, or None while nobody has subscribed since the start."""
+        return self._type
+
+    async def add_consumer(self, consumer: Consumer, subscription_type: SubscriptionType) -> None:
+        """Attach a consumer; its type may differ from before only when no other consumer is attached.
+
+        Where another consumer has the hash ranges that it asks for, that one's client must give a sign of life; without
+        one it is let go, and the request is decided once more.
+
+        Raises:
+            ConsumerBusyError: Consumers of another type are attached, or as many as the type or the limit allows.
+            ConsumerAssignError: No key range can be given to it.
+        """
+        async with self._lock:
+            await self._drop_failed_dispatcher()
+            if self._now_ms() < self._rebuild_from_ms:
+                raise DispatcherClosedError(f"subscription {self.name!r} is being rebuilt after a defect")
+            if self._consumers_max and len(self.consumers) >= self._consumers_max:
+                raise ConsumerBusyError("Subscription reached max consumers limit")
+            if self._type is not subscription_type:
+                await self._change_type(subscription_type)
+            assert self.dispatcher is not None
+            try:
+                self.dispatcher.add_consumer(consumer)
+            except RangeConflictError as conflict:
+                if not await self._remove_dead(conflict.consumer_name, consumer.link):
+                    raise
+                self.dispatcher.add_consumer(consumer)
+            self.consumers.append(consumer)
+            if subscription_type is SubscriptionType.KEY_SHARED and not self.dispatcher.key_hash_ranges(consumer):
+                log.warning(
+                    "consumer %s of %s / %s gets no key until others leave: all its points on the ring are taken; "
+                    "raise subscriptionKeySharedConsistentHashingReplicaPoints",
+                    consumer.name,
+                    self._ledger.name,
+                    self.name,
+                )
+
+    def permits_and_unacked_of(self, consumer: Consumer) -> tuple[int, int]:
+        """Give a consumer's permits and its unacknowledged messages; zeros when it is detached."""
+        stats = self._stats_of(consumer)
+        return (0, 0) if stats is None else (stats.available_permits, stats.unacked_messages)
+
+    def stats(self) -> SubscriptionStats | None:
+        """Give the dispatcher's figures, or None while nobody has subscribed since the start."""
+        return None if self.dispatcher is None else self.dispatcher.stats()
+
+    def metrics(self) -> SubscriptionSnapshot:
+        """Give the figures for `/metrics`."""
+        stats = self.stats()
+        consumers = stats.consumers if stats is not None else []
+        tracker = self._bucket_tracker
+        return SubscriptionSnapshot(
+            name=self.name,
+            backlog=self.cursor.backlog,
+            messages_out_total=self._messages_out_before + sum(one.msg_out_counter for one in consumers),
+            bytes_out_total=self._bytes_out_before + sum(one.bytes_out_counter for one in consumers),
+            dispatcher=stats,
+            tracker=None if tracker is None else tracker.stats(),
+            index_counters_before=self.index_counters_before,
+            rebuilds_total=self.rebuilds_total,
+        )
+
+    def end_rate_window(self, now_ms: int) -> None:
+        """Let the rates be those of the time since this was called last."""
+        self.expiry.meter.end_window((self.expiry.messages_total,), now_ms)
+        for consumer in self.consumers:
+            counters = self._counters_of(consumer)
+            if counters is not None:
+                consumer.meter.end_window(counters, now_ms)
+
+    def _counters_of(self, consumer: Consumer) -> ConsumerCounters | None:
+        stats = self._stats_of(consumer)
+        if stats is None:
+            return None
+        return ConsumerCounters(
+            stats.msg_out_counter, stats.bytes_out_counter, stats.message_redeliver_counter, stats.message_ack_counter
+        )
+
+    def expired(self, messages: int) -> None:
+        """Note that this many messages have outlived their time, and let the dispatcher know."""
+        self.expiry.messages_total += messages
+        self.expiry.last_ms = self._now_ms()
+        if messages and self.dispatcher is not None:
+            self.dispatcher.mark_delete_advanced()
+
+    def problems(self) -> list[str]:
+        """Say what keeps it from delivering; empty when all is well."""
+        dispatcher = self.dispatcher
+        if dispatcher is None:
+            return []
+        problems = []
+        if dispatcher.failure is not None:
+            problems.append(f"subscription {self.name} has stopped by a defect: {dispatcher.failure!r}")
+        tracker = self._bucket_tracker
+        if tracker is not None and tracker.stats().failing:
+            problems.append(f"subscription {self.name}: snapshots fail: {', '.join(sorted(tracker.stats().failing))}")
+        return problems
+
+    @property
+    def has_bucket_tracker(self) -> bool:
+        """Whether a tracker looks after the snapshots of its cursor now."""
+        return self._bucket_tracker is not None
+
+    @property
+    def _bucket_tracker(self) -> BucketDelayedDeliveryTracker | None:
+        """The tracker that stores an index of this subscription's own, while there is one."""
+        tracker = None if self.dispatcher is None else self.dispatcher.tracker
+        return tracker if isinstance(tracker, BucketDelayedDeliveryTracker) else None
+
+    def _on_mark_delete_moved(self, _: Position) -> None:
+        self.mark_delete_advanced_ms = self._now_ms()
+
+    async def keep_delays_through(self, position: Position) -> None:
+        """Note that delivery times up to a position are heeded although the topic's policies may soon say otherwise.
+
+        It is durable on return. Without a dispatcher nothing was read and delayed, and nothing is noted.
+
+        Raises:
+            LedgerWriteError: It could not be stored.
+        """
+        if self.dispatcher is not None and self.dispatcher.tracker is not None:
+            await self.cursor.update_properties(put={DELAYS_THROUGH_PROPERTY: str(position)})
+
+    def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
+        """Let other policies of the topic be in force from now on; what is delayed already keeps its time."""
+        if self.dispatcher is not None and self.dispatcher.tracker is not None:
+            self.dispatcher.tracker.reset_tick_time(policies.tick_time_ms)
+            self.dispatcher.heed_delays(delays_through(self.cursor, policies))
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """Detach a consumer; what it has not acknowledged goes to the others. Unknown ones are ignored."""
+        if consumer not in self.consumers:
+            return
+        assert self.dispatcher is not None
+        stats = self._stats_of(consumer)
+        if stats is not None:
+            self._messages_out_before += stats.msg_out_counter
+            self._bytes_out_before += stats.bytes_out_counter
+        self.consumers.remove(consumer)
+        self.dispatcher.remove_consumer(consumer)
+
+    async def seek(self, position: Position) -> None:
+        """Continue at `position`; consumers are disconnected and come back by themselves, as with Pulsar.
+
+        What a tracker knows was handed out is forgotten with its index. Snapshots that no tracker looks after stay:
+        they say when a stored message is due, which no seek changes.
+        """
+        async with self._lock:
+            self._disconnect_consumers()
+            await self._drop_failed_dispatcher()
+            if self.dispatcher is not None:
+                await self.dispatcher.reset(position)
+            else:
+                await self.cursor.seek(position)
+
+    async def prepare_unsubscribe(self, consumer: Consumer) -> None:
+        """Give up the delayed index, so that the cursor can be deleted.
+
+        Raises:
+            MetadataError: Other consumers are attached.
+        """
+        async with self._lock:
+            if self.consumers != [consumer]:
+                raise MetadataError("Unconnected or shared consumer attempting to unsubscribe")
+            self.remove_consumer(consumer)
+            await self._drop_dispatcher()
+
+    async def abandon(self) -> None:
+        """Detach everything and store nothing any more, as the cursor goes away, and its snapshots with it."""
+        async with self._lock:
+            self._disconnect_consumers()
+            await self._drop_dispatcher()
+
+    async def close(self) -> None:
+        """Detach everything; the index is sealed where that is worth it."""
+        async with self._lock:
+            self._disconnect_consumers()
+            await self._close_dispatcher()
+
+    async def _remove_dead(self, consumer_name: str, asking: ClientLink) -> bool:
+        """Ask the consumers of this name for a sign of life, let go those that give none; return whether any went."""
+        holders = [one for one in self.consumers if one.name == consumer_name]
+        links = list({one.link for one in holders} - {asking})
+        alive = dict(zip(links, await asyncio.gather(*(link.is_alive() for link in links)), strict=True))
+        for holder in holders:
+            if not alive.get(holder.link, True):
+                log.info("consumer %s of %s / %s is gone", holder.name, self._ledger.name, self.name)
+                self.remove_consumer(holder)
+        return any(holder not in self.consumers for holder in holders)
+
+    def _stats_of(self, consumer: Consumer) -> ConsumerStats | None:
+        return None if self.dispatcher is None else self.dispatcher.consumer_stats(consumer)
+
+    async def _change_type(self, subscription_type: SubscriptionType) -> None:
+        if self.consumers:
+            raise ConsumerBusyError("Subscription is of different type")
+        await self._drop_dispatcher()
+        self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
+        self.dispatcher.on_failure = self._on_dispatcher_failure
+        self._type = subscription_type
+
+    def _on_dispatcher_failure(self) -> None:
+        now_ms = self._now_ms()
+        self.rebuilds_total += 1
+        if self.rebuilds_total == 1 or now_ms - self._last_defect_ms > _REBUILDS_FORGOTTEN_AFTER_MS:
+            self._rebuild_waits.reset()
+        else:
+            self._rebuild_from_ms = now_ms + round(1_000 * self._rebuild_waits.next_seconds())
+        self._last_defect_ms = now_ms
+        log.warning(
+            "%s / %s: its dispatcher has stopped; its consumers are disconnected, and get what they have not "
+            "acknowledged from a new one",
+            self._ledger.name,
+            self.name,
+        )
+        self._disconnect_consumers()
+
+    async def _drop_failed_dispatcher(self) -> None:
+        if self.dispatcher is not None and self.dispatcher.failure is not None:
+            await self._drop_dispatcher()
+
+    async def _drop_dispatcher(self) -> None:
+        """Close the dispatcher without waiting for the storage; what is not sealed is read from the log again."""
+        tracker = None if self.dispatcher is None else self.dispatcher.tracker
+        if tracker is not None:
+            tracker.abandon()
+        await self._close_dispatcher()
+
+    async def _close_dispatcher(self) -> None:
+        if self.dispatcher is not None:
+            tracker = self._bucket_tracker
+            await self.dispatcher.close()
+            if tracker is not None:
+                self.index_counters_before = summed(self.index_counters_before, tracker.stats())
+            self.dispatcher = None
+            self._type = None
+
+    def _disconnect_consumers(self) -> None:
+        for consumer in list(self.consumers):
+            self.remove_consumer(consumer)
+            consumer.disconnect()
+
+
+def delays_through(cursor: Cursor, policies: DelayedDeliveryPolicies) -> Position:
+    """Return the last position of which a subscription heeds delivery times: all of them, unless they are switched off.
+
+    Then what it had read before keeps its time, also after a restart.
+    """
+    if policies.is_active:
+        return AFTER_EVERYTHING
+    ledger_id, _, entry_id = cursor.properties.get(DELAYS_THROUGH_PROPERTY, str(BEFORE_EVERYTHING)).partition(":")
+    return Position(int(ledger_id), int(entry_id))

@@ -1,0 +1,385 @@
+"""A topic: its log, who produces to it, and its subscriptions.
+
+Producers of a topic have different names; one whose connection gives no sign of life makes room for the next of its
+name, which is how a client that lost its connection takes its own place again before the broker has noticed the loss.
+Appending is not here: a producer's connection appends straight to `ledger`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+
+from broker.admin.metrics import TopicSnapshot
+from broker.clients.consumer import Consumer
+from broker.clients.producer import Producer, ProducerAccessMode
+from broker.errors import (
+    ConsumerBusyError,
+    NotAllowedError,
+    ProducerBusyError,
+    ProducerFencedError,
+    SubscriptionNotFoundError,
+)
+from broker.topics.limits import LimitsConfig
+from broker.topics.policies import DelayedDeliveryPolicies
+from broker.topics.rates import RateMeter
+from broker.topics.snapshot_sweep import SnapshotSweep, Spawn
+from broker.topics.subscription import Subscription
+from broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slowest
+from broker.topics.topic_name import TopicName
+from dispatcher.config import SubscriptionType
+from dispatcher.dispatcher import Dispatcher
+from managed_ledger.cursor import Cursor
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.names import cursor_name_of, subscription_of
+from managed_ledger.position import Position
+from tracker.residual_snapshots import ResidualSnapshots
+from tracker.stats import TrackerCounters, summed
+
+log = logging.getLogger(__name__)
+
+NewSubscription = Callable[[str, ManagedLedger, Cursor], Subscription]
+
+LATEST_ENTRY_ID = 2**63 - 1
+"""Entry and ledger id of the protocol's "latest" message id."""
+
+
+class Topic:
+    """One topic of the service; belongs to its event loop.
+
+    Args:
+        name: Its name.
+        ledger: Its log.
+        new_subscription: Makes a subscription over a cursor.
+        delayed_delivery: The policies that are in force for it.
+        now_ms: What time it is.
+        residual: Deletes snapshots that no tracker looks after.
+        limits: How many producers, subscriptions and consumers it may have.
+        spawn: Runs work in the background.
+        index: The delayed index that its subscriptions share, None where each has its own.
+    """
+
+    def __init__(
+        self,
+        name: TopicName,
+        ledger: ManagedLedger,
+        *,
+        new_subscription: NewSubscription,
+        delayed_delivery: DelayedDeliveryPolicies,
+        now_ms: int,
+        residual: ResidualSnapshots,
+        limits: LimitsConfig,
+        spawn: Spawn,
+        index: TopicIndex | None = None,
+    ) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.delayed_delivery = delayed_delivery
+        self.delay_ms_max = delayed_delivery.enforced_delay_ms_max
+        """The longest delay that is accepted now, 0 for any; for every publish."""
+        self.producers: dict[str, Producer] = {}
+        self.messages_in_total = 0
+        self.bytes_in_total = 0
+        self.entries_in_total = 0
+        self.meter = RateMeter(now_ms, 2)
+        """The rates of messages and bytes in."""
+        self._new_subscription = new_subscription
+        self._limits = limits
+        # Consumers whose subscribe waits for something; they count, or two at once would take the last place.
+        self._joining: set[Consumer] = set()
+        self._index = index
+        # What the index of subscriptions that are gone has done; the topic's figures must not go back with them.
+        self._index_counters_before: TrackerCounters | None = None
+        self._sweep = SnapshotSweep(ledger, residual, has_tracker=self._has_tracker, spawn=spawn)
+        self._lock = asyncio.Lock()
+        ledger.set_abandoned_listener(self._send_producers_away)
+        self.subscriptions: dict[str, Subscription] = {}
+        for cursor in ledger.cursors.values():
+            if cursor.name != INDEX_CURSOR_NAME:
+                self._add_subscription(subscription_of(cursor.name), cursor)
+
+    async def add_producer(self, producer: Producer) -> None:
+        """Let a producer in.
+
+        As in Pulsar, a name is taken as long as the connection of its producer lives, whatever epoch the next one has:
+        that connection is asked for a sign of life, unless both are on it.
+
+        Raises:
+            ProducerBusyError: Another live producer has its name, or has the topic for itself, or there are as many as
+                are allowed.
+            ProducerFencedError: It wants the topic for itself, and others are here.
+        """
+        present = self.producers.get(producer.name)
+        if present is not None and present.link is not producer.link and not await present.link.is_alive():
+            log.info("producer %s of %s takes the place of one whose connection is gone", producer.name, self.name)
+            self.remove_producer(present)
+        # Also one that came while that one was asked.
+        if producer.name in self.producers:
+            raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic '{self.name}'")
+        self._admit(producer)
+        self.producers[producer.name] = producer
+
+    def remove_producer(self, producer: Producer) -> None:
+        """Forget a producer, unless another has taken its name since; the first that waits may become ready."""
+        if self.producers.get(producer.name) is producer:
+            del self.producers[producer.name]
+        if self.producers and not any(other.is_ready for other in self.producers.values()):
+            waiting = next(iter(self.producers.values()))
+            waiting.is_ready = True
+            waiting.link.producer_ready(waiting.request_id, waiting.name)
+
+    def _send_producers_away(self) -> None:
+        """A commit failed: as in Pulsar, producers come back and send again, in order, what has no receipt."""
+        producers, self.producers = list(self.producers.values()), {}
+        for producer in producers:
+            producer.disconnect()
+
+    def _admit(self, producer: Producer) -> None:
+        others = list(self.producers.values())
+        has_exclusive = any(other.access_mode is not ProducerAccessMode.SHARED for other in others)
+        match producer.access_mode:
+            case ProducerAccessMode.SHARED:
+                if has_exclusive:
+                    raise ProducerBusyError("Topic has an existing exclusive producer")
+                if _is_full(others, self._limits.producers_per_topic_max):
+                    raise ProducerBusyError(f"Topic '{self.name}' reached max producers limit")
+            case ProducerAccessMode.EXCLUSIVE:
+                if others:
+                    raise ProducerFencedError("Topic has existing producers, so none can be exclusive")
+            case ProducerAccessMode.WAIT_FOR_EXCLUSIVE:
+                producer.is_ready = not others
+            case ProducerAccessMode.EXCLUSIVE_WITH_FENCING:
+                self.producers.clear()
+                for other in others:
+                    other.disconnect()
+
+    async def subscribe(
+        self,
+        consumer: Consumer,
+        subscription_type: SubscriptionType,
+        *,
+        durable: bool,
+        start: Position | None,
+    ) -> Subscription:
+        """Attach a consumer to the subscription it names, creating the subscription where it is missing.
+
+        Args:
+            consumer: Who subscribes; `consumer.subscription_name` names the subscription.
+            subscription_type: How it shares it.
+            durable: Whether the subscription outlives its consumers; readers' do not.
+            start: The next entry to read of a new subscription, or None for the earliest.
+
+        Raises:
+            ConsumerBusyError: The topic has as many consumers as are allowed; see also `Subscription.add_consumer`.
+            ConsumerAssignError: See `Subscription.add_consumer`.
+            NotAllowedError: The topic has as many subscriptions as are allowed.
+        """
+        present = self._joining.union(*(one.consumers for one in self.subscriptions.values()))
+        if _is_full(present, self._limits.consumers_per_topic_max):
+            raise ConsumerBusyError("Topic reached max consumers limit")
+        self._joining.add(consumer)
+        try:
+            return await self._subscribe(consumer, subscription_type, durable=durable, start=start)
+        finally:
+            self._joining.discard(consumer)
+
+    async def _subscribe(
+        self, consumer: Consumer, subscription_type: SubscriptionType, *, durable: bool, start: Position | None
+    ) -> Subscription:
+        name = consumer.subscription_name
+        async with self._lock:
+            subscription = self.subscriptions.get(name)
+            if subscription is None:
+                if _is_full(self.subscriptions, self._limits.subscriptions_per_topic_max):
+                    raise NotAllowedError(f"Exceed the maximum number of subscriptions of the topic: {self.name}")
+                cursor = await self.ledger.open_cursor(cursor_name_of(name), initial_position=start, durable=durable)
+                subscription = self._add_subscription(name, cursor)
+            if self._index is not None:
+                await self._index.prepare()
+        had_tracker = subscription.has_bucket_tracker
+        await subscription.add_consumer(consumer, subscription_type)
+        if had_tracker and not subscription.has_bucket_tracker:
+            # What it had under way has no owner now.
+            self._sweep.note_left()
+        return subscription
+
+    async def unsubscribe(self, consumer: Consumer) -> None:
+        """Delete the consumer's subscription; its snapshots follow in the background.
+
+        Raises:
+            MetadataError: Other consumers are attached to it.
+            SubscriptionNotFoundError: It is gone already.
+        """
+        async with self._lock:
+            subscription = self.subscriptions.get(consumer.subscription_name)
+            if subscription is None:
+                raise SubscriptionNotFoundError(f"Subscription {consumer.subscription_name!r} not found")
+            await subscription.prepare_unsubscribe(consumer)
+            await self._delete(subscription)
+
+    async def consumer_left(self, consumer: Consumer) -> None:
+        """Detach a consumer; a reader's subscription goes with its last consumer."""
+        async with self._lock:
+            subscription = self.subscriptions.get(consumer.subscription_name)
+            if subscription is None:
+                return
+            subscription.remove_consumer(consumer)
+            if not subscription.consumers and not subscription.cursor.is_durable:
+                await subscription.abandon()
+                await self._delete(subscription)
+
+    def dismiss_consumer(self, consumer: Consumer) -> None:
+        """Take a consumer away from its client at once; `consumer_left` tidies up after it."""
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        if subscription is not None:
+            subscription.remove_consumer(consumer)
+        consumer.disconnect()
+
+    async def keep_delays(self) -> None:
+        """Note that what is delayed now keeps its time, whatever the policies say next; durable on return.
+
+        Raises:
+            LedgerWriteError: It could not be stored.
+        """
+        if self.delayed_delivery.is_active:
+            last = self.ledger.last_position
+            await self._for_all(lambda subscription: subscription.keep_delays_through(last))
+
+    def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
+        """Let other policies be in force from now on."""
+        self.delayed_delivery = policies
+        self.delay_ms_max = policies.enforced_delay_ms_max
+        for subscription in self.subscriptions.values():
+            subscription.apply_delayed_delivery(policies)
+
+    def subscription_of(self, consumer: Consumer) -> Subscription:
+        """Give the subscription that a consumer is attached to.
+
+        Raises:
+            SubscriptionNotFoundError: It was deleted meanwhile.
+        """
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        if subscription is None:
+            raise SubscriptionNotFoundError(f"Subscription {consumer.subscription_name!r} not found")
+        return subscription
+
+    def dispatcher_of(self, consumer: Consumer) -> Dispatcher | None:
+        """Give the dispatcher that serves a consumer, or None when it is detached."""
+        subscription = self.subscriptions.get(consumer.subscription_name)
+        if subscription is None or consumer not in subscription.consumers:
+            return None
+        return subscription.dispatcher
+
+    def next_position(self) -> Position:
+        """Give the position that the next published entry will have at the earliest."""
+        last = self.ledger.last_position
+        return Position(last.ledger_id, last.entry_id + 1)
+
+    def resolve_position(self, position: Position) -> Position:
+        """Turn a client's message id into the next entry to read; the protocol's extremes mean the ends."""
+        if position.ledger_id >= LATEST_ENTRY_ID:
+            return self.next_position()
+        if position.ledger_id < 0:
+            return self.ledger.first_position
+        return position
+
+    async def roll_over_and_trim(self, now_ms: int) -> None:
+        """Close the open ledger if it is old, and delete ledgers that every subscription has passed."""
+        self.ledger.roll_over_if_aged(now_ms)
+        follow_slowest(self.ledger)
+        if self._index is not None:
+            self._index.refresh()
+        self.sweep_snapshots()
+        await self.ledger.trim()
+
+    async def make_room(self, now_ms: int) -> None:
+        """Give back the space of everything that every subscription has passed, also in the open ledger."""
+        self.ledger.roll_over_if_passed()
+        await self.roll_over_and_trim(now_ms)
+
+    def sweep_snapshots(self) -> None:
+        """Begin to delete the snapshots that nobody needs and no tracker looks after."""
+        self._sweep.start()
+
+    async def expire(self, now_ms: int, ttl_ms: int) -> None:
+        """Acknowledge for every subscription what has outlived its time, and let its dispatcher know."""
+        expired = await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,))
+        for cursor_name, count in expired.items():
+            subscription = self.subscriptions.get(subscription_of(cursor_name))
+            if subscription is None:
+                continue
+            if count:
+                log.info("%d messages of %s / %s expired", count, self.name, subscription.name)
+            subscription.expired(count)
+
+    def end_rate_window(self, now_ms: int) -> None:
+        """Let the rates be those of the time since this was called last."""
+        self.meter.end_window((self.messages_in_total, self.bytes_in_total), now_ms)
+        for subscription in self.subscriptions.values():
+            subscription.end_rate_window(now_ms)
+
+    def problems(self) -> list[str]:
+        """Say what keeps it from doing its job; empty when all is well."""
+        problems = [problem for subscription in self.subscriptions.values() for problem in subscription.problems()]
+        index = None if self._index is None else self._index.stats()
+        if index is not None and index.failing:
+            problems.append(f"snapshots of the shared index fail: {', '.join(sorted(index.failing))}")
+        return problems
+
+    def metrics(self) -> TopicSnapshot:
+        """Give the figures for `/metrics`."""
+        return TopicSnapshot(
+            name=str(self.name),
+            namespace=self.name.namespace_name,
+            producer_count=len(self.producers),
+            messages_in_total=self.messages_in_total,
+            bytes_in_total=self.bytes_in_total,
+            storage_size_bytes=self.ledger.size_bytes,
+            subscriptions=[subscription.metrics() for subscription in self.subscriptions.values()],
+            shared_index=None if self._index is None else self._index.stats(),
+            index_counters_before=summed(
+                self._index_counters_before, None if self._index is None else self._index.counters_before
+            ),
+        )
+
+    async def close(self) -> None:
+        """Disconnect everybody and close the subscriptions and the log."""
+        for producer in list(self.producers.values()):
+            producer.disconnect()
+        self.producers.clear()
+        # The cursor of a reader does not outlive this process, so its index is not worth sealing.
+        await self._for_all(lambda one: one.close() if one.cursor.is_durable else one.abandon())
+        if self._index is not None:
+            await self._index.close()
+        await self.ledger.close()
+
+    async def _for_all(self, action: Callable[[Subscription], Awaitable[None]]) -> None:
+        await asyncio.gather(*(action(subscription) for subscription in self.subscriptions.values()))
+
+    def _add_subscription(self, name: str, cursor: Cursor) -> Subscription:
+        subscription = self._new_subscription(name, self.ledger, cursor)
+        self.subscriptions[name] = subscription
+        return subscription
+
+    def _has_tracker(self, cursor_name: str) -> bool:
+        if cursor_name == INDEX_CURSOR_NAME:
+            return self._index is not None and self._index.has_tracker
+        subscription = self.subscriptions.get(subscription_of(cursor_name))
+        return subscription is not None and subscription.has_bucket_tracker
+
+    async def _delete(self, subscription: Subscription) -> None:
+        """Forget a subscription. The log decides: once it has, the snapshots have no owner, also after a crash."""
+        has_index = subscription.index_counters_before is not None or bool(subscription.cursor.properties)
+        del self.subscriptions[subscription.name]
+        self._index_counters_before = summed(self._index_counters_before, subscription.index_counters_before)
+        await self.ledger.delete_cursor(subscription.cursor.name)
+        if self._index is not None and not self.subscriptions:
+            has_index = True
+            await self._index.delete()
+        if has_index:
+            # In the background: who leaves does not wait for a storage that may be down.
+            self._sweep.note_left()
+            self._sweep.start()
+
+
+def _is_full(present: Collection[object], count_max: int) -> bool:
+    return bool(count_max) and len(present) >= count_max

@@ -1,0 +1,153 @@
+"""The delayed index that a topic's subscriptions share: its cursor, and when there is one at all.
+
+The index has a durable cursor of its own in the topic's log, beside those of the subscriptions. Its properties name the
+snapshots. Nobody subscribes with it, so it is left out wherever subscriptions are listed, counted or expired; its
+mark-delete position follows the slowest subscription, so that it holds up no ledger. It is made with the first
+subscription and deleted with the last one; its snapshots have no owner then, and are `broker.topics.snapshot_sweep`'s.
+
+`settle_index` brings a log into this shape when a topic is opened, whatever `delayedDeliverySharedIndexEnabled` was
+before; what it forgets is built again from the log. What the index does is `tracker.shared_index`'s. Nothing here waits
+for the snapshot storage.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from broker.errors import SubscriptionNotFoundError
+from managed_ledger.cursor import Cursor
+from managed_ledger.errors import LedgerError
+from managed_ledger.managed_ledger import ManagedLedger
+from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
+from tracker.delayed_delivery_tracker import (
+    DelayedDeliveryTracker,
+    DelayedDeliveryTrackerFactory,
+    TrackerContext,
+)
+from tracker.residual_snapshots import forget_index
+from tracker.shared.shared_cursor import SharedCursor
+from tracker.shared.shared_index import SharedDelayedIndex
+from tracker.stats import TrackerCounters, TrackerStats, summed
+
+log = logging.getLogger(__name__)
+
+INDEX_CURSOR_NAME: Final = "#pulsar.internal.delayed.index"
+"""No subscription can have this name: `#` is quoted in the names of theirs."""
+
+
+class TopicIndex(DelayedDeliveryTrackerFactory):
+    """Makes the trackers of a topic's subscriptions, as views on one index.
+
+    Args:
+        ledger: The topic's log.
+        factory: Makes the index's own tracker.
+    """
+
+    def __init__(self, ledger: ManagedLedger, factory: BucketDelayedDeliveryTrackerFactory) -> None:
+        self._ledger = ledger
+        self._factory = factory
+        self._index: SharedDelayedIndex | None = None
+        self.counters_before: TrackerCounters | None = None
+        """What the trackers of indexes that were deleted have done, None if there was none."""
+
+    async def prepare(self) -> None:
+        """Make the cursor where it is missing; call before the first view.
+
+        Raises:
+            LedgerWriteError: It could not be stored.
+        """
+        await self._ledger.open_cursor(INDEX_CURSOR_NAME)
+
+    def new_tracker(self, context: TrackerContext) -> DelayedDeliveryTracker:
+        """See base; a view on the index.
+
+        Raises:
+            SubscriptionNotFoundError: The last subscription was deleted meanwhile, and the index with it.
+        """
+        if self._index is not None and self._index.tracker.failure is not None:
+            # It has stopped for a defect, and with it every dispatcher that had a view on it.
+            self.counters_before = summed(self.counters_before, self._index.tracker.stats())
+            self._index = None
+        if self._index is None:
+            own = self._ledger.cursors.get(INDEX_CURSOR_NAME)
+            if own is None:
+                raise SubscriptionNotFoundError(f"Subscription {context.cursor_name!r} was deleted")
+            cursor = SharedCursor(own, lambda: list(subscription_cursors(self._ledger).values()))
+            self._index = SharedDelayedIndex(context.topic_name, INDEX_CURSOR_NAME, cursor, self._factory)
+        return self._index.new_view(context)
+
+    @property
+    def has_tracker(self) -> bool:
+        """Whether the index is open, which it is from its first view on."""
+        return self._index is not None
+
+    def refresh(self) -> None:
+        """Let the index know where the slowest subscription is."""
+        if self._index is not None:
+            self._index.refresh()
+
+    def stats(self) -> TrackerStats | None:
+        """Give the figures of the index, None before its first view."""
+        return None if self._index is None else self._index.tracker.stats()
+
+    async def delete(self) -> None:
+        """Delete the index, as nobody subscribes any more; its snapshots have no owner then.
+
+        What fails is logged, and done when the topic is opened again.
+        """
+        index, self._index = self._index, None
+        if index is not None:
+            self.counters_before = summed(self.counters_before, index.tracker.stats())
+            index.tracker.abandon()
+            await index.close()
+        await _delete(self._ledger)
+
+    async def close(self) -> None:
+        """Release everything; the index is sealed where that is worth it."""
+        index, self._index = self._index, None
+        if index is not None:
+            await index.close()
+
+
+def subscription_cursors(ledger: ManagedLedger) -> Mapping[str, Cursor]:
+    """Return the cursors that are subscriptions', by name."""
+    return {name: cursor for name, cursor in ledger.cursors.items() if name != INDEX_CURSOR_NAME}
+
+
+def follow_slowest(ledger: ManagedLedger) -> None:
+    """Let the index's cursor go where the slowest subscription is, to the end without any: it holds up no ledger."""
+    cursor = ledger.cursors.get(INDEX_CURSOR_NAME)
+    if cursor is not None:
+        positions = [one.mark_delete_position for one in subscription_cursors(ledger).values()]
+        cursor.acknowledge_cumulative(min(positions, default=ledger.last_confirmed_position))
+
+
+async def settle_index(ledger: ManagedLedger, *, is_shared: bool, is_kept: bool) -> None:
+    """Forget what is left of an index that is not wanted, or is not there any more; the log has all of it.
+
+    What fails is logged, and done when the topic is opened again.
+
+    Args:
+        ledger: The topic's log.
+        is_shared: Whether the subscriptions share one index now; otherwise each has its own.
+        is_kept: Whether the storage keeps snapshots while no service runs.
+    """
+    cursors = subscription_cursors(ledger)
+    if INDEX_CURSOR_NAME in ledger.cursors and not (is_shared and cursors):
+        await _delete(ledger)
+    forgetful = ledger.cursors if not is_kept else cursors if is_shared else {}
+    for cursor in forgetful.values():
+        try:
+            count = await forget_index(cursor)
+        except LedgerError as error:
+            log.warning("%s / %s: still names its delayed index: %s", ledger.name, cursor.name, error)
+        else:
+            if count:
+                log.info("%s / %s: %d snapshots are of no use now; the log is read", ledger.name, cursor.name, count)
+
+
+async def _delete(ledger: ManagedLedger) -> None:
+    try:
+        await ledger.delete_cursor(INDEX_CURSOR_NAME)
+    except LedgerError as error:
+        log.warning("%s: the shared delayed index is still there: %s", ledger.name, error)

@@ -1,0 +1,1 @@
+"""The commands `postdate ledger` and `postdate pipeline`."""

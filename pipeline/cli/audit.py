@@ -1,0 +1,161 @@
+"""The command `postdate pipeline audit`."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from command_line.endings import EXIT_CODE_WRONG, help_end
+from command_line.output import iso, json_option, print_json
+from command_line.progress import Steps
+from command_line.times import TIME
+from managed_ledger.cursor_properties import CursorName
+from pipeline.cli.common import cursors_option, index_option, master_option, new_session, refusing, topics_option
+
+if TYPE_CHECKING:
+    from pipeline.jobs.audit import AuditReport
+
+
+@click.command(
+    epilog=help_end(
+        "postdate pipeline audit data",
+        "postdate pipeline audit --positions /tmp/findings.parquet --cursor worker data",
+        "postdate pipeline audit --repair data",
+        wrong="something is wrong; with --repair, something still is",
+    )
+)
+@click.argument("data")
+@index_option
+@topics_option
+@cursors_option
+@click.option(
+    "--now", "--now-ms", "now_ms", type=TIME, help="What is due at this time need not be in the index. Default: now."
+)
+@click.option("--positions", metavar="FILE", help="Write what is wrong with positions to this Parquet file.")
+@click.option("--repair", "is_repairing", is_flag=True, help="Rebuild what is wrong; the service must be stopped.")
+@master_option
+@json_option()
+@refusing
+def audit(
+    data: str,
+    index: str | None,
+    topics: tuple[str, ...],
+    cursors: tuple[str, ...],
+    now_ms: int | None,
+    positions: str | None,
+    is_repairing: bool,
+    master: str,
+    is_json: bool,
+) -> None:
+    """Compare the delayed index with the log and the cursors, and each snapshot with its checksums and its entry 0.
+
+    DATA is a service's data directory. The service may run, but not with --repair; what it seals or merges just then
+    may look wrong once. Repairing makes the index of every subscription with a finding anew, with default limits of
+    segments and buckets, drops properties that name no bucket, and deletes snapshots that no property names. Then all
+    of it is looked at again.
+    """
+    from pipeline.index.place import check_index, cursor_folder
+    from pipeline.jobs.audit import audit as compare
+    from pipeline.jobs.audit import repair, write_positions
+    from pipeline.planning.rules import RebuildRules
+
+    # Before Spark takes its seconds to start.
+    check_index(index or data, cursor_folder(data, None), topics, cursors)
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    printed: dict[str, Any] = {"now": iso(now_ms)}
+    with new_session(master) as spark, Steps().shown() as steps:
+
+        def look() -> "AuditReport":
+            return compare(
+                spark,
+                data,
+                index,
+                now_ms=now_ms,
+                topics=topics or None,
+                cursors=cursors or None,
+                on_stage=steps.begin,
+                on_step=steps.advance,
+            )
+
+        report = look()
+        printed["found"] = audit_json(report)
+        _tell_findings(report, is_quiet=is_json)
+        if positions is not None:
+            written = write_positions(report, positions)
+            printed["positions_written"] = written
+            _tell(f"{written:,} positions written to {positions}", is_quiet=is_json)
+        if is_repairing and not report.is_clean:
+            deleted = repair(
+                spark,
+                data,
+                report,
+                index,
+                rules=RebuildRules(now_ms=now_ms),
+                on_stage=steps.begin,
+                on_step=steps.advance,
+            )
+            rebuilt = len(report.affected())
+            _tell(f"{rebuilt} subscriptions rebuilt, {deleted} snapshots without a property deleted", is_quiet=is_json)
+            report = look()
+            printed |= {"rebuilt": rebuilt, "deleted": deleted, "left": audit_json(report)}
+            _tell_findings(report, is_quiet=is_json)
+    printed["is_clean"] = report.is_clean
+    if is_json:
+        print_json(printed)
+    if not report.is_clean:
+        sys.exit(EXIT_CODE_WRONG)
+
+
+def _tell(text: str, *, is_quiet: bool) -> None:
+    if not is_quiet:
+        click.echo(text)
+
+
+def audit_json(report: "AuditReport") -> dict[str, Any]:
+    """Return what was found."""
+    return {
+        "index_rows": report.index_rows,
+        "log_rows": report.log_rows,
+        "subscriptions": [
+            {
+                "topic": cursor.topic,
+                "cursor": cursor.subscription,
+                "findings": {finding.value: count for finding, count in counts.items() if count},
+            }
+            for cursor, counts in report.counts.items()
+        ],
+        "corrupt": [
+            {"bucket_id": bucket_id, "topic": cursor.topic, "cursor": cursor.subscription, "reason": why}
+            for bucket_id, (cursor, why) in report.corrupt.items()
+        ],
+        "ownership": [
+            {
+                "kind": str(problem.kind),
+                "bucket_id": problem.bucket_id,
+                "topic": problem.topic_name or None,
+                "cursor": CursorName(problem.topic_name, problem.cursor_name).subscription or None,
+                "what": problem.what,
+            }
+            for problem in report.ownership
+        ],
+        "is_clean": report.is_clean,
+    }
+
+
+def _tell_findings(report: "AuditReport", *, is_quiet: bool) -> None:
+    if is_quiet:
+        return
+    click.echo(f"{report.index_rows:,} indexes compared with {report.log_rows:,} delayed messages")
+    for cursor, counts in report.counts.items():
+        found = ", ".join(f"{count:,} {finding.value}" for finding, count in counts.items() if count)
+        if found:
+            click.echo(f"{cursor}: {found}")
+    for bucket_id, (cursor, why) in report.corrupt.items():
+        click.echo(f"{cursor}: snapshot {bucket_id} is corrupt: {why}")
+    for problem in report.ownership:
+        kind = "dangling" if problem.kind == "missing" else problem.kind
+        name = CursorName(problem.topic_name, problem.cursor_name)
+        owner = str(name) if problem.topic_name else "nobody knows whose"
+        click.echo(f"{owner}: {kind}: {problem.bucket_id}, {problem.what}")
+    click.echo("nothing is wrong" if report.is_clean else "the index is not as it should be")

@@ -1,0 +1,126 @@
+"""The command `postdate pipeline ingest`; what it does is `ingest`'s."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from command_line.endings import EXIT_CODE_WRONG, help_end
+from command_line.output import iso, json_option, print_json
+from command_line.progress import Steps
+from pipeline.cli.common import INT_MAX, cause_of, master_option, new_session, refusing
+
+if TYPE_CHECKING:
+    from pipeline.jobs.ingest import IngestedBatch
+    from pipeline.tasks.row_checks import BadRow
+
+
+@click.command(
+    epilog=help_end(
+        "postdate pipeline ingest data /incoming --cursor billing --checkpoint /state/incoming",
+        "postdate pipeline ingest data /incoming --format csv --cursor billing --checkpoint /state/incoming --follow",
+        "postdate pipeline ingest data /incoming --cursor billing --checkpoint /state/incoming --rejects /rejects",
+        'spark-submit "$(python -m pipeline)" ingest /shared/data s3a://bucket/in --cursor c --checkpoint s3a://bucket/cp',
+        wrong="rows that no index can hold were left out",
+    )
+)
+@click.argument("data")
+@click.argument("source")
+@click.option("--cursor", "cursors", multiple=True, required=True, metavar="NAME", help="Subscription; repeatable.")
+@click.option("--checkpoint", required=True, metavar="FOLDER", help="Where Spark keeps how far the stream is.")
+@click.option("--format", "file_format", type=click.Choice(["parquet", "csv", "json"]), default="parquet")
+@click.option(
+    "--files-per-batch", type=click.IntRange(1, INT_MAX), default=1_000, show_default=True, help="Most files at once."
+)
+@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C; else end when all is read.")
+@click.option("--rejects", metavar="FOLDER", help="Write rows that no index can hold to Parquet files below it.")
+@master_option
+@json_option("one object a line for each batch")
+@refusing
+def ingest(
+    data: str,
+    source: str,
+    cursors: tuple[str, ...],
+    checkpoint: str,
+    file_format: str,
+    files_per_batch: int,
+    follow: bool,
+    rejects: str | None,
+    master: str,
+    is_json: bool,
+) -> None:
+    """Add a stream of scheduled messages to the delayed index, each once, whatever is killed and restarted.
+
+    DATA is a service's data directory; the service must be stopped. SOURCE is a folder to which files are added, with
+    the columns topic, ledger_id, entry_id and deliver_at_ms; CSV with a header. Keep the checkpoint: with a new one the
+    stream begins anew. Other sources, such as Kafka: `pipeline.jobs.ingest.ingest` in a program.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    from pipeline.index.place import check_index, cursor_folder
+    from pipeline.jobs.find_messages import CSV_OPTIONS
+    from pipeline.jobs.ingest import STREAM_SCHEMA
+    from pipeline.jobs.ingest import ingest as start_ingest
+
+    # Before Spark takes its seconds to start.
+    check_index(None, cursor_folder(data, None), (), cursors)
+    if "://" not in source and not Path(source).is_dir():
+        raise ValueError(f"there is no folder {source} to which files are added")
+    bad_rows = 0
+    with new_session(master) as spark, Steps().shown() as steps:
+        steps.begin("ingest", None)
+        stream = spark.readStream.schema(STREAM_SCHEMA).format(file_format)
+        if file_format == "csv":
+            stream = stream.options(**CSV_OPTIONS)
+
+        def on_batch(batch: "IngestedBatch") -> None:
+            nonlocal bad_rows
+            bad_rows += batch.bad_rows
+            if is_json:
+                print_json(batch_json(batch), is_line=True)
+            else:
+                _tell_batch(batch)
+            steps.advance(batch.messages)
+
+        query = start_ingest(
+            stream.option("maxFilesPerTrigger", files_per_batch).load(source),
+            data,
+            cursors=cursors,
+            checkpoint=checkpoint,
+            now_ms=lambda: time.time_ns() // 1_000_000,
+            is_endless=follow,
+            rejects=rejects,
+            on_batch=on_batch,
+        )
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            cause = cause_of(str(error))
+            raise RuntimeError(f"the stream stopped, and goes on where it was when started again: {cause}") from error
+        except KeyboardInterrupt:
+            query.stop()
+            if not follow:
+                raise
+    if bad_rows:
+        sys.exit(EXIT_CODE_WRONG)
+
+
+def batch_json(batch: "IngestedBatch") -> dict[str, Any]:
+    """Return what became of a batch."""
+    return batch._asdict() | {"bad_examples": [row._asdict() for row in batch.bad_examples]}
+
+
+def _tell_batch(batch: "IngestedBatch") -> None:
+    bad = f", of which {batch.bad_rows:,} cannot be indexed and were left out, such as" if batch.bad_rows else ""
+    click.echo(f"batch {batch.batch_id}: {batch.messages:,} messages{bad}")
+    for row in batch.bad_examples:
+        click.echo(f"  {shown_row(row)}", err=True)
+
+
+def shown_row(row: "BadRow") -> str:
+    """Write a row that no index can hold, whose values may be missing or make no sense, and why."""
+    time_ms = row.deliver_at_ms
+    time = "no time" if time_ms is None else str(time_ms) if time_ms < 0 else iso(time_ms)
+    return f"{row.topic} {row.ledger_id}:{row.entry_id} at {time}: {row.reason}"

@@ -1,0 +1,235 @@
+"""Where an index is: which storage is at a location, and one open storage for all tasks of a worker process.
+
+A location is one of
+
+    FOLDER                  a data directory of a service (the index is in `snapshots`), or a RocksDB folder of its own
+    s3://BUCKET/PREFIX      objects on S3 (`s3_location`)
+    file:///FOLDER          the same objects as plain files (`objects.folder`): a copy of a prefix, a backup
+    python://MODULE:NAME    any other `BucketSnapshotStorage`: what MODULE.NAME(is_read_only=...) gives each process
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+from managed_ledger.cursor_properties import CursorPropertiesFolder
+from managed_ledger.errors import StoreUnavailableError
+from pipeline.index.cursor_log import select
+from pipeline.index.staging import staging_root
+from pipeline.logs.open_logs import log_folder_of
+from pipeline.logs.s3_location import is_s3, s3_location
+from snapshot_storage.errors import SnapshotStorageError, StorageAccessError
+from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
+from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
+from snapshot_storage.rocksdb.config import RocksDBBulkMemory
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.s3.config import OWNER_FILE_NAME
+from snapshot_storage.s3.unreadable import Patience
+from snapshot_storage.storage import BucketSnapshotStorage
+
+Result = TypeVar("Result")
+
+_FILE, _PYTHON = "file://", "python://"
+_URIS = ("s3://BUCKET/PREFIX", f"{_FILE}/FOLDER", f"{_PYTHON}MODULE:NAME")
+
+STORAGES_OPEN_MAX = 2
+
+
+def is_uri(location: str) -> bool:
+    """Whether a location is no folder that RocksDB has, so that no log lies beside it."""
+    return "://" in location
+
+
+def index_folder(location: str) -> Path:
+    """Return the folder of snapshots at a location.
+
+    Raises:
+        ValueError: No storage is known for such a location.
+    """
+    if is_uri(location):
+        raise ValueError(f"{location} is no folder for an index: name a folder, or {', '.join(_URIS)}")
+    folder = Path(location).absolute()
+    return folder / "snapshots" if log_folder_of(location) == folder / "ledgers" else folder
+
+
+def open_index(location: str, *, log: Path | None = None, is_read_only: bool = False) -> BucketSnapshotStorage:
+    """Return the storage at a location, not started; on S3 one that asks again what it may.
+
+    Args:
+        location: Where.
+        log: What `cursor_folder` says. A prefix on S3 must belong to the data folder that it is in, as for a service;
+            who changes anything has to name it.
+        is_read_only: Change nothing.
+
+    Raises:
+        ValueError: No storage is known for such a location.
+    """
+    if is_s3(location):
+        assert is_read_only or log is not None
+        return _on_s3(location, None if log is None else log.parent / OWNER_FILE_NAME, is_read_only=is_read_only)
+    if location.startswith(_FILE):
+        return ObjectFolderBucketSnapshotStorage(_file_folder(location), is_read_only=is_read_only)
+    if location.startswith(_PYTHON):
+        return _made_by(location.removeprefix(_PYTHON), is_read_only=is_read_only)
+    memory = None if is_read_only else RocksDBBulkMemory()
+    return RocksDBBucketSnapshotStorage(index_folder(location), is_read_only=is_read_only, memory=memory)
+
+
+def _file_folder(location: str) -> Path:
+    parts = urlsplit(location)
+    if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
+        raise ValueError(f"{location} names no folder of this machine: it is {_FILE}/FOLDER")
+    return Path(unquote(parts.path))
+
+
+def _made_by(name: str, *, is_read_only: bool) -> BucketSnapshotStorage:
+    module, _, attribute = name.partition(":")
+    try:
+        make = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{_PYTHON}{name} cannot be found: {error}") from error
+    storage = make(is_read_only=is_read_only)
+    if not isinstance(storage, BucketSnapshotStorage):
+        raise ValueError(f"{_PYTHON}{name} gives a {type(storage).__name__} and no BucketSnapshotStorage")
+    return storage
+
+
+def _on_s3(location: str, owner_file: Path | None, *, is_read_only: bool) -> BucketSnapshotStorage:
+    # Boto3 is an extra, and slow to import.
+    from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+
+    retries = Retries()
+    patience = Patience(failures_min=retries.tries_max, failing_s_min=0)
+    storage = S3BucketSnapshotStorage(
+        s3_location(location).config, is_read_only=is_read_only, owner_file=owner_file, patience=patience
+    )
+    return RetryingBucketSnapshotStorage(storage, retries)
+
+
+async def check_owner(location: str, log: Path) -> None:
+    """Make sure that an index may be changed, before anything is.
+
+    Raises:
+        StorageAccessError: It is on S3 under a prefix that belongs to another data folder.
+        SnapshotStorageError: It cannot be opened.
+    """
+    if is_s3(location):
+        async with open_index(location, log=log, is_read_only=True):
+            pass
+
+
+def cursor_folder(index: str, log: str | None) -> Path:
+    """Return the folder of the log whose cursors own an index: the one that is named, or the one beside the index.
+
+    Raises:
+        StoreUnavailableError: There is none.
+    """
+    if log is None and is_uri(index):
+        raise StoreUnavailableError("An index at a URI has no log beside it: name the one whose cursors it belongs to")
+    folder = log_folder_of(str(index_folder(index).parent) if log is None else log)
+    if folder is None:
+        where = f"beside {index}" if log is None else f"in {log}"
+        raise StoreUnavailableError(f"There is no log {where}: name the one whose cursors the index belongs to")
+    return folder
+
+
+def may_have_index(location: str) -> bool:
+    """Whether there can be an index: a folder that is missing has none."""
+    return is_uri(location) or index_folder(location).is_dir()
+
+
+def check_index(index: str | None, log: Path, topics: Sequence[str], cursors: Sequence[str]) -> None:
+    """Make sure that a job has something to work on, before it begins.
+
+    Args:
+        index: Where the index is to be; None where it is none of the job's business, or is made.
+        log: What `cursor_folder` says.
+        topics: Names of topics, each of which must be there.
+        cursors: Names of subscriptions, the same.
+
+    Raises:
+        LedgerError: The log cannot be read, or has no such topic or subscription.
+        ValueError: No storage is known for such a location.
+    """
+    if index is not None and not is_uri(index):
+        index_folder(index)
+    elif index is not None:
+        open_index(index, log=log, is_read_only=True)
+    with CursorPropertiesFolder(log, is_read_only=True) as folder:
+        select(folder.read().keys(), folder.topics(), topics or None, cursors or None)
+
+
+def topics_of_index(location: str) -> set[str]:
+    """Return the topics that have snapshots at a location.
+
+    Raises:
+        SnapshotStorageError: There is no index, or it cannot be read.
+        ValueError: No storage is known for such a location.
+    """
+
+    async def read() -> set[str]:
+        async with open_index(location, is_read_only=True) as storage:
+            return {info.topic_name for info in await storage.list_bucket_snapshots()}
+
+    if not may_have_index(location):
+        raise StorageAccessError(f"there is no index in {location}: name a service's data directory or its snapshots")
+    return asyncio.run(read())
+
+
+def staging_place(index: str, log: Path) -> Path:
+    """Return where jobs stage snapshots: beside the index, or beside the log if the index is at a URI.
+
+    Args:
+        index: A location.
+        log: What `cursor_folder` says.
+    """
+    return staging_root(log.with_name("snapshots") if is_uri(index) else index_folder(index))
+
+
+def with_index(location: str, job: str, work: Callable[[BucketSnapshotStorage], Awaitable[Result]]) -> Result:
+    """Do some work of a job with an index that stays open to read for the job's other tasks in this process.
+
+    The folder may be in use. What its owner compacts away under a reader is there again for a new one, so a failure is
+    tried once more with the index opened anew.
+    """
+    return with_indexes((location,), job, work)
+
+
+def with_indexes(locations: Sequence[str], job: str, work: Callable[..., Awaitable[Result]]) -> Result:
+    """Do the same with several; one on S3 can be written to as well."""
+
+    async def main() -> Result:
+        return await work(*[await _kept_open(location, job) for location in locations])
+
+    try:
+        return _runner().run(main())
+    except SnapshotStorageError:
+        _opened.clear()
+        return _runner().run(main())
+
+
+# What a worker process keeps from one task to the next: its one event loop, and what is open in it.
+_opened: dict[tuple[str, str], BucketSnapshotStorage] = {}
+
+
+@lru_cache(1)
+def _runner() -> asyncio.Runner:
+    return asyncio.Runner()
+
+
+async def _kept_open(location: str, job: str) -> BucketSnapshotStorage:
+    """Return the storage that this job has open already, if so: a later job sees what was written since."""
+    if (location, job) not in _opened:
+        # Whose a prefix on S3 is, the driver has proven: a worker may be on another machine than the data folder.
+        storage = (
+            _on_s3(location, None, is_read_only=False) if is_s3(location) else open_index(location, is_read_only=True)
+        )
+        await storage.start()
+        while len(_opened) >= STORAGES_OPEN_MAX:
+            _opened.pop(next(iter(_opened)))
+        _opened[location, job] = storage
+    return _opened[location, job]

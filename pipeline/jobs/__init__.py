@@ -1,0 +1,1 @@
+"""The jobs: rebuild, merge, migrate, cancel, ingest, audit and forecast, on Spark."""

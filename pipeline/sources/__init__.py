@@ -1,0 +1,1 @@
+"""Spark's data sources: a log's headers and an index's rows as DataFrames."""

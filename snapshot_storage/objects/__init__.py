@@ -1,0 +1,1 @@
+"""A snapshot as one run of bytes, and a folder of such files."""

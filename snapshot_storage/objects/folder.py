@@ -1,0 +1,321 @@
+"""Snapshots as plain files: what a prefix on S3 has, in a folder, so that either can be copied to the other.
+
+    <folder>/1234/5/00000000abc     one file a snapshot: `objects.format`, under the key of its id (`s3.layout`)
+    <folder>/uploads/<nonce>        what is still being written; never read
+
+For bulk jobs, backups and what another program brings: any number of processes may use a folder at a time. A service
+has RocksDB, which reads and lists faster. A file gets its name when all of it is on the disk, by a link that fails
+where the name is taken.
+"""
+
+import logging
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageAccessError,
+    StorageReadOnlyError,
+    StorageUnavailableError,
+)
+from snapshot_storage.objects.format import (
+    FRONT_BYTES,
+    ObjectHead,
+    SnapshotNames,
+    checked_entries,
+    checked_first_entries,
+    decode_object_head,
+    decode_object_info,
+    encode_object_head,
+    object_extent,
+    table_of,
+)
+from snapshot_storage.s3.layout import Serials, bucket_id_for, bucket_id_of, list_prefix, marks_prefix, object_key
+from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
+from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
+
+log = logging.getLogger(__name__)
+
+_BUCKET_IDS = range(2**63)
+_ABANDONED_AGE_S_MIN = 24 * 3600.0
+_THREADS_MAX = 8
+# A head brings this much of the segments along, as one of S3 does.
+_SEGMENTS_BYTES_MAX = 64 * 2**10
+
+
+class ObjectFolderBucketSnapshotStorage(ThreadedBucketSnapshotStorage["ObjectFolder"]):
+    """Keeps snapshots as files of a folder; `start` makes it, unless it is only read."""
+
+    def __init__(self, path: Path, *, is_read_only: bool = False) -> None:
+        """Remember where."""
+        super().__init__(threads_max=_THREADS_MAX)
+        self._path = path
+        self._is_read_only = is_read_only
+
+    def _open_snapshots(self) -> "ObjectFolder":
+        return ObjectFolder(self._path, is_read_only=self._is_read_only)
+
+    async def find_damage(self) -> list[SnapshotStorageError]:
+        """See base: headers, all of them."""
+        return list(await self._run("check the headers", lambda folder: folder.damage()))
+
+
+class ObjectFolder:
+    """An open folder, with blocking calls that any thread may make."""
+
+    def __init__(self, path: Path, *, is_read_only: bool) -> None:
+        """Open it; to write, remove what was left unfinished a day ago.
+
+        Raises:
+            StorageAccessError: It is to be read, and there is none.
+            StorageUnavailableError: The disk refuses.
+        """
+        self._path = path
+        self._is_read_only = is_read_only
+        self._serials = Serials()
+        self._writings: WeakSet[FileWriting] = WeakSet()
+        if is_read_only and not path.is_dir():
+            raise StorageAccessError(f"there is no folder {path} of snapshots")
+        if not is_read_only:
+            with _mapped("open the folder"):
+                self._unfinished.mkdir(parents=True, exist_ok=True)
+                self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        # The file system's own clock, which may be another machine's.
+        os.utime(self._unfinished)
+        now_s = self._unfinished.stat().st_mtime
+        for left in self._unfinished.iterdir():
+            with suppress(FileNotFoundError):
+                if now_s - left.stat().st_mtime > _ABANDONED_AGE_S_MIN:
+                    left.unlink()
+
+    @property
+    def _unfinished(self) -> Path:
+        return self._path / marks_prefix("").strip("/")
+
+    def close(self) -> None:
+        """See base: remove what is being written, as nobody can end it."""
+        for writing in list(self._writings):
+            with suppress(SnapshotStorageError):
+                writing.forget()
+
+    def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> "FileWriting":
+        """See base."""
+        if self._is_read_only:
+            raise StorageReadOnlyError("create a snapshot")
+        names = SnapshotNames(bucket_key, topic_name, cursor_name)
+        writing = FileWriting(self._path, self._unfinished, self._serials, names)
+        self._writings.add(writing)
+        return writing
+
+    def create(
+        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
+    ) -> int:
+        """See base."""
+        writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
+        try:
+            writing.add(segments)
+            return writing.commit(metadata)
+        except BaseException:
+            writing.abort()
+            raise
+
+    def read_head(self, bucket_id: int) -> BucketSnapshotHead:
+        """See base."""
+        with self._opened(bucket_id) as (file, size):
+            head = _head_of(file, size, bucket_id)
+            metadata_end = int(head.starts()[METADATA_ENTRY + 1])
+            data = file.read(max(_SEGMENTS_BYTES_MAX, metadata_end - head.entries_start))
+        metadata, segments = checked_first_entries(head, data, bucket_id=bucket_id)
+        return BucketSnapshotHead(head.info(bucket_id), metadata, segments)
+
+    def read_metadata(self, bucket_id: int) -> bytes:
+        """See base."""
+        with self._opened(bucket_id) as (file, size):
+            head = _head_of(file, size, bucket_id)
+            data = file.read(int(head.table["length"][METADATA_ENTRY]))
+        return checked_entries(head, METADATA_ENTRY, data, bucket_id=bucket_id)[METADATA_ENTRY]
+
+    def read_segments(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
+        """See base."""
+        with self._opened(bucket_id) as (file, size):
+            head = _head_of(file, size, bucket_id)
+            starts = head.starts()
+            end_entry = min(last_entry, head.segment_count) + 1
+            if first_entry >= end_entry:
+                return []
+            file.seek(int(starts[first_entry]))
+            data = file.read(int(starts[end_entry] - starts[first_entry]))
+        return checked_entries(head, first_entry, data, bucket_id=bucket_id)[: end_entry - first_entry]
+
+    def info(self, bucket_id: int) -> BucketSnapshotInfo:
+        """See base."""
+        with self._opened(bucket_id) as (file, size):
+            front = file.read(FRONT_BYTES)
+            extent = object_extent(front, object_bytes=size, bucket_id=bucket_id)
+            data = front + file.read(extent.names_end - len(front))
+        return decode_object_info(data, object_bytes=size, bucket_id=bucket_id)
+
+    def delete(self, bucket_id: int) -> None:
+        """See base."""
+        if self._is_read_only:
+            raise StorageReadOnlyError("delete a snapshot")
+        if bucket_id in _BUCKET_IDS:
+            path = _file_of(self._path, bucket_id)
+            with _mapped("delete a snapshot"), suppress(FileNotFoundError):
+                path.unlink()
+                _sync(path.parent)
+
+    def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
+        """See base; what is damaged is left out, and logged: `damage` names it."""
+        infos, damage = self._infos(topic_name, cursor_name)
+        for error in damage:
+            log.warning("left out of a list of snapshots: %s", error)
+        return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
+
+    def damage(self) -> Sequence[SnapshotCorruptedError]:
+        """Return what is wrong with headers."""
+        return self._infos(None, None)[1]
+
+    def _infos(
+        self, topic_name: str | None, cursor_name: str | None
+    ) -> tuple[Sequence[BucketSnapshotInfo], Sequence[SnapshotCorruptedError]]:
+        """Return what the files of a topic and cursor, and of some others, say of themselves; and what is damaged."""
+        infos, errors = [], []
+        for bucket_id in self._ids(list_prefix("", topic_name, cursor_name)):
+            try:
+                infos.append(self.info(bucket_id))
+            except BucketNotFoundError:
+                continue
+            except SnapshotCorruptedError as error:
+                errors.append(error)
+        return infos, errors
+
+    def _ids(self, prefix: str) -> Sequence[int]:
+        with _mapped("list snapshots"):
+            paths = (self._path / prefix.strip("/")).rglob("*")
+            found = (bucket_id_of("", f"/{path.relative_to(self._path).as_posix()}") for path in paths)
+            return sorted(bucket_id for bucket_id in found if bucket_id is not None)
+
+    @contextmanager
+    def _opened(self, bucket_id: int) -> Iterator[tuple[IO[bytes], int]]:
+        if bucket_id not in _BUCKET_IDS:
+            raise BucketNotFoundError(bucket_id)
+        with _mapped("read a snapshot"):
+            try:
+                file = _file_of(self._path, bucket_id).open("rb")
+            except FileNotFoundError:
+                raise BucketNotFoundError(bucket_id) from None
+            with file:
+                yield file, os.fstat(file.fileno()).st_size
+
+
+class FileWriting:
+    """One snapshot that comes piece by piece: segments wait in a file, as the head before them is known last."""
+
+    def __init__(self, folder: Path, unfinished: Path, serials: Serials, names: SnapshotNames) -> None:
+        self._folder = folder
+        self._serials = serials
+        self._names = names
+        nonce = secrets.token_hex(8)
+        self._waiting, self._whole = unfinished / f"{nonce}.segments", unfinished / nonce
+        self._tables: list[NDArray[np.void]] = []
+        self._made: Path | None = None
+        # An abort waits here for the call that its caller stopped waiting for.
+        self._turn = threading.Lock()
+
+    def add(self, segments: Sequence[bytes]) -> None:
+        """See base."""
+        with self._turn, _mapped("create a snapshot"):
+            self._tables.append(table_of(segments))
+            with self._waiting.open("ab") as file:
+                file.writelines(segments)
+
+    def commit(self, metadata: bytes) -> int:
+        """See base."""
+        with self._turn, _mapped("create a snapshot"):
+            head = encode_object_head(self._names, np.concatenate([table_of([metadata]), *self._tables]))
+            with self._whole.open("xb") as whole:
+                whole.write(head + metadata)
+                if self._tables:
+                    with self._waiting.open("rb") as waiting:
+                        shutil.copyfileobj(waiting, whole, 2**20)
+                whole.flush()
+                os.fsync(whole.fileno())
+            bucket_id = self._linked()
+            self._remove_parts()
+            return bucket_id
+
+    def _linked(self) -> int:
+        """Give the file its name, durably."""
+        while True:
+            bucket_id = bucket_id_for(self._names.topic_name, self._names.cursor_name, serial=self._serials.next())
+            path = _file_of(self._folder, bucket_id)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                os.link(self._whole, path)
+                break
+        self._made = path
+        for folder in (path.parent, path.parent.parent, self._folder):
+            _sync(folder)
+        return bucket_id
+
+    def abort(self) -> None:
+        """See base."""
+        with self._turn, _mapped("remove what was written"):
+            self._remove_parts()
+            if self._made is not None:
+                self._made.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Remove what nobody can see yet."""
+        with self._turn, _mapped("remove what was written"):
+            self._remove_parts()
+
+    def _remove_parts(self) -> None:
+        self._waiting.unlink(missing_ok=True)
+        self._whole.unlink(missing_ok=True)
+
+
+def _file_of(folder: Path, bucket_id: int) -> Path:
+    return folder / object_key("", bucket_id).strip("/")
+
+
+def _head_of(file: IO[bytes], size: int, bucket_id: int) -> ObjectHead:
+    """Read what comes before the entries; the file is at the first of them then."""
+    front = file.read(FRONT_BYTES)
+    extent = object_extent(front, object_bytes=size, bucket_id=bucket_id)
+    data = front + file.read(extent.head_end - len(front))
+    return decode_object_head(data, object_bytes=size, bucket_id=bucket_id)
+
+
+def _sync(folder: Path) -> None:
+    """Make names in a folder survive the loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _mapped(operation: str) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise StorageAccessError(f"cannot {operation}: {error}") from error
+    except OSError as error:
+        raise StorageUnavailableError(f"cannot {operation}: {error}") from error

@@ -1,0 +1,1 @@
+"""Snapshots in a RocksDB folder: the storage of a single machine."""

@@ -1,0 +1,103 @@
+"""Snapshots in a RocksDB folder of their own: the storage of a single machine.
+
+The blocking work is in `folder`, and runs on threads (`threaded`). RocksDB releases the interpreter's
+lock while it works.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from snapshot_storage.errors import (
+    SnapshotStorageError,
+    StorageAccessError,
+    StorageCorruptedError,
+    StorageUnavailableError,
+)
+from snapshot_storage.rocksdb.config import RocksDBMemory
+from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
+
+log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+# One thread writes at a time; the others are for reads, which recovery has many of. More gain nothing on a
+# local disk.
+_THREADS = 4
+
+# After a write that the disk refused; after damage it is opened again at once.
+_REPLACING_EVERY_S = 5.0
+
+
+class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder]):
+    """Keeps snapshots in one folder, which one process at a time may write to and any number may read."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        is_read_only: bool = False,
+        memory: RocksDBMemory | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Remember the folder; `start` creates or opens it.
+
+        Args:
+            path: A folder for nothing else. Missing parents are created too.
+            is_read_only: Read the folder as it is at `start`, also beside a process that writes to it or where
+                nobody may write, and write nothing there: what must be written goes to a temporary folder. What
+                would write raises `StorageReadOnlyError`, and `start` raises `StorageAccessError` where there is no
+                such folder.
+            memory: How much memory to take; by default 4 MiB to read and twice 4 to write.
+            clock_s: A clock that never goes back.
+        """
+        super().__init__(threads_max=_THREADS, clock_s=clock_s)
+        self._path = path
+        self._is_read_only = is_read_only
+        self._memory = memory if memory is not None else RocksDBMemory()
+        self._next_replacing_s = -math.inf
+
+    def _open_snapshots(self) -> RocksDBFolder:
+        return RocksDBFolder.open(self._path, memory=self._memory, is_read_only=self._is_read_only)
+
+    async def _run(self, operation: str, work: Callable[[RocksDBFolder], _Result]) -> _Result:
+        """Run a call; where damage or the disk ended all writes, open the folder again, after which they go on."""
+        opened = self._open
+        try:
+            return await super()._run(operation, work)
+        except (StorageAccessError, StorageCorruptedError, StorageUnavailableError) as error:
+            if opened is None or not opened.snapshots.needs_reopening or not self._may_reopen(error):
+                raise
+            log.warning("opening the snapshots again: %s", error)
+            await asyncio.shield(asyncio.ensure_future(self._reopen(opened.snapshots)))
+            raise StorageUnavailableError(f"cannot {operation}: {self._path} was opened again; try again") from error
+
+    def _may_reopen(self, error: SnapshotStorageError) -> bool:
+        """Whether to do so now: a disk that goes on refusing would have it closed most of the time."""
+        now_s = self._clock_s()
+        if not isinstance(error, StorageCorruptedError) and now_s < self._next_replacing_s:
+            return False
+        self._next_replacing_s = now_s + _REPLACING_EVERY_S
+        return True
+
+    async def find_damage(self) -> list[SnapshotStorageError]:
+        """See base: headers, which are there twice."""
+        return list(await self._run("check the headers", lambda folder: folder.header_damage()))
+
+    async def checkpoint(self, path: Path) -> None:
+        """Make a backup: another folder with what is here now, which a storage can open.
+
+        Atomic, and cheap on the same file system, where tables are shared by hard links. Not idempotent: the
+        folder must not exist, so a retry after a failure needs another one.
+
+        Raises:
+            StorageAccessError: The folder exists already.
+            StorageReadOnlyError: This storage was opened to read.
+            StorageUnavailableError: The disk refuses.
+        """
+        await self._run("make a checkpoint", lambda folder: folder.checkpoint(path))

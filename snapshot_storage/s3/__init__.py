@@ -1,0 +1,1 @@
+"""Snapshots on S3, or any server that speaks its protocol."""

@@ -1,0 +1,340 @@
+"""The edge to boto3: the few requests that snapshots need, and their failures as our errors.
+
+Blocking, and safe from any thread. Nothing is retried here or in boto3: how often and how patiently is the tracker's
+business, and a conditional write that is repeated blindly would take its own success for another's.
+
+What a failure means:
+
+    503 SlowDown, 429, 409                                     StorageBusyError: refused, retriable, had no effect
+    credentials that the AWS chain has others for by now       the same: the next request is made with those
+    no connection, a timeout, any other 5xx, a redirect,
+    a request that did not arrive whole                        StorageUnavailableError, retriable, may have had one
+    wrong credentials, rights, bucket, region or clock         StorageAccessError, which says what to do
+    no such key, a condition that fails, no such range         a value: what it means is the caller's to say
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+from botocore import exceptions
+from botocore.exceptions import BotoCoreError, ClientError
+
+from snapshot_storage.errors import StorageAccessError, StorageBusyError, StorageUnavailableError
+from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.connection import S3Connection
+
+_UNREACHED = (
+    exceptions.ConnectionError,
+    exceptions.HTTPClientError,
+    exceptions.IncompleteReadError,
+    exceptions.ResponseStreamingError,
+)
+# The second is for two writers at one moment: neither this one's object nor an upload of it is there.
+_KEY_IS_TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
+
+# Refusals that pass.
+_BUSY_CODES = frozenset(
+    {
+        "BandwidthLimitExceeded",
+        "ConditionalRequestConflict",
+        # Someone took it for left behind: another writer writes the snapshot again.
+        "NoSuchUpload",
+        "OperationAborted",
+        "RequestLimitExceeded",
+        "RequestTimeout",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+    }
+)
+# What was sent did not arrive as it was; and S3 names one of these inside an answer of 200.
+_DISTURBED_CODES = frozenset(
+    {"BadDigest", "IncompleteBody", "InternalError", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+)
+# Request Timeout, and the redirect for the time until the name of a new bucket has spread.
+_PASSING_STATUSES = (307, 408)
+_NONCE = "postdate-nonce"
+_TOO_MANY_REQUESTS = 429
+_SERVER_ERROR = 500
+_BEFORE_HOST = re.compile(r"//[^/\s\"]*@")
+_REFUSED_CREDENTIALS = frozenset(
+    {
+        "AccessDenied",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+_ADVICE = {
+    "NoSuchBucket": "create the bucket, or correct bucketSnapshotS3Bucket",
+    "AccessDenied": "allow reading, writing, deleting and listing under the prefix",
+    "InvalidAccessKeyId": "correct the access key",
+    "SignatureDoesNotMatch": "correct the secret access key",
+    "ExpiredToken": "renew the credentials",
+    "RequestTimeTooSkewed": "set this machine's clock: it is too far from the server's",
+    "AuthorizationHeaderMalformed": "correct bucketSnapshotS3Region",
+    "PermanentRedirect": "correct bucketSnapshotS3Region or bucketSnapshotS3Endpoint",
+}
+
+
+class Piece(NamedTuple):
+    """A run of bytes out of an object."""
+
+    data: bytes
+    object_bytes: int
+    """How long all of it is."""
+
+
+class Content(NamedTuple):
+    """A whole small object."""
+
+    data: bytes
+    tag: str
+    """Another one whenever the object was written."""
+
+
+class Upload(NamedTuple):
+    """An object that is being written in parts."""
+
+    key: str
+    upload_id: str
+
+
+class S3Client:
+    """One bucket. Opening it asks nothing of the server."""
+
+    def __init__(self, config: S3Config) -> None:
+        """Find credentials and region.
+
+        Raises:
+            StorageAccessError: The AWS chain's own files are wrong.
+        """
+        self._bucket = config.bucket
+        self._write_options: dict[str, str] = {}
+        if config.server_side_encryption is not None:
+            self._write_options["ServerSideEncryption"] = config.server_side_encryption
+        if config.kms_key_id is not None:
+            self._write_options["SSEKMSKeyId"] = config.kms_key_id
+        with self._mapped("open"):
+            self._connection = S3Connection(config)
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the server."""
+        return self._connection.endpoint
+
+    @property
+    def _client(self) -> Any:
+        return self._connection.client
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._connection.close()
+
+    def read(self, key: str, start: int, end: int) -> Piece | None:
+        """Return the bytes from `start` to before `end`, fewer where the object ends; None where there is none."""
+        assert start < end
+        operation = f"read {key} from"
+        answer = self._ask(
+            operation,
+            self._client.get_object,
+            expected=("NoSuchKey", "InvalidRange"),
+            Key=key,
+            Range=f"bytes={start}-{end - 1}",
+        )
+        if isinstance(answer, str):
+            return None if answer == "NoSuchKey" else Piece(b"", 0)
+        with self._mapped(operation):
+            data: bytes = answer["Body"].read()
+        span: str | None = answer.get("ContentRange")
+        # Without it the server has sent the whole object, as it may.
+        return Piece(data[start:end], len(data)) if span is None else Piece(data, int(span.rpartition("/")[2]))
+
+    def read_all(self, key: str) -> Content | None:
+        """Return a small object; None where there is none."""
+        operation = f"read {key} from"
+        answer = self._ask(operation, self._client.get_object, expected=("NoSuchKey",), Key=key)
+        if isinstance(answer, str):
+            return None
+        with self._mapped(operation):
+            return Content(answer["Body"].read(), answer["ETag"])
+
+    def create(self, key: str, body: bytes, *, nonce: str = "") -> bool:
+        """Write an object; False where there is one of this key already.
+
+        Args:
+            key: Its key.
+            body: All of it.
+            nonce: Proves later whose object it is: see `has_nonce`.
+        """
+        return self._put(key, body, IfNoneMatch="*", Metadata={_NONCE: nonce} if nonce else {})
+
+    def replace(self, key: str, body: bytes, *, tag: str) -> bool:
+        """Write an object in the place of the one that has this tag; False where that one is there no more."""
+        # Without quotes, which Ceph takes for a part of it.
+        return self._put(key, body, IfMatch=tag.strip('"'))
+
+    def _put(self, key: str, body: bytes, **conditions: Any) -> bool:
+        options = self._write_options | conditions
+        answer = self._ask(
+            f"write {key} to",
+            self._client.put_object,
+            expected=(*_KEY_IS_TAKEN, "NoSuchKey"),
+            Key=key,
+            Body=body,
+            **options,
+        )
+        return not isinstance(answer, str)
+
+    def has_nonce(self, key: str, nonce: str) -> bool:
+        """Whether there is an object of this key that was written with this nonce."""
+        answer = self._ask(f"look at {key} in", self._client.head_object, expected=("404", "NoSuchKey"), Key=key)
+        return not isinstance(answer, str) and answer.get("Metadata", {}).get(_NONCE) == nonce
+
+    def delete(self, key: str) -> None:
+        """Delete an object if there is one."""
+        self._ask(f"delete {key} from", self._client.delete_object, expected=("NoSuchKey",), Key=key)
+
+    def list(self, prefix: str, *, count_max: int = 1_000) -> Iterator[str]:
+        """Give all keys with a prefix, in order; a page of at most `count_max` at a time."""
+        return (key for key, _ in self.list_with_ages(prefix, count_max=count_max))
+
+    def list_with_ages(self, prefix: str, *, count_max: int = 1_000) -> Iterator[tuple[str, float]]:
+        """Give the same, and how long ago each was written, in seconds by the server's clock."""
+        request: dict[str, Any] = {"Prefix": prefix, "MaxKeys": count_max}
+        while True:
+            page = self._answer("list", self._client.list_objects_v2, **request)
+            for found in page.get("Contents", ()):
+                yield found["Key"], _age_s(page, found["LastModified"])
+            if not page.get("IsTruncated", False):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    def begin_upload(self, key: str, *, nonce: str) -> Upload:
+        """Begin an object in parts; nothing is visible of it before `complete_upload`."""
+        answer = self._answer(
+            f"write {key} to",
+            self._client.create_multipart_upload,
+            Key=key,
+            Metadata={_NONCE: nonce},
+            **self._write_options,
+        )
+        return Upload(key, answer["UploadId"])
+
+    def upload_part(self, upload: Upload, number: int, body: bytes) -> str:
+        """Send a part, numbered from 1, and return its tag; all but the last have 5 MiB or more."""
+        tag: str = self._answer(
+            f"write {upload.key} to",
+            self._client.upload_part,
+            Key=upload.key,
+            UploadId=upload.upload_id,
+            PartNumber=number,
+            Body=body,
+        )["ETag"]
+        return tag
+
+    def complete_upload(self, upload: Upload, tags: Sequence[str]) -> bool:
+        """Make the object visible; False where there is one of this key already.
+
+        Args:
+            upload: What `begin_upload` gave.
+            tags: Of all parts, in their order.
+        """
+        answer = self._ask(
+            f"write {upload.key} to",
+            self._client.complete_multipart_upload,
+            expected=_KEY_IS_TAKEN,
+            Key=upload.key,
+            UploadId=upload.upload_id,
+            MultipartUpload={"Parts": [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]},
+            IfNoneMatch="*",
+        )
+        return not isinstance(answer, str)
+
+    def abort_upload(self, upload: Upload) -> None:
+        """Forget an upload and its parts; one that is complete or forgotten stays so."""
+        self._ask(
+            f"abort the upload of {upload.key} in",
+            self._client.abort_multipart_upload,
+            expected=("NoSuchUpload",),
+            Key=upload.key,
+            UploadId=upload.upload_id,
+        )
+
+    def uploads(self, key: str) -> Iterator[tuple[Upload, float]]:
+        """Give all uploads of a key and how long ago each began, in seconds by the server's clock.
+
+        By the whole key, as MinIO lists them in no other way.
+        """
+        request: dict[str, Any] = {"Prefix": key}
+        while True:
+            page = self._answer("list uploads in", self._client.list_multipart_uploads, **request)
+            for found in page.get("Uploads", ()):
+                yield Upload(found["Key"], found["UploadId"]), _age_s(page, found["Initiated"])
+            if not page.get("IsTruncated", False):
+                return
+            request |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def _answer(self, operation: str, request: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any]:
+        answer = self._ask(operation, request, **arguments)
+        assert not isinstance(answer, str)
+        return answer
+
+    def _ask(
+        self, operation: str, request: Callable[..., dict[str, Any]], *, expected: Sequence[str] = (), **arguments: Any
+    ) -> dict[str, Any] | str:
+        """Send a request and return the answer, or the code of a refusal that is expected."""
+        with self._mapped(operation, getattr(request, "__self__", None)):
+            try:
+                return request(Bucket=self._bucket, **arguments)
+            except ClientError as error:
+                code = _code(error)
+                if code in expected:
+                    return code
+                raise
+
+    @contextmanager
+    def _mapped(self, operation: str, client: Any = None) -> Iterator[None]:
+        what = f"cannot {operation} the bucket {self._bucket}"
+        try:
+            yield
+        except ClientError as error:
+            code, status = _code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            reason = error.response.get("Error", {}).get("Message") or "no reason given"
+            if code in _BUSY_CODES or status == _TOO_MANY_REQUESTS:
+                raise StorageBusyError(f"{what}: {code}: {reason}") from error
+            if status >= _SERVER_ERROR or status in _PASSING_STATUSES or code in _DISTURBED_CODES:
+                raise StorageUnavailableError(f"{what}: {code}: {reason}") from error
+            if code in _REFUSED_CREDENTIALS and self._connection.is_renewed(client):
+                raise StorageBusyError(f"{what}: {code}: there are other credentials now: try again") from error
+            advice = _ADVICE.get(code, "correct credentials, rights, region and endpoint")
+            raise StorageAccessError(f"{what}: {code}: {reason}; {advice}") from error
+        except _UNREACHED as error:
+            raise StorageUnavailableError(f"{what}: {_shown(error)}") from error
+        except (BotoCoreError, ValueError) as error:
+            # No credentials, half of them, an unknown profile, a malformed endpoint.
+            raise StorageAccessError(f"{what}: {_shown(error)}; correct credentials, region and endpoint") from error
+
+
+def _age_s(answer: dict[str, Any], began: datetime) -> float:
+    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    # A server that tells when to the millisecond still tells the time to the second.
+    return max(0.0, (now - began).total_seconds())
+
+
+def _code(error: ClientError) -> str:
+    code: str = error.response.get("Error", {}).get("Code", "")
+    return code
+
+
+def _shown(error: Exception) -> str:
+    """Return what an error says, without what stands before the host in a URL of the AWS chain's own settings."""
+    return _BEFORE_HOST.sub("//(secret)@", str(error))

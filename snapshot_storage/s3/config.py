@@ -1,0 +1,115 @@
+"""Where snapshots are kept on object storage, and with which patience. Knows nothing of boto3."""
+
+import re
+from dataclasses import dataclass, field
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{2,254}")
+_REGION = re.compile(r"[A-Za-z0-9-]+")
+_PREFIX = re.compile(r"[A-Za-z0-9._=-]+(/[A-Za-z0-9._=-]+)*")
+_PREFIX_LENGTH_MAX = 500
+
+OWNER_FILE_NAME = "snapshot-owner.json"
+"""The file of a data folder by which it proves that a prefix is its own: see `owner`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Config:
+    """A bucket, how to get at it, and limits. What is secret is not in its `repr`."""
+
+    bucket: str = field(default="", metadata={"key": "bucketSnapshotS3Bucket"})
+    """The bucket, which must exist. Default none."""
+
+    prefix: str = field(default="postdate/snapshots", metadata={"key": "bucketSnapshotS3Prefix"})
+    """What all keys begin with. Each service needs one of its own: see `owner`. Default postdate/snapshots."""
+
+    endpoint: str | None = field(default=None, metadata={"key": "bucketSnapshotS3Endpoint"})
+    """The URL of a server other than AWS. Default none: AWS's, by region."""
+
+    region: str | None = field(default=None, metadata={"key": "bucketSnapshotS3Region"})
+    """The region. Default none: what the AWS chain says."""
+
+    is_path_style: bool = field(default=False, metadata={"key": "bucketSnapshotS3PathStyle"})
+    """Whether the bucket stands in the path of a URL, as most servers other than AWS need it, not in the host name."""
+
+    access_key_id: str | None = field(default=None, metadata={"key": "bucketSnapshotS3AccessKeyId"})
+    """Who asks. Default none: the AWS chain finds credentials (environment, profile, container, machine)."""
+
+    secret_access_key: str | None = field(
+        default=None, repr=False, metadata={"key": "bucketSnapshotS3SecretAccessKey", "is_secret": True}
+    )
+    """The secret of `access_key_id`; both or neither."""
+
+    session_token: str | None = field(
+        default=None, repr=False, metadata={"key": "bucketSnapshotS3SessionToken", "is_secret": True}
+    )
+    """For credentials that are lent for a time. Nothing renews it: the AWS chain does."""
+
+    server_side_encryption: str | None = field(default=None, metadata={"key": "bucketSnapshotS3ServerSideEncryption"})
+    """`AES256`, `aws:kms` or `aws:kms:dsse`. Default none: what the bucket says."""
+
+    kms_key_id: str | None = field(default=None, metadata={"key": "bucketSnapshotS3KmsKeyId"})
+    """The key for `aws:kms`. Default none: the account's own."""
+
+    connect_timeout_ms: int = field(default=5_000, metadata={"key": "bucketSnapshotS3ConnectTimeoutMillis"})
+    """How long a connection may take to come about. Default 5 s."""
+
+    read_timeout_ms: int = field(default=20_000, metadata={"key": "bucketSnapshotS3ReadTimeoutMillis"})
+    """How long an answer may pause. Below the tracker's own operation timeout, or that one hides it. Default 20 s."""
+
+    calls_in_flight_max: int = field(default=16, metadata={"key": "bucketSnapshotS3MaxCallsInFlight"})
+    """The most calls at a time, of all subscriptions together: threads and connections. Default 16."""
+
+    head_bytes: int = field(default=128 * 2**10, metadata={"key": "bucketSnapshotS3HeadBytes"})
+    """How much of a snapshot is read first.
+
+    Recovery reads this of every snapshot, in one call where header and metadata fit into it. Larger costs
+    transfer, smaller a second call. Default 128 KiB.
+    """
+
+    abandoned_upload_age_s_min: int = 60 * 60
+    """An upload in parts that began this long ago belongs to nobody any more, and is removed at start. Default 1 h."""
+
+    table_cache_bytes: int = 4 * 2**20
+    """How much is remembered of where segments lie in objects, at 8 bytes a segment. Default 4 MiB.
+
+    Without it a read of a segment takes two calls.
+    """
+
+    def __post_init__(self) -> None:
+        for name in ("bucket", "endpoint"):
+            # What is refused here is never repeated: most programs take a password in a URL, and print it.
+            if "@" in (getattr(self, name) or ""):
+                raise ValueError(
+                    f"{name} must be without a user or password: they are access_key_id and secret_access_key"
+                )
+        if self.bucket and not _BUCKET.fullmatch(self.bucket):
+            raise ValueError(f"bucket must be the name of a bucket, but is {self.bucket}")
+        if not _PREFIX.fullmatch(self.prefix) or len(self.prefix) > _PREFIX_LENGTH_MAX:
+            raise ValueError(
+                "prefix must be words of letters, digits, '.', '_', '=' and '-' with single slashes between, at most "
+                f"{_PREFIX_LENGTH_MAX} characters, but is {self.prefix}"
+            )
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"endpoint must be a URL that begins with http:// or https://, but is {self.endpoint}")
+        if self.region is not None and not _REGION.fullmatch(self.region):
+            raise ValueError(f"region must be a name such as eu-central-1, but is {self.region}")
+        if self.access_key_id is not None and self.secret_access_key is None:
+            raise ValueError("access_key_id must be set together with secret_access_key")
+        if self.secret_access_key is not None and self.access_key_id is None:
+            raise ValueError("secret_access_key must be set together with access_key_id")
+        if self.session_token is not None and self.access_key_id is None:
+            raise ValueError("session_token must be set together with access_key_id and secret_access_key")
+        encryptions = ("AES256", "aws:kms", "aws:kms:dsse")
+        if self.server_side_encryption not in (None, *encryptions):
+            found = self.server_side_encryption
+            raise ValueError(f"server_side_encryption must be {' or '.join(encryptions)}, but is {found}")
+        if self.kms_key_id is not None and self.server_side_encryption in (None, "AES256"):
+            raise ValueError("kms_key_id must be set together with server_side_encryption aws:kms")
+        for name, least, most in (
+            ("connect_timeout_ms", 1, 3_600_000),
+            ("read_timeout_ms", 1, 3_600_000),
+            ("calls_in_flight_max", 1, 1_000),
+            ("head_bytes", 1_024, 64 * 2**20),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be from {least} to {most}, but is {getattr(self, name)}")

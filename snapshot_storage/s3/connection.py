@@ -1,0 +1,91 @@
+"""Boto3's client of one server, and its credentials: found where AWS's own tools find them, and found again.
+
+Credentials in a file are read once by boto3; when they expire, somebody or something writes others there, and a service
+must not have to start again for that. So who is refused asks for others. What boto3 renews by itself (of a machine, a
+container, a role) it goes on renewing, and what the configuration says stays as it is.
+"""
+
+import logging
+import threading
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.credentials import RefreshableCredentials
+
+from snapshot_storage.s3.config import S3Config
+
+log = logging.getLogger(__name__)
+
+
+class S3Connection:
+    """A client that may be replaced by another one at any time; for any thread."""
+
+    def __init__(self, config: S3Config) -> None:
+        """Find credentials and region; raises what boto3 does."""
+        # At this level botocore logs whole requests, with session tokens in them.
+        botocore_log = logging.getLogger("botocore")
+        botocore_log.setLevel(max(botocore_log.getEffectiveLevel(), logging.INFO))
+        self._config = config
+        self._turn = threading.Lock()
+        self.client, self._credentials = self._connected(self._session())
+        """For the next request."""
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the server."""
+        return str(self.client.meta.endpoint_url)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+    def is_renewed(self, refused: Any) -> bool:
+        """Look for other credentials than a client was refused with; whether the next request is made with others."""
+        with self._turn:
+            if self.client is not refused:
+                return True
+            if self._config.access_key_id is not None or isinstance(self._credentials, RefreshableCredentials):
+                return False
+            session = self._session()
+            if _frozen(session.get_credentials()) == _frozen(self._credentials):
+                return False
+            log.info("taking other credentials for S3, as those before are refused")
+            self.client, self._credentials = self._connected(session)
+        # Requests under way keep their connections to the end.
+        refused.close()
+        return True
+
+    def _session(self) -> boto3.session.Session:
+        config = self._config
+        return boto3.session.Session(
+            aws_access_key_id=config.access_key_id,
+            aws_secret_access_key=config.secret_access_key,
+            aws_session_token=config.session_token,
+        )
+
+    def _connected(self, session: boto3.session.Session) -> tuple[Any, Any]:
+        config = self._config
+        client = session.client(
+            "s3", region_name=config.region, endpoint_url=config.endpoint, config=_client_config(config)
+        )
+        return client, session.get_credentials()
+
+
+def _frozen(credentials: Any) -> Any:
+    """Return what can be compared of credentials; None where there are none."""
+    return None if credentials is None else credentials.get_frozen_credentials()
+
+
+def _client_config(config: S3Config) -> Config:
+    return Config(
+        connect_timeout=config.connect_timeout_ms / 1_000,
+        read_timeout=config.read_timeout_ms / 1_000,
+        retries={"mode": "standard", "total_max_attempts": 1},
+        max_pool_connections=config.calls_in_flight_max,
+        # The server's checksum of a whole object names no entry, and would come before ours: a flipped bit would be a
+        # failed call, not damage to rebuild from.
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path" if config.is_path_style else "auto"},
+        tcp_keepalive=True,
+    )

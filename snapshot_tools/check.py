@@ -1,0 +1,206 @@
+"""`postdate snapshots verify`: read everything, and name what is wrong; and `gc`, which deletes what nobody names.
+
+Beside a running service, snapshots come and go while one looks. So what seems wrong is looked at a second time, on
+newly opened folders, and counts only if it is still so.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker.configuration.config import BrokerConfig
+from snapshot_storage.encoding.codec import decode_segment
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+)
+from snapshot_storage.inspection import (
+    BucketProperty,
+    Problem,
+    ProblemKind,
+    metadata_problems,
+    orphans,
+    ownership_problems,
+    segment_problems,
+)
+from snapshot_storage.storage import BucketSnapshotInfo
+from snapshot_tools.place import Filter, Place, Summary, open_place, readable_segments
+
+SECOND_LOOK_AFTER_S = 2.0
+"""Longer than the moments between storing a snapshot and naming it, or deleting it and forgetting its name."""
+
+Advance = Callable[[int, int], None]
+"""Told how many bytes are done, of how many."""
+
+
+def _no_progress(done: int, total: int) -> None:
+    del done, total
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was looked at, and what was wrong."""
+
+    snapshots: int = 0
+    segments: int = 0
+    rows: int = 0
+    properties: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+
+async def verify(config: BrokerConfig, which: Filter, advance: Advance, *, second_look_after_s: float) -> Verdict:
+    """Check every snapshot against itself and against the cursors' properties.
+
+    Raises:
+        LedgerError: The log cannot be opened.
+        SnapshotStorageError: The storage cannot be opened or does not answer.
+    """
+    async with open_place(config) as place:
+        which = await place.resolve(which)
+        verdict = await _look(place, which, advance)
+    if verdict.problems:
+        await asyncio.sleep(second_look_after_s)
+        suspects = {problem.bucket_id for problem in verdict.problems}
+        async with open_place(config) as place:
+            again = await _look(place, which, _no_progress, only=suspects)
+        seen_again = {(problem.kind, problem.bucket_id) for problem in again.problems}
+        verdict.problems = [problem for problem in verdict.problems if (problem.kind, problem.bucket_id) in seen_again]
+    return verdict
+
+
+async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int | None] | None = None) -> Verdict:
+    properties = await place.properties(which)
+    infos, problems = await _infos(place, which, properties)
+    unreadable = {problem.bucket_id for problem in problems}
+    verdict = Verdict(properties=len(properties), problems=problems)
+    wanted = [info for info in infos if only is None or info.bucket_id in only]
+    total = sum(info.length_bytes for info in wanted)
+    done = 0
+    advance(0, total)
+    async for summary in place.summaries(wanted):
+        verdict.snapshots += 1
+        try:
+            await _check_snapshot(place, summary, verdict)
+        except BucketNotFoundError:
+            # The service deleted it meanwhile.
+            verdict.snapshots -= 1
+        done += summary.info.length_bytes
+        advance(done, total)
+    # All properties, as one of another topic may name a snapshot of this one by mistake.
+    everyone = await place.properties(Filter())
+    orphan_ids = {info.bucket_id for info in orphans(infos, everyone)}
+    verdict.problems += [
+        problem
+        for problem in ownership_problems(infos, properties)
+        if (problem.kind is not ProblemKind.ORPHANED or problem.bucket_id in orphan_ids)
+        # What is there, and cannot be read, is named already.
+        and (problem.kind is not ProblemKind.MISSING or problem.bucket_id not in unreadable)
+    ]
+    return verdict
+
+
+async def _infos(
+    place: Place, which: Filter, properties: list[BucketProperty]
+) -> tuple[list[BucketSnapshotInfo], list[Problem]]:
+    """List the snapshots that can be found, and every header that is damaged."""
+    named = {one.bucket_id for one in properties}
+    damage: dict[tuple[int | None, str], None] = {}
+    for error in await place.storage.find_damage():
+        bucket_id = error.bucket_id if isinstance(error, SnapshotCorruptedError) else None
+        # Whose a damaged header was is not known: of one topic, what its cursors name is its own.
+        if which == Filter() or bucket_id is None or bucket_id in named:
+            damage[bucket_id, str(error)] = None
+    infos, unreadable = await place.readable_infos(which)
+    damage |= dict.fromkeys(unreadable.items())
+    return infos, [Problem(ProblemKind.DAMAGED, bucket_id, "", "", what) for bucket_id, what in damage]
+
+
+async def _check_snapshot(place: Place, summary: Summary, verdict: Verdict) -> None:
+    info = summary.info
+
+    def report(kind: ProblemKind, what: str) -> None:
+        verdict.problems.append(Problem(kind, info.bucket_id, info.topic_name, info.cursor_name, what))
+
+    if summary.problem is not None:
+        report(ProblemKind.DAMAGED, summary.problem)
+        return
+    for what in metadata_problems(info, summary.segments):
+        report(ProblemKind.INCONSISTENT, what)
+    async for number, data in readable_segments(place.storage, info):
+        if isinstance(data, SnapshotCorruptedError):
+            report(ProblemKind.DAMAGED, str(data))
+        else:
+            _check_segment(summary, number, data, verdict, report)
+
+
+def _check_segment(
+    summary: Summary, number: int, data: bytes, verdict: Verdict, report: Callable[[ProblemKind, str], None]
+) -> None:
+    try:
+        rows = decode_segment(data, entry=number)
+        verdict.segments += 1
+        verdict.rows += len(rows)
+        if number > len(summary.segments):
+            return
+        previous_end_ms = summary.segments[number - 2].deliver_at_ms_max if number > 1 else 0
+        found = segment_problems(summary.segments[number - 1], rows, previous_end_ms=previous_end_ms)
+    except SnapshotCorruptedError as error:
+        report(ProblemKind.DAMAGED, str(error))
+        return
+    for what in found:
+        report(ProblemKind.INCONSISTENT, f"segment {number}: {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """What no property names."""
+
+    which: Filter
+    """Of which topic and cursor."""
+    seen: int
+    """How many snapshots were looked at, damaged ones included."""
+    infos: list[BucketSnapshotInfo]
+    unreadable: dict[int, str]
+    """Why nobody can say whose some others were, by id; looked for only where all topics and cursors are meant."""
+    damaged: dict[int | None, str]
+    """What is wrong with snapshots that are no garbage, as far as their ids are known."""
+
+
+async def collect_garbage(
+    config: BrokerConfig,
+    which: Filter,
+    *,
+    is_dry_run: bool,
+    on_begin: Callable[[str, int], None] = lambda _name, _steps: None,
+    on_step: Callable[[int], None] = lambda _steps: None,
+) -> Garbage:
+    """Delete the snapshots that no property names, and return them.
+
+    Args:
+        config: Where.
+        which: Of which topic and cursor.
+        is_dry_run: Only look; possible beside a service, where a snapshot that is just being made counts as well.
+        on_begin: Told when the deletion begins, and of how many.
+        on_step: Told how many are deleted since it was told last.
+
+    Raises:
+        StoreLockedError: A service is running, and this is no dry run.
+        LedgerError: The log cannot be opened.
+        SnapshotStorageError: The storage cannot be opened or does not answer.
+    """
+    async with open_place(config, is_read_only=is_dry_run) as place:
+        which = await place.resolve(which)
+        infos, damaged = await place.readable_infos(which)
+        seen = len(infos) + len(damaged)
+        properties = await place.properties(Filter())
+        named = {one.bucket_id for one in properties}
+        unreadable = {one: what for one, what in damaged.items() if one is not None and one not in named}
+        damaged = {one: what for one, what in damaged.items() if one not in unreadable}
+        garbage = Garbage(which, seen, orphans(infos, properties), unreadable, damaged)
+        if not is_dry_run:
+            ids = [*(info.bucket_id for info in garbage.infos), *unreadable]
+            on_begin("delete", len(ids))
+            for bucket_id in ids:
+                await place.storage.delete_bucket_snapshot(bucket_id)
+                on_step(1)
+        return garbage

@@ -1,0 +1,401 @@
+"""`postdate snapshots`: look at the index on disk, check it, clean up, move it, hand it to other tools.
+
+Here are the commands and their options; what they do is in `snapshot_tools.check`, `_copy`, `_export` and
+`_takeover`, what it looks like in `snapshot_tools.report`. What only reads works beside a running service.
+"""
+
+import asyncio
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+from rich.markup import escape
+
+from broker.configuration.config import BrokerConfig
+from broker.server.snapshot_storages import snapshots_folder
+from command_line.endings import EXIT_CODE_WRONG, help_end, say
+from command_line.output import counted, json_option, print_json, size
+from command_line.progress import Steps, bytes_bar
+from managed_ledger.cursor_properties import CursorName
+from snapshot_storage.encoding.codec import decode_metadata, decode_segment
+from snapshot_storage.errors import SnapshotCorruptedError
+from snapshot_storage.inspection import TimeHistogram
+from snapshot_tools.check import SECOND_LOOK_AFTER_S, collect_garbage, verify
+from snapshot_tools.copy import copy_snapshots, make_checkpoint
+from snapshot_tools.export import export_snapshots
+from snapshot_tools.json_output import (
+    checkpoint_json,
+    copied_json,
+    exported_json,
+    garbage_json,
+    owner_json,
+    snapshot_json,
+    summary_json,
+    verdict_json,
+)
+from snapshot_tools.options import filters, make_console, on_config
+from snapshot_tools.place import Filter, Place, Summary, open_place, readable_segments, target_config
+from snapshot_tools.report import (
+    print_copied,
+    print_exported,
+    print_garbage,
+    print_histogram,
+    print_list,
+    print_owner,
+    print_segments,
+    print_snapshot,
+    print_verdict,
+)
+
+_HISTOGRAM_BINS_MAX = 16
+
+
+@click.group()
+def snapshots() -> None:
+    """Look at the snapshots of the delayed index, check, clean up, copy, back up and export them.
+
+    Everything but `gc`, `checkpoint`, `take-over` and `copy --update-cursors` only reads, and works beside a running
+    service.
+    """
+
+
+snapshots.epilog = help_end(
+    "postdate snapshots list",
+    "postdate snapshots verify --config config/broker.conf",
+    "postdate snapshots copy --to s3://bucket/prefix --data /var/lib/postdate",
+)
+
+
+@snapshots.command(
+    "list",
+    short_help="List them: whose, how large, when due.",
+    epilog=help_end(
+        "postdate snapshots list --data data",
+        "postdate snapshots list --topic orders --cursor billing",
+        "postdate snapshots list --json | jq '.[] | select(.rows > 100000)'",
+        wrong="the header or entry 0 of one is damaged",
+    ),
+)
+@on_config
+@filters
+@json_option("a list of objects, sizes in bytes")
+def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
+    """List snapshots: whose, which ledgers, how many segments, rows and bytes, and when they are due.
+
+    What is damaged is told on stderr.
+    """
+
+    async def read() -> tuple[list[Summary], dict[int | None, str]]:
+        async with open_place(config) as place:
+            infos, damaged = await place.readable_infos(await place.resolve(which))
+            return [summary async for summary in place.summaries(infos)], damaged
+
+    summaries, damaged = asyncio.run(read())
+    if is_json:
+        print_json([summary_json(summary) for summary in summaries])
+    else:
+        print_list(make_console(), summaries)
+    damaged.update((one.info.bucket_id, one.problem) for one in summaries if one.problem is not None)
+    _tell_damage(damaged)
+
+
+@snapshots.command(
+    short_help="Show one: segments, sizes, a histogram.",
+    epilog=help_end(
+        "postdate snapshots show 1795289849971",
+        "postdate snapshots show 1795289849971 --all | less",
+        "postdate snapshots show 1795289849971 --data /var/lib/postdate",
+        wrong="it is damaged",
+    ),
+)
+@click.argument("bucket_id", metavar="ID", type=click.IntRange(0, 2**63 - 1))
+@on_config
+@click.option("--all", "is_all", is_flag=True, help="Every segment. Default: the first and the last ten.")
+@json_option("one object with all segments")
+def show(config: BrokerConfig, *, bucket_id: int, is_all: bool, is_json: bool) -> None:
+    """Show one snapshot: its ranges, segments, times and sizes, and when its messages are due."""
+
+    async def read() -> None:
+        async with open_place(config) as place:
+            await _show(place, bucket_id, is_all=is_all, is_json=is_json)
+
+    try:
+        asyncio.run(read())
+    except SnapshotCorruptedError as error:
+        _tell_damage({bucket_id: str(error)})
+
+
+def _tell_damage(damaged: Mapping[int | None, str]) -> None:
+    """Name what could not be looked at, and end with the exit code of damage, if there is any."""
+    for reason in damaged.values():
+        say(reason)
+    if damaged:
+        sys.exit(EXIT_CODE_WRONG)
+
+
+async def _show(place: Place, bucket_id: int, *, is_all: bool, is_json: bool) -> None:
+    info = await place.info(bucket_id)
+    metadata = await place.storage.get_bucket_snapshot_metadata(bucket_id)
+    summary = Summary(info, decode_metadata(metadata))
+    properties = await place.properties(Filter())
+    named_by = [str(CursorName(one.topic_name, one.cursor_name)) for one in properties if one.bucket_id == bucket_id]
+    histogram = None
+    if summary.times_ms is not None:
+        histogram = TimeHistogram.between(*summary.times_ms, bins_max=_HISTOGRAM_BINS_MAX)
+    sizes_bytes: dict[int, int] = {}
+    damaged: list[str] = []
+    async for number, data in readable_segments(place.storage, info):
+        try:
+            if isinstance(data, SnapshotCorruptedError):
+                raise data
+            if histogram is not None:
+                histogram.add(decode_segment(data, entry=number).deliver_at_ms)
+            sizes_bytes[number] = len(data)
+        except SnapshotCorruptedError as error:
+            damaged.append(str(error))
+    if is_json:
+        print_json(snapshot_json(summary, named_by, sizes_bytes, damaged))
+    else:
+        console = make_console()
+        print_snapshot(console, summary, named_by, len(metadata))
+        print_segments(console, summary, sizes_bytes, is_all=is_all)
+        if histogram is not None:
+            print_histogram(console, histogram)
+        for reason in damaged:
+            console.print(f"[red]Damaged:[/] {escape(reason)}", soft_wrap=True)
+    if damaged:
+        sys.exit(EXIT_CODE_WRONG)
+
+
+def _finite(_context: click.Context, _option: click.Parameter, seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise click.BadParameter(f"{seconds} is no number of seconds")
+    return seconds
+
+
+@snapshots.command(
+    "verify",
+    short_help="Check everything, and name what is wrong.",
+    epilog=help_end(
+        "postdate snapshots verify",
+        "postdate snapshots verify --config config/broker.conf --topic orders",
+        "postdate snapshots verify --data /var/lib/postdate || echo 'look at the table'",
+        wrong="something is wrong: a table says what",
+    ),
+)
+@on_config
+@filters
+@click.option(
+    "--second-look",
+    "second_look_after_s",
+    type=click.FloatRange(min=0),
+    callback=_finite,
+    default=SECOND_LOOK_AFTER_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait before what seems wrong is looked at again.",
+)
+@json_option()
+def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float, is_json: bool) -> None:
+    """Check every checksum, every bitmap against its segment, and every cursor property against the storage.
+
+    What seems wrong is looked at a second time a little later, as the
+    snapshots of a running service come and go. A snapshot that the storage has lost without a trace is known by the
+    property that names it, and by nothing else.
+    """
+    with bytes_bar("verified") as advance:
+        verdict = asyncio.run(verify(config, which, advance, second_look_after_s=second_look_after_s))
+    if is_json:
+        print_json(verdict_json(verdict))
+    else:
+        print_verdict(make_console(), verdict)
+    if verdict.problems:
+        sys.exit(EXIT_CODE_WRONG)
+
+
+@snapshots.command(
+    short_help="Delete those that no cursor names.",
+    epilog=help_end(
+        "postdate snapshots gc --dry-run",
+        "postdate snapshots gc --config config/broker.conf",
+        "postdate snapshots gc --data /var/lib/postdate --topic orders",
+        wrong="a snapshot that a cursor names is damaged; it is left to the service",
+    ),
+)
+@on_config
+@filters
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted; works beside a running service.")
+@json_option()
+def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> None:
+    """Delete the snapshots that no cursor names. Refuses beside a running service, which cleans up by itself.
+
+    Beside a running service, --dry-run may name a snapshot that is just being made. An S3 prefix belongs to one
+    service: on that of another one, this and every other command is refused.
+    """
+    with Steps().shown() as steps:
+        garbage = asyncio.run(
+            collect_garbage(config, which, is_dry_run=dry_run, on_begin=steps.begin, on_step=steps.advance)
+        )
+    if is_json:
+        print_json(garbage_json(garbage, is_dry_run=dry_run))
+    else:
+        print_garbage(make_console(), garbage, is_dry_run=dry_run)
+    _tell_damage(garbage.damaged)
+
+
+@snapshots.command(
+    short_help="Copy them to another storage.",
+    epilog=help_end(
+        "postdate snapshots copy --to s3://bucket/prefix",
+        "postdate snapshots copy --to s3://bucket/prefix --update-cursors --delete-source",
+        "postdate snapshots copy --to /mnt/new-data --topic orders",
+        wrong="one that a cursor names is damaged or missing: no cursor was updated, and nothing deleted",
+    ),
+)
+@on_config
+@filters
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="TARGET",
+    help="s3://BUCKET/PREFIX (access as in the configuration), or a data folder, whose `snapshots` they go to.",
+)
+@click.option(
+    "--update-cursors",
+    is_flag=True,
+    help="Let the cursors name the copies, once all are there: one durable write, on a stopped service.",
+)
+@click.option("--delete-source", is_flag=True, help="After --update-cursors: delete what was copied here.")
+@json_option()
+def copy(
+    config: BrokerConfig, *, which: Filter, target: str, update_cursors: bool, delete_source: bool, is_json: bool
+) -> None:
+    """Copy the snapshots that cursors name to another storage, and compare each after writing.
+
+    They get new ids there, which are printed. What an earlier run has copied is found, compared and not copied again.
+    """
+    if delete_source and not update_cursors:
+        raise click.UsageError("--delete-source needs --update-cursors: the cursors would name what is gone")
+    if update_cursors and which != Filter():
+        raise click.UsageError(
+            "--update-cursors moves everything, without --topic and --cursor: a service has one snapshot storage, and "
+            "would find only a part in either"
+        )
+    where = target_config(config, target)
+    with bytes_bar("copied") as advance:
+        copied = asyncio.run(
+            copy_snapshots(config, where, which, advance, updates_cursors=update_cursors, deletes_source=delete_source)
+        )
+    if is_json:
+        print_json(copied_json(copied, target))
+    else:
+        print_copied(make_console(), copied, target)
+    if copied.failed:
+        sys.exit(EXIT_CODE_WRONG)
+
+
+@snapshots.command(
+    short_help="Back up the RocksDB folder.",
+    epilog=help_end(
+        "postdate snapshots checkpoint /backup/snapshots-monday",
+        "postdate snapshots checkpoint /backup/monday --data /var/lib/postdate",
+        "mv data/snapshots old && cp -r /backup/monday data/snapshots && postdate snapshots verify",
+    ),
+)
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@on_config
+@json_option()
+def checkpoint(config: BrokerConfig, *, path: Path, is_json: bool) -> None:
+    """Make a backup of the snapshot folder as it is now: DIR, which must not exist, takes its place when it is lost.
+
+    At once, and at the cost of no space while both have the same tables, where DIR is on the same file system. For
+    RocksDB, on a stopped service; `copy` makes a backup beside a running one, and of snapshots on S3.
+    """
+    infos = asyncio.run(make_checkpoint(config, path))
+    if is_json:
+        print_json(checkpoint_json(path, infos))
+        return
+    length_bytes = sum(info.length_bytes for info in infos)
+    make_console().print(
+        f"{escape(str(path))} has {counted(len(infos), 'snapshot')}, {size(length_bytes)}. To restore it, put it where "
+        f"{escape(str(snapshots_folder(config)))} is.",
+        soft_wrap=True,
+    )
+
+
+@snapshots.command(
+    "take-over",
+    short_help="Take an S3 prefix from a dead owner.",
+    epilog=help_end(
+        "postdate snapshots take-over --config config/broker.conf",
+        "postdate snapshots take-over --data /restored/postdate --yes",
+        "postdate snapshots take-over --data /restored/postdate --owner-is-dead && postdate snapshots verify",
+    ),
+)
+@on_config
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+@click.option(
+    "--owner-is-dead",
+    "is_owner_dead",
+    is_flag=True,
+    help="Also if something was written under the prefix in the last minutes.",
+)
+@json_option("one object; needs --yes")
+def take_over(config: BrokerConfig, *, is_sure: bool, is_owner_dead: bool, is_json: bool) -> None:
+    """Give the prefix on S3 to this data folder, though another one has it.
+
+    For a folder that was restored from a copy, or a service whose machine is gone for good; and where what says or
+    proves whose the prefix is was damaged, which is written anew then. Be sure that no other service uses it: an owner
+    that still runs notices nothing before its next start, and the two services delete each other's snapshots until
+    then. Refused while the owner is seen to run: its folder is on this machine and in use, or something was written
+    under the prefix in the last minutes.
+    """
+    if is_json and not is_sure:
+        raise click.UsageError("--json needs --yes: nobody is there to be asked")
+    # Boto3 is an extra, and slow to import.
+    from snapshot_tools.takeover import open_takeover
+
+    with open_takeover(config) as takeover:
+        seen = takeover.look()
+        if seen is not None:
+            takeover.refuse_alive(seen, was_just_written=is_owner_dead)
+            named_count = takeover.named_count(seen)
+            if not is_json:
+                print_owner(make_console(), seen, named_count)
+            if not is_sure:
+                click.confirm("Is that owner gone for good?", abort=True)
+            takeover.take(seen, was_just_written=is_owner_dead)
+    if is_json:
+        print_json(owner_json(seen) if seen is None else owner_json(seen, named_count))
+    elif seen is None:
+        click.echo("The prefix is this folder's, or nobody's: there is nothing to take over.")
+    else:
+        click.echo("Taken: it is refused to the old owner from its next start on.")
+
+
+@snapshots.command(
+    short_help="Write every row to a Parquet file.",
+    epilog=help_end(
+        "postdate snapshots export index.parquet",
+        "postdate snapshots export index.parquet --topic orders --data /var/lib/postdate",
+        "duckdb -c \"select topic, count(*) from 'index.parquet' group by topic\"  # after postdate snapshots export",
+        wrong="some cannot be read: the others are written, and the damaged segments named",
+    ),
+)
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@on_config
+@filters
+@json_option()
+def export(config: BrokerConfig, *, path: Path, which: Filter, is_json: bool) -> None:
+    """Write every row to a Parquet file: topic, cursor, bucket_id, segment, ledger_id, entry_id, deliver_at_ms."""
+    with bytes_bar("exported") as advance:
+        exported = asyncio.run(export_snapshots(config, path, which, advance))
+    if is_json:
+        print_json(exported_json(exported, path))
+    else:
+        print_exported(make_console(), exported, path)
+    if exported.failed:
+        sys.exit(EXIT_CODE_WRONG)

@@ -1,0 +1,61 @@
+"""What the commands of `postdate snapshots` have in common: options and a console."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import click
+from rich.console import Console
+
+from broker.cli.common import config_options, configure_logging, refusing
+from broker.configuration.config import BrokerConfig, load_config
+from snapshot_tools.place import Filter
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_COLUMNS_WHEN_PIPED = 100
+
+
+def on_config(command: Callable[Concatenate[BrokerConfig, P], T]) -> Callable[..., T]:
+    """Add `--config`, `--set` and `--data`, and pass the configuration; refuse in one line."""
+
+    @wraps(command)
+    def run(
+        config_path: Path | None, overrides: tuple[str, ...], data: Path | None, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        configure_logging("error")
+        config = load_config(config_path, environment=os.environ, overrides=overrides)
+        if data is not None:
+            config = replace(config, data_directory=data)
+        return command(config, *args, **kwargs)
+
+    option = click.option(
+        "--data",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="The service's data folder. Default: dataDirectory of the configuration.",
+    )
+    return config_options(option(refusing(run)))
+
+
+def filters(command: Callable[..., T]) -> Callable[..., T]:
+    """Add `--topic` and `--cursor`."""
+
+    @wraps(command)
+    def run(*args: Any, topic: str | None, cursor: str | None, **kwargs: Any) -> T:
+        return command(*args, which=Filter(topic, cursor), **kwargs)
+
+    for name, what in (("cursor", "subscription"), ("topic", "topic, by its whole or short name")):
+        run = click.option(f"--{name}", help=f"Only of this {what}.")(run)
+    return run
+
+
+def make_console() -> Console:
+    """Return a console as wide as the terminal, or wide enough for the tables."""
+    # Names are printed as they are: `:name:` is no picture.
+    console = Console(highlight=False, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, emoji=False, width=_COLUMNS_WHEN_PIPED)

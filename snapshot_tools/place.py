@@ -1,0 +1,307 @@
+"""What `postdate snapshots` works on: the snapshot storage of a service and its cursors' properties.
+
+Both are opened to read, which is possible beside the service, or to change, which is not: then the log's folder is
+locked, so that no service can start meanwhile.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from broker.configuration.config import BrokerConfig
+from broker.server.snapshot_storages import patient_storage_of, snapshots_folder
+from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
+from managed_ledger.names import find_cursor, find_topic
+from snapshot_storage.copying import pieces_of
+from snapshot_storage.encoding.codec import SegmentMetadata, decode_metadata
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    StorageAccessError,
+    StorageCorruptedError,
+)
+from snapshot_storage.inspection import BucketProperty, is_bucket_property
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+
+_HEADS_AT_A_TIME = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which snapshots are meant, by the names that the log has (`Place.resolve`); None stands for any."""
+
+    topic_name: str | None = None
+    cursor_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A snapshot, and what its entry 0 says."""
+
+    info: BucketSnapshotInfo
+    segments: list[SegmentMetadata]
+    problem: str | None = None
+    """Why entry 0 cannot be read, if so."""
+
+    @property
+    def row_count(self) -> int:
+        """How many rows there are."""
+        return sum(segment.row_count for segment in self.segments)
+
+    @property
+    def times_ms(self) -> tuple[int, int] | None:
+        """When the first and the last row are due; None where there is none."""
+        if not self.segments:
+            return None
+        return self.segments[0].deliver_at_ms_min, max(segment.deliver_at_ms_max for segment in self.segments)
+
+
+class Place:
+    """An open storage and the properties that name what is in it."""
+
+    def __init__(self, storage: BucketSnapshotStorage, cursors: CursorPropertiesFolder) -> None:
+        self.storage = storage
+        self._cursors = cursors
+
+    async def resolve(self, which: Filter) -> Filter:
+        """Return the same filter with the log's own names for those that an operator has written.
+
+        Raises:
+            NameNotFoundError: There is no such topic or subscription, neither in the log nor in the storage.
+        """
+        if which == Filter():
+            return which
+        known = set(await self.cursor_properties())
+        topics = await asyncio.to_thread(self._cursors.topics)
+        # Where the storage cannot be listed, the log has the names of all but what is gone.
+        with suppress(SnapshotCorruptedError, StorageCorruptedError):
+            listed = await self.storage.list_bucket_snapshots()
+            known |= {CursorName(info.topic_name, info.cursor_name) for info in listed}
+        topic = cursor = None
+        if which.topic_name is not None:
+            topic = find_topic(which.topic_name, topics | {name.topic for name in known})
+        if which.cursor_name is not None:
+            cursors = {name.cursor for name in known if topic in (None, name.topic)}
+            cursor = find_cursor(which.cursor_name, cursors, "" if topic is None else f" of {topic}")
+        return Filter(topic, cursor)
+
+    async def infos(self, which: Filter) -> list[BucketSnapshotInfo]:
+        """List snapshots, in order of topic, cursor and ledgers."""
+        return _in_order(await self.storage.list_bucket_snapshots(which.topic_name, which.cursor_name))
+
+    async def readable_infos(self, which: Filter) -> tuple[list[BucketSnapshotInfo], dict[int | None, str]]:
+        """List the snapshots that can be found, by a list or as the cursors' properties name them.
+
+        Returns:
+            The snapshots in order, and what is wrong with others, by id as far as that is known. Of one topic or
+            cursor, others are those that its properties name: whose a damaged header was, nobody can say.
+        """
+        named = {one.bucket_id for one in await self.properties(which) if one.bucket_id is not None}
+        damaged: dict[int | None, str] = {}
+        infos: list[BucketSnapshotInfo] = []
+        try:
+            infos = await self.infos(which)
+            damaged = {
+                bucket_id: what
+                for bucket_id, what in (await self._left_out(infos)).items()
+                if which == Filter() or bucket_id in named
+            }
+        except (SnapshotCorruptedError, StorageCorruptedError) as error:
+            damaged[error.bucket_id if isinstance(error, SnapshotCorruptedError) else None] = str(error)
+        found = {info.bucket_id for info in infos}
+        for bucket_id in sorted(named - found - damaged.keys()):
+            try:
+                infos.append((await self.storage.read_bucket_snapshot_head(bucket_id)).info)
+            except SnapshotCorruptedError as error:
+                damaged[bucket_id] = str(error)
+            except BucketNotFoundError:
+                continue
+        return _in_order(infos), damaged
+
+    async def _left_out(self, infos: list[BucketSnapshotInfo]) -> dict[int | None, str]:
+        """Return what is wrong with snapshots that a list leaves out; a second copy of a header is as good as one."""
+        found = {info.bucket_id for info in infos}
+        return {
+            error.bucket_id: str(error)
+            for error in await self.storage.find_damage()
+            if isinstance(error, SnapshotCorruptedError) and error.bucket_id not in found
+        }
+
+    async def info(self, bucket_id: int) -> BucketSnapshotInfo:
+        """Find one snapshot.
+
+        Raises:
+            BucketNotFoundError: There is none of this id.
+        """
+        try:
+            return (await self.storage.read_bucket_snapshot_head(bucket_id)).info
+        except SnapshotCorruptedError:
+            # A segment that came along, perhaps: what the storage knows without reading will do.
+            for info in await self.storage.list_bucket_snapshots():
+                if info.bucket_id == bucket_id:
+                    return info
+            raise
+
+    async def properties(self, which: Filter) -> list[BucketProperty]:
+        """Give all properties about buckets."""
+        return [
+            BucketProperty(name.topic, name.cursor, key, value)
+            for name, properties in (await self.cursor_properties()).items()
+            for key, value in properties.items()
+            if is_bucket_property(key)
+            and which.topic_name in (None, name.topic)
+            and which.cursor_name in (None, name.cursor)
+        ]
+
+    async def cursor_properties(self) -> dict[CursorName, dict[str, str]]:
+        """Give all properties of all cursors."""
+        return await asyncio.to_thread(self._cursors.read)
+
+    async def put_properties(self, changed: Mapping[CursorName, Mapping[str, str]]) -> None:
+        """Replace properties: all, durably, or none."""
+        await asyncio.to_thread(self._cursors.put, changed)
+
+    async def summaries(self, infos: list[BucketSnapshotInfo]) -> AsyncIterator[Summary]:
+        """Read entry 0 of snapshots, some at a time; of those that a running service has not deleted meanwhile."""
+        for start in range(0, len(infos), _HEADS_AT_A_TIME):
+            for summary in await asyncio.gather(*map(self._summary, infos[start : start + _HEADS_AT_A_TIME])):
+                if summary is not None:
+                    yield summary
+
+    async def _summary(self, info: BucketSnapshotInfo) -> Summary | None:
+        try:
+            metadata = await self.storage.get_bucket_snapshot_metadata(info.bucket_id)
+            return Summary(info, decode_metadata(metadata))
+        except SnapshotCorruptedError as error:
+            return Summary(info, [], str(error))
+        except BucketNotFoundError:
+            return None
+
+
+def _in_order(infos: list[BucketSnapshotInfo]) -> list[BucketSnapshotInfo]:
+    return sorted(infos, key=lambda info: (info.topic_name, info.cursor_name, info.bucket_id))
+
+
+async def readable_segments(
+    storage: BucketSnapshotStorage, info: BucketSnapshotInfo
+) -> AsyncIterator[tuple[int, bytes | SnapshotCorruptedError]]:
+    """Give the number of each segment with its bytes, or why it cannot be read: a damaged one must not hide others."""
+    async for piece in readable_pieces(storage, info):
+        for one in piece:
+            yield one
+
+
+async def readable_pieces(
+    storage: BucketSnapshotStorage, info: BucketSnapshotInfo
+) -> AsyncIterator[list[tuple[int, bytes | SnapshotCorruptedError]]]:
+    """Give the same by the piece, as many segments as are read at a time."""
+    for first, last in pieces_of(info):
+        yield [one async for one in _readable(storage, info, first, last)]
+
+
+async def _readable(
+    storage: BucketSnapshotStorage, info: BucketSnapshotInfo, first: int, last: int
+) -> AsyncIterator[tuple[int, bytes | SnapshotCorruptedError]]:
+    try:
+        segments = await storage.get_bucket_snapshot_segment(info.bucket_id, first, last)
+    except SnapshotCorruptedError as error:
+        if first == last:
+            yield first, error
+            return
+        for number in range(first, last + 1):
+            async for one in _readable(storage, info, number, number):
+                yield one
+        return
+    for number, data in enumerate(segments, start=first):
+        yield number, data
+
+
+@asynccontextmanager
+async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> AsyncIterator[Place]:
+    """Open what the configuration names.
+
+    Raises:
+        StorageAccessError: There is nothing to look at.
+        StoreLockedError: It is to be changed, and a service has it open.
+        LedgerError: The log cannot be opened.
+        SnapshotStorageError: The storage cannot be opened.
+    """
+    if config.bucket_snapshot_storage == "memory":
+        raise StorageAccessError("bucketSnapshotStorage=memory: such snapshots are in the service's memory alone")
+    if not config.data_directory.is_dir():
+        raise StorageAccessError(f"there is no folder {config.data_directory}: name the service's with --data")
+    ledgers = config.data_directory / "ledgers"
+    # First the log: its lock is what keeps a service away, whatever the storage.
+    cursors = await asyncio.to_thread(lambda: CursorPropertiesFolder(ledgers, is_read_only=is_read_only))
+    try:
+        _refuse_missing(config)
+        async with patient_storage_of(config, is_read_only=is_read_only) as storage:
+            yield Place(storage, cursors)
+    finally:
+        await asyncio.to_thread(cursors.close)
+
+
+def _refuse_missing(config: BrokerConfig) -> None:
+    """Refuse a folder without snapshots also to who would write: opening it would make an empty one.
+
+    Raises:
+        StorageAccessError: There is none.
+    """
+    folder = snapshots_folder(config)
+    is_there = (folder / "CURRENT").exists() or any(folder.glob("*.sst"))
+    if config.bucket_snapshot_storage == "rocksdb" and not is_there:
+        raise StorageAccessError(f"there are no snapshots in {folder}: name the folder that a service has written")
+
+
+def target_config(config: BrokerConfig, target: str) -> BrokerConfig:
+    """Return the configuration whose snapshot storage is `s3://bucket/prefix` or a folder.
+
+    Raises:
+        StorageAccessError: It cannot be one, or it is where the snapshots are now.
+    """
+    if not target.strip():
+        raise StorageAccessError("--to must be a folder or s3://BUCKET/PREFIX, and is empty")
+    if "://" in target and set("@?#") & set(target):
+        raise StorageAccessError(
+            "--to must be a folder or s3://BUCKET/PREFIX, without user, password or anything behind a question mark: "
+            "endpoint and credentials are those of the configuration"
+        )
+    try:
+        changed = _with_storage(config, target)
+    except ValueError as error:
+        raise StorageAccessError(f"--to {target}: {error}") from error
+    if _where(changed) == _where(config):
+        raise StorageAccessError(f"--to {target}: that is where the snapshots are now")
+    if changed.bucket_snapshot_storage == "rocksdb":
+        refuse_inside(config, snapshots_folder(changed), f"--to {target}")
+    return changed
+
+
+def refuse_inside(config: BrokerConfig, folder: Path, name: str) -> None:
+    """Refuse to put a folder where others are that belong to a database as a whole.
+
+    Raises:
+        StorageAccessError: It would be inside the service's snapshots or its log.
+    """
+    for taken in (snapshots_folder(config), config.data_directory / "ledgers"):
+        if folder.resolve() != taken.resolve() and folder.resolve().is_relative_to(taken.resolve()):
+            raise StorageAccessError(f"{name}: that is inside {taken}, which is the service's own: name another folder")
+
+
+def _with_storage(config: BrokerConfig, target: str) -> BrokerConfig:
+    if not target.startswith("s3://"):
+        if "://" in target:
+            raise ValueError("must be a folder or s3://BUCKET/PREFIX")
+        return replace(config, bucket_snapshot_storage="rocksdb", data_directory=Path(target))
+    parts = urlsplit(target)
+    s3 = replace(config.s3, bucket=parts.netloc, prefix=parts.path.strip("/") or config.s3.prefix)
+    return replace(config, bucket_snapshot_storage="s3", s3=s3)
+
+
+def _where(config: BrokerConfig) -> object:
+    if config.bucket_snapshot_storage == "s3":
+        return config.s3.endpoint, config.s3.bucket, config.s3.prefix
+    return config.data_directory.resolve()
