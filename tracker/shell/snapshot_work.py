@@ -22,10 +22,10 @@ from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotStorage,
 )
-from tracker.columns.membership import Membership
+from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import sum_of_bitmaps
 from tracker.columns.row_queue import sorted_rows
-from tracker.columns.segment_spans import table_of
+from tracker.columns.segment_table import SegmentTable, table_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -44,7 +44,6 @@ from tracker.core.actions import (
     ReadPositions,
     RemoveProperty,
     SegmentsLoaded,
-    SegmentTable,
     SnapshotCreated,
     SnapshotDeleted,
     SnapshotIsAlien,
@@ -313,7 +312,7 @@ def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
     rows = sorted_rows(action.parts)
     if action.tracked is None:
         return rows
-    tracked = Membership.of(action.tracked.items())
+    tracked = PositionSet.of(action.tracked.items())
     return rows.take(tracked.take(rows.ledger_ids, rows.entry_ids))
 
 
