@@ -11,13 +11,13 @@ import random
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
+from whole_service.coverage import BOUNDS, Met, table
 from whole_service.simulation import Result, Simulation
 from whole_service.variants import KINDS, TRACKERS
 
@@ -65,7 +65,7 @@ def guarded(job: tuple[int, str | None]) -> Result:
         return simulate(seed, variant)
     # A supervisor: the other seeds have their turn.
     except Exception as error:
-        return Result(seed, variant or "?", [f"the simulation failed: {error!r}"], 0, 0, 0, "", [], Counter())
+        return Result(seed, variant or "?", [f"the simulation failed: {error!r}"], 0, 0, 0, "", [], {})
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
@@ -90,12 +90,14 @@ def main() -> int:
     first = options.first if options.first is not None else random.SystemRandom().randrange(2**32)
     sys.stdout.write(f"seeds from {first} on, {options.jobs} at a time\n")
     failed = seeds = deliveries = 0
+    met: list[Met] = []
     begin = told = time.monotonic()
     jobs = ((seed, options.variant) for seed in _seeds(first, options.seeds, options.seconds))
     with multiprocessing.Pool(options.jobs, maxtasksperchild=500) as pool:
         for result in pool.imap_unordered(guarded, jobs):
             seeds += 1
             deliveries += result.deliveries
+            met.append(result.met)
             if result.complaints:
                 failed += 1
                 sys.stdout.write(report(result, options.variant) + "\n")
@@ -106,6 +108,8 @@ def main() -> int:
             if failed >= options.failures:
                 break
     sys.stdout.write(f"{seeds} seeds, {failed} failed, {deliveries} deliveries, {time.monotonic() - begin:.0f} s\n")
+    if options.coverage:
+        sys.stdout.write(table(met, BOUNDS) + "\n")
     return 1 if failed else 0
 
 
@@ -121,6 +125,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a processor)")
     parser.add_argument("--failures", type=int, default=10, help="stop after so many seeds that fail (default 10)")
+    parser.add_argument("--coverage", action="store_true", help="print which events and bounds the seeds met")
     return parser.parse_args()
 
 

@@ -75,6 +75,7 @@ def publish_many(sim: "Simulation") -> None:
 
 def _publish(sim: "Simulation", count: int) -> None:
     law = sim.chance.choice(sim.variant.delay_laws)
+    sim.did(f"publish, delays {law}", count)
     is_batched = sim.chance.random() < 0.3
     for _ in range(count):
         sim.publish(
@@ -110,6 +111,7 @@ def join(sim: "Simulation") -> None:
     sub = _sub(sim)
     if sub is not None and not sub.is_busy and len(sub.consumers) < 5:
         permits = sim.chance.choice([0, 1, 5, 50, 1_000, 10_000])
+        sim.did("join" if permits else "join without permits", permits)
         sim.start_task(attach(sim, sub, sim.new_consumer(sub), permits))
 
 
@@ -158,6 +160,7 @@ def leave(sim: "Simulation") -> None:
         consumer.is_leaving = True
         consumer.own_link.is_closed = True
         sim.note(f"{sub.name} {consumer.name} leaves")
+        sim.did("leave, with so many in hand", len(sub.held_by.get(consumer, ())))
         sim.start_task(_leave(sim, sub, consumer))
 
 
@@ -174,6 +177,7 @@ def crash(sim: "Simulation") -> None:
         assert sub is not None
         consumer.is_leaving = True
         sim.note(f"{sub.name} {consumer.name} crashes")
+        sim.did("crash, with so many in hand", len(sub.held_by.get(consumer, ())))
         sim.start_task(_leave(sim, sub, consumer))
 
 
@@ -183,6 +187,7 @@ def give_permits(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedC
     if dispatcher is not None and consumer in sub.consumers:
         consumer.messages_asked += permits
         sim.note(f"{sub.name} {consumer.name} asks for {permits}")
+        sim.did("flow", permits)
         dispatcher.consumer_flow(consumer, permits)
 
 
@@ -196,8 +201,9 @@ def flow(sim: "Simulation") -> None:
 def stick(sim: "Simulation") -> None:
     """A connection takes no more bytes."""
     found = _consumer(sim)
-    if found is not None:
+    if found is not None and found[1].own_link.is_writable:
         found[1].own_link.is_writable = False
+        sim.did("a connection takes nothing")
 
 
 def unstick(sim: "Simulation") -> None:
@@ -211,6 +217,7 @@ def let_write(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedCons
     """Let a connection take bytes again."""
     if not consumer.own_link.is_writable:
         consumer.own_link.is_writable = True
+        sim.did("it takes bytes again, and tells" if is_told else "it takes bytes again, and does not tell")
         dispatcher = sim.dispatcher(sub)
         if is_told and dispatcher is not None:
             dispatcher.consumer_writable(consumer)
@@ -226,6 +233,7 @@ def acknowledge_keys(
     dispatcher = sim.dispatcher(sub)
     assert dispatcher is not None
     sim.note(f"{sub.name} {consumer.name} acknowledges {list(keys)[:20]}")
+    sim.did("acknowledge", len(keys))
     sim.oracle.acknowledged(sub, keys)
     for key in keys:
         sub.remembered.pop(key, None)
@@ -267,6 +275,7 @@ def acknowledge_part(sim: "Simulation") -> None:
     for place in sim.chance.sample(places, sim.chance.randrange(1, len(places))):
         left &= ~(1 << place)
     sub.remembered[key] = left
+    sim.did("acknowledge a part of a batch")
     sim.note(f"{sub.name} {consumer.name} acknowledges a part of {key}, {left:b} are left")
     sim.oracle.acknowledged_part(sub, key, left)
     dispatcher.acknowledge(consumer, [key], {key: words_of(left)})
@@ -283,7 +292,11 @@ def acknowledge_cumulative(sim: "Simulation") -> None:
     if not held or dispatcher is None:
         return
     key = sim.chance.choice(held)
+    if sub.is_single and sub.remembered.get(key, 0).bit_count() > 1 and sim.chance.random() < 0.5:
+        _acknowledge_cumulative_part(sim, sub, consumer, key)
+        return
     sim.note(f"{sub.name} {consumer.name} acknowledges through {key}")
+    sim.did("acknowledge cumulatively" if sub.is_single else "acknowledge cumulatively, which is refused")
     if not sub.is_single:
         with suppress(CumulativeAckRefusedError):
             dispatcher.acknowledge_cumulative(consumer, Position(*key))
@@ -294,6 +307,42 @@ def acknowledge_cumulative(sim: "Simulation") -> None:
     dispatcher.acknowledge_cumulative(consumer, Position(*key))
 
 
+def _acknowledge_cumulative_part(
+    sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, key: Key
+) -> None:
+    """Acknowledge everything before a batch, and its first messages."""
+    dispatcher = sim.dispatcher(sub)
+    assert dispatcher is not None
+    left = sub.remembered[key]
+    first = sim.chance.randrange(1, left.bit_length())
+    left = left >> first << first
+    sub.remembered[key] = left
+    sim.note(f"{sub.name} {consumer.name} acknowledges through a part of {key}, {left:b} are left")
+    sim.did("acknowledge cumulatively through a part of a batch")
+    before = (key[0], key[1] - 1)
+    sub.passed = max(sub.passed, before)
+    sim.oracle.acknowledged(sub, [one for one in sim.oracle.entries if one < key])
+    sim.oracle.acknowledged_part(sub, key, left)
+    dispatcher.acknowledge_cumulative(consumer, Position(*key), words_of(left))
+
+
+def cancel(sim: "Simulation") -> None:
+    """Somebody who holds nothing acknowledges what waits: messages are cancelled, delayed ones above all."""
+    sub = _sub(sim)
+    dispatcher = sim.dispatcher(sub) if sub is not None else None
+    if sub is None or dispatcher is None or sub.is_busy:
+        return
+    waiting = [key for rows in sub.delayed.values() for _, key in rows]
+    if not waiting or sim.chance.random() < 0.2:
+        waiting += [key for keys in sub.immediate.values() for key in keys]
+    if waiting:
+        keys = _some(sim, waiting)
+        sim.note(f"{sub.name} cancels {keys[:20]}")
+        sim.did("cancel what waits", len(keys))
+        sim.oracle.acknowledged(sub, keys)
+        dispatcher.acknowledge(None, keys)
+
+
 def acknowledge_late(sim: "Simulation") -> None:
     """A client acknowledges what it was sent over earlier connections."""
     found = _consumer(sim)
@@ -301,13 +350,15 @@ def acknowledge_late(sim: "Simulation") -> None:
         sub, consumer = found
         keys = [key for key in sub.remembered if key in sim.oracle.entries]
         if keys:
+            sim.did("acknowledge what an earlier connection was sent", len(keys))
             acknowledge_keys(sim, sub, consumer, _some(sim, keys))
 
 
 def forget(sim: "Simulation") -> None:
     """Acknowledgements get lost: the client has forgotten, the broker never heard."""
     sub = _sub(sim)
-    if sub is not None:
+    if sub is not None and sub.remembered:
+        sim.did("acknowledgements are lost", len(sub.remembered))
         sub.remembered.clear()
 
 
@@ -335,6 +386,7 @@ def _redeliver(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedCon
     # An active consumer starts again from the first entry, whatever it names.
     is_all = keys is None or sub.is_single
     released = list(sub.held_by.get(consumer, ())) if is_all or keys is None else keys
+    sim.did("redeliver everything, so many" if is_all else "nack", len(released))
     sim.oracle.released(sub, released, are_exempt=not is_all)
     dispatcher.redeliver_unacknowledged_messages(consumer, keys)
 
@@ -357,6 +409,7 @@ def seek(sim: "Simulation") -> None:
         durable = [key for key, entry in sim.oracle.entries.items() if entry.committed_at is not None]
         position = Position(*sim.chance.choice([*durable, tuple(ledger.first_position)]))
     sim.note(f"{sub.name} seeks {position}")
+    sim.did("seek")
     sub.is_busy = True
     sub.pending_seek = tuple(position)
     sub.passed = max(sub.passed, tuple(position))
@@ -378,6 +431,7 @@ async def expire(sim: "Simulation") -> None:
         # The clock may be put forth while it looks.
         sub.expiring = sim.clock.now_ms() - sim.variant.config.ttl_ms
     sim.note("expires")
+    sim.did("expiry")
     # Where the log cannot be read it is tried again at the next check.
     with suppress(LedgerError):
         await sim.in_time(
@@ -410,6 +464,8 @@ def _pass(sim: "Simulation", sub: SubscriptionModel, through: Key) -> None:
         return
     sim.oracle.sync(sub)
     sim.note(f"{sub.name} passes {through}")
+    passed = [key for key in sim.oracle.entries if key <= through and key not in sub.acknowledged]
+    sim.did("skip or clear", len(passed))
     sub.passed = max(sub.passed, through)
     sim.oracle.acknowledged(sub, [key for key in sim.oracle.entries if key <= through])
     found.cursor.acknowledge_cumulative(Position(*through))
@@ -422,9 +478,26 @@ async def switch_delays(sim: "Simulation") -> None:
     await set_delays(sim, is_active=not sim.is_active)
 
 
+async def change_tick(sim: "Simulation") -> None:
+    """The topic's policy has another tick."""
+    sim.tick_time_ms = sim.chance.choice([1, 10, 1_000])
+    sim.oracle.note_tick(sim.tick_time_ms)
+    sim.note(f"the tick is {sim.tick_time_ms} ms")
+    sim.did("change of the tick")
+    await _set_policies(sim)
+
+
+async def _set_policies(sim: "Simulation") -> None:
+    policies = DelayedDeliveryPolicies(is_active=sim.is_active, tick_time_ms=sim.tick_time_ms, delay_ms_max=0)
+    await sim.in_time(
+        "the change of policies", sim.life.service.set_policies(sim.life.topic.name, policies), ADMINISTRATION_S
+    )
+
+
 async def set_delays(sim: "Simulation", *, is_active: bool) -> None:
     """Set the topic's policy."""
     sim.is_active = is_active
+    sim.did("delays on" if is_active else "delays off")
     if not is_active:
         sim.oracle.delays_off_at = float("inf")
         for sub in sim.oracle.subs.values():
@@ -433,12 +506,7 @@ async def set_delays(sim: "Simulation", *, is_active: bool) -> None:
             sub.off_periods.append(OffPeriod(tuple(sim.last_position()) if has_tracker else (-1, -1)))
     sim.note(f"delays are {'on' if is_active else 'off'}")
     sim.disturb_order(1.0)
-    policies = DelayedDeliveryPolicies(
-        is_active=is_active, tick_time_ms=sim.variant.config.tracker.tick_time_ms, delay_ms_max=0
-    )
-    await sim.in_time(
-        "the change of policies", sim.life.service.set_policies(sim.life.topic.name, policies), ADMINISTRATION_S
-    )
+    await _set_policies(sim)
     if is_active:
         sim.oracle.delays_off_at = sim.clock.now_s()
         for sub in sim.oracle.subs.values():
@@ -459,6 +527,7 @@ def put_clock(sim: "Simulation", step_ms: int) -> None:
     if step_ms < 0:
         sim.times.peaks.append((sim.clock.now_s(), sim.clock.now_ms()))
     sim.clock.offset_ms += step_ms
+    sim.did("the clock is put forth" if step_ms > 0 else "the clock is put back", abs(step_ms))
     sim.note(f"the clock makes a step of {step_ms} ms")
     sim.disturb_order(12.0)
 
@@ -466,6 +535,7 @@ def put_clock(sim: "Simulation", step_ms: int) -> None:
 async def keep_house(sim: "Simulation") -> None:
     """The retention check rolls over, trims and sweeps."""
     sim.note("keeps house")
+    sim.did("retention check")
     await sim.in_time("retention", sim.life.topic.roll_over_and_trim(sim.clock.now_ms()), ADMINISTRATION_S)
 
 
@@ -484,6 +554,7 @@ async def unsubscribe(sim: "Simulation") -> None:
         # Another one came meanwhile.
         sub.is_busy = False
         return
+    sim.did("unsubscribe")
     del sim.oracle.subs[sub.name]
     await subscribe_anew(sim, sub.kind)
 
@@ -498,6 +569,7 @@ def change_kind(sim: "Simulation") -> None:
     own = [kind for kind in sim.variant.kinds if kind in (CLASSIC, LAST_SENT)]
     sub.kind = sim.chance.choice([*kinds, *(own or [DRAINING])])
     sim.note(f"{sub.name} is {sub.kind} from now on")
+    sim.did("change of the type")
     # The next dispatcher begins anew; what clients hold of batches is forgotten with the last one.
     sim.oracle.begin_with(sub, sub.acknowledged)
     sim.disturb_order(8.0)
@@ -520,6 +592,7 @@ def break_storage(sim: "Simulation") -> None:
     sim.life.storage.is_hanging = sim.storage_state == "hangs"
     sim.life.storage.is_down = sim.storage_state == "is down"
     sim.note(f"the storage {sim.storage_state}")
+    sim.did(f"the storage {sim.storage_state}")
     sim.disturb_order(FOR_EVER_S)
 
 
@@ -530,6 +603,7 @@ def mend_storage(sim: "Simulation") -> None:
         storage.is_hanging = storage.is_down = False
         sim.storage_state = "works"
         sim.note("the storage is mended")
+        sim.did("the storage is mended")
         if storage.plan is NO_FAULTS:
             restore_order(sim)
 
@@ -545,6 +619,7 @@ async def lose_snapshot(sim: "Simulation") -> None:
     snapshots = await sim.stored.list_bucket_snapshots()
     if snapshots:
         sim.note("a snapshot is lost")
+        sim.did("a snapshot is lost")
         sim.disturb_order(10.0)
         await sim.stored.delete_bucket_snapshot(sim.chance.choice(snapshots).bucket_id)
 
@@ -571,6 +646,7 @@ def cut_power(sim: "Simulation") -> None:
 async def restart(sim: "Simulation") -> None:
     """The service is stopped in order and started again."""
     sim.note("restarts")
+    sim.did("restart")
     await sim.close_life()
 
 
@@ -618,7 +694,9 @@ EVENTS: Final[dict[str, Event]] = {
         expire,
         skip,
         clear,
+        cancel,
         switch_delays,
+        change_tick,
         step_clock,
         keep_house,
         unsubscribe,

@@ -236,6 +236,13 @@ class Oracle:
         self._precision_ms = precision_ms
         self._keeps_times_in_order = keeps_times_in_order
 
+    def note_tick(self, tick_ms: int) -> None:
+        """Note another tick: the longest one ever blurs the times, where they are not strict or the index is coarse."""
+        if self._tick_ms:
+            self._tick_ms = max(self._tick_ms, tick_ms)
+        if self._precision_ms:
+            self._precision_ms = max(self._precision_ms, tick_ms)
+
     # Publishing.
 
     def appended(self, entry: Entry) -> None:

@@ -10,7 +10,6 @@ tells.
 import asyncio
 import hashlib
 import traceback
-from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from managed_ledger.position import Position
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from whole_service import events
 from whole_service.clients import SimulatedConsumer
+from whole_service.coverage import Coverage, Met
 from whole_service.life import Clock, Killed, Life
 from whole_service.oracle import Entry, Key, Oracle, SubscriptionModel, Times
 from whole_service.rest import come_to_rest
@@ -54,7 +54,8 @@ class Result:
     deliveries: int
     digest: str
     trace: list[str] = field(repr=False)
-    happened: Counter[str] = field(repr=False)
+    met: Met = field(repr=False)
+    """What had an effect, and which bounds were met (`coverage.py`)."""
 
 
 class FailedError(Exception):
@@ -95,10 +96,11 @@ class Simulation:
         self.step = 0
         self.trace: list[str] = []
         self.complaints: list[str] = []
-        self.happened: Counter[str] = Counter()
+        self.coverage = Coverage()
         self.storage_state = "works"
         """works, hangs, is down."""
         self.is_active = True
+        self.tick_time_ms = self.variant.config.tracker.tick_time_ms
         self.are_clients_eager = False
         """Whether every consumer acknowledges what it gets and asks for as much again."""
         self.published = 0
@@ -126,6 +128,7 @@ class Simulation:
                 is_over = self.life.run(self._live())
             except Killed:
                 self.note("the power fails" if self.is_power_cut else "killed")
+                self.did("power cut" if self.is_power_cut else "kill")
                 if self.is_power_cut:
                     self.disk = self.disk.after_power_loss()
                 self.is_after_power_cut = self.is_power_cut
@@ -147,7 +150,7 @@ class Simulation:
             self.oracle.deliveries,
             digest,
             self.trace,
-            self.happened,
+            self.coverage.met,
         )
 
     async def _live(self) -> bool:
@@ -167,12 +170,13 @@ class Simulation:
         while self.step < self.variant.steps:
             self.step += 1
             name = self.chance.choices(names, weights)[0]
-            self.happened[name] += 1
             happening = events.EVENTS[name](self)
             if happening is not None:
                 await happening
             if self._ends_life:
                 return False
+            # Before anything that follows from it, and after that.
+            self.check()
             await self._let_time_pass()
             self.check()
         await come_to_rest(self, is_final=True)
@@ -203,6 +207,10 @@ class Simulation:
     def note(self, text: str) -> None:
         """Write a line of the trace."""
         self.trace.append(f"{self.clock.now_s():10.4f} {self.step:4d} {text}")
+
+    def did(self, what: str, size: int = 1) -> None:
+        """Count an event that had an effect."""
+        self.coverage.note(f"event: {what}", size)
 
     def complain(self, text: str) -> None:
         """Note a broken promise; the run ends with the step."""
@@ -343,11 +351,15 @@ class Simulation:
                 _check_cores(dispatcher)
             except AssertionError as error:
                 self.complain(f"{sub.name}: a core is inconsistent: {error!r}")
-            self._check_permits(sub, dispatcher)
+            self._check_counts(sub, dispatcher)
+            self.coverage.look_at(dispatcher)
         if self.complaints:
             raise FailedError
 
-    def _check_permits(self, sub: SubscriptionModel, dispatcher: Dispatcher) -> None:
+    def _check_counts(self, sub: SubscriptionModel, dispatcher: Dispatcher) -> None:
+        """Compare the stats of the consumers with what they asked for, got and acknowledged."""
+        # What has expired is forgotten in portions.
+        is_expiring = bool(getattr(dispatcher.core, "_expired", ()))
         for consumer in sub.consumers:
             stats = dispatcher.consumer_stats(consumer)
             if stats is None:
@@ -358,6 +370,14 @@ class Simulation:
                 self.complain(
                     f"{sub.name}: {consumer.name} has {left} permits left, the broker counts {stats.available_permits} "
                     f"and {stats.unsent_entries} unsent entries: charged and not sent, or sent and not charged"
+                )
+            if sub.is_single or stats.unsent_entries or is_expiring:
+                continue
+            held = (len(sub.held_by.get(consumer, ())), sub.messages_held.get(consumer, 0))
+            if held != (stats.pending_entries, stats.unacked_messages):
+                self.complain(
+                    f"{sub.name}: {consumer.name} holds {held[0]} entries and {held[1]} messages, the broker counts "
+                    f"{stats.pending_entries} and {stats.unacked_messages}"
                 )
 
     def _look_at_ledgers(self) -> None:

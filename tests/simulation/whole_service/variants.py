@@ -180,7 +180,7 @@ def _dispatcher(chance: Random, kinds: tuple[str, ...], *, is_bulky: bool) -> Di
         read_failure_backoff_max_ms=chance.choice([10, 100]),
         unacked_per_consumer_max=chance.choice([0, 0, 0, 4, 30]),
         unacked_per_subscription_max=chance.choice([0, 0, 0, 6, 50]),
-        scan_entries_max=chance.choice([1, 5, 30, 2_000]),
+        scan_entries_max=chance.choice([30, 2_000]) if is_bulky else chance.choice([1, 5, 30, 2_000]),
         held_entries_max=chance.choice([1, 10, 1_000_000, 1_000_000, 1_000_000]),
         lookup_entries_max=chance.choice([1, 10, 10_000]),
         return_entries_max=1_000 if is_bulky else portion,
@@ -244,7 +244,7 @@ def _plan(chance: Random, seed: int, storage: str) -> FaultPlan:
 def _weights(chance: Random, *, is_bulky: bool) -> dict[str, float]:
     usual = {
         "publish": 14,
-        "publish_many": 3 if is_bulky else 0,
+        "publish_many": 1.5 if is_bulky else 0,
         "join": 6,
         "leave": 3,
         "crash": 2,
@@ -262,7 +262,9 @@ def _weights(chance: Random, *, is_bulky: bool) -> dict[str, float]:
         "expire": 1.5,
         "skip": 1,
         "clear": 0.5,
+        "cancel": 1.5,
         "switch_delays": 1,
+        "change_tick": 0.5,
         "step_clock": 1,
         "keep_house": 2,
         "break_storage": 1,
