@@ -109,7 +109,7 @@ def free_ranges(sub: SubscriptionModel) -> list[tuple[int, int]]:
 def join(sim: "Simulation") -> None:
     """A consumer subscribes, and may ask for messages at once."""
     sub = _sub(sim)
-    if sub is not None and not sub.is_busy and len(sub.consumers) < 5:
+    if sub is not None and not sub.is_busy and len(sub.consumers) + sub.joining < 5:
         permits = sim.chance.choice([0, 1, 5, 50, 1_000, 10_000])
         sim.did("join" if permits else "join without permits", permits)
         sim.start_task(attach(sim, sub, sim.new_consumer(sub), permits))
@@ -117,7 +117,8 @@ def join(sim: "Simulation") -> None:
 
 async def attach(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, permits: int) -> None:
     """Subscribe, and ask for messages."""
-    with suppress(BrokerError, DispatcherError):
+    sub.joining += 1
+    try:
         await sim.in_time(
             f"{sub.name}: the subscribe of {consumer.name}",
             sim.life.topic.subscribe(consumer, subscription_type(sub.kind), durable=True, start=None),
@@ -126,6 +127,11 @@ async def attach(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedC
         consumer.is_attached = True
         if permits:
             give_permits(sim, sub, consumer, permits)
+    except (BrokerError, DispatcherError):
+        # Refused: another type or policy, ranges that are taken, an exclusive subscription.
+        sim.did("join, which is refused")
+    finally:
+        sub.joining -= 1
 
 
 async def subscribe_anew(sim: "Simulation", kind: str) -> None:
@@ -191,11 +197,15 @@ def give_permits(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedC
         dispatcher.consumer_flow(consumer, permits)
 
 
+_PERMITS: Final = (1, 1, 3, 10, 100, 1_000)
+_PERMITS_BULKY: Final = (1, 100, 5_000, 20_000)
+
+
 def flow(sim: "Simulation") -> None:
     """A consumer asks for messages."""
     found = _consumer(sim)
     if found is not None:
-        give_permits(sim, *found, sim.chance.choice([1, 1, 3, 10, 100, 1_000]))
+        give_permits(sim, *found, sim.chance.choice(_PERMITS_BULKY if sim.variant.is_bulky else _PERMITS))
 
 
 def stick(sim: "Simulation") -> None:
@@ -373,10 +383,13 @@ def nack(sim: "Simulation") -> None:
 
 
 def redeliver_all(sim: "Simulation") -> None:
-    """A consumer asks for everything again."""
+    """A consumer asks for everything again; often the one that has most in hand."""
     found = _consumer(sim)
     if found is not None:
-        _redeliver(sim, *found, None)
+        sub, consumer = found
+        if sim.chance.random() < 0.5:
+            consumer = max(sim.open_consumers(sub), key=lambda one: len(sub.held_by.get(one, ())))
+        _redeliver(sim, sub, consumer, None)
 
 
 def _redeliver(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, keys: list[Key] | None) -> None:
@@ -545,7 +558,8 @@ async def unsubscribe(sim: "Simulation") -> None:
     if sub is None or sub.is_busy:
         return
     consumers = sim.open_consumers(sub)
-    if len(consumers) != 1 or len(sub.consumers) != 1:
+    # Who comes after the end of a subscription makes another one of the same name.
+    if len(consumers) != 1 or len(sub.consumers) != 1 or sub.joining:
         return
     sub.is_busy = True
     try:
@@ -610,7 +624,7 @@ def mend_storage(sim: "Simulation") -> None:
 
 def restore_order(sim: "Simulation") -> None:
     """Let the order of time be a promise again, once what went wrong is over."""
-    if sim.oracle.order_since > sim.clock.now_s() + 1_000:
+    if sim.oracle.order_since > sim.clock.now_s() + 1_000 and not sim.has_bad_snapshots:
         sim.oracle.order_since = sim.clock.now_s() + 15.0
 
 
@@ -620,7 +634,9 @@ async def lose_snapshot(sim: "Simulation") -> None:
     if snapshots:
         sim.note("a snapshot is lost")
         sim.did("a snapshot is lost")
-        sim.disturb_order(10.0)
+        # That is found out when it is loaded, which can be much later.
+        sim.has_bad_snapshots = True
+        sim.disturb_order(FOR_EVER_S)
         await sim.stored.delete_bucket_snapshot(sim.chance.choice(snapshots).bucket_id)
 
 

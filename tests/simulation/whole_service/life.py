@@ -125,6 +125,7 @@ class Life:
         self.service: Service
         self.topic: Topic
         self.is_dead = False
+        self.began_s = start_s
         self._log = _LogWatch(self._on_log)
 
     def _executor(self, loop: LifeLoop, workers: int) -> LoopExecutor:

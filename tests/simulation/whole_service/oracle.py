@@ -127,6 +127,8 @@ class SubscriptionModel:
         self.off_periods: list[OffPeriod] = []
         """When delays were off, and what kept its time."""
         self.is_busy = False
+        self.joining = 0
+        """How many consumers are on their way to it."""
         self.deliveries = 0
 
     @property

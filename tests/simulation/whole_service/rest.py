@@ -109,6 +109,9 @@ def _judge_eager(sim: "Simulation") -> None:
             continue
         delayed = dispatcher.stats().msg_delayed
         least, most = sim.oracle.future_counts(sub) if has_delays(sub.kind) else (0, 0)
+        if sim.variant.tracker != "memory":
+            # After a kill in a merge two snapshots have a message, which counts twice until one of them is loaded.
+            most += sum(entry.published_at < sim.life.began_s for entry in sim.oracle.future(sub))
         if not least <= delayed <= most:
             sim.complain(
                 f"{sub.name}: msgDelayed is {delayed}, and {least} to {most} entries wait for their time (item 9)"

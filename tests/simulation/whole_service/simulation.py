@@ -99,6 +99,8 @@ class Simulation:
         self.coverage = Coverage()
         self.storage_state = "works"
         """works, hangs, is down."""
+        self.has_bad_snapshots = self.variant.storage == "lying"
+        """Whether some can no longer be read whatever is mended."""
         self.is_active = True
         self.tick_time_ms = self.variant.config.tracker.tick_time_ms
         self.are_clients_eager = False
@@ -446,6 +448,7 @@ class Simulation:
         sub.expiring = sub.pending_seek = None
         sub.before_seek = None
         sub.is_busy = False
+        sub.joining = 0
         self.oracle.begin_with(sub, durable)
 
     def _on_committed(self) -> None:

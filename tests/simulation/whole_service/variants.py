@@ -32,8 +32,8 @@ KINDS: Final = {
     CLASSIC: 3,
     STICKY: 2,
     OUT_OF_ORDER: 2,
-    FAILOVER: 1,
-    EXCLUSIVE: 1,
+    FAILOVER: 2,
+    EXCLUSIVE: 2,
 }
 """With how often each is chosen."""
 
@@ -86,6 +86,8 @@ class Variant:
     """How often each event happens, by its name."""
     steps: int
     delay_laws: tuple[str, ...]
+    is_bulky: bool
+    """Thousands of entries at once."""
     has_clock_steps: bool
 
     @property
@@ -141,6 +143,7 @@ def variant_of(seed: int, name: str | None = None) -> Variant:
         weights=_weights(chance, is_bulky=is_bulky),
         steps=chance.choice([60, 100, 150]),
         delay_laws=laws,
+        is_bulky=is_bulky,
         has_clock_steps=has_clock_steps,
     )
 
@@ -178,8 +181,8 @@ def _dispatcher(chance: Random, kinds: tuple[str, ...], *, is_bulky: bool) -> Di
         round_robin_batch_entries_max=chance.choice([1, 3, 20]),
         read_failure_backoff_initial_ms=1,
         read_failure_backoff_max_ms=chance.choice([10, 100]),
-        unacked_per_consumer_max=chance.choice([0, 0, 0, 4, 30]),
-        unacked_per_subscription_max=chance.choice([0, 0, 0, 6, 50]),
+        unacked_per_consumer_max=50_000 if is_bulky else chance.choice([0, 0, 0, 4, 30]),
+        unacked_per_subscription_max=200_000 if is_bulky else chance.choice([0, 0, 0, 6, 50]),
         scan_entries_max=chance.choice([30, 2_000]) if is_bulky else chance.choice([1, 5, 30, 2_000]),
         held_entries_max=chance.choice([1, 10, 1_000_000, 1_000_000, 1_000_000]),
         lookup_entries_max=chance.choice([1, 10, 10_000]),
@@ -255,7 +258,7 @@ def _weights(chance: Random, *, is_bulky: bool) -> dict[str, float]:
         "acknowledge_late": 3,
         "forget": 1,
         "nack": 2,
-        "redeliver_all": 2,
+        "redeliver_all": 6 if is_bulky else 2,
         "stick": 2,
         "unstick": 3,
         "seek": 1.5,
@@ -279,6 +282,9 @@ def _weights(chance: Random, *, is_bulky: bool) -> dict[str, float]:
         "wait_long": 1,
         "rest": 0.7,
     }
+    if is_bulky:
+        # So that thousands are in hand, and come back.
+        usual |= {"seek": 0.5, "skip": 0.3, "clear": 0.2, "expire": 0.5, "kill": 0.5, "restart": 0.5}
     always = {"publish", "publish_many", "join", "flow", "acknowledge", "unstick", "mend_storage", "wait"}
     share = chance.choice([0.3, 0.6, 1.0])
     weights = {
