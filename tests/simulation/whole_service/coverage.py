@@ -58,8 +58,8 @@ _INTAKE: Final[dict[str, Callable[[Intake], int]]] = {
     ),
     "bound: entries of a slot are parked": lambda core: len(core.waiting.parked),
     "portion: entries return to their queues": lambda core: len(core.waiting.returning),
-    "bound: the scan is ahead of what is read": lambda core: (
-        int(core.plan is not None and core.plan.ranges[-1].scanned_to > core.plan.next_immediate)
+    "bound: the scan is ahead of what is read": lambda core: int(
+        core.plan is not None and core.plan.ranges[-1].scanned_to > core.plan.next_immediate
     ),
     "recovery: a ledger waits for its index": lambda core: int(core.plan is not None and core.plan.has_recovering),
     "recovery: taken before the scan came by": lambda core: (
@@ -115,5 +115,7 @@ def table(runs: Iterable[Met], names: Iterable[str]) -> str:
     lines = [f"| of {len(found)} seeds | seeds | times | most at once |", "|---|---:|---:|---:|"]
     for name in every:
         each = [met[name] for met in found if name in met]
-        lines.append(f"| {name} | {len(each)} | {sum(one[0] for one in each)} | {max((one[1] for one in each), default=0)} |")
+        lines.append(
+            f"| {name} | {len(each)} | {sum(one[0] for one in each)} | {max((one[1] for one in each), default=0)} |"
+        )
     return "\n".join(lines)
