@@ -350,7 +350,8 @@ class Reader:
             popped = self.tracker.get_scheduled_messages(wanted)
             self._is_tracker_dry = len(popped) == 0
             if self._is_tracker_dry:
-                return False
+                # What it had is gone in the meantime, so what is held waits for that no longer.
+                return bool(self._intake.held_due)
             self._intake.on_popped(popped.ledger_ids, popped.entry_ids)
             self._popped = popped
         popped = self._popped

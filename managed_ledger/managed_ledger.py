@@ -263,7 +263,14 @@ class ManagedLedger(ReadableLog):
             self._services.trimmed(doomed, sum(ledger.durable.bytes for ledger in ledgers))
             return len(ledgers)
 
-    async def expire(self, now_ms: int, ttl_ms: int, *, spared: Collection[str] = ()) -> dict[str, int]:
+    async def expire(
+        self,
+        now_ms: int,
+        ttl_ms: int,
+        *,
+        spared: Collection[str] = (),
+        on_expired: Callable[[str, int], None] | None = None,
+    ) -> dict[str, int]:
         """Acknowledge, per cursor, the entries from mark-delete on whose time to live is over.
 
         It counts from the later of publish and delivery time, and stops at the first entry that still lives.
@@ -272,6 +279,8 @@ class ManagedLedger(ReadableLog):
             now_ms: What time it is.
             ttl_ms: The time to live.
             spared: Names of cursors that nothing expires for.
+            on_expired: Told the name of a cursor and how many of its entries expired, in the step in which it moved:
+                who delivers must not send them while others have their turn.
 
         Returns:
             How many entries expired, by cursor.
@@ -290,6 +299,8 @@ class ManagedLedger(ReadableLog):
             else:
                 if count:
                     expired[name] = count
+                    if on_expired is not None:
+                        on_expired(name, count)
         if failures:
             raise failures[0]
         return expired

@@ -302,13 +302,12 @@ class Topic:
 
     async def expire(self, now_ms: int, ttl_ms: int) -> None:
         """Acknowledge for every subscription what has outlived its time, and let its dispatcher know."""
-        expired = await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,))
-        for cursor_name, count in expired.items():
-            subscription = self.subscriptions.get(subscription_of(cursor_name))
-            if subscription is None:
-                continue
-            if count:
-                log.info("%d messages of %s / %s expired", count, self.name, subscription.name)
+        await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,), on_expired=self._on_expired)
+
+    def _on_expired(self, cursor_name: str, count: int) -> None:
+        subscription = self.subscriptions.get(subscription_of(cursor_name))
+        if subscription is not None:
+            log.info("%d messages of %s / %s expired", count, self.name, subscription.name)
             subscription.expired(count)
 
     def end_rate_window(self, now_ms: int) -> None:

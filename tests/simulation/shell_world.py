@@ -34,6 +34,7 @@ class ShellWorld:
         tracker_config: TrackerConfig | None = None,
         sealed: Collection[tuple[int, int, int]] = (),
         recovery_seconds: float = 0.0,
+        fake_tracker: type[FakeTracker] = FakeTracker,
     ) -> None:
         self.config = config if config is not None else DispatcherConfig()
         self.log = log if log is not None else FakeLog(chance=chance)
@@ -54,7 +55,7 @@ class ShellWorld:
 
         def new_tracker(on_available: Callable[[], None]) -> DelayedDeliveryTracker:
             if tracker_config is None:
-                return FakeTracker(on_available, sealed, recovery_seconds=recovery_seconds)
+                return fake_tracker(on_available, sealed, recovery_seconds=recovery_seconds)
             context = TrackerContext(
                 topic_name=TOPIC, cursor_name=self.cursor.name, cursor=self.cursor, on_available=on_available
             )

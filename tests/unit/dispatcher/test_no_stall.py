@@ -3,13 +3,14 @@
 import asyncio
 
 import pytest
-from dispatcher_world import FakeLog
+from dispatcher_world import FakeLog, FakeTracker
 from shell_world import ShellWorld, settle
 from virtual_time import now_ms, run
 
 from dispatcher import DispatcherConfig, SubscriptionType
 from dispatcher.slots import sticky_hash
 from managed_ledger.position import Position
+from snapshot_storage.encoding.columns import DelayedIndexes
 
 _MANY = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
 
@@ -221,6 +222,31 @@ def test_a_batch_counts_for_what_is_left_of_it_when_the_limit_of_a_subscription_
         await settle()
 
         assert consumer.positions() == [(1, number) for number in range(6)]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+class _EmptyHandedTracker(FakeTracker):
+    """What is due in it turns out to be acknowledged when it is polled, as in a shared index."""
+
+    def get_scheduled_messages(self, max_messages: int) -> DelayedIndexes:
+        return super().get_scheduled_messages(max_messages).slice(0, 0)
+
+
+@pytest.mark.parametrize("kind", _MANY)
+def test_held_entries_do_not_wait_for_a_message_that_the_tracker_turns_out_not_to_have(kind: SubscriptionType) -> None:
+    """They were due when they were read, and were to come after it."""
+
+    async def scenario() -> None:
+        log = FakeLog()
+        _publish(log, 1, [-2_000, -1_000])
+        sealed = [(log.entries[0].deliver_at_ms, 1, 0)]
+        world = ShellWorld(kind, log=log, sealed=sealed, fake_tracker=_EmptyHandedTracker)
+        consumer = world.join("c")
+        await settle(60)
+
+        assert consumer.positions() == [(1, 1)]
         await world.dispatcher.close()
 
     run(scenario())

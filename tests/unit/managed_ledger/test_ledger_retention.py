@@ -165,6 +165,24 @@ def test_expiry_passes_over_whole_ledgers_without_reading() -> None:
     asyncio.run(scenario())
 
 
+def test_each_cursor_tells_of_what_expired_before_the_next_is_looked_at() -> None:
+    """Whoever delivers for it must know in the step in which it moves."""
+
+    async def scenario() -> None:
+        ledger = await _ledger(MemoryDatabase(), 8, cache_bytes_max=0)
+        cursors = {name: await ledger.open_cursor(name) for name in ("a", "b", "c")}
+        backlogs: list[list[int]] = []
+
+        await ledger.expire(
+            START_MS + 200, 100, on_expired=lambda *_: backlogs.append([one.backlog for one in cursors.values()])
+        )
+
+        assert backlogs == [[0, 8, 8], [0, 0, 8], [0, 0, 0]]
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
 def test_an_aged_ledger_can_be_trimmed_after_it_rolled_over() -> None:
     async def scenario() -> None:
         clock, database = FakeClock(), MemoryDatabase()
@@ -220,10 +238,13 @@ def test_what_one_cursor_cannot_read_does_not_keep_the_others_from_expiring() ->
         headers = database.tables[Family.HEADERS]
         del headers[min(headers)]
 
+        told: list[tuple[str, int]] = []
         with pytest.raises(StoreCorruptedError, match="lacks entries"):
-            await ledger.expire(START_MS, 100)
+            await ledger.expire(START_MS, 100, on_expired=lambda *expired: told.append(expired))
 
         assert beyond.backlog == 0
+        # Else its dispatcher would go on to send them.
+        assert told == [("beyond", 2)]
         await ledger.close()
 
     asyncio.run(scenario())
