@@ -12,6 +12,7 @@ NAMES: Final = (
     "tracker",
     "tracker_memory",
     "many_buckets",
+    "many_topics",
     "dispatcher",
     "log_layout",
     "merge_curve",

@@ -22,7 +22,6 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap
 
-from tracker.columns.segment_table import SegmentTable
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -33,6 +32,7 @@ from tracker.core.actions import (
     PropertyPut,
     PropertyRemoved,
     PutProperty,
+    SegmentTable,
     SnapshotCreated,
     SnapshotDeleted,
 )

@@ -12,7 +12,6 @@ say.
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
@@ -80,7 +79,7 @@ class Dispatcher:
         self._by_handle: dict[int, Outbox] = {}
         """By the identity of the handle, which the outbox keeps alive."""
         self._indices = count()
-        self._actions: deque[Action] = deque()
+        self._actions: list[Action] = []
         self._is_running_actions = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms: int | None = None
@@ -375,10 +374,14 @@ class Dispatcher:
         self._actions.extend(actions)
         if not self._is_running_actions:
             self._is_running_actions = True
+            begun = 0
             try:
-                while self._actions:
-                    self._run_action(self._actions.popleft())
+                # More may come while these run.
+                while begun < len(self._actions):
+                    begun += 1
+                    self._run_action(self._actions[begun - 1])
             finally:
+                del self._actions[:begun]
                 self._is_running_actions = False
         self._arm_timer()
         self._reader.wake()

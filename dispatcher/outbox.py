@@ -56,10 +56,12 @@ class Outbox:
         self._on_refused = on_refused
         self._on_missing = on_missing
         self._on_defect = on_defect
-        self._items: deque[Item] = deque()
+        self._items: deque[Item] | tuple[()] = ()
+        """A queue while there is something to send; an empty one takes 600 bytes."""
         self._drops = 0
         self._pump: asyncio.Task[None] | None = None
-        self._writable = asyncio.Event()
+        self._writable: asyncio.Event | None = None
+        """While it waits for the connection."""
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -69,6 +71,9 @@ class Outbox:
         """Send these after all others; none once it is closed, as those before them were dropped."""
         if self._is_closed:
             return
+        if not self._items:
+            self._items = deque()
+        assert isinstance(self._items, deque)
         self._items.extend(items)
         if self._pump is None:
             self._pump = asyncio.get_running_loop().create_task(self._run())
@@ -80,13 +85,14 @@ class Outbox:
     def drop(self) -> list[Item]:
         """Send nothing of what is here; return it."""
         unsent = list(self._items)
-        self._items.clear()
+        self._items = ()
         self._drops += 1
         return unsent
 
     def on_writable(self) -> None:
         """Go on: the connection takes bytes again."""
-        self._writable.set()
+        if self._writable is not None:
+            self._writable.set()
 
     def close(self) -> None:
         """Send nothing any more, from this call on; `closed` waits for the task."""
@@ -110,16 +116,20 @@ class Outbox:
             self._on_defect(defect)
         finally:
             self._pump = None
+            if not self._items:
+                self._items = ()
 
     async def _until_writable(self) -> None:
         waits = Backoff(initial_ms=self._config.retry_backoff_initial_ms, max_ms=self._config.retry_backoff_max_ms)
         while not self.handle.is_writable and self._items:
-            self._writable.clear()
+            self._writable = asyncio.Event()
             try:
                 async with asyncio.timeout(waits.next_seconds()):
                     await self._writable.wait()
             except TimeoutError:
                 continue
+            finally:
+                self._writable = None
 
     async def _send_batch(self) -> None:
         batch = self._next_batch()
@@ -129,6 +139,7 @@ class Outbox:
         payloads = await self._read(batch)
         if drops != self._drops:
             return
+        assert isinstance(self._items, deque)
         for _ in batch:
             self._items.popleft()
         deliveries = self._deliveries(batch, payloads)

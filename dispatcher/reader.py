@@ -7,7 +7,6 @@ of the log that fails is tried again; any other exception is a defect, which end
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -95,24 +94,23 @@ class Reader:
         self._on_defect = on_defect
         self._config = config
         self._now_ms = now_ms
-        self._wake = asyncio.Event()
+        self._is_woken = False
         self._task: asyncio.Task[None] | None = None
+        """Runs while there may be something to read; a quiet subscription has none."""
         self._pauses = 0
         self._is_closed = False
         self._is_reading = False
         self._is_tracker_dry = False
         self._popped: DelayedIndexes | None = None
-        self._untracked: deque[tuple[int, BitMap]] = deque()
-        self._untracked_parts: deque[_LogPart] = deque()
+        self._untracked: list[tuple[int, BitMap]] = []
+        self._untracked_parts: list[_LogPart] = []
 
     def open(self) -> None:
         """Start to read."""
-        assert self._task is None
-
         if self._new_tracker is not None:
             self.tracker = self._new_tracker(self._on_available)
         self._log.add_listener(self.wake)
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self.wake()
 
     def stop(self) -> None:
         """Read nothing any more, from this call on."""
@@ -143,7 +141,9 @@ class Reader:
 
     def wake(self) -> None:
         """Look again whether there is something to read."""
-        self._wake.set()
+        self._is_woken = True
+        if self._task is None and not self._is_closed:
+            self._task = asyncio.get_running_loop().create_task(self._run())
 
     def pause(self) -> None:
         """Forget what is on its way and read nothing until `resume`; the core was reset."""
@@ -200,12 +200,18 @@ class Reader:
     # The loop.
 
     async def _run(self) -> None:
+        try:
+            await self._read_all()
+        finally:
+            self._task = None
+
+    async def _read_all(self) -> None:
         waits = Backoff(
             initial_ms=self._config.read_failure_backoff_initial_ms,
             max_ms=self._config.read_failure_backoff_max_ms,
         )
         while True:
-            self._wake.clear()
+            self._is_woken = False
             try:
                 has_worked = await self._step()
                 waits.reset()
@@ -221,8 +227,8 @@ class Reader:
             if has_worked:
                 # What is cached is read without suspending; everybody else gets a turn in between.
                 await asyncio.sleep(0)
-            else:
-                await self._wake.wait()
+            elif not self._is_woken:
+                return
 
     async def _step(self) -> bool:
         """Do one piece of each kind of work; return whether there was any."""
@@ -376,9 +382,9 @@ class Reader:
         self._intake.on_popped(ledger_ids, ids)
         headers = await _from_log(self._log.read_headers_at(ledger_ids, ids))
         if self._untracked and self._untracked[0][1] is lost:
-            self._untracked.popleft()
+            del self._untracked[0]
             if len(lost) > entries_max:
-                self._untracked.appendleft((ledger_id, lost[entries_max:]))
+                self._untracked.insert(0, (ledger_id, lost[entries_max:]))
             self._core.advance(self._now_ms())
             self._run_actions(self._intake.on_untracked(headers))
         return True
@@ -401,9 +407,9 @@ class Reader:
         )
         # A reset meanwhile has forgotten it.
         if self._untracked_parts and self._untracked_parts[0] is part and self._core.plan is not None:
-            self._untracked_parts.popleft()
+            del self._untracked_parts[0]
             if part.first < read.next_position <= part.through:
-                self._untracked_parts.appendleft(_LogPart(read.next_position, part.through))
+                self._untracked_parts.insert(0, _LogPart(read.next_position, part.through))
             self._core.advance(self._now_ms())
             self._run_actions(self._intake.on_untracked(self._untracked_of(read.headers)))
         return True

@@ -11,7 +11,6 @@ restart, as after any lost reply.)
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -95,7 +94,7 @@ class Appender:
         self._is_requested = False
         self._chunks: list[_Chunk] = []
         self._unrecorded: dict[Ledger, None] = {}
-        self._in_flight: deque[_Round] = deque()
+        self._in_flight: list[_Round] = []
         # The open ledger, unpacked: `append` touches nothing else.
         self._ledger_id = self._first = self._next_entry_id = self._ledger_bytes = 0
         self._rows = bytearray()
@@ -203,7 +202,7 @@ class Appender:
             self._abandon(error)
             self._waiters.settle(error)
             return
-        commit = self._in_flight.popleft()
+        commit = self._in_flight.pop(0)
         for ledger, totals in commit.recorded:
             ledger.settle(totals)
             ledger.is_recorded = True

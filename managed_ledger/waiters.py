@@ -5,7 +5,6 @@ every other caller with it.
 """
 
 import asyncio
-from collections import deque
 
 from managed_ledger.errors import LedgerWriteError
 
@@ -16,7 +15,7 @@ class Waiters:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._next: list[asyncio.Future[None]] = []
-        self._in_flight: deque[list[asyncio.Future[None]]] = deque()
+        self._in_flight: list[list[asyncio.Future[None]]] = []
 
     def add(self, *, pending: bool) -> asyncio.Future[None]:
         """A future for the next round if something is `pending`, else for the last one in flight."""
@@ -37,7 +36,7 @@ class Waiters:
     def settle(self, error: LedgerWriteError | None) -> None:
         """The oldest round in flight is durable; or it failed, and everything behind it fails with it."""
         if error is None:
-            for future in self._in_flight.popleft():
+            for future in self._in_flight.pop(0):
                 if not future.done():
                     future.set_result(None)
             return

@@ -2,12 +2,10 @@
 
     bytes received ─► FrameSplitter ─┬─ SEND ─────────────────────► Publisher (appends, receipts)
                                      ├─ FLOW, ACK, REDELIVER, PING ► at once, on this call
-                                     └─ requests ──────────────────► one queue, answered in order (`requests`)
+                                     └─ requests ──────────────────► a queue for each topic (`request_queues`)
 
-What occurs per message is handled where it is received, without a task or an await. Requests wait for each other:
-a client that closes a consumer and subscribes again finds the first done before the second begins, and no handler
-has to think of another one half way through. A protocol error ends this connection with the reason in the log and
-touches no other.
+What occurs per message is handled where it is received, without a task or an await. Requests of one topic wait for
+each other. A protocol error ends this connection with the reason in the log and touches no other.
 
 Who the client is, CONNECT says and `broker.authentication` judges, and what its role may do, `requests` asks for
 each request. What occurs per message is not asked again: a producer or consumer that is not allowed any more is
@@ -26,6 +24,7 @@ from broker.clients.acknowledging import acknowledge
 from broker.clients.consumer import Consumer
 from broker.clients.producer import Producer
 from broker.clients.publishing import Publisher
+from broker.clients.request_queues import RequestQueues
 from broker.network.listener import Accepted
 from broker.protocol import commands
 from broker.protocol.errors import ProtocolError
@@ -76,8 +75,12 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._splitter = FrameSplitter(service.config.message_size_max)
         self._publisher = Publisher(self, pending_bytes_max=PUBLISH_PENDING_BYTES_MAX)
-        self._requests: asyncio.Queue[BaseCommand | None] = asyncio.Queue()
-        self._worker: asyncio.Task[None] | None = None
+        self._requests = RequestQueues(
+            self._answer_request,
+            producer_topic=lambda producer_id: _topic_of(self.producers.get(producer_id)),
+            consumer_topic=lambda consumer_id: _topic_of(self.consumers.get(consumer_id)),
+            spawn=service.spawn,
+        )
         self._accepted = accepted
         self._connect_timer: asyncio.TimerHandle | None = None
         self._is_connected = False
@@ -100,7 +103,6 @@ class Connection(asyncio.BufferedProtocol):
             transport.get_extra_info("peercert") or None,
             challenge_before_ms=self.service.config.access.refresh_check_s * 1000,
         )
-        self._worker = self.service.spawn(self._answer_requests())
         self.service.connections.add(self)
         if self._accepted is not None:
             self._connect_timer = asyncio.get_running_loop().call_at(
@@ -269,8 +271,8 @@ class Connection(asyncio.BufferedProtocol):
         if immediate is not None:
             immediate(self, command)
         elif command.type in self._handlers:
-            self._requests.put_nowait(command)
-            if self._requests.qsize() > REQUESTS_MAX:
+            self._requests.put(command)
+            if len(self._requests) > REQUESTS_MAX:
                 self.pause_reading("requests wait")
         else:
             raise ProtocolError(f"command of type {command.type} is not one that a client sends")
@@ -381,20 +383,18 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- requests ----
 
-    async def _answer_requests(self) -> None:
-        while (command := await self._requests.get()) is not None:
-            if self.is_closed:
-                continue
-            if self._requests.qsize() == REQUESTS_MAX // 2:
-                self.resume_reading("requests wait")
-            try:
-                await self._handlers[command.type](self, command)
-            except Exception:
-                # One of two places that catch everything: a fault of ours in one request must not leave its
-                # client waiting for ever. The connection ends, the client comes back, the others go on.
-                log.exception("request of connection %s failed", self.peer)
-                self.close("a request failed")
-        await self._leave()
+    async def _answer_request(self, command: BaseCommand) -> None:
+        if self.is_closed:
+            return
+        if len(self._requests) == REQUESTS_MAX // 2:
+            self.resume_reading("requests wait")
+        try:
+            await self._handlers[command.type](self, command)
+        except Exception:
+            # One of two places that catch everything: a fault of ours in one request must not leave its
+            # client waiting for ever. The connection ends, the client comes back, the others go on.
+            log.exception("request of connection %s failed", self.peer)
+            self.close("a request failed")
 
     def _begin_to_leave(self) -> None:
         if not self._is_leaving:
@@ -402,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
             self.is_writable = False
             self._cancel_connect_timer()
             self._has_answered_or_left.set()
-            self._requests.put_nowait(None)
+            self.service.spawn(self._leave())
 
     def _cancel_connect_timer(self) -> None:
         if self._connect_timer is not None:
@@ -410,12 +410,17 @@ class Connection(asyncio.BufferedProtocol):
             self._connect_timer = None
 
     async def _leave(self) -> None:
+        await self._requests.finished()
         for producer, topic in list(self.producers.values()):
             topic.remove_producer(producer)
         self.producers.clear()
         for consumer, topic in list(self.consumers.values()):
             await topic.consumer_left(consumer)
         self.consumers.clear()
+
+
+def _topic_of(found: tuple[object, Topic] | None) -> TopicName | None:
+    return None if found is None else found[1].name
 
 
 def _ack_response(ack: CommandAck, error: str | None) -> bytes:

@@ -5,7 +5,7 @@ taken, and a `Deliver` goes out. The payload is read afterwards. So no read in f
 """
 
 from abc import abstractmethod
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -36,7 +36,7 @@ class MultipleConsumersCore(Intake):
         """The subscription holds too many unacknowledged messages."""
         self._to_serve: OrderedDict[int, ConsumerState] = OrderedDict()
         """Who may have something to send that it could not send before; who is first has waited longest."""
-        self._expired: deque[tuple[ConsumerState, Iterator[Key]]] = deque()
+        self._expired: list[tuple[ConsumerState, Iterator[Key]]] = []
         """What mark-delete has passed while consumers held it, to be forgotten in portions."""
 
     def _on_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
@@ -264,7 +264,7 @@ class MultipleConsumersCore(Intake):
             consumer, doomed = self._expired[0]
             portion = list(islice(doomed, self.expired_entries_max))
             if len(portion) < self.expired_entries_max:
-                self._expired.popleft()
+                del self._expired[0]
             items, _ = consumer.pending.take(portion)
             if items:
                 self._release_done(consumer, list(items.values()))

@@ -254,7 +254,7 @@ def _begin_merge(buckets: BucketSet, now_ms: int) -> None:
 def _sources_to_merge(buckets: BucketSet, now_ms: int) -> list[Bucket]:
     """Return the buckets to merge next, as planned before where that still holds; none if not too many are at rest."""
     while buckets.merges_planned:
-        planned = [buckets.buckets.get(serial) for serial in buckets.merges_planned.popleft()]
+        planned = [buckets.buckets.get(serial) for serial in buckets.merges_planned.pop(0)]
         sources = [bucket for bucket in planned if bucket is not None and buckets.may_merge(bucket, now_ms)]
         if len(sources) == len(planned):
             return sources
@@ -273,7 +273,7 @@ def _sources_to_merge(buckets: BucketSet, now_ms: int) -> list[Bucket]:
 
 def _count_at_rest(buckets: BucketSet) -> int:
     """Return how many buckets count for the limit; at least so many, if that is too many already."""
-    works = [lane.work for lane in (buckets.lanes.metadata, buckets.lanes.creates, buckets.lanes.properties)]
+    works = [lane.work for lane in (buckets.lanes.reads, buckets.lanes.creates, buckets.lanes.properties)]
     count = len(buckets.ranges) - sum(map(len, works))
     if count > buckets.config.bucket_count_max:
         return count

@@ -6,7 +6,6 @@ callbacks has to survive a failure.
 """
 
 import heapq
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
@@ -62,7 +61,7 @@ class BucketSet:
         """Whether a merge may be due that was not when it was last looked."""
         self.merge_target: Bucket | None = None
         """What was merged last, or is being merged: then it has sources."""
-        self.merges_planned: deque[list[int]] = deque()
+        self.merges_planned: list[list[int]] = []
         """The serials of buckets that are to be merged after those, where many merges were decided on together."""
         self.merge_retry = Retry()
         self.is_sweep_wanted = False
