@@ -21,7 +21,7 @@ setup: $(STAMP) ## Create .venv with Postdate and everything it can use
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Postdate needs Python 3.11 or later: make PYTHON=python3.12 setup")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[service,s3,spark,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,s3,charts,dev]'
 	@touch $@
 
 run: setup ## Set up, then start the service on embedded defaults (RocksDB in ./data)

@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap
 
+from tracker.columns.segment_table import SegmentTable
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -32,7 +33,6 @@ from tracker.core.actions import (
     PropertyPut,
     PropertyRemoved,
     PutProperty,
-    SegmentTable,
     SnapshotCreated,
     SnapshotDeleted,
 )

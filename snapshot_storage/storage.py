@@ -2,8 +2,8 @@
 
 A storage moves encoded entries and knows nothing of what is in them: encoding and decoding are pure functions
 (`codec`, `snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and
-three more: one to list what is there, for repair; one to write a snapshot piece by piece, for merges that are
-larger than memory; and one that reads in one call all that recovery needs of a snapshot.
+a few more: one to list what is there, for repair; one to write a snapshot piece by piece, for merges that are
+larger than memory; and two that read in one call all that recovery needs, of one snapshot or of many.
 
 What every backend promises, and the contract suite checks:
 
@@ -23,9 +23,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
-from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.errors import SnapshotStorageError, StorageClosedError
 
 METADATA_ENTRY = 0
 FIRST_SEGMENT_ENTRY = 1
@@ -132,6 +132,9 @@ class BucketSnapshotStorage(ABC):
     `StorageUnavailableError` when the storage does not answer.
     """
 
+    heads_at_once_max: ClassVar[int] = 1
+    """How many heads to ask for in one call; 1 where one that does not answer would hold up the others."""
+
     @abstractmethod
     async def start(self) -> None:
         """Open the storage. Idempotent; also opens it again after `close`.
@@ -199,6 +202,23 @@ class BucketSnapshotStorage(ABC):
             BucketNotFoundError: There is no such snapshot.
             SnapshotCorruptedError: The header or entry 0 is damaged.
         """
+
+    async def read_bucket_snapshot_heads(
+        self, bucket_ids: Sequence[int]
+    ) -> Sequence[BucketSnapshotHead | SnapshotStorageError]:
+        """Return the head of each of several snapshots, or what `read_bucket_snapshot_head` raises of it, in order.
+
+        A backend overrides this, and `heads_at_once_max`, if many heads cost it little more than one.
+        """
+        heads: list[BucketSnapshotHead | SnapshotStorageError] = []
+        for bucket_id in bucket_ids:
+            try:
+                heads.append(await self.read_bucket_snapshot_head(bucket_id))
+            except StorageClosedError:
+                raise
+            except SnapshotStorageError as error:
+                heads.append(error)
+        return heads
 
     @abstractmethod
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:

@@ -15,8 +15,9 @@ from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.membership import Membership, bitmap_of, ledger_groups
 from tracker.columns.offers import check_offer, check_tick_time, columns_of
+from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import bitmap_of, ledger_groups
 from tracker.columns.row_queue import LATEST_MS, NEVER
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import (
@@ -52,7 +53,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._now_ms = now_ms
         self._tick_time_ms = config.tick_time_ms if context.tick_time_ms is None else context.tick_time_ms
         self._bits = precision_bits(self._tick_time_ms)
-        self._members = Membership()
+        self._members = PositionSet()
         self._windows: dict[int, dict[int, BitMap]] = {}
         """Time of a window to ledger to entry ids."""
         self._times: list[int] = []
@@ -88,7 +89,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         if deliver_at < self._highest_deliver_at_ms - self._tick_time_ms:
             self._have_fixed_delays = False
         self._highest_deliver_at_ms = max(self._highest_deliver_at_ms, deliver_at)
-        self._members.add(ledger_id, entry_id)
+        self._members.add_one(ledger_id, entry_id)
         if self._timer_at_ms is None or self._times[0] < self._timer_at_ms:
             self._turn_soon()
         return True
@@ -135,7 +136,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         tracked = self._members.bitmaps.get(ledger_id)
         if tracked is not None and tracked.intersect(entry_ids):
             self._forgotten[ledger_id] = (tracked & entry_ids) | self._forgotten.get(ledger_id, BitMap())
-            self._members.discard_all(ledger_id, entry_ids)
+            self._members.subtract(ledger_id, entry_ids)
             # Another message may be the first now.
             self._turn_soon()
 
@@ -263,7 +264,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             del window[ledger_id]
         else:
             window[ledger_id] = entry_ids - taken
-        self._members.discard_all(ledger_id, taken)
+        self._members.subtract(ledger_id, taken)
         return np.frombuffer(taken.to_array(), np.uint32).astype(np.int64)
 
     def number_of_delayed_messages(self) -> int:
@@ -350,7 +351,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     async def clear(self) -> None:
         """See base."""
-        self._members = Membership()
+        self._members = PositionSet()
         self._windows.clear()
         self._times.clear()
         self._forgotten.clear()
@@ -366,7 +367,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         for handle in (self._timer, self._turn_handle):
             if handle is not None:
                 handle.cancel()
-        self._members = Membership()
+        self._members = PositionSet()
         self._windows.clear()
         self._times.clear()
 

@@ -270,7 +270,7 @@ class KeySharedCore(MultipleConsumersCore):
             self._offer_unblocked()
         return super().on_timer()
 
-    # Membership.
+    # PositionSet.
 
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
         """See base."""

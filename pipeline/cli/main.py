@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from command_line.endings import EXIT_CODE_WRONG, help_end
+from command_line.endings import EXIT_CODE_WRONG, help_end, say
+from command_line.extras import install_advice
 from command_line.output import counted, iso, iso_or_none, json_option, print_json
 from command_line.progress import Steps
 from command_line.times import TIME, TIME_MS_MAX
@@ -34,7 +35,9 @@ from pipeline.cli.merge import merge
 from pipeline.cli.migrate import migrate
 
 if TYPE_CHECKING:
-    from pipeline.jobs.forecast import Ahead
+    from pathlib import Path
+
+    from pipeline.jobs.forecast import Ahead, Forecast
     from pipeline.jobs.log_rebuild import RebuildReport
 
 BAD_ROWS_SHOWN = 10
@@ -199,8 +202,8 @@ def forecast(
     """Foresee deliveries by minute and topic, how far ahead they are, and the peak.
 
     DATA is a service's data directory (the service may run); also an export or a folder of snapshots, if --of says so.
-    Writes minutes.parquet, topics.parquet, deliveries.png and ahead.png. A log also counts what was acknowledged before
-    its time; an index lacks what is not sealed yet.
+    Writes minutes.parquet and topics.parquet, and with the extra `charts` deliveries.png and ahead.png. A log also
+    counts what was acknowledged before its time; an index lacks what is not sealed yet.
     """
     from pathlib import Path
 
@@ -208,7 +211,6 @@ def forecast(
     from pipeline.index.place import topics_of_index
     from pipeline.jobs.forecast import forecast as foresee
     from pipeline.jobs.forecast import write_forecast
-    from pipeline.jobs.forecast_charts import draw_forecast
     from pipeline.logs.open_logs import open_log
 
     # Before Spark takes its seconds to start.
@@ -227,13 +229,26 @@ def forecast(
             rows = rows.option("topic", wanted)
         found = foresee(rows.load(data), now_ms=now_ms, on_stage=steps.begin, on_step=steps.advance)
     write_forecast(found, out)
-    files = draw_forecast(found, Path(out))
+    files = _draw_if_installed(found, Path(out))
     if is_json:
         print_json({"files": [str(path) for path in files], "ahead": [ahead_json(one) for one in found.summaries()]})
         return
     _tell_ahead(found.summaries())
     for path in files:
         click.echo(f"see {path}")
+
+
+def _draw_if_installed(found: "Forecast", folder: "Path") -> "list[Path]":
+    """Draw the charts of a forecast and return their files; without matplotlib say which extra brings it."""
+    try:
+        from pipeline.jobs.forecast_charts import draw_forecast
+    except ModuleNotFoundError as error:
+        advice = install_advice(error.name, ["forecast"])
+        if advice is None:
+            raise
+        say(f"no charts were drawn, as {advice}")
+        return []
+    return draw_forecast(found, folder)
 
 
 def ahead_json(ahead: "Ahead") -> dict[str, Any]:

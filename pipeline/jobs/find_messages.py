@@ -24,7 +24,7 @@ from pipeline.logs.log_folder import LogFolder
 from pipeline.logs.message_metadata import MetadataFilter, metadata_of
 from pipeline.logs.open_logs import log_folder_of, open_log, with_log
 from pipeline.tasks.cancel_rows import POSITION_COLUMNS
-from tracker.columns.membership import ledger_groups
+from tracker.columns.positions import ledger_groups
 
 CSV_OPTIONS = {
     "header": "true",

@@ -24,8 +24,7 @@ from snapshot_storage.encoding.codec import (
 )
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segment_rows import ENTRY_ID_MAX
-from tracker.columns.membership import bitmap_of, ledger_groups
-from tracker.columns.position_set import is_in_bitmap
+from tracker.columns.positions import bitmap_of, is_in_bitmap, ledger_groups
 
 POSITION_COLUMNS = ("topic", "ledger_id", "entry_id")
 

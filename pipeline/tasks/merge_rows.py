@@ -18,7 +18,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty
-from tracker.columns.segment_spans import table_of
+from tracker.columns.segment_table import table_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
 from tracker.shell.snapshot_merge import SegmentCutter, merged_segments, source_readers

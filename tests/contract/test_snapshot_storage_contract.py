@@ -15,7 +15,7 @@ from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tests.contract.conftest import REAL_SERVERS
 from tests.contract.s3_servers import MotoServer
-from tests.contract.snapshot_backends import Backend, ObjectFolderBackend, RocksDBBackend
+from tests.contract.snapshot_backends import Backend, MemoryBackend, ObjectFolderBackend, RocksDBBackend
 
 Scenario = Callable[[BucketSnapshotStorage], Coroutine[Any, Any, None]]
 
@@ -30,6 +30,7 @@ _OPERATIONS: dict[str, Callable[[BucketSnapshotStorage], Awaitable[object]]] = {
         bucket_key="k", topic_name="t", cursor_name="c"
     ).write_segments([]),
     "head": lambda storage: storage.read_bucket_snapshot_head(1),
+    "heads": lambda storage: storage.read_bucket_snapshot_heads([1, 2]),
     "metadata": lambda storage: storage.get_bucket_snapshot_metadata(1),
     "segment": lambda storage: storage.get_bucket_snapshot_segment(1, 1, 1),
     "length": lambda storage: storage.get_bucket_snapshot_length(1),
@@ -182,6 +183,32 @@ def test_a_head_says_what_single_reads_say(backend: Backend, metadata: bytes, se
         assert list(head.first_segments) == segments[: len(head.first_segments)]
 
     _run(backend, scenario)
+
+
+def test_several_heads_are_each_an_answer_of_their_own(backend: Backend) -> None:
+    """In the order asked for; what is missing or damaged costs itself alone."""
+
+    async def create(storage: BucketSnapshotStorage) -> None:
+        ids.extend([await _create(storage, bytes([number])) for number in range(5)])
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        asked = [ids[4], ids[0], 999, ids[2], ids[4]]
+        heads = await storage.read_bucket_snapshot_heads(asked)
+
+        assert [type(head) for head in heads if isinstance(head, Exception)] == [BucketNotFoundError, *damaged_errors]
+        for bucket_id, head in zip(asked, heads, strict=True):
+            if not isinstance(head, Exception):
+                assert head == await storage.read_bucket_snapshot_head(bucket_id)
+        assert len(await storage.read_bucket_snapshot_heads([])) == 0
+
+    ids: list[int] = []
+    damaged_errors: list[type[Exception]] = []
+    _run(backend, create)
+    _run(backend, scenario)
+    if not isinstance(backend, MemoryBackend):
+        backend.flip(ids[2], [0])
+        damaged_errors.append(SnapshotCorruptedError)
+        _run(backend, scenario)
 
 
 @pytest.mark.parametrize("backend", [RocksDBBackend, ObjectFolderBackend, MotoServer, *REAL_SERVERS], indirect=True)

@@ -146,8 +146,23 @@ def test_consumers_of_one_key_shared_subscription_agree_on_the_policy(
 
 def test_no_policy_is_auto_split_in_order(clients: Clients, topic: str) -> None:
     """A consumer that says nothing agrees with one that asks for the default."""
-    subscribe(clients.new(), topic, ConsumerType.KeyShared, key_shared_policy=policy())
-    subscribe(clients.new(), topic, ConsumerType.KeyShared)
+    consumers = [
+        subscribe(clients.new(), topic, ConsumerType.KeyShared, key_shared_policy=policy()),
+        subscribe(clients.new(), topic, ConsumerType.KeyShared),
+    ]
+    producer = clients.new().create_producer(topic)
+    for number in range(100):
+        producer.send_async(f"{number}".encode(), None, partition_key=f"key-{number % 50}")
+    producer.flush()
+
+    received = [[int(text) for text in texts(drain(consumer))] for consumer in consumers]
+
+    assert sorted(received[0] + received[1]) == list(range(100))
+    first, second = [{number % 50 for number in numbers} for numbers in received]
+    assert first
+    assert second
+    assert not first & second
+    assert received == [sorted(numbers) for numbers in received]
 
 
 def test_sticky_ranges_must_not_overlap(clients: Clients, topic: str) -> None:

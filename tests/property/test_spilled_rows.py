@@ -62,7 +62,7 @@ def test_ledgers_that_are_passed_are_forgotten(keys: set[RowKey], ledger_id: int
     spilled = SpilledRows(2)
     spilled.add(rows)
 
-    spilled.forget_below(ledger_id)
+    spilled.drop_below(ledger_id)
 
     spilled.check()
     left = 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tracker.columns.membership import LEDGER_ID_MAX
+from tracker.columns.positions import LEDGER_ID_MAX
 from tracker.config import TrackerConfig
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext

@@ -164,7 +164,9 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
         ("aiohttp", ["serve"], "service"),
         ("pyspark", ["pipeline", "audit", "data"], "spark"),
         ("pyarrow", ["ledger", "export", "data", "out"], "spark"),
-        ("pulsar", ["demo"], "service"),
+        ("pulsar", ["demo"], "demo"),
+        ("rich", ["demo"], "demo"),
+        ("rocksdict", ["ledger", "verify", "data"], "spark"),
     ],
 )
 def test_a_command_says_which_extra_it_needs(missing: str, words: list[str], extra: str, names: dict[str, str]) -> None:
@@ -185,13 +187,23 @@ def test_the_extras_are_those_of_the_package() -> None:
 
     from command_line.extras import MODULES_OF_EXTRAS
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    modules_of = {"prometheus-client": "prometheus_client", "pulsar-client": "pulsar", "PyJWT[crypto]": "jwt"}
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    modules_of = {
+        "google-crc32c": "google_crc32c",
+        "prometheus-client": "prometheus_client",
+        "pulsar-client": "pulsar",
+        "PyJWT[crypto]": "jwt",
+    }
+
+    def brought_by(extra: str) -> set[str]:
+        packages = {re.split(r"[<>=]", one)[0] for one in declared[extra]}
+        inner = {package for package in packages if package.startswith("postdate[")}
+        modules = {modules_of.get(package, package) for package in packages - inner}
+        return modules.union(*(brought_by(package[len("postdate[") : -1]) for package in inner))
+
+    assert set(MODULES_OF_EXTRAS) == set(declared) - {"dev"}
     for extra, modules in MODULES_OF_EXTRAS.items():
-        packages = {re.split(r"[<>=]", one)[0] for one in project["optional-dependencies"][extra]}
-        brought = {modules_of.get(package, package) for package in packages}
-        assert brought <= set(modules)
-        assert set(modules) - brought <= {"botocore"}
+        assert set(modules) - {"botocore"} == brought_by(extra), extra
 
 
 _INTERRUPTED = """

@@ -9,7 +9,7 @@ from operator import index
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tracker.columns.membership import ENTRY_ID_MAX, LEDGER_ID_MAX
+from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX
 
 Int64Array = NDArray[np.int64]
 

@@ -8,58 +8,11 @@ or `ActionFailed`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
-
-Int32Array = NDArray[np.int32]
-Int64Array = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SegmentTable:
-    """The segments of a snapshot, in order, small neighbours taken together as one *span*: columns of one length.
-
-    A span is what is loaded at once. It keeps the table small, whatever the times: the segments of a bucket whose times
-    are spread over a week have 24 rows each.
-    """
-
-    first_times: Int64Array
-    """The time of each span's first row."""
-    last_times: Int64Array
-    """The time of each span's last row."""
-    row_ends: Int32Array
-    """How many rows the snapshot has up to the end of each span."""
-    segment_ends: Int32Array
-    """How many segments the snapshot has up to the end of each span."""
-
-    def __len__(self) -> int:
-        return len(self.first_times)
-
-    def rows_before(self, span: int) -> int:
-        """Return how many rows the snapshot has before a span, counted from 0."""
-        return int(self.row_ends[span - 1]) if span else 0
-
-    def segments_before(self, span: int) -> int:
-        """Return how many segments the snapshot has before a span, counted from 0."""
-        return int(self.segment_ends[span - 1]) if span else 0
-
-    def spans_of(self, segment_count: int) -> int:
-        """Return how many spans the first so many segments are; the last one may be a part of its span."""
-        return int(self.segment_ends.searchsorted(segment_count)) + 1 if segment_count else 0
-
-    @property
-    def segment_count(self) -> int:
-        """How many segments the snapshot has."""
-        return self.segments_before(len(self))
-
-    @property
-    def row_count(self) -> int:
-        """How many rows the snapshot has."""
-        return self.rows_before(len(self))
+from tracker.columns.segment_table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)

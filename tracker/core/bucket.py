@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-import numpy as np
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.membership import LEDGER_ID_MAX
+from tracker.columns.positions import LEDGER_ID_MAX
 from tracker.columns.row_queue import NEVER, RowKey
-from tracker.core.actions import Action, LoadSegments, SegmentTable
+from tracker.columns.segment_table import SegmentTable, is_in_order
+from tracker.core.actions import Action, LoadSegments
 from tracker.core.holding import Holding
 from tracker.core.retry import Retry
 from tracker.core.unloaded_positions import UnreadPositions
@@ -276,16 +276,6 @@ class Bucket:
             assert is_in_order(self.table)
             assert 0 <= self.loaded_spans <= len(self.table)
             assert 0 <= self.unread.count <= self.rows_left
-
-
-def is_in_order(table: SegmentTable) -> bool:
-    """Whether no span begins before the one before it has ended; no snapshot may be otherwise."""
-    return bool(
-        (table.first_times <= table.last_times).all()
-        and (table.last_times[:-1] <= table.first_times[1:]).all()
-        and (np.diff(table.row_ends) >= 0).all()
-        and (np.diff(table.segment_ends) > 0).all()
-    )
 
 
 def free_key(ledgers: LedgerRange, taken: Container[str]) -> str:

@@ -8,8 +8,9 @@ from typing import assert_never
 
 from pyroaring import BitMap
 
-from tracker.columns.membership import Membership
+from tracker.columns.position_set import PositionSet
 from tracker.columns.row_queue import NEVER, RowKey, first_key_at, last_key_at
+from tracker.columns.segment_table import is_in_order
 from tracker.core.actions import (
     Action,
     ActionFailed,
@@ -29,7 +30,7 @@ from tracker.core.actions import (
     SnapshotIsAlien,
     SnapshotsListed,
 )
-from tracker.core.bucket import Bucket, BucketState, is_in_order
+from tracker.core.bucket import Bucket, BucketState
 from tracker.core.bucket_set import BucketSet
 from tracker.core.retry import Retry
 
@@ -139,7 +140,7 @@ def _take_over(buckets: BucketSet, target: Bucket) -> None:
         buckets.remove(source)
     buckets.move(target, BucketState.SEALED)
     if target.has_unloaded and all(members is not None for members in known):
-        target.unread.warm(Membership.union(members for members in known if members is not None))
+        target.unread.warm(PositionSet.union(members for members in known if members is not None))
         buckets.questions.note_warm(target)
         count = min(count, target.unread.count)
     target.unread.count = min(count, target.rows_left)
@@ -175,7 +176,7 @@ def _on_metadata(buckets: BucketSet, bucket: Bucket, event: MetadataRead) -> Non
     if event.positions is not None and bucket.has_unloaded:
         if event.positions.has_repeats:
             buckets.doubts.mark(bucket)
-        known = Membership.of(buckets.index.unacknowledged(event.positions.bitmaps, bucket.ledgers))
+        known = PositionSet.of(buckets.index.unacknowledged(event.positions.bitmaps, bucket.ledgers))
         bucket.unread.count = known.count
         bucket.unread.position_sum = event.positions.position_sum
         buckets.questions.open(bucket, known)

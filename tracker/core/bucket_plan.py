@@ -273,7 +273,7 @@ def _sources_to_merge(buckets: BucketSet, now_ms: int) -> list[Bucket]:
 
 def _count_at_rest(buckets: BucketSet) -> int:
     """Return how many buckets count for the limit; at least so many, if that is too many already."""
-    works = [lane.work for lane in (buckets.lanes.reads, buckets.lanes.creates, buckets.lanes.properties)]
+    works = [lane.work for lane in (buckets.lanes.metadata, buckets.lanes.creates, buckets.lanes.properties)]
     count = len(buckets.ranges) - sum(map(len, works))
     if count > buckets.config.bucket_count_max:
         return count

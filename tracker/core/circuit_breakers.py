@@ -1,9 +1,9 @@
 """When storage calls may start: how many at once, and how patiently after failures.
 
-There is one lane for each thing that can be down by itself: segments, other reads of the snapshot storage, creates,
-deletes (a full disk refuses the second alone), and the cursor's properties. After a few failures in a row a lane sends
-one call at a time, and waits longer after each; the first success opens it again. So what is down for an hour costs a
-handful of calls a minute, whatever number of buckets wait for it and whatever else goes well.
+There is one lane for each thing that can be down by itself: segments, metadata, other reads of the snapshot storage,
+creates, deletes (a full disk refuses the second alone), and the cursor's properties. After a few failures in a row a
+lane sends one call at a time, and waits longer after each; the first success opens it again. So what is down for an
+hour costs a handful of calls a minute, whatever number of buckets wait for it and whatever else goes well.
 
 Where some buckets fail and others do not, each of the former waits by itself (`Retry`). A failure says that the lane is
 down only if nothing has succeeded since the same bucket failed before; and when one call at a time is sent, who has
@@ -22,20 +22,26 @@ from tracker.core.actions import (
     Event,
     LoadSegments,
     MergeBuckets,
+    MetadataRead,
     PersistBucket,
     PropertyPut,
     PropertyRemoved,
     PutProperty,
+    ReadMetadata,
     RemoveProperty,
     SegmentsLoaded,
     SnapshotCreated,
     SnapshotDeleted,
+    SnapshotIsAlien,
 )
 from tracker.core.bucket import Bucket, BucketState
 from tracker.core.retry import Retry, backoff_ms
 
 FAILURES_BEFORE_PROBING: Final = 3
 """One failing call may be the fault of one bucket; so many in a row are the storage's."""
+
+METADATA_PER_CALL: Final = 8
+"""Of so many buckets the metadata may be in flight for each other call: the shell reads that of several at once."""
 
 FIRST_TRY_WAIT_MS_MAX: Final = 7_500
 """A load that has not failed yet waits no longer while loads seem to be down: its messages may be such that come."""
@@ -44,8 +50,11 @@ FIRST_TRY_WAIT_MS_MAX: Final = 7_500
 class Lane:
     """Counts calls in flight and failures, and holds the buckets whose state needs a call of this kind."""
 
-    def __init__(self, config: TrackerConfig, rng: Random, first_try_wait_ms_max: int = NEVER) -> None:
+    def __init__(
+        self, config: TrackerConfig, rng: Random, first_try_wait_ms_max: int = NEVER, *, buckets_per_call: int = 1
+    ) -> None:
         self._config = config
+        self._in_flight_max = config.operations_in_flight_max * buckets_per_call
         self._rng = rng
         self._first_try_wait_ms_max = first_try_wait_ms_max
         self._failures = 0
@@ -66,7 +75,7 @@ class Lane:
     @property
     def is_full(self) -> bool:
         """Whether only an answer makes room for another call."""
-        return self.in_flight >= (1 if self.is_probing else self._config.operations_in_flight_max)
+        return self.in_flight >= (1 if self.is_probing else self._in_flight_max)
 
     def starts_at_ms(self, retry: Retry) -> int:
         """Return when a call may start, `NEVER` if only an answer to another one makes room."""
@@ -134,8 +143,9 @@ class Lanes:
 
     def __init__(self, config: TrackerConfig, rng: Random) -> None:
         self.loads = Lane(config, rng, FIRST_TRY_WAIT_MS_MAX)
+        self.metadata = Lane(config, rng, buckets_per_call=METADATA_PER_CALL)
         self.reads, self.creates, self.deletes, self.properties = (Lane(config, rng) for _ in range(4))
-        self.all = (self.loads, self.reads, self.creates, self.deletes, self.properties)
+        self.all = (self.loads, self.metadata, self.reads, self.creates, self.deletes, self.properties)
 
     def of_state(self, state: BucketState) -> Lane:
         """Return the lane of a state's action."""
@@ -146,6 +156,8 @@ class Lanes:
                 return self.deletes
             case BucketState.REGISTERING | BucketState.UNREGISTERING:
                 return self.properties
+            case BucketState.RECOVERING:
+                return self.metadata
             case _:
                 return self.reads
 
@@ -160,6 +172,8 @@ class Lanes:
                 return self.deletes
             case PutProperty() | RemoveProperty() | PropertyPut() | PropertyRemoved():
                 return self.properties
+            case ReadMetadata() | MetadataRead() | SnapshotIsAlien():
+                return self.metadata
             case _:
                 return self.reads
 

@@ -7,7 +7,7 @@ every turn. So the earliest time and the number of rows are kept, and counted ag
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from tracker.columns.membership import Membership
+from tracker.columns.position_set import PositionSet
 from tracker.columns.row_queue import NEVER, RowQueue
 
 
@@ -17,7 +17,7 @@ class Holding:
     __slots__ = ("is_popped", "members", "queue")
 
     def __init__(self) -> None:
-        self.members = Membership()
+        self.members = PositionSet()
         self.queue = RowQueue()
         self.is_popped = False
         """Whether rows may have been taken from the front."""

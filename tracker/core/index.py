@@ -16,7 +16,8 @@ from pyroaring import BitMap
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.ledger_ranges import LedgerRanges
-from tracker.columns.membership import Membership, bitmap_of, is_in, ledger_bitmaps, ledger_groups
+from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import bitmap_of, is_in, ledger_bitmaps, ledger_groups
 from tracker.columns.row_queue import NEVER, Columns, RowKey, RowQueue, pop_sorted
 from tracker.columns.stale_rows import drop_stale, first_tracked_ms
 from tracker.core.holding import Holding, Residents
@@ -306,7 +307,7 @@ class Index:
         for ledger_id, popped in ledger_bitmaps(ledger_ids[is_theirs], entry_ids[is_theirs]):
             for holding in holders[ledger_id]:
                 adopted = popped & holding.members.bitmaps[ledger_id]
-                holding.members.discard_all(ledger_id, adopted)
+                holding.members.subtract(ledger_id, adopted)
                 self._shared.members.unite(ledger_id, adopted)
 
     def push_front(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
@@ -348,7 +349,7 @@ class Index:
         ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*self._taken, strict=True))
         self._taken, self._taken_count = [], 0
         for ledger_id, taken in ledger_bitmaps(ledger_ids, entry_ids):
-            self._shared.members.discard_all(ledger_id, taken)
+            self._shared.members.subtract(ledger_id, taken)
 
     def _take(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
         """Forget these positions in every holding and return which rows were the first of a tracked one."""
@@ -388,7 +389,7 @@ class Index:
             tracked = holding.members.bitmaps.get(ledger_id)
             if tracked is not None and tracked.intersect(entry_ids):
                 self.forgotten[ledger_id] = (tracked & entry_ids) | self.forgotten.get(ledger_id, _NONE)
-                holding.members.discard_all(ledger_id, entry_ids)
+                holding.members.subtract(ledger_id, entry_ids)
                 has_forgotten = True
         if self._is_watched(ledger_id):
             settled = self.settled.setdefault(ledger_id, BitMap())
@@ -410,14 +411,14 @@ class Index:
         if not self.forgotten[ledger_id]:
             del self.forgotten[ledger_id]
 
-    def unsettle(self, members: Membership) -> None:
+    def unsettle(self, members: PositionSet) -> None:
         """Let these positions come from a snapshot again: they were added again, and go into one."""
         for ledger_id in self.settled.keys() & members.bitmaps.keys():
             self.settled[ledger_id] -= members.bitmaps[ledger_id]
 
     # Rows come and go.
 
-    def take_loaded(self, rows: DelayedIndexes, ledgers: LedgerRange, known: Membership | None) -> int:
+    def take_loaded(self, rows: DelayedIndexes, ledgers: LedgerRange, known: PositionSet | None) -> int:
         """Serve rows of a bucket's segments, but for those that are acknowledged, trimmed or settled.
 
         Args:
@@ -439,7 +440,7 @@ class Index:
                 entry_ids -= self._acknowledged_in(ledger_id)
             else:
                 entry_ids &= known.bitmaps.get(ledger_id, _NONE)
-                known.discard_all(ledger_id, entry_ids)
+                known.subtract(ledger_id, entry_ids)
             settled = self.settled.get(ledger_id)
             if settled is not None and settled.intersect(entry_ids):
                 # Added again since, one of them would be handed out at the time of this row.
@@ -477,13 +478,13 @@ class Index:
             if first <= ledger_id <= ledgers.last_ledger_id
         ]
 
-    def release(self, resident: Holding, through: RowKey) -> Membership:
+    def release(self, resident: Holding, through: RowKey) -> PositionSet:
         """Keep a sealed bucket's own rows up to a key, and return the positions of those that leave memory."""
         self.residents.remove(resident)
         if through.deliver_at_ms == NEVER:
             self.shared.members.absorb(resident.members)
             self.shared.queue.absorb(resident.queue)
-            return Membership()
+            return PositionSet()
         while True:
             columns = pop_sorted([resident.queue], through, len(resident.queue), rest=resident.queue)
             if not len(columns[0]):

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Final
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.columns.membership import Membership
+from tracker.columns.position_set import PositionSet
 from tracker.columns.row_queue import NEVER
 from tracker.core.actions import ReadPositions
 from tracker.core.bucket import Bucket, BucketState
@@ -96,7 +96,7 @@ class Questions:
         if self.keeps_all or any(source.serial in self._wanted for source in sources):
             self._wanted[target.serial] = target
 
-    def open(self, bucket: Bucket, known: Membership) -> None:
+    def open(self, bucket: Bucket, known: PositionSet) -> None:
         """Let a bucket be warm without anyone having asked, if there is room."""
         has_room = self.keeps_all or self._has_room(known.size_bytes())
         if bucket.has_unloaded and has_room:

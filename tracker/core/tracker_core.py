@@ -21,8 +21,8 @@ from pyroaring import BitMap
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_properties import BucketProperties, read_properties
-from tracker.columns.membership import ENTRY_ID_MAX, bitmap_of, ledger_groups
 from tracker.columns.offers import check_offer, check_tick_time, columns_of
+from tracker.columns.positions import ENTRY_ID_MAX, bitmap_of, ledger_groups
 from tracker.columns.row_queue import LATEST_MS, NEVER, last_key_at
 from tracker.config import TrackerConfig
 from tracker.core import bucket_events, bucket_plan

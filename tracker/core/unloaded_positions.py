@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap
 
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.membership import Membership
+from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import subtract, sum_of
 from tracker.core.actions import ReadPositions
 from tracker.core.retry import Retry
@@ -22,7 +22,7 @@ class UnreadPositions:
 
     count: int = 0
     """How many rows of it are to come, as far as that is known without its bitmaps."""
-    known: Membership | None = None
+    known: PositionSet | None = None
     """The positions themselves, while the bucket is warm."""
     known_bytes: int = 0
     """About how much memory they took at most."""
@@ -42,7 +42,7 @@ class UnreadPositions:
     loaded_meanwhile: list[DelayedIndexes] = field(default_factory=list)
     """What was loaded while the read was in flight."""
 
-    def answer(self, bitmaps: Iterable[tuple[int, BitMap]], loaded: Membership, position_sum: int) -> bool:
+    def answer(self, bitmaps: Iterable[tuple[int, BitMap]], loaded: PositionSet, position_sum: int) -> bool:
         """Take the positions that the question was about; what has been loaded since is none any more.
 
         Args:
@@ -53,7 +53,7 @@ class UnreadPositions:
         Returns:
             Whether the rows that came since an earlier question were those that entry 0 had named.
         """
-        known = Membership.of(bitmaps)
+        known = PositionSet.of(bitmaps)
         for rows in self.loaded_meanwhile:
             known.take(rows.ledger_ids, rows.entry_ids)
             position_sum = subtract(position_sum, sum_of(rows.ledger_ids, rows.entry_ids))
@@ -66,7 +66,7 @@ class UnreadPositions:
         self.count = known.count - known.common_count(loaded)
         return is_as_named
 
-    def warm(self, known: Membership) -> None:
+    def warm(self, known: PositionSet) -> None:
         """Know the positions from now on."""
         self.known = known
         self.known_bytes = known.size_bytes()
@@ -98,7 +98,7 @@ class UnreadPositions:
         """Forget known positions of a ledger."""
         assert self.known is not None
         count_before = self.known.count
-        self.known.discard_all(ledger_id, entry_ids)
+        self.known.subtract(ledger_id, entry_ids)
         self.count = max(0, self.count - (count_before - self.known.count))
 
     def trim(self, first_ledger_id: int) -> None:

@@ -115,7 +115,9 @@ class _Host:
             # It may have been cancelled before it was made.
             writer = self._targets.pop(call.target, None)
             return None if writer is None else await writer.abort()
-        value = getattr(self._targets[call.target], call.method)(*call.args, **call.kwargs)
+        value = getattr(self._targets[call.target], call.method)
+        if callable(value):
+            value = value(*call.args, **call.kwargs)
         if call.makes is not None:
             self._targets[call.makes] = value
             return None

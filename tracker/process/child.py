@@ -19,7 +19,7 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from tracker.process.channel import ChannelEnd
-from tracker.process.messages import NO_CALL, STORAGE, WRITERS_FROM, Answer, Call, Cancel, Logged, Opening
+from tracker.process.messages import NO_CALL, STORAGE, WORKER, WRITERS_FROM, Answer, Call, Cancel, Logged, Opening
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class Child:
     def __init__(self, recipe: Recipe) -> None:
         self.loop = asyncio.get_running_loop()
         self.started_s = time.monotonic()
+        self.metadata_at_once_max = 1
         self._on_unclaimed = recipe.on_unclaimed
         self._numbers = itertools.count()
         self._targets = itertools.count(WRITERS_FROM)
@@ -226,6 +227,7 @@ async def started(recipe: Recipe) -> Child:
         while True:
             try:
                 await child.call(Call(STORAGE, "start"))
+                child.metadata_at_once_max = await child.call(Call(WORKER, "metadata_at_once_max"))
             except StorageLockedError:
                 if time.monotonic() > deadline_s:
                     raise

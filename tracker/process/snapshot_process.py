@@ -29,7 +29,7 @@ from snapshot_storage.storage import (
     check_segment_range,
     writer_is_done,
 )
-from tracker.core.actions import Event, MergeBuckets, PersistBucket, SnapshotCreated
+from tracker.core.actions import Event, MergeBuckets, PersistBucket, ReadMetadata, SnapshotCreated
 from tracker.process.child import Child, Recipe, in_words, started
 from tracker.process.messages import STORAGE, WORKER, Call
 from tracker.shell.snapshot_work import SnapshotOwner, StorageAction, StorageWorker
@@ -146,6 +146,17 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
         async with turn, asyncio.timeout(time_s):
             event: Event = await self._call(Call(WORKER, "run_action", (owner, action)))
             return event
+
+    @property
+    def metadata_at_once_max(self) -> int:
+        """See base."""
+        return 1 if self._child is None else self._child.metadata_at_once_max
+
+    async def read_metadata(self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
+        """See base."""
+        async with asyncio.timeout(owner.config.operation_timeout_ms / 1_000 + ANSWER_WAIT_S):
+            answers: Sequence[Event | Exception] = await self._call(Call(WORKER, "read_metadata", (owner, actions)))
+            return answers
 
     # The storage's methods.
 

@@ -40,8 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.membership import ledger_groups
-from tracker.columns.position_set import Int64Array, is_in_bitmap
+from tracker.columns.positions import Int64Array, is_in_bitmap, ledger_groups
 from tracker.columns.row_queue import sorted_rows
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shared.shared_cursor import SharedCursor

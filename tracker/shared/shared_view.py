@@ -14,9 +14,8 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.membership import ledger_bitmaps, ledger_groups
 from tracker.columns.offers import check_offer, columns_of
-from tracker.columns.position_set import Int64Array, is_in_bitmap
+from tracker.columns.positions import Int64Array, is_in_bitmap, ledger_bitmaps, ledger_groups
 from tracker.columns.row_queue import NEVER, RowKey, first_key_at, last_key_at
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError
@@ -210,7 +209,7 @@ class SharedIndexView(DelayedDeliveryTracker):
     def _forget_passed(self) -> None:
         first_ledger_id = self._cursor.mark_delete_position.ledger_id
         if first_ledger_id > self._first_ledger_id:
-            self._rows.forget_below(first_ledger_id)
+            self._rows.drop_below(first_ledger_id)
         self._first_ledger_id = first_ledger_id
 
     def number_of_delayed_messages(self) -> int:

@@ -72,10 +72,10 @@ class SpilledRows:
         """Remove the first window and return it."""
         return self._windows.pop(0)
 
-    def forget_below(self, ledger_id: int) -> None:
+    def drop_below(self, ledger_id: int) -> None:
         """Forget the positions of ledgers below this one."""
         for window in self._windows:
-            window.positions.forget_below(ledger_id)
+            window.positions.drop_below(ledger_id)
         self._windows = [window for window in self._windows if window.positions]
 
     def check(self) -> None:

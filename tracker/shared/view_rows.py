@@ -19,7 +19,8 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.position_set import Int64Array, PositionSet
+from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import Int64Array
 from tracker.columns.row_queue import NEVER, RowKey, RowQueue, last_key_at, pop_sorted, sorted_rows
 from tracker.columns.stale_rows import drop_stale, first_tracked_ms
 from tracker.shared.spilled_rows import SpilledRows, row_count_through
@@ -225,10 +226,10 @@ class ViewRows:
         queued, lost = self.queued.bitmaps.get(ledger_id), self.lost.bitmaps.get(ledger_id)
         return queued | lost if queued and lost else queued or lost
 
-    def forget_below(self, ledger_id: int) -> None:
+    def drop_below(self, ledger_id: int) -> None:
         """Forget ledgers that the subscription is past."""
         for positions in (self.queued, self.spilled, self.returning, self.lost, self.answered, self.foreign):
-            positions.forget_below(ledger_id)
+            positions.drop_below(ledger_id)
         drop_stale(self.due, last_key_at(NEVER), self.queued.mask)
         self._lost_ranges = [ledgers for ledgers in self._lost_ranges if ledgers.last_ledger_id >= ledger_id]
 

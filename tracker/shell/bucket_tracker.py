@@ -119,6 +119,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._tasks: set[asyncio.Task[None]] = set()
         # Those that write to the cursor, and so wait for the log and not for the storage.
         self._log_tasks: set[asyncio.Task[None]] = set()
+        self._metadata_calls = asyncio.Semaphore(config.operations_in_flight_max)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms: int | None = None
         self._turn_handle: asyncio.Handle | None = None
@@ -381,7 +382,14 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._stats.buckets_lost += 1
             self._is_news = True
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
-        for action in self._core.plan(now_ms=now_ms):
+        actions = self._core.plan(now_ms=now_ms)
+        reads = [action for action in actions if isinstance(action, ReadMetadata)]
+        at_once_max = self._work.metadata_at_once_max
+        for start in range(0, len(reads), at_once_max):
+            self._start(self._read_metadata(reads[start : start + at_once_max]))
+        for action in actions:
+            if isinstance(action, ReadMetadata):
+                continue
             task = self._start(self._run(action))
             if isinstance(action, PutProperty | RemoveProperty):
                 self._log_tasks.add(task)
@@ -448,19 +456,39 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     async def _run(self, action: Action) -> None:
         """Run an action and give its answer to the core."""
         operation = operation_of(action)
-        counters = None if operation is None else self._stats.operations[operation]
-        if counters is not None:
-            counters.all += 1
+        if operation is not None:
+            self._stats.operations[operation].all += 1
         started_at_ms = self._now_ms()
-        event: Event
+        answer: Event | Exception
         try:
-            event = await self._work.run(action)
+            answer = await self._work.run(action)
         except Exception as error:  # A supervisor: whatever goes wrong in an action is an answer to the core.
-            event = self._failed(action, error)
+            answer = error
+        self._take(action, answer, started_at_ms)
+
+    async def _read_metadata(self, actions: Sequence[ReadMetadata]) -> None:
+        """Run several actions in one call and give each answer to the core."""
+        answers: Sequence[Event | Exception]
+        try:
+            async with self._metadata_calls:
+                answers = await self._work.read_metadata(actions)
+        except Exception as error:  # A supervisor, as in `_run`.
+            answers = [error] * len(actions)
+        for action, answer in zip(actions, answers, strict=True):
+            self._take(action, answer, self._now_ms())
+
+    def _take(self, action: Action, answer: Event | Exception, started_at_ms: int) -> None:
+        """Give the core the answer to an action."""
+        event: Event
+        if isinstance(answer, Exception):
+            event = self._failed(action, answer)
         else:
+            event = answer
             self._note_works(action)
             self._heap.note_freed(rows_handled(event))
         now_ms = self._now_ms()
+        operation = operation_of(action)
+        counters = None if operation is None else self._stats.operations[operation]
         if counters is not None and isinstance(event, ActionFailed):
             counters.failed += 1
         elif counters is not None:

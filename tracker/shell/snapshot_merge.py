@@ -15,12 +15,13 @@ from snapshot_storage.encoding.codec import encode_metadata_of, encode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segmenter import segment_ends
 from snapshot_storage.errors import SnapshotCorruptedError
-from tracker.columns.membership import Membership, is_in
+from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import subtract, sum_of
+from tracker.columns.positions import is_in
 from tracker.columns.row_queue import RowKey, sorted_rows
-from tracker.columns.segment_spans import spans_of
+from tracker.columns.segment_table import Int64Array, SegmentTable, spans_of
 from tracker.config import TrackerConfig
-from tracker.core.actions import Int64Array, MergeBuckets, MergeSource, PositionsRead, ReadPositions, SegmentTable
+from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
 from tracker.core.merge_windows import WINDOW_MAX
 
 MERGE_ROWS_MAX = 65_536
@@ -191,7 +192,7 @@ class SegmentCutter:
     def __init__(self, config: TrackerConfig, *, may_repeat: bool) -> None:
         self._step_ms = config.segment_step_ms_max
         self._rows_max = config.segment_row_count_max
-        self._stored = Membership() if may_repeat else None
+        self._stored = PositionSet() if may_repeat else None
         self._open = DelayedIndexes.empty()
         self._metadata: list[bytes] = []
         self._columns: list[tuple[Int64Array, Int64Array, Int64Array]] = [(_NO_ROWS, _NO_ROWS, _NO_ROWS)]

@@ -17,15 +17,15 @@ from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segm
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.metadata_columns import MetadataColumns, united
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotStorage,
 )
-from tracker.columns.membership import Membership
+from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import sum_of_bitmaps
 from tracker.columns.row_queue import sorted_rows
-from tracker.columns.segment_spans import table_of
+from tracker.columns.segment_table import SegmentTable, table_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -44,7 +44,6 @@ from tracker.core.actions import (
     ReadPositions,
     RemoveProperty,
     SegmentsLoaded,
-    SegmentTable,
     SnapshotCreated,
     SnapshotDeleted,
     SnapshotIsAlien,
@@ -88,6 +87,11 @@ class SnapshotOwner:
 class StorageWorker(ABC):
     """Does the work on a storage, for any number of trackers."""
 
+    @property
+    @abstractmethod
+    def metadata_at_once_max(self) -> int:
+        """How many actions `read_metadata` should be given."""
+
     @abstractmethod
     async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
         """Run an action to its end, within the configured time; of a merge, which is many calls, each of them.
@@ -95,6 +99,15 @@ class StorageWorker(ABC):
         Raises:
             SnapshotStorageError: As the storage's calls do.
             TimeoutError: It took too long; it may still take effect.
+        """
+
+    @abstractmethod
+    async def read_metadata(self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
+        """Run several actions in one round, and return the answer to each or what it raised, in this order.
+
+        Raises:
+            SnapshotStorageError: None of them was run.
+            TimeoutError: It took too long.
         """
 
     @abstractmethod
@@ -140,6 +153,15 @@ class SnapshotWork:
             await self._cursor.update_properties(remove=[action.bucket_key])
             return PropertyRemoved(action.serial)
 
+    @property
+    def metadata_at_once_max(self) -> int:
+        """How many actions `read_metadata` should be given."""
+        return self._worker.metadata_at_once_max
+
+    async def read_metadata(self, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
+        """Run several at once: a way to the storage and back takes longer than to read metadata."""
+        return await self._worker.read_metadata(self._owner, actions)
+
 
 class StorageWork(StorageWorker):
     """Works on a storage of this process; decoding and encoding are done where `run_blocking` puts them.
@@ -172,6 +194,20 @@ class StorageWork(StorageWorker):
         async with _in_time(owner):
             return await self._run(owner, action)
 
+    @property
+    def metadata_at_once_max(self) -> int:
+        """See base."""
+        return self._storage.heads_at_once_max
+
+    async def read_metadata(self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
+        """See base."""
+        async with _in_time(owner):
+            heads = await self._storage.read_bucket_snapshot_heads([action.bucket_id for action in actions])
+            return await self._decode(
+                sum(len(head.metadata) for head in heads if isinstance(head, BucketSnapshotHead)),
+                lambda: [_metadata_answer(owner, *pair) for pair in zip(actions, heads, strict=True)],
+            )
+
     async def close(self) -> None:
         """See base: late creates are watched no longer."""
         await self._creates.close()
@@ -181,7 +217,8 @@ class StorageWork(StorageWorker):
             case PersistBucket():
                 return await self._persist(owner, action)
             case ReadMetadata():
-                return await self._read_metadata(owner, action)
+                head = await self._storage.read_bucket_snapshot_head(action.bucket_id)
+                return await self._decode(len(head.metadata), lambda: _metadata_read(owner, action, head))
             case ReadPositions():
                 return await self._read_positions(action)
             case LoadSegments():
@@ -207,12 +244,6 @@ class StorageWork(StorageWorker):
             cursor_name=owner.cursor_name,
         )
         return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
-
-    async def _read_metadata(self, owner: SnapshotOwner, action: ReadMetadata) -> Event:
-        head = await self._storage.read_bucket_snapshot_head(action.bucket_id)
-        if not head.info.belongs_to(owner.topic_name, owner.cursor_name):
-            return SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
-        return await self._decode(len(head.metadata), lambda: _metadata_read(action, head, _span_rows(owner.config)))
 
     async def _is_deletable(self, owner: SnapshotOwner, bucket_id: int) -> bool:
         return await is_deletable(self._storage, bucket_id, owner.topic_name, owner.cursor_name)
@@ -313,18 +344,31 @@ def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
     rows = sorted_rows(action.parts)
     if action.tracked is None:
         return rows
-    tracked = Membership.of(action.tracked.items())
+    tracked = PositionSet.of(action.tracked.items())
     return rows.take(tracked.take(rows.ledger_ids, rows.entry_ids))
 
 
-def _metadata_read(action: ReadMetadata, head: BucketSnapshotHead, span_rows: int) -> MetadataRead:
+def _metadata_answer(
+    owner: SnapshotOwner, action: ReadMetadata, head: BucketSnapshotHead | SnapshotStorageError
+) -> Event | Exception:
+    try:
+        return head if isinstance(head, SnapshotStorageError) else _metadata_read(owner, action, head)
+    except Exception as error:  # Whatever is wrong with one snapshot is the answer to it alone.
+        return error
+
+
+def _metadata_read(
+    owner: SnapshotOwner, action: ReadMetadata, head: BucketSnapshotHead
+) -> MetadataRead | SnapshotIsAlien:
+    if not head.info.belongs_to(owner.topic_name, owner.cursor_name):
+        return SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
     columns = decode_metadata_columns(head.metadata)
     ledger_ids = columns.ledger_ids
     ledgers = LedgerRange(int(ledger_ids.min()), int(ledger_ids.max())) if len(ledger_ids) else None
     # Spans are only as good as the segments that they are made of.
     if (columns.first_times[1:] < columns.last_times[:-1]).any():
         raise SnapshotCorruptedError("its segments overlap in time", bucket_id=action.bucket_id)
-    table = table_of(columns, span_rows)
+    table = table_of(columns, _span_rows(owner.config))
     by_time = int(table.first_times.searchsorted(action.through_ms, "right"))
     by_rows = int(table.row_ends.searchsorted(action.row_count_max, "right"))
     by_segments = int(table.segment_ends.searchsorted(len(head.first_segments), "right"))

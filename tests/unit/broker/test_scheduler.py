@@ -155,12 +155,19 @@ def test_a_job_without_an_interval_has_no_turn() -> None:
     run_until_done(scenario)
 
 
-def test_closing_without_a_start_and_closing_twice_do_nothing() -> None:
+def test_closing_without_a_start_and_closing_twice_leave_nothing_that_runs() -> None:
     async def scenario() -> None:
-        housekeeping = Housekeeping([Job("never", 3600, lambda: None)])
+        turns: list[str] = []
+        housekeeping = Housekeeping([Job("counted", INTERVAL_S, lambda: turns.append("a turn"))])
         await housekeeping.close()
         housekeeping.start()
         await housekeeping.close()
         await housekeeping.close()
+        turns_at_close = len(turns)
+
+        await asyncio.sleep(5 * INTERVAL_S)
+
+        assert len(turns) == turns_at_close
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_until_done(scenario)

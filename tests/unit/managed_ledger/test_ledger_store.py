@@ -306,6 +306,16 @@ def test_a_crash_while_a_folder_is_created_is_no_damage(tmp_path: Path) -> None:
 
     asyncio.run(_fill(tmp_path, 100))
 
+    async def payloads() -> list[bytes]:
+        store = await _open(tmp_path)
+        ledger = await store.open_managed_ledger("orders")
+        read = await ledger.read_entries(ledger.first_position, entries_max=200, bytes_max=10**9)
+        await store.close()
+        return list(read.payloads)
+
+    assert asyncio.run(payloads()) == [b"payload %06d" % index for index in range(100)]
+    assert (tmp_path / MARKER_FILE).exists()
+
 
 def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.row_queue import NEVER, RowKey
-from tracker.columns.segment_spans import spans_of
-from tracker.core.actions import SegmentTable
-from tracker.core.bucket import TRANSITIONS, Bucket, BucketState, is_in_order
+from tracker.columns.segment_table import SegmentTable, is_in_order, spans_of
+from tracker.core.bucket import TRANSITIONS, Bucket, BucketState
 
 
 def bucket_with(segments: list[tuple[int, int, int]], *, loaded: int = 0) -> Bucket:

@@ -17,7 +17,7 @@ from snapshot_storage.faults import Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage, BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tracker.columns.segment_spans import table_of
+from tracker.columns.segment_table import table_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, SnapshotCreated
 from tracker.delayed_delivery_tracker import TrackerContext

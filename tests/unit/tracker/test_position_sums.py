@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from tracker.columns.membership import ENTRY_ID_MAX, LEDGER_ID_MAX
 from tracker.columns.position_sums import subtract, sum_of, sum_of_bitmaps
+from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX
 
 POSITIONS = st.sets(st.tuples(st.sampled_from([0, 1, LEDGER_ID_MAX]), st.integers(0, ENTRY_ID_MAX)), min_size=1)
 

@@ -13,7 +13,8 @@ from managed_ledger.position import Position
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
-from tracker.columns.position_set import PositionSet, is_in_bitmap
+from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import is_in_bitmap
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shared.shared_cursor import SharedCursor
@@ -416,5 +417,5 @@ def test_a_set_of_positions_answers_for_columns(entry_ids: list[int]) -> None:
     assert is_in_bitmap(column, BitMap([1, 5])).tolist() == expected
     positions.discard(ledger_ids, column)
     assert len(positions) == 1 + 2 - len({1, 5} & set(entry_ids))
-    positions.forget_below(2)
+    positions.drop_below(2)
     assert positions.bitmaps == {2: BitMap([3])}

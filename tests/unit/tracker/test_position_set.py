@@ -1,4 +1,4 @@
-"""Membership against a set of positions."""
+"""A set of positions against a set of positions."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from tracker.columns.membership import ENTRY_ID_MAX, LEDGER_ID_MAX, Membership, bitmap_of, ledger_bitmaps
+from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import ENTRY_ID_MAX, LEDGER_ID_MAX, bitmap_of, ledger_bitmaps
 
 Position = tuple[int, int]
 ENTRY_IDS = st.one_of(st.integers(0, 40), st.integers(ENTRY_ID_MAX - 3, ENTRY_ID_MAX))
@@ -16,9 +17,9 @@ POSITIONS = st.lists(st.tuples(st.integers(0, 2), ENTRY_IDS), max_size=60)
 @given(added=POSITIONS, rows=POSITIONS)
 def test_taking_rows_gives_each_tracked_position_once(added: list[Position], rows: list[Position]) -> None:
     """Of the rows of a position, the first is tracked, and then none."""
-    members = Membership()
+    members = PositionSet()
     for position in added:
-        members.add(*position)
+        members.add_one(*position)
     left = set(added)
     expected = []
     for row in rows:
@@ -61,8 +62,8 @@ def test_positions_are_split_into_the_bitmaps_of_their_ledgers(positions: list[P
 @pytest.mark.parametrize(("ledger_id", "entry_id"), [(1, -1), (1, 2**32), (1, 2**70), (-1, 0), (2**70, 0)])
 def test_positions_out_of_range_are_not_tracked(ledger_id: int, entry_id: int) -> None:
     """Asking for them is no error."""
-    members = Membership()
-    members.add(1, ENTRY_ID_MAX)
+    members = PositionSet()
+    members.add_one(1, ENTRY_ID_MAX)
 
     assert not members.contains(ledger_id, entry_id)
     assert members.contains(1, ENTRY_ID_MAX)
@@ -70,7 +71,7 @@ def test_positions_out_of_range_are_not_tracked(ledger_id: int, entry_id: int) -
 
 def test_uniting_does_not_keep_the_bitmap_given() -> None:
     """A later change of the argument changes nothing here."""
-    members = Membership()
+    members = PositionSet()
     given_ids = BitMap([1, 2])
     members.unite(5, given_ids)
     given_ids.add(3)

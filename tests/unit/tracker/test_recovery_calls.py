@@ -1,0 +1,66 @@
+"""How many calls a recovery costs, where the storage reads the heads of many snapshots in one."""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotHead
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
+
+BUCKETS = 100
+CONFIG = TrackerConfig(index_count_per_bucket_min=1, bucket_count_max=-1)
+
+
+class Storage(MemoryBucketSnapshotStorage):
+    """Counts the calls for heads."""
+
+    heads_at_once_max = 32
+    calls = 0
+
+    async def read_bucket_snapshot_heads(
+        self, bucket_ids: Sequence[int]
+    ) -> Sequence[BucketSnapshotHead | SnapshotStorageError]:
+        self.calls += 1
+        return await super().read_bucket_snapshot_heads(bucket_ids)
+
+
+def test_many_buckets_are_recovered_in_a_few_calls_and_one_that_is_lost_costs_itself_alone() -> None:
+    """Also where each bucket has one message."""
+
+    async def main() -> None:
+        cursor, storage = FakeCursor(), Storage()
+        await storage.start()
+        factory = BucketDelayedDeliveryTrackerFactory(
+            CONFIG, storage, now_ms=virtual_now_ms, run_blocking=run_inline, rng=Random(1)
+        )
+
+        def tracker() -> BucketDelayedDeliveryTracker:
+            context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
+            return factory.new_tracker(context)
+
+        first = tracker()
+        for ledger_id in range(BUCKETS + 1):
+            first.add_message(ledger_id, 0, virtual_now_ms() + 3_600_000)
+        await asyncio.sleep(10)
+        await first.close()
+        assert len(cursor.properties) >= BUCKETS
+        lost_key, lost_id = sorted(cursor.properties.items(), key=lambda item: int(item[1]))[7]
+        await storage.delete_bucket_snapshot(int(lost_id))
+        storage.calls = 0
+
+        second = tracker()
+        await asyncio.sleep(10)
+
+        assert storage.calls <= BUCKETS // 32 + 1
+        assert second.number_of_delayed_messages() == BUCKETS - 1
+        assert second.stats().buckets_lost == 1
+        assert not second.is_recovering(7)
+        assert lost_key not in cursor.properties
+        await second.close()
+
+    run_virtually(main())
