@@ -98,7 +98,8 @@ CASES: dict[str, Cases] = {
         (
             _refused("config --config {none}", "cannot be read"),
             _refused("config --set x", "must be key=value"),
-            _refused("config --table", "--table needs --config"),
+            _refused("config --table --json", "--commented and --table are no JSON"),
+            _refused("config --commented --changed", "exclude each other"),
         ),
         (_done("config --changed --set webServicePort=8081", "8081"), _done("config --changed", "")),
     ),

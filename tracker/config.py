@@ -5,8 +5,19 @@ file's unit is another one, `metadata["scale"]` is what one unit of the file is 
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
-FACTORY_CLASS_NAME_DEFAULT = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
+BUCKET_FACTORY: Final = "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
+IN_MEMORY_FACTORY: Final = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
+
+FACTORY_CLASS_NAMES: Final = {
+    spelling: class_name
+    for class_name, module in ((BUCKET_FACTORY, "tracker.bucket_tracker"), (IN_MEMORY_FACTORY, "tracker.in_memory"))
+    for simple_name in (class_name.rpartition(".")[2],)
+    for spelling in (class_name, simple_name, f"{module}.{simple_name}")
+}
+"""Every spelling that is accepted, with the Java class that it stands for."""
+
 UNLIMITED = -1
 
 
@@ -18,9 +29,12 @@ class TrackerConfig:
     """Whether delivery times are heeded. When off, a message with a delay is delivered at once. Default on."""
 
     tracker_factory_class_name: str = field(
-        default=FACTORY_CLASS_NAME_DEFAULT, metadata={"key": "delayedDeliveryTrackerFactoryClassName"}
+        default=BUCKET_FACTORY, metadata={"key": "delayedDeliveryTrackerFactoryClassName"}
     )
-    """Which tracker: a Java class name of Pulsar's or the Python path of a factory. Default: Pulsar's in-memory one."""
+    """Which tracker: a Java class name of Pulsar's or the Python path of a factory, see `FACTORY_CLASS_NAMES`.
+
+    Default: the bucket tracker, as what is delayed must survive a restart at no cost; Pulsar's default forgets.
+    """
 
     tick_time_ms: int = field(default=1_000, metadata={"key": "delayedDeliveryTickTimeMillis"})
     """How early a message may be delivered when times are not strict, and the in-memory tracker's precision.
@@ -131,6 +145,12 @@ class TrackerConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense, alone or together."""
+        _require(
+            self.tracker_factory_class_name in FACTORY_CLASS_NAMES,
+            "tracker_factory_class_name",
+            self.tracker_factory_class_name,
+            "one of the two of Pulsar",
+        )
         for name in _NON_NEGATIVE:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in _POSITIVE:
@@ -154,6 +174,11 @@ class TrackerConfig:
             self.retry_backoff_ms_max,
             f"at least retry_backoff_ms_min ({self.retry_backoff_ms_min})",
         )
+
+    @property
+    def factory_class_name(self) -> str:
+        """Pulsar's class name of the factory, however it is spelled: `BUCKET_FACTORY` or `IN_MEMORY_FACTORY`."""
+        return FACTORY_CLASS_NAMES[self.tracker_factory_class_name]
 
 
 _NON_NEGATIVE = (

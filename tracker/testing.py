@@ -10,59 +10,26 @@ import selectors
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from pyroaring import BitMap
-
 from managed_ledger.position import Position
+from tracker.memory_cursor import MemoryCursor
 
 VIRTUAL_START_MS = 1_000_000
 
 T = TypeVar("T")
 
 
-class FakeCursor:
-    """A cursor in memory."""
+class FakeCursor(MemoryCursor):
+    """A cursor in memory, at the beginning of ledger 0, whose properties cannot be written while an error is set."""
 
     def __init__(self) -> None:
-        self._mark_delete_position = Position(0, -1)
-        self._listeners: list[Callable[[Position], None]] = []
-        self.properties: dict[str, str] = {}
-        self.acknowledged: dict[int, BitMap] = {}
+        super().__init__(mark_delete_position=Position(0, -1))
         self.property_error: Exception | None = None
-
-    @property
-    def mark_delete_position(self) -> Position:
-        """Everything up to here is acknowledged; setting it tells the listeners."""
-        return self._mark_delete_position
-
-    @mark_delete_position.setter
-    def mark_delete_position(self, position: Position) -> None:
-        self._mark_delete_position = position
-        for listener in tuple(self._listeners):
-            listener(position)
-
-    def add_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
-        """See `TrackedCursor`."""
-        self._listeners.append(on_mark_delete_moved)
-
-    def remove_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
-        """See `TrackedCursor`."""
-        self._listeners.remove(on_mark_delete_moved)
-
-    def acknowledge(self, ledger_id: int, *entry_ids: int) -> None:
-        """Acknowledge entries of a ledger."""
-        self.acknowledged.setdefault(ledger_id, BitMap()).update(entry_ids)
-
-    def acknowledged_in(self, ledger_id: int) -> BitMap:
-        """See `TrackedCursor`."""
-        return self.acknowledged.get(ledger_id, BitMap())
 
     async def update_properties(self, *, put: Mapping[str, str] = {}, remove: Collection[str] = ()) -> None:
         """See `TrackedCursor`."""
         if self.property_error is not None:
             raise self.property_error
-        self.properties.update(put)
-        for key in remove:
-            self.properties.pop(key, None)
+        await super().update_properties(put=put, remove=remove)
 
 
 class FakeClock:

@@ -13,7 +13,7 @@ from broker.cli.command_groups import InstalledCommands
 from broker.cli.common import auth_params_option, config_options, configure_logging, refusing
 from broker.cli.token_commands import token as token_group
 from broker.configuration.config import BrokerConfig, load_config
-from broker.configuration.table import config_lines, config_table, config_values
+from broker.configuration.table import commented_config, commented_lines, config_lines, config_table, config_values
 from broker.configuration.unread_keys import check_promises, unread_keys
 from broker.network.hosts import is_wildcard
 from broker.network.listening import check_bind_address, describe_listening
@@ -157,25 +157,34 @@ def _in_url(host: str) -> str:
         "postdate config",
         "postdate config --config config/broker.conf --changed",
         "postdate config --config /etc/pulsar/standalone.conf --ignored",
-        "postdate config --set maxMessageSize=1048576 > my-broker.conf",
+        "postdate config --commented --set maxMessageSize=1048576 > my-broker.conf",
     )
 )
 @config_options
 @click.option("--changed", is_flag=True, help="Only what is not the default.")
+@click.option("--commented", is_flag=True, help="Every key with what it means, as config/broker.conf has it.")
 @click.option(
     "--ignored", is_flag=True, help="What was given with another value than Pulsar's, and is not read; and why."
 )
 @click.option(
-    "--table", is_flag=True, help="As README.md has it: a Markdown table, meanings from the comments of FILE."
+    "--table", is_flag=True, help="As the documentation has it: a Markdown table of keys, defaults and meanings."
 )
 @json_option("one object, values by key")
 @refusing
 def config(
-    config_path: Path | None, overrides: tuple[str, ...], changed: bool, ignored: bool, table: bool, is_json: bool
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    changed: bool,
+    commented: bool,
+    ignored: bool,
+    table: bool,
+    is_json: bool,
 ) -> None:
     """Print the configuration in force, as a broker.conf."""
-    if table and (is_json or config_path is None):
-        raise click.UsageError("--table needs --config config/broker.conf, and is no JSON")
+    if sum((changed, commented, ignored, table)) > 1:
+        raise click.UsageError("--changed, --commented, --ignored and --table exclude each other")
+    if is_json and (commented or table):
+        raise click.UsageError("--commented and --table are no JSON")
     configure_logging("warning")
     effective = load_config(config_path, environment=os.environ, overrides=overrides)
     if ignored:
@@ -188,10 +197,12 @@ def config(
     if is_json:
         print_json(config_values(effective, changed_only=changed))
         return
-    if config_path is None or not table:
+    if commented:
+        click.echo(commented_lines(effective), nl=False)
+    elif table:
+        click.echo(config_table(commented_config()), nl=False)
+    else:
         click.echo(config_lines(effective, changed_only=changed), nl=False)
-        return
-    click.echo(config_table(config_path.read_text(encoding="utf-8")), nl=False)
 
 
 @postdate.command(

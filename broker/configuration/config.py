@@ -25,20 +25,9 @@ from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.s3.config import S3Config
-from tracker.config import TrackerConfig
+from tracker.config import BUCKET_FACTORY, FACTORY_CLASS_NAMES, TrackerConfig
 
 __all__ = ["BrokerConfig", "ConfigError", "Setting", "load_config", "settings"]
-
-BUCKET_FACTORY: Final = "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
-IN_MEMORY_FACTORY: Final = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
-
-# Every spelling that is accepted, with the Java class that it stands for.
-_TRACKER_FACTORIES: Final = {
-    spelling: class_name
-    for class_name, module in ((BUCKET_FACTORY, "tracker.bucket_tracker"), (IN_MEMORY_FACTORY, "tracker.in_memory"))
-    for simple_name in (class_name.rpartition(".")[2],)
-    for spelling in (class_name, simple_name, f"{module}.{simple_name}")
-}
 
 _INT64_MAX: Final = 2**63 - 1
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?0*([0-9]+)")
@@ -161,8 +150,7 @@ class BrokerConfig:
     managed_ledger: ManagedLedgerConfig = field(default_factory=ManagedLedgerConfig)
     """How the log is cut into ledgers, cached and flushed."""
 
-    # What is delayed must survive a restart at no cost: that is what this service is for. Pulsar's default forgets.
-    tracker: TrackerConfig = field(default_factory=lambda: TrackerConfig(tracker_factory_class_name=BUCKET_FACTORY))
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
     """How delayed messages are tracked."""
 
     dispatcher: DispatcherConfig = field(default_factory=DispatcherConfig)
@@ -180,11 +168,6 @@ class BrokerConfig:
         self._check_ports()
         if self.bucket_snapshot_storage == "s3" and not self.s3.bucket:
             raise ValueError("bucket_snapshot_storage must be rocksdb or memory where bucketSnapshotS3Bucket is empty")
-        if self.tracker.tracker_factory_class_name not in _TRACKER_FACTORIES:
-            raise ValueError(
-                "tracker_factory_class_name must be one of the two of Pulsar, "
-                f"but is {self.tracker.tracker_factory_class_name}"
-            )
 
     def refusal(self, key: str, reason: str) -> ConfigError:
         """Return the error that a key's value cannot be used: a file that it names cannot be read, for example."""
@@ -213,8 +196,7 @@ class BrokerConfig:
     @property
     def tracker_factory(self) -> str:
         """Which tracker: `bucket` or `memory`."""
-        class_name = _TRACKER_FACTORIES[self.tracker.tracker_factory_class_name]
-        return "bucket" if class_name == BUCKET_FACTORY else "memory"
+        return "bucket" if self.tracker.factory_class_name == BUCKET_FACTORY else "memory"
 
 
 class Setting(NamedTuple):
@@ -319,9 +301,9 @@ def _parse(setting: Setting, given: Given) -> Any:
     """Turn a text into the field's value, in the field's unit."""
     text = given.text
     if setting.key == "delayedDeliveryTrackerFactoryClassName":
-        if text not in _TRACKER_FACTORIES:
-            raise _error(setting, given, f"must be one of {', '.join(_TRACKER_FACTORIES)}")
-        return _TRACKER_FACTORIES[text]
+        if text not in FACTORY_CLASS_NAMES:
+            raise _error(setting, given, f"must be one of {', '.join(FACTORY_CLASS_NAMES)}")
+        return FACTORY_CLASS_NAMES[text]
     if setting.type is bool:
         if text.lower() not in ("true", "false"):
             raise _error(setting, given, "must be true or false")

@@ -3,7 +3,32 @@
 The meaning of a key is the comment above it in `config/broker.conf`, and only there is it written by hand.
 """
 
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
 from broker.configuration.config import BrokerConfig, settings
+
+_OF_THE_CHECKOUT: Final = Path(__file__).parents[2] / "config/broker.conf"
+
+
+def commented_config() -> str:
+    """Return the text of the commented `broker.conf`: of the wheel, or of the checkout that is installed editable."""
+    packaged = files("broker.configuration") / "broker.conf"
+    return (packaged if packaged.is_file() else _OF_THE_CHECKOUT).read_text(encoding="utf-8")
+
+
+def commented_lines(config: BrokerConfig) -> str:
+    """Return the commented `broker.conf` with the values of a configuration, as `load_config` reads it."""
+    values = config_values(config)
+    lines: list[str] = []
+    for line in commented_config().splitlines():
+        key = line.partition("=")[0].strip()
+        if line.startswith("#") or key not in values:
+            lines.append(line)
+        else:
+            lines.append(f"# {key} is set, and secret" if values[key] is None else f"{key}={values[key]}")
+    return "\n".join(lines) + "\n"
 
 
 def config_lines(config: BrokerConfig, *, changed_only: bool = False) -> str:

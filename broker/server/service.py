@@ -47,7 +47,7 @@ from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
-from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
+from tracker.factories import tracker_factory
 from tracker.residual_snapshots import ResidualSnapshots
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Service:
         self._store = store
         self._storage = storage
         self._opening_storage = opening
-        self._tracker_factory = _tracker_factory(config, storage, now_ms, rng)
+        self._tracker_factory = tracker_factory(config.tracker, storage, now_ms=now_ms, rng=rng)
         self._residual = ResidualSnapshots(storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
@@ -439,11 +439,3 @@ def _default_policies(config: BrokerConfig) -> DelayedDeliveryPolicies:
     return DelayedDeliveryPolicies(
         is_active=tracker.is_enabled, tick_time_ms=tracker.tick_time_ms, delay_ms_max=tracker.delay_ms_max
     )
-
-
-def _tracker_factory(
-    config: BrokerConfig, storage: BucketSnapshotStorage, now_ms: Callable[[], int], rng: Random | None
-) -> DelayedDeliveryTrackerFactory:
-    if config.tracker_factory == "memory":
-        return InMemoryDelayedDeliveryTrackerFactory(config.tracker, now_ms=now_ms)
-    return BucketDelayedDeliveryTrackerFactory(config.tracker, storage, now_ms=now_ms, rng=rng)

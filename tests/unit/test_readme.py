@@ -1,18 +1,41 @@
 """The README's program runs as it stands and prints what the README says."""
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = {"README.md": "## Embedding the tracker", "docs/embedding.md": "# Embedding the tracker"}
 
 
-def test_the_embedded_tracker_does_what_the_readme_shows() -> None:
-    section = README.read_text().split("## Embedding the tracker")[1]
-    program, output = re.findall(r"```(?:python)?\n(.*?)```", section, re.DOTALL)[:2]
+def example_of(page: str) -> tuple[str, str]:
+    """Return the program that embeds a tracker, and what it is said to print."""
+    section = (ROOT / page).read_text().split(PAGES[page])[1]
+    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+    return found[1], found[2]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_embedded_tracker_does_what_the_page_shows(page: str) -> None:
+    program, output = example_of(page)
 
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
     assert ran.stderr == ""
     assert ran.stdout == output
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_embedding_program_imports_postdate_alone(page: str) -> None:
+    program, _ = example_of(page)
+
+    nodes = list(ast.walk(ast.parse(program)))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+
+    assert imported == {"asyncio", "postdate"}
+    assert not any(isinstance(node, ast.ImportFrom) for node in nodes)

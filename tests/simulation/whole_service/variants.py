@@ -9,12 +9,12 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from broker.configuration.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, BrokerConfig
+from broker.configuration.config import BrokerConfig
 from dispatcher.config import DRAINING_HASHES, LAST_SENT_POSITION, DispatcherConfig, SubscriptionType
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from managed_ledger.config import ManagedLedgerConfig
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
-from tracker.config import TrackerConfig
+from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, TrackerConfig
 
 EXCLUSIVE: Final = "exclusive"
 FAILOVER: Final = "failover"

@@ -71,10 +71,31 @@ def test_config_can_leave_out_the_defaults() -> None:
 
 
 def test_config_can_print_the_table() -> None:
-    result = run("config", "--table", "--config", CONF)
+    result = run("config", "--table")
 
     assert result.output.startswith("| key | default | meaning |\n|---|---|---|\n| `bindAddress` | `127.0.0.1` | ")
-    assert run("config", "--table").exit_code == 2
+    assert run("config", "--table", "--json").exit_code == 2
+
+
+def test_config_can_print_the_commented_file(tmp_path: Path) -> None:
+    """As it stands in the repository; with what is set in its place, it is read as what was set."""
+    commented = run("config", "--commented").output
+    changed = run("config", "--commented", "--set", "webServicePort=8081", "--set", "tokenSecretKey=data:,x").output
+
+    assert commented == Path(CONF).read_text()
+    assert [line for line in changed.splitlines() if line not in commented.splitlines()] == [
+        "webServicePort=8081",
+        "# tokenSecretKey is set, and secret",
+    ]
+    (tmp_path / "mine.conf").write_text(changed)
+    assert run("config", "--changed", "--config", str(tmp_path / "mine.conf")).output == "webServicePort=8081\n"
+
+
+def test_one_way_to_print_at_a_time() -> None:
+    result = run("config", "--commented", "--changed")
+
+    assert result.exit_code == 2
+    assert "exclude each other" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["serve", "config"])

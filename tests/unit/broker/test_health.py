@@ -7,7 +7,7 @@ from pathlib import Path
 
 from service_fakes import Peer, until
 
-from broker.configuration.config import BUCKET_FACTORY, BrokerConfig
+from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.server.service import Service
 from broker.topics.topic_name import TopicName
@@ -16,7 +16,7 @@ from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.position import Position
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tracker.config import TrackerConfig
+from tracker.config import BUCKET_FACTORY, TrackerConfig
 
 _NOW_MS = 1_800_000_000_000
 _STARTED_NS = time.monotonic_ns()

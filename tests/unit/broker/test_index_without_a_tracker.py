@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service_fakes import Peer, until
 
 from broker.admin.metrics import metrics_text
-from broker.configuration.config import BUCKET_FACTORY, BrokerConfig
+from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageIdData
 from broker.server.service import Service
 from broker.topics.subscription import Subscription
@@ -30,7 +30,7 @@ from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tracker.config import TrackerConfig
+from tracker.config import BUCKET_FACTORY, TrackerConfig
 
 NOW_MS = 1_800_000_000_000
 SHARED, KEY_SHARED, EXCLUSIVE = CommandSubscribe.Shared, CommandSubscribe.Key_Shared, CommandSubscribe.Exclusive

@@ -1,0 +1,126 @@
+"""What other programs import: a delayed delivery tracker to embed, what it needs, and where its snapshots are kept.
+
+    import postdate
+
+    factory = postdate.tracker_factory(postdate.TrackerConfig(), storage, now_ms=postdate.now_ms)
+
+A tracker is told positions and times (`add_messages`), says when something is due (`TrackerContext.on_available`) and
+hands each position out once (`get_scheduled_messages`). It belongs to one event loop and to one cursor: `MemoryCursor`,
+or anything that has what `TrackedCursor` names.
+
+Everything here is what other rooms define, under one name that stays; those rooms may move. A core install is enough
+but for the storages on RocksDB and S3: these are imported when they are first asked for, and say which extra they need.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+from command_line.extras import install_advice
+from managed_ledger.position import Position
+from postdate.clock import now_ms
+from snapshot_storage.bucket_key import LedgerRange
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageClosedError,
+    StorageUnavailableError,
+)
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.rocksdb.config import RocksDBMemory
+from snapshot_storage.s3.config import S3Config
+from snapshot_storage.storage import (
+    BucketSnapshotHead,
+    BucketSnapshotInfo,
+    BucketSnapshotStorage,
+    BucketSnapshotWriter,
+)
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
+from tracker.config import BUCKET_FACTORY, IN_MEMORY_FACTORY, TrackerConfig
+from tracker.delayed_delivery_tracker import (
+    DelayedDeliveryTracker,
+    DelayedDeliveryTrackerFactory,
+    ScheduledMessages,
+    TrackedCursor,
+    TrackerContext,
+)
+from tracker.errors import TrackerClosedError, TrackerError
+from tracker.factories import tracker_factory
+from tracker.in_memory import InMemoryDelayedDeliveryTracker, InMemoryDelayedDeliveryTrackerFactory
+from tracker.memory_cursor import MemoryCursor
+from tracker.process import SnapshotProcess
+from tracker.residual_snapshots import ResidualSnapshots
+
+if TYPE_CHECKING:
+    from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+    from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+
+__all__ = [
+    "BUCKET_FACTORY",
+    "IN_MEMORY_FACTORY",
+    "BucketDelayedDeliveryTracker",
+    "BucketDelayedDeliveryTrackerFactory",
+    "BucketNotFoundError",
+    "BucketSnapshotHead",
+    "BucketSnapshotInfo",
+    "BucketSnapshotStorage",
+    "BucketSnapshotWriter",
+    "DelayedDeliveryTracker",
+    "DelayedDeliveryTrackerFactory",
+    "InMemoryDelayedDeliveryTracker",
+    "InMemoryDelayedDeliveryTrackerFactory",
+    "LedgerRange",
+    "MemoryBucketSnapshotStorage",
+    "MemoryCursor",
+    "Position",
+    "ResidualSnapshots",
+    "RocksDBBucketSnapshotStorage",
+    "RocksDBMemory",
+    "S3BucketSnapshotStorage",
+    "S3Config",
+    "ScheduledMessages",
+    "SnapshotCorruptedError",
+    "SnapshotProcess",
+    "SnapshotStorageError",
+    "StorageClosedError",
+    "StorageUnavailableError",
+    "TrackedCursor",
+    "TrackerClosedError",
+    "TrackerConfig",
+    "TrackerContext",
+    "TrackerError",
+    "__version__",
+    "now_ms",
+    "tracker_factory",
+]
+
+__version__: Final = version("postdate")
+
+_ON_DEMAND: Final = {
+    "RocksDBBucketSnapshotStorage": ("snapshot_storage.rocksdb.snapshots", "rocksdb"),
+    "S3BucketSnapshotStorage": ("snapshot_storage.s3.snapshots", "s3"),
+}
+"""By name: the module that defines it, and the extra that this module needs."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs an extra.
+
+    Raises:
+        ImportError: The extra is not installed.
+    """
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module 'postdate' has no attribute {name!r}")
+    module, extra = _ON_DEMAND[name]
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        advice = install_advice(error.name, [extra])
+        if advice is None:
+            raise
+        raise ImportError(f"postdate.{name}: {advice}", name=error.name) from error
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

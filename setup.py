@@ -1,0 +1,25 @@
+"""What pyproject.toml cannot say: the commented `config/broker.conf` is part of the wheel, beside what reads it."""
+
+from pathlib import Path
+from shutil import copyfile
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+
+class BuildWithCommentedConfig(build_py):
+    """Builds the packages, and puts the one `broker.conf` of the project into `broker.configuration`."""
+
+    def run(self) -> None:
+        """See base. An editable install reads the file where it is."""
+        super().run()
+        if not self.editable_mode:
+            copyfile("config/broker.conf", Path(self.build_lib, "broker/configuration/broker.conf"))
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        """See base."""
+        copied = [] if self.editable_mode else [str(Path(self.build_lib, "broker/configuration/broker.conf"))]
+        return [*super().get_outputs(include_bytecode), *copied]
+
+
+setup(cmdclass={"build_py": BuildWithCommentedConfig})

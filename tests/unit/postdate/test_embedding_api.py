@@ -1,0 +1,149 @@
+"""`postdate` is all that an embedding program imports: complete, light, and clear about what is not installed."""
+
+import ast
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import postdate
+from broker.configuration.config import BrokerConfig
+from command_line.extras import MODULES_OF_EXTRAS
+from tracker.config import FACTORY_CLASS_NAMES
+from tracker.testing import FakeClock, run_inline, run_virtually, virtual_now_ms
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_without(modules: list[str], program: str) -> subprocess.CompletedProcess[str]:
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({modules!r}))\n"
+    command = [sys.executable, "-W", "error", "-c", blocked + program]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_name_is_there_and_explained() -> None:
+    for name in postdate.__all__:
+        found = getattr(postdate, name)
+        assert isinstance(found, str) or found.__doc__, name
+    assert dir(postdate) == sorted(postdate.__all__)
+
+
+def test_the_documentation_names_every_name() -> None:
+    text = (ROOT / "docs/embedding.md").read_text()
+
+    assert [name for name in postdate.__all__ if f"`{name}`" not in text] == []
+
+
+def test_what_extras_bring_is_not_needed() -> None:
+    """Whatever is installed beside it: a core install gives everything but two storages."""
+    modules = sorted({module for modules in MODULES_OF_EXTRAS.values() for module in modules})
+    names = [
+        name for name in postdate.__all__ if name not in ("RocksDBBucketSnapshotStorage", "S3BucketSnapshotStorage")
+    ]
+
+    result = run_without(modules, f"from postdate import {', '.join(names)}; print(__version__)")
+
+    assert (result.stdout, result.stderr) == (f"{postdate.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "extra"),
+    [("RocksDBBucketSnapshotStorage", "rocksdict", "rocksdb"), ("S3BucketSnapshotStorage", "boto3", "s3")],
+)
+def test_a_storage_says_which_extra_it_needs(name: str, missing: str, extra: str) -> None:
+    result = run_without([missing], f"from postdate import {name}")
+
+    assert result.stderr.splitlines()[-1] == (
+        f"ImportError: postdate.{name}: {missing} is not installed: pip install 'postdate[{extra}]'"
+    )
+
+
+def test_a_misspelled_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'postdate' has no attribute 'BucketTracker'"):
+        _ = postdate.BucketTracker
+
+
+def test_the_room_defines_nothing_but_the_clock() -> None:
+    """What programs import is defined where it belongs, and only named here."""
+    tree = ast.parse((ROOT / "postdate/__init__.py").read_text())
+
+    assert [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)] == [
+        "__getattr__",
+        "__dir__",
+    ]
+
+
+def test_a_program_and_the_service_have_the_same_defaults() -> None:
+    assert BrokerConfig().tracker == postdate.TrackerConfig()
+    assert postdate.TrackerConfig().factory_class_name == postdate.BUCKET_FACTORY
+
+
+@pytest.mark.parametrize("spelling", FACTORY_CLASS_NAMES)
+def test_the_configuration_names_the_factory(spelling: str) -> None:
+    config = postdate.TrackerConfig(tracker_factory_class_name=spelling)
+
+    factory = postdate.tracker_factory(config, postdate.MemoryBucketSnapshotStorage(), now_ms=FakeClock())
+
+    assert type(factory).__name__ == FACTORY_CLASS_NAMES[spelling].rpartition(".")[2]
+
+
+def test_an_unknown_factory_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must be one of the two of Pulsar, but is mine\.Factory"):
+        postdate.TrackerConfig(tracker_factory_class_name="mine.Factory")
+
+
+def test_without_a_storage_only_the_in_memory_tracker_is_made() -> None:
+    """The default would forget nothing, so it does not become another kind by omission."""
+    in_memory = postdate.TrackerConfig(tracker_factory_class_name=postdate.IN_MEMORY_FACTORY)
+
+    factory = postdate.tracker_factory(in_memory, None, now_ms=FakeClock())
+
+    assert isinstance(factory, postdate.InMemoryDelayedDeliveryTrackerFactory)
+    with pytest.raises(ValueError, match="the bucket tracker needs a storage"):
+        postdate.tracker_factory(postdate.TrackerConfig(), None, now_ms=FakeClock())
+
+
+def test_an_index_is_found_again_by_the_properties_of_a_memory_cursor() -> None:
+    """The next tracker takes over what the first one sealed; what was acknowledged meanwhile never comes."""
+
+    async def main() -> list[tuple[int, ...]]:
+        config = postdate.TrackerConfig(index_count_at_close_min=1)
+        due_ms = virtual_now_ms() + 1_000
+        async with postdate.MemoryBucketSnapshotStorage() as storage:
+            factory = postdate.BucketDelayedDeliveryTrackerFactory(
+                config, storage, now_ms=virtual_now_ms, run_blocking=run_inline
+            )
+
+            def context(cursor: postdate.MemoryCursor) -> postdate.TrackerContext:
+                return postdate.TrackerContext(
+                    topic_name="orders", cursor_name="billing", cursor=cursor, on_available=lambda: None
+                )
+
+            first = postdate.MemoryCursor()
+            tracker = factory.new_tracker(context(first))
+            tracker.add_messages([7, 7, 7, 7], [0, 1, 2, 3], [due_ms] * 4)
+            await tracker.close()
+
+            second = postdate.MemoryCursor(mark_delete_position=postdate.Position(7, 0), properties=first.properties)
+            second.acknowledge(7, 2)
+            tracker = factory.new_tracker(context(second))
+            await asyncio.sleep(2)
+            rows = tracker.get_scheduled_messages(100).to_rows()
+            await tracker.close()
+            return [row[1:] for row in rows]
+
+    assert run_virtually(main()) == [(7, 1), (7, 3)]
+
+
+def test_a_memory_cursor_tells_its_listeners() -> None:
+    cursor = postdate.MemoryCursor()
+    told: list[postdate.Position] = []
+    cursor.add_listener(told.append)
+
+    cursor.mark_delete_position = postdate.Position(3, 4)
+    cursor.remove_listener(told.append)
+    cursor.mark_delete_position = postdate.Position(3, 5)
+
+    assert told == [(3, 4)]
