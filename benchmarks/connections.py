@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 
 from broker.network.listener import allow_open_files
 from demo.process import PostdateProcess, free_ports, wait_until
-from tests.certificates import Authority
-from tests.integration.programs import frames
+from tests.helpers.certificates import Authority
+from tests.helpers.services.programs import frames
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024

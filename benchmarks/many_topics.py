@@ -23,7 +23,7 @@ from typing import Final
 from benchmarks.many_topics_client import ManyTopicsClient
 from benchmarks.service_processes import child_pids
 from demo.process import PostdateProcess
-from tests.integration.real_pulsar import PULSAR_VERSION, RealPulsar
+from tests.helpers.services.real_pulsar import PULSAR_VERSION, RealPulsar
 
 MIB: Final = 2**20
 SETTLE_S: Final = 2.0

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Final, Self
 
-from tests.integration.programs import frames
+from tests.helpers.services.programs import frames
 
 TOPICS_AT_A_TIME: Final = 64
 PERMITS: Final = 5_000

@@ -34,8 +34,8 @@ from benchmarks.service_report import (
 )
 from benchmarks.service_scenarios import DEPENDS_ON_TICK, NEEDS_OWN_SERVICE, SCENARIOS, Stage, warm_up
 from demo.process import PostdateProcess, ServiceStartError
-from tests.integration.real_pulsar import PULSAR_VERSION, RealPulsar, fetch_jars, missing_tools
-from tests.integration.services import Service
+from tests.helpers.services.real_pulsar import PULSAR_VERSION, RealPulsar, fetch_jars, missing_tools
+from tests.helpers.services.services import Service
 
 EXAMPLES: Final = """\
 examples:

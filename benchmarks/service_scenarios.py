@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from benchmarks.service_load import ConsumeOrder, ProduceOrder
 from benchmarks.service_processes import LoadError, LoadProcess, delayed_count, resident_mib, wait_for_port
-from tests.integration.services import Service
+from tests.helpers.services.services import Service
 
 HOUR_MS: Final = 3_600_000
 

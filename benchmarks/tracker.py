@@ -31,8 +31,8 @@ from benchmarks.tracker_workload import (
     Workload,
     workloads_of,
 )
-from tests.integration.real_pulsar import PULSAR_VERSION, missing_tools
-from tests.integration.real_tracker import RealTracker, build
+from tests.helpers.services.real_pulsar import PULSAR_VERSION, missing_tools
+from tests.helpers.services.real_tracker import RealTracker, build
 
 EXAMPLES: Final = """\
 examples:

@@ -4,26 +4,19 @@ Every test that takes `service` (or `client`) runs twice: against Postdate and a
 judge of what the right answer is. One process of each kind serves a whole session; each test has a topic of its own.
 """
 
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
-# The helpers are imported as `tests.integration...` from everywhere, also from `benchmarks/`.
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from tests.integration import foreign_clients, real_pulsar, real_tracker
-from tests.integration.programs.clients import Clients
-from tests.integration.services import POSTDATE, REAL_PULSAR, Service, make_guarded, make_service
+from tests.helpers.services import foreign_clients, real_pulsar, real_tracker
+from tests.helpers.services.kinds import KINDS, require_tools
+from tests.helpers.services.programs.clients import Clients
+from tests.helpers.services.services import Service, make_guarded, make_service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-KINDS = [POSTDATE, pytest.param(REAL_PULSAR, marks=pytest.mark.real_pulsar)]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,15 +37,6 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Call a case by the name of its enumeration value rather than by a number."""
     return getattr(val, "name", None) if type(val).__module__ == "_pulsar" else None
-
-
-def require_tools(kind: str) -> None:
-    """Skip on a laptop without Java or Maven; fail in CI, where they must be."""
-    missing = real_pulsar.missing_tools() if kind == REAL_PULSAR else []
-    if missing and os.environ.get("CI"):
-        pytest.fail(f"a real Pulsar needs {' and '.join(missing)}, which CI must have")
-    if missing:
-        pytest.skip(f"a real Pulsar needs {' and '.join(missing)}")
 
 
 @pytest.fixture(scope="session", params=KINDS)
@@ -107,7 +91,7 @@ def topic() -> str:
 def spark() -> Iterator["SparkSession"]:
     """One Spark of two cores for the whole session."""
     # Imported late: the client tests need no Spark.
-    from tests.spark_session import spark_session
+    from tests.helpers.spark.spark_session import spark_session
 
     with spark_session() as session:
         yield session

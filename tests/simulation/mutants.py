@@ -20,8 +20,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
-PARTS: Final = ("broker", "dispatcher", "managed_ledger", "snapshot_storage", "tracker", "tests/simulation")
-FILES: Final = ("tests/property/managed_ledger_fakes.py",)
+PARTS: Final = (
+    "broker",
+    "dispatcher",
+    "managed_ledger",
+    "snapshot_storage",
+    "tracker",
+    "tests/simulation",
+    "tests/helpers/fakes",
+)
 
 
 class Mutant(NamedTuple):
@@ -361,9 +368,6 @@ def copy_project(folder: Path, mutant: Mutant | None) -> None:
     """Copy what a simulation needs, with a fault in it."""
     for part in PARTS:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in FILES:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file, folder / file)
     if mutant is not None:
         path = folder / mutant.file
         path.write_text(mutated(path.read_text(), mutant))
@@ -386,7 +390,7 @@ def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool) -> lis
 
 
 def _run(seeds: Sequence[int], *, ends_at_first: bool) -> None:
-    from simulate import guarded
+    from tests.simulation.simulate import guarded
 
     for seed in seeds:
         complaints = guarded((seed, None)).complaints

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from whole_service.coverage import BOUNDS, Met, table
-from whole_service.simulation import Result, Simulation
-from whole_service.variants import KINDS, TRACKERS
+from tests.simulation.whole_service.coverage import BOUNDS, Met, table
+from tests.simulation.whole_service.simulation import Result, Simulation
+from tests.simulation.whole_service.variants import KINDS, TRACKERS
 
 CPU_SECONDS_MAX: Final = 60
 """A run that takes longer spins; most take half a second."""

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from dispatcher_world import Entry, FakeConsumer, FakeCursor, FakeLog, FakeTracker
-from virtual_time import now_ms, run
 
 from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.headers import NOT_DELAYED
+from tests.helpers.fakes.dispatcher_world import Entry, FakeConsumer, FakeCursor, FakeLog, FakeTracker
+from tests.helpers.fakes.virtual_time import now_ms, run
 
 Key = tuple[int, int]
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from dispatcher_world import FakeConsumer
 
 from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import sticky_hash
@@ -15,6 +14,7 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.fakes.dispatcher_world import FakeConsumer
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 

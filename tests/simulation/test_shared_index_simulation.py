@@ -12,8 +12,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import pytest
-from dispatcher_world import FakeConsumer, FakeCursor, FakeLog
-from virtual_time import now_ms, run
 
 from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
@@ -22,6 +20,8 @@ from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Positio
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeCursor, FakeLog
+from tests.helpers.fakes.virtual_time import now_ms, run
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerContext

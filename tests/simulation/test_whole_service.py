@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from failed_seeds import FAILED_SEEDS
-from simulate import replay_command, report, simulate
+
+from tests.simulation.failed_seeds import FAILED_SEEDS
+from tests.simulation.simulate import replay_command, report, simulate
 
 SECONDS_MAX = float(os.environ.get("SIMULATION_SECONDS", "120" if os.environ.get("CI") else "15"))
 """How long seeds are run: two minutes in CI."""

@@ -1,7 +1,7 @@
 """Every command of `postdate` with wrong, empty and right input: what it prints, where, and its exit code.
 
-The table is `tests.command_cases`; a new command without cases there fails here. Right input for jobs on Spark is in
-`tests/integration/test_every_command_on_spark.py`.
+The table is `tests.helpers.command_cases`; a new command without cases there fails here. Right input for jobs on Spark
+is in `tests/integration/pipeline/test_every_command_on_spark.py`.
 """
 
 import json
@@ -16,12 +16,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from broker.cli.service_commands import postdate
 from demo.process import free_ports
-from tests.command_cases import CASES, REFUSED, Case
-from tests.command_data import copied, make_folders, words_of
+from tests.helpers.command_cases import CASES, REFUSED, Case
+from tests.helpers.command_data import copied, make_folders, words_of
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 

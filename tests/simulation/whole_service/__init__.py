@@ -11,9 +11,3 @@
 Topics, subscriptions, dispatchers, trackers and the log are the real ones (`broker.server.service` is how they are
 wired). The wire protocol and the storages' own formats are left out: they have their tests.
 """
-
-import sys
-from pathlib import Path
-
-# The log's database in memory is a fake of other tests, too.
-sys.path.insert(0, str(Path(__file__).parents[2] / "property"))

@@ -12,11 +12,10 @@ from contextlib import AbstractContextManager
 from random import Random
 from typing import Any
 
-from managed_ledger_fakes import MemoryBatch, MemoryDatabase, MemoryRows
-from virtual_time import VirtualTimeLoop
-
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.keys import Family
+from tests.helpers.fakes.managed_ledger_fakes import MemoryBatch, MemoryDatabase, MemoryRows
+from tests.helpers.fakes.virtual_time import VirtualTimeLoop
 
 
 class DiskHandle:

@@ -12,12 +12,12 @@ from managed_ledger.errors import LedgerError
 from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.position import Position
 from snapshot_storage.faults import NO_FAULTS
-from whole_service.clients import SimulatedConsumer
-from whole_service.oracle import Key, OffPeriod, SubscriptionModel, words_of
-from whole_service.variants import CLASSIC, DRAINING, KINDS, LAST_SENT, subscription_type
+from tests.simulation.whole_service.clients import SimulatedConsumer
+from tests.simulation.whole_service.oracle import Key, OffPeriod, SubscriptionModel, words_of
+from tests.simulation.whole_service.variants import CLASSIC, DRAINING, KINDS, LAST_SENT, subscription_type
 
 if TYPE_CHECKING:
-    from whole_service.simulation import Simulation
+    from tests.simulation.whole_service.simulation import Simulation
 
 ADMINISTRATION_S: Final = 2.0
 """How long a request of a client or an administrator may take, whatever the snapshot storage does."""
@@ -681,7 +681,7 @@ async def wait_long(sim: "Simulation") -> None:
 
 async def rest(sim: "Simulation") -> None:
     """Everything comes to rest, and what is due must have been sent."""
-    from whole_service.rest import come_to_rest
+    from tests.simulation.whole_service.rest import come_to_rest
 
     await come_to_rest(sim, is_final=False)
 

@@ -13,9 +13,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from managed_ledger_fakes import MemoryDatabase
-from virtual_time import START_MS, VirtualTimeLoop
-
 from broker.server.service import Service
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
@@ -25,10 +22,12 @@ from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.s3.unreadable import Patience
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
+from tests.helpers.fakes.virtual_time import START_MS, VirtualTimeLoop
+from tests.simulation.whole_service.disk import DiskHandle, LoopExecutor
+from tests.simulation.whole_service.oracle import Entry, Key
+from tests.simulation.whole_service.variants import Variant
 from tracker.errors import TrackerError
-from whole_service.disk import DiskHandle, LoopExecutor
-from whole_service.oracle import Entry, Key
-from whole_service.variants import Variant
 
 TOPIC = TopicName.parse("persistent://public/default/t")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from dispatcher.consumer import Delivery
 from managed_ledger.headers import NOT_DELAYED
-from whole_service.clients import SimulatedConsumer
-from whole_service.variants import (
+from tests.simulation.whole_service.clients import SimulatedConsumer
+from tests.simulation.whole_service.variants import (
     CLASSIC,
     DRAINING,
     EXCLUSIVE,

@@ -9,12 +9,12 @@
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from whole_service import events
-from whole_service.oracle import SubscriptionModel
-from whole_service.variants import CLASSIC, DRAINING, LAST_SENT, STICKY, has_delays
+from tests.simulation.whole_service import events
+from tests.simulation.whole_service.oracle import SubscriptionModel
+from tests.simulation.whole_service.variants import CLASSIC, DRAINING, LAST_SENT, STICKY, has_delays
 
 if TYPE_CHECKING:
-    from whole_service.simulation import Simulation
+    from tests.simulation.whole_service.simulation import Simulation
 
 PATIENCE_S: Final = 20.0
 """How late anything may be after everything was mended: time limits, retries and the trackers' longest waits."""

@@ -17,8 +17,6 @@ from random import Random
 from typing import Any, Final
 from urllib.parse import quote
 
-from managed_ledger_fakes import MemoryDatabase
-
 from broker.errors import BrokerError
 from broker.topics.subscription import Subscription
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
@@ -28,13 +26,14 @@ from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.position import Position
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from whole_service import events
-from whole_service.clients import SimulatedConsumer
-from whole_service.coverage import Coverage, Met
-from whole_service.life import Clock, Killed, Life
-from whole_service.oracle import Entry, Key, Oracle, SubscriptionModel, Times
-from whole_service.rest import come_to_rest
-from whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
+from tests.simulation.whole_service import events
+from tests.simulation.whole_service.clients import SimulatedConsumer
+from tests.simulation.whole_service.coverage import Coverage, Met
+from tests.simulation.whole_service.life import Clock, Killed, Life
+from tests.simulation.whole_service.oracle import Entry, Key, Oracle, SubscriptionModel, Times
+from tests.simulation.whole_service.rest import come_to_rest
+from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 
 ADMINISTRATION_S: Final = 2.0
 """How long a request of an administrator or a client may take, whatever the snapshot storage does."""

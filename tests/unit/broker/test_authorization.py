@@ -6,10 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_fakes import Peer, until
-from test_connection import send_frame
-from test_connection_credentials import connect
-from test_policies import MemoryRecords
 
 from broker.authentication.config import AccessConfig
 from broker.authorization.grants import Action, GrantBook
@@ -18,7 +14,11 @@ from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, Schema, ServerError
 from broker.server.service import Service
 from broker.topics.topic_name import TopicName
-from tests.tokens import SECRET_KEY, TOKEN_PROVIDER, token
+from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token
+from tests.unit.broker.test_connection import send_frame
+from tests.unit.broker.test_connection_credentials import connect
+from tests.unit.broker.test_policies import MemoryRecords
 
 ORDERS = TopicName.parse("shop/eu/orders")
 PRODUCE, CONSUME = frozenset({Action.PRODUCE}), frozenset({Action.CONSUME})

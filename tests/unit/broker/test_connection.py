@@ -7,7 +7,6 @@ from typing import Any
 
 import google_crc32c
 import pytest
-from service_fakes import Peer, open_service, until
 
 from broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX
 from broker.clients.publishing import Publisher
@@ -26,6 +25,7 @@ from broker.topics.limits import ConnectionController, LimitsConfig
 from broker.topics.topic_name import TopicName
 from dispatcher import DispatcherConfig
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
+from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tracker.config import TrackerConfig
 
 Story = Callable[[Service], Awaitable[None]]

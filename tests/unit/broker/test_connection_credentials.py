@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_fakes import Peer
 
 from broker.authentication.config import AccessConfig
 from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, FeatureFlags, ServerError
 from broker.server.service import Service
-from tests.tokens import SECRET_KEY, TOKEN_PROVIDER, token
+from tests.helpers.fakes.service_fakes import Peer
+from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 
 NOW_S = 1_800_000_000
 

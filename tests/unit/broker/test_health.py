@@ -5,8 +5,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from service_fakes import Peer, until
-
 from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.server.service import Service
@@ -16,6 +14,7 @@ from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.position import Position
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.fakes.service_fakes import Peer, until
 from tracker.config import BUCKET_FACTORY, TrackerConfig
 
 _NOW_MS = 1_800_000_000_000

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from service_fakes import until
 
 from broker.network.listener import Accepted, Listener, Port, listen
 from broker.network.tls import ServerTls
 from broker.network.tls_config import TlsConfig
 from broker.topics.limits import ConnectionController, LimitsConfig
-from tests.certificates import Authority
+from tests.helpers.certificates import Authority
+from tests.helpers.fakes.service_fakes import until
 
 FOREVER_S = 3600.0
 

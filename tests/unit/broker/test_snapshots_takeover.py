@@ -18,7 +18,7 @@ from snapshot_storage.errors import OwnerCorruptedError, StorageAccessError
 from snapshot_storage.s3.config import OWNER_FILE_NAME
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_tools import takeover as snapshots_takeover
-from tests.contract.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MotoServer
+from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MotoServer
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 

@@ -12,7 +12,7 @@ from broker.configuration.config import ConfigError, load_config
 from broker.network.ports import open_tls
 from broker.network.tls import ServerTls
 from broker.network.tls_config import TlsConfig
-from tests.certificates import Authority, Files, encrypted_key
+from tests.helpers.certificates import Authority, Files, encrypted_key
 
 
 @pytest.fixture

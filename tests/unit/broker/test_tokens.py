@@ -17,7 +17,7 @@ from broker.authentication.authenticator import Authenticator
 from broker.authentication.config import AccessConfig
 from broker.authentication.provider import AuthenticatedRole, AuthenticationError
 from broker.configuration.config import BrokerConfig, ConfigError, load_config
-from tests.tokens import SECRET, SECRET_KEY, TOKEN_PROVIDER, token
+from tests.helpers.tokens import SECRET, SECRET_KEY, TOKEN_PROVIDER, token
 
 NOW_S = 1_800_000_000
 RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)

@@ -9,8 +9,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from test_authorization import CONSUME, NOTHING, ORDERS, PRODUCE, play, produce_request
-from test_connection_credentials import connect
 
 from broker.admin.permission_routes import permission_routes
 from broker.admin.policy_routes import policy_routes
@@ -18,7 +16,9 @@ from broker.admin.stats_routes import stats_routes
 from broker.admin.web import start_web
 from broker.server.server import access_of
 from broker.server.service import Service
-from tests.tokens import token
+from tests.helpers.tokens import token
+from tests.unit.broker.test_authorization import CONSUME, NOTHING, ORDERS, PRODUCE, play, produce_request
+from tests.unit.broker.test_connection_credentials import connect
 
 NOW_S = 1_800_000_000
 NAMESPACE = "/admin/v2/namespaces/shop/eu"

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from dispatcher_world import FakeConsumer
-from shell_world import ShellWorld, settle
-from virtual_time import run
 
 from dispatcher import SubscriptionType
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import DispatcherClosedError
+from tests.helpers.fakes.dispatcher_world import FakeConsumer
+from tests.helpers.fakes.shell_world import ShellWorld, settle
+from tests.helpers.fakes.virtual_time import run
 
 _METHODS = [
     "on_headers",

@@ -8,12 +8,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from core_feed import CoreFeed
 
 from dispatcher import DispatcherConfig
 from dispatcher.core import draining_hashes
 from dispatcher.core.consumers import UNLIMITED, ConsumerState
 from dispatcher.core.key_shared import KeySharedCore
+from tests.helpers.fakes.core_feed import CoreFeed
 
 
 def calls(work: Callable[[], object]) -> Counter[str]:

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from dispatcher_world import FakeConsumer, FakeLog
-from shell_world import ShellWorld, settle
-from virtual_time import now_ms, run
 
 from dispatcher import Delivery, DispatcherConfig, KeySharedMode, KeySharedPolicy, SubscriptionType
 from dispatcher.core.consumers import ConsumerState
@@ -19,6 +16,9 @@ from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.selection import HeadersRead
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog
+from tests.helpers.fakes.shell_world import ShellWorld, settle
+from tests.helpers.fakes.virtual_time import now_ms, run
 from tracker.config import TrackerConfig
 
 _TOPIC = "persistent://public/default/t"

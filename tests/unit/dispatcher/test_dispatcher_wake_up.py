@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from dispatcher_world import FakeConsumer, FakeCursor, FakeLog
-from virtual_time import START_MS, now_ms, run
 
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType, make_dispatcher
 from dispatcher.slots import sticky_hash
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeCursor, FakeLog
+from tests.helpers.fakes.virtual_time import START_MS, now_ms, run
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerContext

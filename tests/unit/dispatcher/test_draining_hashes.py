@@ -2,14 +2,13 @@
 
 import asyncio
 
-from core_feed import CoreFeed
-from dispatcher_world import FakeConsumer, FakeCursor, FakeLog, FakeTracker
-from virtual_time import now_ms, run
-
 from dispatcher import Dispatcher, DispatcherConfig, KeySharedMode, KeySharedPolicy, SubscriptionType
 from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
+from tests.helpers.fakes.core_feed import CoreFeed
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeCursor, FakeLog, FakeTracker
+from tests.helpers.fakes.virtual_time import now_ms, run
 
 
 class _World:

@@ -4,9 +4,9 @@ The core alone, so that every event can fall between two portions.
 """
 
 import pytest
-from core_feed import CoreFeed
 
 from managed_ledger.position import Position
+from tests.helpers.fakes.core_feed import CoreFeed
 
 
 def test_nothing_overtakes_what_a_leaver_gives_back() -> None:

@@ -3,14 +3,14 @@
 import asyncio
 
 import pytest
-from dispatcher_world import FakeLog, FakeTracker
-from shell_world import ShellWorld, settle
-from virtual_time import now_ms, run
 
 from dispatcher import DispatcherConfig, SubscriptionType
 from dispatcher.slots import sticky_hash
 from managed_ledger.position import Position
 from snapshot_storage.encoding.columns import DelayedIndexes
+from tests.helpers.fakes.dispatcher_world import FakeLog, FakeTracker
+from tests.helpers.fakes.shell_world import ShellWorld, settle
+from tests.helpers.fakes.virtual_time import now_ms, run
 
 _MANY = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
 

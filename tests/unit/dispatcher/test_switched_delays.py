@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from dispatcher_world import FakeConsumer, FakeCursor, FakeLog
-from virtual_time import now_ms, run
 
 from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType
 from dispatcher.factory import make_dispatcher
 from dispatcher.slots import sticky_hash
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeCursor, FakeLog
+from tests.helpers.fakes.virtual_time import now_ms, run
 from tracker.config import TrackerConfig
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
 

@@ -4,7 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from managed_ledger_fakes import (
+
+from managed_ledger.errors import ManagedLedgerClosedError
+from managed_ledger.position import Position
+from tests.helpers.fakes.managed_ledger_fakes import (
     START_MS,
     CountingDatabase,
     FakeClock,
@@ -12,9 +15,6 @@ from managed_ledger_fakes import (
     append_all,
     open_store,
 )
-
-from managed_ledger.errors import ManagedLedgerClosedError
-from managed_ledger.position import Position
 
 
 def test_a_position_is_given_at_once_and_read_once_durable() -> None:

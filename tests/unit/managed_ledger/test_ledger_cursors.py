@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from managed_ledger_fakes import FakeClock, MemoryDatabase, append_all, open_store
 from pyroaring import BitMap
 
 from managed_ledger.cursor import JOURNAL_RECORDS_MAX
@@ -15,6 +14,7 @@ from managed_ledger.errors import (
 )
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from tests.helpers.fakes.managed_ledger_fakes import FakeClock, MemoryDatabase, append_all, open_store
 
 
 async def _ledger(database: MemoryDatabase, entries: int, **limits: int) -> ManagedLedger:

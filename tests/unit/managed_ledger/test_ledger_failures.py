@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from managed_ledger_fakes import START_MS, FakeClock, MemoryDatabase, append_all, open_store
 
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.position import Position
+from tests.helpers.fakes.managed_ledger_fakes import START_MS, FakeClock, MemoryDatabase, append_all, open_store
 
 
 def test_a_failed_write_loses_its_positions_for_good() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from managed_ledger_fakes import MemoryDatabase
 
 from managed_ledger import errors
 from managed_ledger.block_cache import BlockCache
@@ -17,6 +16,7 @@ from managed_ledger.database import Batch, Database, RocksDatabase
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
 from managed_ledger.headers import ROW_BYTES, EntryHeaders
 from managed_ledger.keys import Family, block_key, ledger_range
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 
 
 @pytest.fixture(params=["rocksdb", "memory"])

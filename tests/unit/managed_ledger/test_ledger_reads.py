@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Coroutine
 
 import pytest
-from managed_ledger_fakes import START_MS, MemoryDatabase, append_all, open_store
 from pyroaring import BitMap
 
 from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.keys import Family
 from managed_ledger.position import Position
+from tests.helpers.fakes.managed_ledger_fakes import START_MS, MemoryDatabase, append_all, open_store
 
 
 def _without_suspending(coroutine: Coroutine[object, None, object]) -> object:

@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from managed_ledger_fakes import START_MS, FakeClock, MemoryDatabase, append_all, open_store
 
 from managed_ledger.errors import LedgerWriteError, StoreCorruptedError
 from managed_ledger.keys import Family
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from tests.helpers.fakes.managed_ledger_fakes import START_MS, FakeClock, MemoryDatabase, append_all, open_store
 
 
 async def _ledger(database: MemoryDatabase, payloads: int = 10, **limits: int) -> ManagedLedger:

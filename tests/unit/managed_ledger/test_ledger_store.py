@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from managed_ledger_fakes import CountingDatabase, FakeClock, MemoryDatabase, append_all, open_store
 
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.database import RocksDatabase
@@ -34,6 +33,7 @@ from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.log_marker import MARKER_FILE
 from managed_ledger.position import Position
 from managed_ledger.reopening import ReopeningDatabase
+from tests.helpers.fakes.managed_ledger_fakes import CountingDatabase, FakeClock, MemoryDatabase, append_all, open_store
 
 
 async def _open(path: Path, **limits: int) -> LedgerStore:

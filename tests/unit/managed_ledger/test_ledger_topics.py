@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from managed_ledger_fakes import MemoryDatabase, append_all, open_store
 
 from managed_ledger.errors import StoreClosedError
 from managed_ledger.position import Position
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
 
 
 def test_a_deleted_managed_ledger_leaves_no_row() -> None:

@@ -2,10 +2,9 @@
 
 import asyncio
 
-from managed_ledger_fakes import MemoryDatabase, append_all, open_store
-
 from managed_ledger import meta_copies
 from managed_ledger.keys import COPIES_KEY, Family
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
 
 
 def _copies_agree(database: MemoryDatabase) -> bool:

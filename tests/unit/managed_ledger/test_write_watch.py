@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from managed_ledger_fakes import MemoryDatabase, append_all, open_store
 
 from managed_ledger.disk_room import Room
 from managed_ledger.errors import AppendRefusedError, LedgerWriteError, StoreFullError, StoreUnavailableError
 from managed_ledger.position import Position
 from managed_ledger.write_watch import WriteWatch
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
 
 MIB = 2**20
 PLENTY = Room(free_bytes=500 * MIB, disk_bytes=1000 * MIB, unflushed_bytes=0)

@@ -13,7 +13,7 @@ from pipeline.tasks.bucket_rows import build_bucket
 from pipeline.tasks.row_checks import Acknowledged
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tests.bulk_data import write_log
+from tests.helpers.spark.bulk_data import write_log
 
 NOW_MS = 1_000
 

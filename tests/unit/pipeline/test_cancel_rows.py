@@ -1,14 +1,10 @@
 """Positions become bitmaps, and buckets lose rows; against sets of positions."""
 
-import sys
-from pathlib import Path
 from random import Random
 
 import pyarrow as pa
 import pytest
 from pyroaring import BitMap
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from managed_ledger.position import Position
 from pipeline.tasks.cancel_rows import gather, holds_any, unacknowledged, without

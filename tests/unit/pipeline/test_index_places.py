@@ -7,14 +7,12 @@ from types import ModuleType
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
 from pipeline.index.place import cursor_folder, open_index
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from tests.bulk_data import write_log
+from tests.helpers.spark.bulk_data import write_log
 
 
 def test_a_location_says_which_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

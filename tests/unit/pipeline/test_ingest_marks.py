@@ -1,11 +1,6 @@
 """The mark of a stream's batch: what it says of batches before and after, of other streams, and of odd options."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from pipeline.index.batch_mark import BatchMark
 from tracker.bucket_properties import read_properties

@@ -1,6 +1,5 @@
 """The rebuild of a log in one process, without Spark: the live tracker is the judge of its bytes."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.position import Position
@@ -21,8 +18,8 @@ from pipeline.planning.rules import RebuildRules
 from pipeline.tasks.log_tasks import READ_ENTRIES_MAX, LogChangedError, RangeCount, build_task, count_rows
 from pipeline.tasks.row_checks import REASONS, Acknowledged, BadRow, acknowledged_by_all, split_rows
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tests.live_index import NOW_MS, live_index
-from tests.process_rebuild import CURSOR, TimesLog, rebuilt
+from tests.helpers.live_index import NOW_MS, live_index
+from tests.helpers.process_rebuild import CURSOR, TimesLog, rebuilt
 
 # Ledgers as a log has them: ids that grow, entries from 0; some not delayed, some due, some at one time.
 _DELIVER_AT = st.sampled_from([-1, 0, NOW_MS, NOW_MS + 1, 2**63 - 1]) | st.integers(NOW_MS + 1, NOW_MS + 3_000)

@@ -1,6 +1,5 @@
 """Exports that some other program has changed, or that a log was trimmed under."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -11,14 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
 from managed_ledger.errors import StoreCorruptedError
 from pipeline.logs.header_log import MISSING, HeaderRange
 from pipeline.logs.log_folder import LogFolder
 from pipeline.logs.parquet_log import ParquetLog, export_ledgers
-from tests.bulk_data import write_log
-from tests.live_index import NOW_MS
+from tests.helpers.live_index import NOW_MS
+from tests.helpers.spark.bulk_data import write_log
 
 ALL = HeaderRange("a", 1, 0, 5)
 

@@ -8,15 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
 from broker.cli.service_commands import postdate as main
 from pipeline.logs.header_log import HeaderRange
 from pipeline.logs.open_logs import open_log
 from pipeline.logs.parquet_log import LEDGERS_FILE, ParquetLog, export_ledgers, folder_of
 from pipeline.tasks.reject_file import write_rejects
 from pipeline.tasks.row_checks import REASONS, BadRow
-from tests.bulk_data import some_times, write_log
+from tests.helpers.spark.bulk_data import some_times, write_log
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
 """Whose a snapshot is: no job deletes what another cursor names, or takes another's snapshot for its own."""
 
 import asyncio
-import sys
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError
@@ -22,8 +19,8 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
-from tests.bulk_data import bucket_ids, write_log
-from tests.live_index import NOW_MS
+from tests.helpers.live_index import NOW_MS
+from tests.helpers.spark.bulk_data import bucket_ids, write_log
 
 A, B = CursorName("a", "billing"), CursorName("a", "sub")
 KEY = bucket_key(1, 1)

@@ -1,0 +1,549 @@
+"""What only a folder can suffer: locks, crashes, damage, another version."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from rocksdict import Options, Rdict
+
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotVersionError,
+    StorageAccessError,
+    StorageCorruptedError,
+    StorageLockedError,
+    StorageReadOnlyError,
+    StorageUnavailableError,
+)
+from snapshot_storage.rocksdb.config import RocksDBMemory
+from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from tests.helpers.storages.snapshot_backends import RocksDBBackend
+
+# Writes snapshots one after the other for ever, each of 3 segments that say its number, and prints each id.
+_WRITER = """
+import asyncio, sys
+from pathlib import Path
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+
+async def main():
+    async with RocksDBBucketSnapshotStorage(Path(sys.argv[1])) as storage:
+        number = 0
+        while True:
+            number += 1
+            entry = str(number).encode() * 2000
+            names = {"bucket_key": str(number), "topic_name": "t", "cursor_name": "c"}
+            print(await storage.create_bucket_snapshot(entry, [entry] * 3, **names), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def _start_writer(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+
+
+async def _create(storage: RocksDBBucketSnapshotStorage, segments: list[bytes]) -> int:
+    return await storage.create_bucket_snapshot(b"metadata", segments, bucket_key="k", topic_name="t", cursor_name="c")
+
+
+def _write(path: Path, segments: list[bytes]) -> int:
+    async def write() -> int:
+        async with RocksDBBucketSnapshotStorage(path) as storage:
+            return await _create(storage, segments)
+
+    return asyncio.run(write())
+
+
+def _open(path: Path) -> None:
+    async def open_and_close() -> None:
+        async with RocksDBBucketSnapshotStorage(path):
+            pass
+
+    asyncio.run(open_and_close())
+
+
+def test_a_folder_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """By another storage of this process; the first one goes on, and after it the folder is free."""
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            with pytest.raises(StorageLockedError, match=r"in use .* stop the other one, or set `dataDirectory`"):
+                await RocksDBBucketSnapshotStorage(tmp_path).start()
+            await _create(storage, [b"goes on"])
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            assert len(await storage.list_bucket_snapshots()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """While it lives the folder is locked; afterwards every snapshot is whole, and ids go on."""
+    acknowledged: list[int] = []
+    for _ in range(3):
+        writer = _start_writer(tmp_path)
+        assert writer.stdout is not None
+        acknowledged += [int(writer.stdout.readline()) for _ in range(40)]
+        with pytest.raises(StorageLockedError):
+            _open(tmp_path)
+        os.kill(writer.pid, signal.SIGKILL)
+        # Those that were printed before the signal came count as well.
+        acknowledged += [int(line) for line in writer.stdout.read().splitlines(keepends=True) if line[-1] == "\n"]
+        writer.stdout.close()
+        writer.wait()
+
+    async def check() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            listed = await storage.list_bucket_snapshots()
+            assert set(acknowledged) <= {info.bucket_id for info in listed}
+            assert len(listed) <= len(acknowledged) + 3
+            for info in listed:
+                entry = info.bucket_key.encode() * 2000
+                assert await storage.get_bucket_snapshot_metadata(info.bucket_id) == entry
+                assert await storage.get_bucket_snapshot_segment(info.bucket_id, 1, 9) == [entry] * 3
+
+    assert len(set(acknowledged)) == len(acknowledged)
+    asyncio.run(check())
+
+
+def _flip_byte(path: Path, offset: int) -> None:
+    _flip_bit(path, offset, 4)
+
+
+def _flip_bit(path: Path, offset: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1 << bit
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["entries", "index"])
+def test_a_damaged_table_is_reported_and_never_read_short(tmp_path: Path, kind: str) -> None:
+    """A flipped bit costs the snapshots whose entries are in its block, by their ids, and no header, list or start."""
+
+    async def write() -> dict[int, list[bytes]]:
+        async with RocksDBBucketSnapshotStorage(tmp_path / "whole") as storage:
+            entries = [[os.urandom(3_000) for _ in range(4)] for _ in range(15)]
+            names = [{"bucket_key": "k", "topic_name": f"t{k % 2}", "cursor_name": "c"} for k in range(15)]
+            return {
+                await storage.create_bucket_snapshot(one[0], one[1:], **name): one
+                for one, name in zip(entries, names, strict=True)
+            }
+
+    written = asyncio.run(write())
+    table = sorted((tmp_path / "whole").glob("*.sst"), key=lambda path: path.stat().st_size)[
+        -1 if kind == "entries" else 0
+    ]
+    size = table.stat().st_size
+
+    async def read(path: Path) -> tuple[set[int], int]:
+        damaged: set[int] = set()
+        async with RocksDBBucketSnapshotStorage(path) as storage:
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == list(written)
+            listed = [await storage.list_bucket_snapshots(f"t{k}", "c") for k in range(2)]
+            assert [[info.bucket_id for info in one] for one in listed] == [list(written)[k::2] for k in range(2)]
+            for bucket_id, entries in written.items():
+                try:
+                    head = await storage.read_bucket_snapshot_head(bucket_id)
+                    read = [head.metadata, *await storage.get_bucket_snapshot_segment(bucket_id, 1, 9)]
+                    assert read == entries
+                except SnapshotCorruptedError as error:
+                    damaged.add(bucket_id if error.bucket_id == bucket_id else -1)
+            found = len(await storage.find_damage())
+            # A folder that is damaged still takes what is new, and gives no id twice.
+            assert await _create(storage, [b"new"]) > max(written)
+        return damaged, found
+
+    outcomes = []
+    # At the end of a table is what RocksDB needs to open it, which the next test is about.
+    end = size - (2_000 if kind == "entries" else 1_100)
+    for number, offset in enumerate(range(0, end, end // 12)):
+        damaged = tmp_path / f"damaged-{offset}"
+        subprocess.run(["cp", "-r", str(tmp_path / "whole"), str(damaged)], check=True)
+        _flip_bit(damaged / table.name, offset, number % 8)
+        outcomes.append(asyncio.run(read(damaged)))
+
+    if kind == "index":
+        assert all(not lost for lost, _ in outcomes)
+        assert sum(found for _, found in outcomes) > 0
+    else:
+        # 16 KiB have at most 6 entries of 3,000 bytes, of at most 3 snapshots.
+        assert all(1 <= len(lost) <= 3 and -1 not in lost for lost, _ in outcomes)
+
+
+def test_a_compaction_that_meets_damage_ends_no_writes(tmp_path: Path) -> None:
+    """It did, until the service was started again, and then the next one: now the folder is opened again, at once."""
+    memory = RocksDBMemory(write_buffer_bytes=2**16)
+
+    def flip() -> None:
+        table = max(tmp_path.glob("*.sst"), key=lambda path: path.stat().st_size)
+        _flip_byte(table, table.stat().st_size // 3)
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path, memory=memory) as storage:
+            old = [await _create(storage, [os.urandom(5_000)] * 3) for _ in range(5)]
+        flip()
+
+        failures = 0
+        for attempt in range(2):
+            async with RocksDBBucketSnapshotStorage(tmp_path, memory=memory) as storage:
+                for _ in range(60):
+                    try:
+                        # Some at a time: those that come while it is opened again wait.
+                        await asyncio.gather(*(_create(storage, [os.urandom(5_000)] * 3) for _ in range(2)))
+                    except StorageUnavailableError as error:
+                        failures += 1
+                        assert "was opened again; try again" in str(error) and attempt == 0  # noqa: PT017, PT018
+                lost = 0
+                for bucket_id in old:
+                    try:
+                        await storage.get_bucket_snapshot_segment(bucket_id, 1, 9)
+                    except SnapshotCorruptedError:
+                        lost += 1
+                assert lost == 1
+                assert len(await storage.list_bucket_snapshots("t", "c")) > 5 + 100 * (attempt + 1)
+        assert failures >= 1
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_end_of_a_table_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """RocksDB cannot open it then: the one place of a table where a bit costs the folder. The log has everything."""
+    _write(tmp_path, [b"segment"])
+    for table in tmp_path.glob("*.sst"):
+        _flip_byte(table, table.stat().st_size - 20)
+
+    with pytest.raises(StorageCorruptedError, match="move it away and start again, and the index is rebuilt"):
+        _open(tmp_path)
+
+
+def test_a_reader_that_meets_a_change_of_files_looks_again(tmp_path: Path) -> None:
+    """A table that went between two looks is there the next time. One that stays away is a reason to ask again."""
+    bucket_id = _write(tmp_path / "s", [b"segment"])
+    tables = list((tmp_path / "s").glob("*.sst"))
+    pauses: list[float] = []
+
+    def move(away: bool) -> None:
+        for table in tables:
+            here, there = table, tmp_path / table.name
+            (here if away else there).rename(there if away else here)
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            move(away=False)
+
+    move(away=True)
+    folder = RocksDBFolder.open(tmp_path / "s", memory=RocksDBMemory(), is_read_only=True, pause=pause)
+    assert folder.read_segments(bucket_id, 1, 9) == [b"segment"]
+    folder.close()
+    assert len(pauses) == 2
+
+    move(away=True)
+    with pytest.raises(StorageUnavailableError, match="changed it meanwhile: read it again"):
+        RocksDBFolder.open(tmp_path / "s", memory=RocksDBMemory(), is_read_only=True, pause=lambda _: None)
+    # To who has it alone, a file that is missing is damage.
+    with pytest.raises(StorageCorruptedError):
+        RocksDBFolder.open(tmp_path / "s", memory=RocksDBMemory(), is_read_only=False)
+
+
+@pytest.mark.parametrize("bytes_", [0, 65_535])
+def test_rocksdb_without_room_is_refused(bytes_: int) -> None:
+    """It would write a table for every snapshot."""
+    with pytest.raises(ValueError, match="bytes must be 65536 or more"):
+        RocksDBMemory(write_buffer_bytes=bytes_)
+    with pytest.raises(ValueError, match="bytes must be 65536 or more"):
+        RocksDBMemory(block_cache_bytes=bytes_)
+
+
+def test_another_layout_is_refused(tmp_path: Path) -> None:
+    """It says what was found and what is known."""
+    _write(tmp_path, [])
+    database = Rdict(str(tmp_path), Options(raw_mode=True))
+    database[b"format"] = b"postdate snapshots 4"
+    database.close()
+
+    with pytest.raises(SnapshotVersionError, match=r"version postdate snapshots 4, .* snapshots 1 or postdate .* 3"):
+        _open(tmp_path)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_snapshots_of_older_layouts_are_read(tmp_path: Path, version: int) -> None:
+    """The first had no checksums of its own, neither had an index; new ones go into the same folder."""
+
+    def value(key: bytes, stored: bytes) -> bytes:
+        return stored if version == 1 else stored + google_crc32c.value(key + stored).to_bytes(4)
+
+    database = Rdict(str(tmp_path), Options(raw_mode=True))
+    database[b"format"] = b"postdate snapshots %d" % version
+    database[b"next"] = (8).to_bytes(8)
+    key = b"h" + (7).to_bytes(8)
+    header = b'{"bucket_key": "k", "topic_name": "t", "cursor_name": "c", "segment_count": 2, "length_bytes": 10}'
+    database[key] = value(key, header if version == 1 else b"\x02" + header)
+    for entry, payload in enumerate([b"meta", b"one", b"two"]):
+        key = b"e" + (7).to_bytes(8) + entry.to_bytes(4)
+        database[key] = value(key, payload)
+    database.close()
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path, is_read_only=True) as storage:
+            for names in ((), ("t",), ("t", "c")):
+                assert [info.bucket_id for info in await storage.list_bucket_snapshots(*names)] == [7]
+            assert await storage.list_bucket_snapshots("t", "d") == []
+            assert await storage.get_bucket_snapshot_segment(7, 1, 9) == [b"one", b"two"]
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            new_id = await _create(storage, [b"new"])
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots("t", "c")] == [7, new_id]
+            assert new_id >= 8
+            assert await storage.get_bucket_snapshot_metadata(7) == b"meta"
+            assert await storage.get_bucket_snapshot_segment(7, 1, 9) == [b"one", b"two"]
+            await storage.delete_bucket_snapshot(7)
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [new_id]
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots("t", "c")] == [new_id]
+            assert await storage.find_damage() == []
+
+    asyncio.run(scenario())
+    database = Rdict(str(tmp_path), Options(raw_mode=True))
+    assert database[b"format"] == b"postdate snapshots 3"
+    database.close()
+
+
+def test_a_list_of_one_topic_reads_no_other_header(tmp_path: Path) -> None:
+    """Nor one of another cursor, nor after the folder was opened again."""
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            for topic in range(20):
+                for cursor in range(5):
+                    await storage.create_bucket_snapshot(
+                        b"", [], bucket_key="k", topic_name=f"t{topic}", cursor_name=f"c{cursor}"
+                    )
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            assert storage._open is not None
+            headers = storage._open.snapshots._headers
+            read: list[int] = []
+            indexed = headers._indexed
+
+            def counted(*names: str | None) -> Iterator[tuple[int, bytes]]:
+                for bucket_id, header in indexed(*names):
+                    read.append(bucket_id)
+                    yield bucket_id, header
+
+            headers._indexed = counted  # type: ignore[method-assign, assignment]
+            headers._plain = lambda: iter([])  # type: ignore[method-assign]
+            assert len(await storage.list_bucket_snapshots("t7")) == len(read) == 5
+            read.clear()
+            assert len(await storage.list_bucket_snapshots("t7", "c3")) == len(read) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("place", ["h", "hi", "i", "e0", "e1", "e3"])
+@pytest.mark.parametrize("bit", [0, 3, 7])
+def test_a_bit_that_changed_before_the_database_saw_it_is_corruption(tmp_path: Path, place: str, bit: int) -> None:
+    """In memory, say: RocksDB's own checksum is right then, and ours is not. Named by bucket and entry."""
+    bucket_id = _write(tmp_path, [b"segment one", b"segment two", b"segment three"])
+    database = Rdict(str(tmp_path), Options(raw_mode=True))
+    index = database.get_column_family("index")
+    (index_key,) = (key for key in index.keys() if key.startswith(b"i"))  # noqa: SIM118 (no dictionary)
+    places = {
+        "h": [(database, b"h" + bucket_id.to_bytes(8))],
+        "i": [(index, index_key)],
+        "hi": [(database, b"h" + bucket_id.to_bytes(8)), (index, index_key)],
+    }
+    if place[0] == "e":
+        places[place] = [(database, b"e" + bucket_id.to_bytes(8) + int(place[1:]).to_bytes(4))]
+    for family, key in places[place]:
+        value = bytearray(family[key])
+        value[bit % len(value)] ^= 1 << bit
+        family[key] = bytes(value)
+    index.close()
+    database.close()
+    del index, family, places
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            for read in (
+                storage.get_bucket_snapshot_segment(bucket_id, 1, 3),
+                storage.get_bucket_snapshot_metadata(bucket_id),
+                storage.read_bucket_snapshot_head(bucket_id),
+            ):
+                try:
+                    await read
+                except SnapshotCorruptedError as error:
+                    found.append((error.bucket_id, error.entry))
+            assert len(await storage.find_damage()) == sum(letter in place for letter in "hi")
+            await storage.delete_bucket_snapshot(bucket_id)
+            assert await storage.list_bucket_snapshots() == await storage.list_bucket_snapshots("t", "c") == []
+
+    found: list[tuple[int | None, int | None]] = []
+    asyncio.run(scenario())
+    entry = int(place[1:]) if place[0] == "e" else None
+    # Either copy of a header is enough; a head ends before a damaged segment, and not with an error.
+    times = {"h": 0, "i": 0, "hi": 3, "e0": 2, "e1": 1, "e3": 1}[place]
+    assert found == [(bucket_id, entry)] * times
+
+
+def test_a_second_process_reads_beside_the_writer(tmp_path: Path) -> None:
+    """What is there when it opens, without an effect on the writer."""
+    writer = _start_writer(tmp_path)
+    assert writer.stdout is not None
+    printed = [int(writer.stdout.readline()) for _ in range(20)]
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path, is_read_only=True) as storage:
+            listed = await storage.list_bucket_snapshots()
+            assert set(printed) <= {info.bucket_id for info in listed}
+            for info in listed:
+                entry = info.bucket_key.encode() * 2000
+                assert (await storage.read_bucket_snapshot_head(info.bucket_id)).metadata == entry
+                assert await storage.get_bucket_snapshot_segment(info.bucket_id, 1, 9) == [entry] * 3
+
+    try:
+        asyncio.run(scenario())
+        assert int(writer.stdout.readline()) > printed[-1]
+    finally:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.stdout.close()
+        writer.wait()
+
+
+def test_a_read_only_storage_changes_nothing(tmp_path: Path) -> None:
+    """Every call that would write says so; there need be no folder, and none is made."""
+
+    async def scenario() -> None:
+        kept = await _written(tmp_path / "snapshots")
+        before = _files(tmp_path / "snapshots")
+        async with RocksDBBucketSnapshotStorage(tmp_path / "snapshots", is_read_only=True) as storage:
+            with pytest.raises(
+                StorageReadOnlyError, match="cannot create a snapshot: the storage was opened read-only"
+            ):
+                await _create(storage, [])
+            with pytest.raises(StorageReadOnlyError):
+                storage.new_bucket_snapshot(bucket_key="k", topic_name="t", cursor_name="c")
+            with pytest.raises(StorageReadOnlyError, match="cannot delete"):
+                await storage.delete_bucket_snapshot(kept)
+            with pytest.raises(StorageReadOnlyError, match="checkpoint"):
+                await storage.checkpoint(tmp_path / "backup")
+            assert await storage.get_bucket_snapshot_segment(kept, 1, 1) == [b"kept"]
+        assert _files(tmp_path / "snapshots") == before
+        with pytest.raises(StorageAccessError, match=r"there are no snapshots in .*nowhere"):
+            await RocksDBBucketSnapshotStorage(tmp_path / "nowhere", is_read_only=True).start()
+        assert not (tmp_path / "nowhere").exists()
+
+    asyncio.run(scenario())
+
+
+async def _written(path: Path) -> int:
+    async with RocksDBBucketSnapshotStorage(path) as storage:
+        return await _create(storage, [b"kept"])
+
+
+def _files(path: Path) -> dict[str, tuple[int, bytes]]:
+    # The folder too: its time tells of a file that came and went.
+    files = {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in path.iterdir()}
+    return files | {".": (path.stat().st_mtime_ns, b"")}
+
+
+def test_a_checkpoint_is_a_folder_of_its_own(tmp_path: Path) -> None:
+    """It has what there was, lives on when its source goes, and takes the place of nothing."""
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path / "snapshots") as storage:
+            kept = await _create(storage, [b"kept"])
+            await storage.checkpoint(tmp_path / "backups" / "one")
+            await storage.delete_bucket_snapshot(kept)
+            with pytest.raises(StorageAccessError, match="exists already"):
+                await storage.checkpoint(tmp_path / "backups" / "one")
+        # The checkpoint held nothing open: the folder can be used again.
+        async with (
+            RocksDBBucketSnapshotStorage(tmp_path / "snapshots") as storage,
+            RocksDBBucketSnapshotStorage(tmp_path / "backups" / "one") as backup,
+        ):
+            assert await storage.list_bucket_snapshots() == []
+            assert await backup.get_bucket_snapshot_segment(kept, 1, 9) == [b"kept"]
+            assert await _create(backup, []) > kept
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StorageUnavailableError, match="cannot use the folder"):
+        _open(tmp_path / "file" / "folder")
+
+
+def test_what_a_crash_left_of_a_large_snapshot_is_removed(tmp_path: Path) -> None:
+    """It was never visible, and the next start leaves no trace of it."""
+    backend = RocksDBBackend(tmp_path)
+    kept = _write(tmp_path / "snapshots", [b"kept"])
+    unfinished = kept + 1
+    database = Rdict(str(tmp_path / "snapshots"), Options(raw_mode=True))
+    database[b"w" + unfinished.to_bytes(8)] = b""
+    for entry in range(3):
+        database[b"e" + unfinished.to_bytes(8) + entry.to_bytes(4)] = b"x" * 100
+    database[b"next"] = (unfinished + 1).to_bytes(8)
+    database.close()
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            with pytest.raises(BucketNotFoundError):
+                await storage.get_bucket_snapshot_metadata(unfinished)
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept]
+            assert backend.entries(unfinished) is None
+            assert await storage.get_bucket_snapshot_segment(kept, 1, 9) == [b"kept"]
+
+    asyncio.run(scenario())
+
+
+def test_a_missing_entry_is_corruption(tmp_path: Path) -> None:
+    """The header says how many there must be."""
+    bucket_id = _write(tmp_path, [b"a", b"b", b"c"])
+    database = Rdict(str(tmp_path), Options(raw_mode=True))
+    del database[b"e" + bucket_id.to_bytes(8) + (2).to_bytes(4)]
+    database.close()
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path) as storage:
+            assert await storage.get_bucket_snapshot_segment(bucket_id, 1, 1) == [b"a"]
+            with pytest.raises(SnapshotCorruptedError, match=r"entry 2 of snapshot of bucket .* it is missing"):
+                await storage.get_bucket_snapshot_segment(bucket_id, 2, 2)
+            with pytest.raises(SnapshotCorruptedError, match=r"entry 2 of .* it is missing"):
+                await storage.get_bucket_snapshot_segment(bucket_id, 1, 3)
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_in_use_can_be_read_beside(tmp_path: Path) -> None:
+    """As it was when the reader started; the reader cannot change it, and makes no folder."""
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(tmp_path / "s") as storage:
+            bucket_id = await _create(storage, [b"a", b"b"])
+            async with RocksDBBucketSnapshotStorage(tmp_path / "s", is_read_only=True) as reader:
+                await _create(storage, [b"later"])
+                assert await reader.get_bucket_snapshot_segment(bucket_id, 1, 9) == [b"a", b"b"]
+                assert [info.bucket_id for info in await reader.list_bucket_snapshots()] == [bucket_id]
+                with pytest.raises(StorageReadOnlyError):
+                    await _create(reader, [b"c"])
+                with pytest.raises(StorageReadOnlyError):
+                    await reader.delete_bucket_snapshot(bucket_id)
+            assert len(await storage.list_bucket_snapshots()) == 2
+        with pytest.raises(StorageAccessError, match="there are no snapshots in"):
+            await RocksDBBucketSnapshotStorage(tmp_path / "none", is_read_only=True).start()
+        assert not (tmp_path / "none").exists()
+
+    asyncio.run(scenario())

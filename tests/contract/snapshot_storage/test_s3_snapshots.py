@@ -1,0 +1,765 @@
+"""What only object storage can suffer: races of writers, servers that die, damage in objects, other people's keys."""
+
+import asyncio
+import io
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.awsrequest import AWSResponse
+
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    OwnerCorruptedError,
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageAccessError,
+    StorageBusyError,
+    StorageReadOnlyError,
+    StorageUnavailableError,
+)
+from snapshot_storage.objects.format import SnapshotNames
+from snapshot_storage.s3.client import S3Client, Upload
+from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.layout import Serials, bucket_id_for
+from snapshot_storage.s3.owner import PrefixOwner
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+from snapshot_storage.s3.writing import S3Writing
+from snapshot_storage.storage import BucketSnapshotStorage
+from tests.helpers.storages.s3_servers import (
+    BUCKET,
+    KMS_KEY_ID,
+    REAL_SERVERS,
+    SECRET_ACCESS_KEY,
+    MinioServer,
+    MotoServer,
+    RealServer,
+    S3Server,
+    VersityServer,
+)
+from tests.helpers.storages.snapshot_backends import S3Backend
+
+_NAMES = SnapshotNames("k", "t", "c")
+_LARGE = [b"%d" % k * 3_000_000 for k in range(6)]
+
+
+async def _create(storage: BucketSnapshotStorage, segments: list[bytes] | None = None) -> int:
+    return await storage.create_bucket_snapshot(b"metadata", segments or [b"one", b"two"], **_NAMES._asdict())
+
+
+class _CountingSerials(Serials):
+    """Gives 1, 2, 3, ... to each of its owners alike, as two clocks might."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def next(self) -> int:
+        self._count += 1
+        return self._count
+
+
+def _writing(server: S3Server, prefix: str, *, kind: type[S3Client] = S3Client) -> S3Writing:
+    return S3Writing(kind(server.config(prefix)), prefix, _CountingSerials(), _NAMES, lambda _id, _head: None)
+
+
+def test_two_writers_never_share_an_id(s3_server: S3Server) -> None:
+    """Six at a time that choose the same ids in the same order: each gets one for itself, three times over."""
+    for _ in range(3):
+        backend = S3Backend(s3_server)
+        writings = [_writing(s3_server, backend.prefix) for _ in range(6)]
+        together = threading.Barrier(len(writings))
+
+        def write(number: int, writing: S3Writing, together: threading.Barrier = together) -> int:
+            writing.add([b"%d" % number])
+            together.wait()
+            return writing.commit(b"")
+
+        with ThreadPoolExecutor(len(writings)) as threads:
+            ids = list(threads.map(write, range(6), writings))
+
+        assert sorted(ids) == [bucket_id_for("t", "c", serial=serial) for serial in range(1, 7)]
+        for number, bucket_id in enumerate(ids):
+            assert backend.entries(bucket_id) == [b"", b"%d" % number]
+
+
+def test_a_snapshot_in_parts_takes_no_id_from_another(s3_server: S3Server) -> None:
+    """Its id was free when it began. The other one stays what it is; the caller is told to write it again."""
+    backend = S3Backend(s3_server)
+    late, first = _writing(s3_server, backend.prefix), _writing(s3_server, backend.prefix)
+    late.add(_LARGE)
+    first.add([b"first"])
+    bucket_id = first.commit(b"")
+
+    with pytest.raises(StorageUnavailableError, match=r"another writer made .* first"):
+        late.commit(b"metadata")
+    late.abort()
+
+    assert backend.entries(bucket_id) == [b"", b"first"]
+    assert backend.ids() == {bucket_id}
+
+
+def test_a_commit_whose_answer_was_lost_leaves_nothing_after_abort(s3_server: S3Server) -> None:
+    """Nobody knows its id, so it is removed although it took effect."""
+    for segments in ([b"small"], _LARGE):
+        backend = S3Backend(s3_server)
+        writing = _writing(s3_server, backend.prefix)
+        writing.add(segments)
+        writing.commit(b"")
+
+        writing.abort()
+
+        assert backend.ids() == set()
+
+
+def test_the_answer_of_a_commit_that_was_lost_costs_no_other_writer(s3_server: S3Server) -> None:
+    """Of two that chose the same id: the one whose answer was lost removes what is its own, and only that."""
+    for is_lost_before, segments in ((True, [b"small"]), (False, [b"small"]), (True, _LARGE), (False, _LARGE)):
+        backend = S3Backend(s3_server)
+        unlucky = _writing(s3_server, backend.prefix, kind=_LosingAnswers)
+        unlucky._client.is_lost_before = is_lost_before  # type: ignore[attr-defined]
+        other = _writing(s3_server, backend.prefix)
+        unlucky.add(segments)
+        if is_lost_before:
+            other.add([b"other"])
+            kept = other.commit(b"")
+        with pytest.raises(StorageUnavailableError, match="no answer came"):
+            unlucky.commit(b"")
+
+        unlucky.abort()
+
+        if is_lost_before:
+            assert backend.entries(kept) == [b"", b"other"]
+            assert backend.ids() == {kept}
+        else:
+            assert backend.ids() == set()
+
+
+class _LosingAnswers(S3Client):
+    """Gets no answer when an object becomes visible, before it does or after."""
+
+    is_lost_before = False
+
+    def create(self, key: str, body: bytes, *, nonce: str = "") -> bool:
+        return self._lose(
+            lambda: super(_LosingAnswers, self).create(key, body, nonce=nonce), is_of_mark="/uploads/" in key
+        )
+
+    def complete_upload(self, upload: Upload, tags: Sequence[str]) -> bool:
+        return self._lose(lambda: super(_LosingAnswers, self).complete_upload(upload, tags), is_of_mark=False)
+
+    def _lose(self, make: Callable[[], bool], *, is_of_mark: bool) -> bool:
+        if is_of_mark:
+            return make()
+        if not self.is_lost_before:
+            make()
+        raise StorageUnavailableError("no answer came")
+
+
+def test_a_write_that_was_refused_for_now_leaves_nothing_to_remove(moto: S3Server) -> None:
+    """503 SlowDown is an answer: the write had no effect, so an abort asks nothing and deletes nothing."""
+    backend = S3Backend(moto)
+    writing = _writing(moto, backend.prefix)
+    events = writing._client._client.meta.events
+    sent: list[str] = []
+
+    def refuse(request: Any, **_: object) -> AWSResponse:
+        sent.append(request.method)
+        body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+        return AWSResponse(request.url, 503, {}, _Raw(body))
+
+    events.register("before-send.s3.*", refuse)
+    writing.add([b"one"])
+    with pytest.raises(StorageBusyError, match="SlowDown: Please reduce"):
+        writing.commit(b"")
+    writing.abort()
+
+    assert sent == ["PUT"]
+
+
+class _Raw(io.BytesIO):
+    """A body as botocore reads one."""
+
+    def stream(self, **_: object) -> Iterator[bytes]:
+        yield self.read()
+
+
+@pytest.mark.parametrize("kind", REAL_SERVERS)
+def test_abandoned_uploads_are_removed_at_start_when_they_are_old(kind: type[RealServer], s3_servers: object) -> None:
+    """Not those that another one may still be writing, and not by one that only reads."""
+    server: S3Server = s3_servers(kind)  # type: ignore[operator]
+    backend = S3Backend(server)
+    writing = _writing(server, backend.prefix)
+    writing.add(_LARGE)
+    bucket_id = bucket_id_for("t", "c", serial=1)
+
+    async def start(age_s_min: int, *, is_read_only: bool = False) -> int:
+        config = server.config(backend.prefix, abandoned_upload_age_s_min=age_s_min)
+        async with S3BucketSnapshotStorage(config, is_read_only=is_read_only) as storage:
+            assert await storage.list_bucket_snapshots() == []
+        return len(backend.uploads_of(bucket_id))
+
+    assert asyncio.run(start(3600)) == 1
+    assert asyncio.run(start(0, is_read_only=True)) == 1
+    assert asyncio.run(start(0)) == 0
+    assert backend.uploads() == []
+
+
+def test_an_upload_whose_beginning_was_not_answered_is_removed_at_a_later_start(s3_server: S3Server) -> None:
+    """Nobody knows its id, so its mark stays after an abort and leads the next start to it."""
+    backend = S3Backend(s3_server)
+
+    class Client(S3Client):
+        def begin_upload(self, key: str, *, nonce: str) -> Upload:
+            super().begin_upload(key, nonce=nonce)
+            raise StorageUnavailableError("no answer came")
+
+    writing = _writing(s3_server, backend.prefix, kind=Client)
+    with pytest.raises(StorageUnavailableError, match="no answer came"):
+        writing.add(_LARGE)
+    writing.abort()
+    bucket_id = bucket_id_for("t", "c", serial=1)
+    assert len(backend.uploads_of(bucket_id)) == 1
+
+    async def start() -> None:
+        async with S3BucketSnapshotStorage(s3_server.config(backend.prefix, abandoned_upload_age_s_min=0)):
+            pass
+
+    asyncio.run(start())
+
+    assert backend.uploads_of(bucket_id) == []
+    assert backend.uploads() == []
+
+
+def test_a_read_only_storage_writes_nothing(moto: S3Server) -> None:
+    backend = S3Backend(moto)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            bucket_id = await _create(storage)
+        async with S3BucketSnapshotStorage(moto.config(backend.prefix), is_read_only=True) as storage:
+            assert await storage.get_bucket_snapshot_segment(bucket_id, 1, 9) == [b"one", b"two"]
+            with pytest.raises(StorageReadOnlyError):
+                await _create(storage)
+            with pytest.raises(StorageReadOnlyError):
+                await storage.delete_bucket_snapshot(bucket_id)
+            with pytest.raises(StorageReadOnlyError):
+                storage.new_bucket_snapshot(**_NAMES._asdict())
+        assert backend.ids() == {bucket_id}
+
+    asyncio.run(scenario())
+
+
+def test_a_prefix_belongs_to_the_folder_that_took_it(moto: S3Server, tmp_path: Path) -> None:
+    """Not to another one; not to a copy of it once the original went on; and to a new one when someone decided so."""
+    backend = S3Backend(moto)
+    config = moto.config(backend.prefix)
+
+    def start(folder: str, *, is_read_only: bool = False) -> None:
+        async def once() -> None:
+            owner_file = tmp_path / folder / "owner.json"
+            async with S3BucketSnapshotStorage(config, is_read_only=is_read_only, owner_file=owner_file):
+                pass
+
+        (tmp_path / folder).mkdir(exist_ok=True)
+        asyncio.run(once())
+
+    start("mine", is_read_only=True)
+    start("yours", is_read_only=True)
+    start("mine")
+    for is_read_only in (True, False):
+        with pytest.raises(StorageAccessError, match=r"was last taken by the folder .*mine on .*Prefix"):
+            start("yours", is_read_only=is_read_only)
+    shutil.copytree(tmp_path / "mine", tmp_path / "copy")
+    start("mine", is_read_only=True)
+    start("mine")
+    with pytest.raises(StorageAccessError, match=r"snapshots take-over.* deleting the object"):
+        start("copy")
+    start("mine")
+    moto.client.delete_object(Bucket=BUCKET, Key=f"{backend.prefix}/owner")
+    start("copy")
+    with pytest.raises(StorageAccessError, match=r"by the folder .*copy"):
+        start("mine")
+
+
+def test_any_flipped_bit_in_what_proves_an_owner_is_damage(moto: S3Server, tmp_path: Path) -> None:
+    """In the object and in the file: never another owner's, and never one who may go on with what was not written."""
+    config = moto.config(S3Backend(moto).prefix)
+    key = f"{config.prefix}/owner"
+    client = S3Client(config)
+    owner = PrefixOwner(client, config.bucket, config.prefix, tmp_path / "owner.json")
+    owner.check(is_read_only=False)
+
+    def put(body: bytes) -> None:
+        moto.client.put_object(Bucket=BUCKET, Key=key, Body=body)
+
+    found = client.read_all(key)
+    assert found is not None
+    for whole, write in ((found.data, put), ((tmp_path / "owner.json").read_bytes(), owner._file.write_bytes)):
+        for offset in range(len(whole)):
+            flipped = bytearray(whole)
+            flipped[offset] ^= 1 << offset % 8
+            write(bytes(flipped))
+            with pytest.raises(OwnerCorruptedError, match=r"is damaged: .*snapshots take-over"):
+                owner.check(is_read_only=True)
+        # Without a checksum, as an older program wrote it.
+        older = json.loads(whole)
+        del older["crc32c"]
+        write(json.dumps(older).encode())
+        owner.check(is_read_only=True)
+
+
+def test_a_crash_while_a_prefix_is_taken_costs_nothing(moto: S3Server, tmp_path: Path) -> None:
+    """Whether the object had got the new token or not."""
+    backend = S3Backend(moto)
+    config = moto.config(backend.prefix)
+    file = tmp_path / "owner.json"
+
+    class KilledError(Exception):
+        pass
+
+    class Client(S3Client):
+        is_killed_before = True
+
+        def create(self, key: str, body: bytes, *, nonce: str = "") -> bool:
+            return self._killed(lambda: super(Client, self).create(key, body, nonce=nonce))
+
+        def replace(self, key: str, body: bytes, *, tag: str) -> bool:
+            return self._killed(lambda: super(Client, self).replace(key, body, tag=tag))
+
+        def _killed(self, write: Callable[[], bool]) -> bool:
+            if not self.is_killed_before:
+                write()
+            raise KilledError
+
+    client = Client(config)
+    for is_killed_before in (True, False, True, True, False, False):
+        client.is_killed_before = is_killed_before
+        with pytest.raises(KilledError):
+            PrefixOwner(client, config.bucket, config.prefix, file).check(is_read_only=False)
+    PrefixOwner(S3Client(config), config.bucket, config.prefix, file).check(is_read_only=False)
+
+
+def test_one_folder_may_take_many_prefixes_at_once(moto: S3Server, tmp_path: Path) -> None:
+    """Programs of one folder lose no token to each other, and none takes the proof from another."""
+    file = tmp_path / "owner.json"
+    prefixes = [S3Backend(moto).prefix for _ in range(4)] * 2
+    together = threading.Barrier(len(prefixes))
+
+    def take(prefix: str) -> None:
+        owner = PrefixOwner(S3Client(moto.config(prefix)), BUCKET, prefix, file)
+        together.wait()
+        owner.check(is_read_only=False)
+
+    with ThreadPoolExecutor(len(prefixes)) as threads:
+        list(threads.map(take, prefixes))
+
+    for prefix in prefixes:
+        PrefixOwner(S3Client(moto.config(prefix)), BUCKET, prefix, file).check(is_read_only=True)
+
+
+def test_a_prefix_of_one_name_on_two_servers_belongs_to_the_folder_on_both(moto: S3Server, tmp_path: Path) -> None:
+    """There and back again; and under another name of the server, and with a file of before endpoints were in it."""
+    file = tmp_path / "owner.json"
+    prefix = S3Backend(moto).prefix
+    other = MotoServer()
+
+    def take(endpoint: str) -> None:
+        PrefixOwner(S3Client(moto.config(prefix, endpoint=endpoint)), BUCKET, prefix, file).check(is_read_only=False)
+
+    try:
+        for endpoint in (moto.endpoint, other.endpoint, other.endpoint, moto.endpoint, f"http://localhost:{moto.port}"):
+            take(endpoint)
+        tokens = json.loads(file.read_text())[f"http://localhost:{moto.port}/{BUCKET}/{prefix}"]
+        file.write_text(json.dumps({f"{BUCKET}/{prefix}": tokens}))
+        for _ in range(20):
+            take(moto.endpoint)
+    finally:
+        other.stop()
+    assert len(json.loads(file.read_text())[f"{moto.endpoint}/{BUCKET}/{prefix}"]) == 16
+
+
+def test_of_two_folders_that_take_a_prefix_at_once_one_gets_it(s3_server: S3Server, tmp_path: Path) -> None:
+    """One that belongs to nobody, and one that both may take."""
+    backend = S3Backend(s3_server)
+    config = s3_server.config(backend.prefix)
+    together = threading.Barrier(6)
+
+    def take(number: int) -> bool:
+        owner = PrefixOwner(S3Client(config), config.bucket, config.prefix, tmp_path / f"{number}.json")
+        together.wait()
+        try:
+            owner.check(is_read_only=False)
+        except StorageAccessError:
+            return False
+        return True
+
+    for number in range(6):
+        (tmp_path / f"{number}.json").write_text("{}")
+    with ThreadPoolExecutor(6) as threads:
+        assert sum(threads.map(take, range(6))) == 1
+        key = f"{backend.prefix}/owner"
+        clients = [S3Client(config) for _ in range(6)]
+        found = clients[0].read_all(key)
+        assert found is not None
+        replaced = threads.map(lambda client: client.replace(key, b"{}", tag=found.tag), clients)
+        assert sum(replaced) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        pytest.param(MotoServer, {"server_side_encryption": "AES256"}, id="moto-AES256"),
+        pytest.param(MotoServer, {"server_side_encryption": "aws:kms", "kms_key_id": KMS_KEY_ID}, id="moto-kms"),
+        pytest.param(MinioServer, {"server_side_encryption": "AES256"}, id="MinIO-AES256", marks=pytest.mark.s3_server),
+        pytest.param(
+            MinioServer,
+            {"server_side_encryption": "aws:kms", "kms_key_id": KMS_KEY_ID},
+            id="MinIO-kms",
+            marks=pytest.mark.s3_server,
+        ),
+    ],
+)
+def test_what_is_to_be_encrypted_reaches_the_server_so(
+    kind: type[S3Server], settings: dict[str, str], s3_servers: object
+) -> None:
+    """In the headers of every request that makes an object, at once or in parts, and as the server keeps it."""
+    server: S3Server = s3_servers(kind)  # type: ignore[operator]
+    backend = S3Backend(server)
+    asked: list[tuple[str | None, str | None]] = []
+
+    async def scenario() -> list[int]:
+        async with backend.storage(**settings) as storage:
+
+            def note(request: Any, **_: object) -> None:
+                names = ("x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id")
+                found = [request.headers.get(name) for name in names]
+                asked.append(tuple(one.decode() if isinstance(one, bytes) else one for one in found))
+
+            for operation in ("PutObject", "CreateMultipartUpload"):
+                storage._open.snapshots._client._client.meta.events.register(f"before-send.s3.{operation}", note)  # type: ignore[union-attr]
+            ids = [await _create(storage), await _create(storage, _LARGE)]
+            assert await storage.get_bucket_snapshot_segment(ids[1], 1, 9) == _LARGE
+            return ids
+
+    ids = asyncio.run(scenario())
+    # One object at once; the mark of an upload, and the upload.
+    assert asked == [(settings["server_side_encryption"], settings.get("kms_key_id"))] * 3
+    for bucket_id in ids:
+        head = server.client.head_object(Bucket=BUCKET, Key=backend.keys()[bucket_id])
+        assert head["ServerSideEncryption"] == settings["server_side_encryption"]
+
+
+@pytest.mark.parametrize("kind", REAL_SERVERS)
+@pytest.mark.parametrize("parts_sent", [0, 1, 2])
+def test_kill_9_of_the_server_amid_an_upload_leaves_nothing(
+    kind: type[RealServer], parts_sent: int, tmp_path: Path
+) -> None:
+    """Before, between and after parts: nothing is visible, nothing is half, and the next snapshot is stored."""
+    server = kind(tmp_path)
+    backend = S3Backend(server)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            kept = await _create(storage)
+            async with storage.new_bucket_snapshot(**_NAMES._asdict()) as writer:
+                # Two large segments are held back, and every further two are a part.
+                await writer.write_segments(_LARGE[: 2 + 2 * parts_sent])
+                if parts_sent == 1:
+                    # In the middle of sending one.
+                    sending = asyncio.ensure_future(writer.write_segments(_LARGE * 4))
+                    await asyncio.sleep(0.05)
+                    server.kill()
+                    await asyncio.gather(sending, return_exceptions=True)
+                    assert isinstance(sending.exception(), StorageUnavailableError)
+                else:
+                    server.kill()
+                    with pytest.raises(StorageUnavailableError):
+                        await writer.commit(b"metadata")
+            with pytest.raises(StorageUnavailableError):
+                await storage.list_bucket_snapshots()
+
+            server.start()
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots("t", "c")] == [kept]
+            after = await _create(storage, _LARGE)
+            assert await storage.get_bucket_snapshot_segment(after, 1, 99) == _LARGE
+        async with backend.storage() as storage:
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [kept, after]
+        assert backend.ids() == {kept, after}
+        assert backend.entries(kept) == [b"metadata", b"one", b"two"]
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def moto(s3_servers: object) -> S3Server:
+    return s3_servers(MotoServer)  # type: ignore[operator, no-any-return]
+
+
+async def _damage_seen(storage: S3BucketSnapshotStorage, bucket_id: int) -> set[tuple[int | None, int | None]]:
+    """Return where what all reads together report lies: bucket and entry."""
+    places: set[tuple[int | None, int | None]] = set()
+    for read in (
+        storage.get_bucket_snapshot_segment(bucket_id, 1, 9),
+        storage.read_bucket_snapshot_head(bucket_id),
+    ):
+        try:
+            await read
+        except SnapshotCorruptedError as error:
+            places.add((error.bucket_id, error.entry))
+    return places
+
+
+def test_any_damage_to_an_object_is_corruption(moto: S3Server) -> None:
+    """A flipped bit in every byte, a cut, an appendix: reported with the bucket, and with the entry if it is in one."""
+    backend = S3Backend(moto)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            bucket_id = await _create(storage)
+        key = backend.keys()[bucket_id]
+        whole = moto.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        starts = [len(whole) - 14, len(whole) - 6, len(whole) - 3]
+        async with backend.storage() as storage:
+            for offset in range(len(whole)):
+                flipped = bytearray(whole)
+                flipped[offset] ^= 1 << offset % 8
+                moto.client.put_object(Bucket=BUCKET, Key=key, Body=bytes(flipped))
+                entry = max((k for k, start in enumerate(starts) if start <= offset), default=None)
+                assert await _damage_seen(storage, bucket_id) == {(bucket_id, entry)}
+                # What this process remembers of the object must not hide the damage from the next round.
+                storage._open.snapshots._heads.drop(bucket_id)  # type: ignore[union-attr]
+            for damaged in (b"", whole[:10], whole[:-1], whole + b"\0"):
+                moto.client.put_object(Bucket=BUCKET, Key=key, Body=damaged)
+                assert await _damage_seen(storage, bucket_id) == {(bucket_id, None)}
+                with pytest.raises(SnapshotCorruptedError):
+                    await storage.get_bucket_snapshot_length(bucket_id)
+            moto.client.put_object(Bucket=BUCKET, Key=key, Body=whole)
+            assert (await storage.read_bucket_snapshot_head(bucket_id)).metadata == b"metadata"
+            # Damaged since its head was read.
+            moto.client.put_object(Bucket=BUCKET, Key=key, Body=whole[:-1])
+            with pytest.raises(SnapshotCorruptedError, match="entry 2 of"):
+                await storage.get_bucket_snapshot_segment(bucket_id, 2, 2)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.s3_server
+def test_a_flipped_bit_on_the_disk_of_the_server_is_corruption(s3_servers: object) -> None:
+    """In the file of an object that the server keeps a checksum of, which does not fit any more; each byte in turn."""
+    server: VersityServer = s3_servers(VersityServer)  # type: ignore[operator]
+    backend = S3Backend(server)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            bucket_id = await _create(storage)
+        file = server.file_of(backend.keys()[bucket_id])
+        whole = file.read_bytes()
+        starts = [len(whole) - 14, len(whole) - 6, len(whole) - 3]
+        async with backend.storage() as storage:
+            for offset in range(len(whole)):
+                flipped = bytearray(whole)
+                flipped[offset] ^= 1 << offset % 8
+                file.write_bytes(flipped)
+                entry = max((k for k, start in enumerate(starts) if start <= offset), default=None)
+                assert await _damage_seen(storage, bucket_id) == {(bucket_id, entry)}
+                storage._open.snapshots._heads.drop(bucket_id)  # type: ignore[union-attr]
+        file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        async with backend.storage() as storage:
+            assert [type(error) for error in await storage.find_damage()] == [SnapshotCorruptedError]
+
+    asyncio.run(scenario())
+
+
+def test_a_list_goes_on_where_headers_are_damaged_and_all_of_them_are_named(
+    moto: S3Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    backend = S3Backend(moto)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            ids = [await _create(storage) for _ in range(4)]
+        keys = backend.keys()
+        for bucket_id in ids[1:3]:
+            moto.client.put_object(Bucket=BUCKET, Key=keys[bucket_id], Body=b"POSTDATE and nothing else")
+        async with backend.storage() as storage:
+            found = [getattr(error, "bucket_id", None) for error in await storage.find_damage()]
+            assert found == ids[1:3]
+            for names in ((), ("t",), ("t", "c")):
+                assert [info.bucket_id for info in await storage.list_bucket_snapshots(*names)] == [ids[0], ids[3]]
+        assert f"left out of a list of snapshots: snapshot of bucket {ids[1]} is corrupt" in caplog.text
+
+    asyncio.run(scenario())
+
+
+def test_other_peoples_keys_are_left_alone(moto: S3Server) -> None:
+    """They are not listed, read or deleted, whatever they look like."""
+    backend = S3Backend(moto)
+    strange = ["README", "1234/5/00000000abc.bak", "1234/5/0", "8234/5/00000000abc", "snapshots/1234/5/00000000abc"]
+    for key in strange:
+        moto.client.put_object(Bucket=BUCKET, Key=f"{backend.prefix}/{key}", Body=b"mine")
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            bucket_id = await _create(storage)
+            assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [bucket_id]
+            await storage.delete_bucket_snapshot(bucket_id)
+
+    asyncio.run(scenario())
+    found = moto.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{backend.prefix}/")["Contents"]
+    assert sorted(one["Key"] for one in found) == sorted(f"{backend.prefix}/{key}" for key in strange)
+
+
+def test_a_list_is_read_page_by_page(s3_server: S3Server) -> None:
+    """All keys, in order, whatever fits a page."""
+    backend = S3Backend(s3_server)
+    client = S3Client(s3_server.config(backend.prefix))
+    keys = [f"{backend.prefix}/{number:03}" for number in range(10)]
+    for key in keys:
+        assert client.create(key, b"")
+
+    for count_max in (1, 3, 5, 10, 1_000):
+        assert list(client.list(f"{backend.prefix}/", count_max=count_max)) == keys
+
+
+def test_each_read_is_one_call(moto: S3Server) -> None:
+    """A head; a segment whose head was read; a create; a list of what is known. Of an unread one it is two."""
+    backend = S3Backend(moto)
+    calls: list[str] = []
+
+    async def counted(storage: S3BucketSnapshotStorage, call: str, *arguments: object) -> int:
+        calls.clear()
+        await getattr(storage, call)(*arguments)
+        return len(calls)
+
+    def count(storage: S3BucketSnapshotStorage) -> None:
+        assert storage._open is not None
+        events = storage._open.snapshots._client._client.meta.events
+        events.register("before-send.s3.*", lambda **_: calls.append("call"))
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            count(storage)
+            bucket_id = await _create(storage, [b"x" * 100_000] * 3)
+            assert len(calls) == 1
+            assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 2, 2) == 1
+            large = await _create(storage, [b"%d" % k * 100 for k in range(20_000)])
+        async with backend.storage() as storage:
+            count(storage)
+            assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 2, 2) == 2
+            assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 3, 3) == 1
+        async with backend.storage() as storage:
+            count(storage)
+            assert await counted(storage, "read_bucket_snapshot_head", bucket_id) == 1
+            assert await counted(storage, "get_bucket_snapshot_segment", bucket_id, 1, 3) == 1
+            # Where each of 20,000 segments lies does not fit into what is read first.
+            assert await counted(storage, "read_bucket_snapshot_head", large) == 2 + 1
+            assert await counted(storage, "get_bucket_snapshot_segment", large, 5, 500) == 1
+            assert await counted(storage, "list_bucket_snapshots") == 1
+            assert await counted(storage, "delete_bucket_snapshot", bucket_id) == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_is_remembered_of_objects_is_bounded(moto: S3Server) -> None:
+    """Reads go on when it is forgotten, with one call more."""
+    backend = S3Backend(moto)
+
+    async def scenario() -> None:
+        async with backend.storage(table_cache_bytes=3_000) as storage:
+            ids = [await _create(storage, [b"%d" % k for k in range(100)]) for _ in range(10)]
+            for bucket_id in ids * 2:
+                assert await storage.get_bucket_snapshot_segment(bucket_id, 7, 8) == [b"6", b"7"]
+            assert storage._open is not None
+            heads = storage._open.snapshots._heads
+            assert len(heads._values) == 2
+            assert 0 < heads._bytes <= 3_000
+            for bucket_id in ids:
+                await storage.delete_bucket_snapshot(bucket_id)
+            assert heads._bytes == len(heads._values) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_snapshot_that_another_process_deleted_is_not_found(moto: S3Server) -> None:
+    """Also by calls that could answer from memory, and where there is nothing to read."""
+    backend = S3Backend(moto)
+
+    async def scenario() -> None:
+        async with backend.storage() as storage:
+            bucket_id = await _create(storage)
+            await storage.read_bucket_snapshot_head(bucket_id)
+            moto.client.delete_object(Bucket=BUCKET, Key=backend.keys()[bucket_id])
+            for read in (
+                storage.get_bucket_snapshot_segment(bucket_id, 9, 9),
+                storage.get_bucket_snapshot_segment(bucket_id, 1, 1),
+                storage.get_bucket_snapshot_length(bucket_id),
+                storage.get_bucket_snapshot_metadata(bucket_id),
+            ):
+                with pytest.raises(BucketNotFoundError):
+                    await read
+            assert await storage.list_bucket_snapshots() == []
+
+    asyncio.run(scenario())
+
+
+def test_no_secret_is_logged(moto: S3Server, caplog: pytest.LogCaptureFixture) -> None:
+    """At any level, also by boto3, also in errors; a token neither."""
+    caplog.set_level(logging.DEBUG)
+    backend = S3Backend(moto)
+    said: list[str] = []
+
+    async def scenario() -> None:
+        async with backend.storage(session_token="lent-for-a-time") as storage:
+            bucket_id = await _create(storage, _LARGE)
+            await storage.read_bucket_snapshot_head(bucket_id)
+            said.append(repr(storage._config))
+        with pytest.raises(SnapshotStorageError) as caught:
+            await backend.storage(bucket="no-such-bucket").start()
+        said.append(f"{caught.value!r} {caught.value.__cause__!r}")
+
+    asyncio.run(scenario())
+    assert "lent-for-a-time" not in caplog.text + "".join(said)
+    assert SECRET_ACCESS_KEY not in caplog.text + "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"secret_access_key": "wrong-secret"}, "correct the secret access key"),
+        ({"access_key_id": "nobody-knows-me"}, r"correct (the access key|credentials)"),
+        ({"bucket": "no-such-bucket"}, "create the bucket, or correct bucketSnapshotS3Bucket"),
+    ],
+)
+@pytest.mark.parametrize("kind", REAL_SERVERS)
+def test_what_is_configured_wrongly_is_said_at_start(
+    kind: type[RealServer], changes: dict[str, str], reason: str, s3_servers: object
+) -> None:
+    """By the server, in our words, and without the secret."""
+    server: S3Server = s3_servers(kind)  # type: ignore[operator]
+
+    with pytest.raises(StorageAccessError, match=reason) as caught:
+        asyncio.run(S3BucketSnapshotStorage(server.config("p", **changes)).start())
+
+    assert "wrong-secret" not in str(caught.value)
+    assert not caught.value.retriable
+
+
+def test_a_password_in_the_chains_own_endpoint_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boto3 takes it from the environment, and names it when nobody answers."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:hush@127.0.0.1:1")
+    config = S3Config(bucket=BUCKET, region="us-east-1", access_key_id="a", secret_access_key="b")
+
+    with pytest.raises(StorageUnavailableError, match=r"127\.0\.0\.1:1") as raised:
+        asyncio.run(S3BucketSnapshotStorage(config).start())
+
+    assert "hush" not in str(raised.value)

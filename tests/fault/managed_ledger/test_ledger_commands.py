@@ -1,0 +1,153 @@
+"""`postdate ledger verify` and `repair` as an operator types them: what they say, what they change, how they end."""
+
+import asyncio
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli.main import ledger
+from tests.helpers.damaged_logs import content_of, fill, flip
+
+_HOLD = """
+import sys
+from pathlib import Path
+from managed_ledger.database import RocksDatabase
+database = RocksDatabase.open(Path(sys.argv[1]), write_buffer_bytes=2**20)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory."""
+    folder = tmp_path_factory.mktemp("data") / "ledgers"
+    asyncio.run(fill(folder))
+    shutil.rmtree(folder)
+    folder.with_name("ledgers-killed").rename(folder)
+    return folder.parent
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, data: Path) -> Path:
+    """A data directory with a table that has lost some entries."""
+    source = random.Random(11)
+    for attempt in range(100):
+        copy = shutil.copytree(data, tmp_path / str(attempt))
+        flip(source.choice(sorted((copy / "ledgers").glob("*.sst"))), source)
+        if json.loads(_run("verify", "--json", str(copy)).stdout)["lost_entries"]:
+            return copy
+        shutil.rmtree(copy)
+    raise AssertionError("no damage lost an entry")
+
+
+def _run(*words: str) -> Result:
+    return CliRunner().invoke(ledger, words)
+
+
+@contextmanager
+def _in_use(folder: Path) -> Iterator[None]:
+    words = [sys.executable, "-c", _HOLD, str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        yield
+        holder.kill()
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_whole_log_is_verified_and_not_repaired(tmp_path: Path, data: Path) -> None:
+    copy = shutil.copytree(data, tmp_path / "data")
+    before = _files(copy)
+
+    verified = _run("verify", str(copy))
+    as_json = _run("verify", "--json", str(copy / "ledgers"))
+    repaired = _run("repair", str(copy), "--yes")
+
+    assert (verified.exit_code, verified.stdout) == (0, "nothing is damaged\n")
+    assert json.loads(as_json.stdout)["is_whole"]
+    assert as_json.exit_code == 0
+    assert (repaired.exit_code, repaired.stdout) == (0, "nothing is damaged\n")
+    assert _files(copy) == before
+
+
+def test_damage_is_named_and_what_is_whole_kept(damaged: Path) -> None:
+    before = _files(damaged / "ledgers")
+
+    verified = _run("verify", str(damaged))
+    named = json.loads(_run("verify", "--json", str(damaged)).stdout)
+    assert _files(damaged / "ledgers") == before
+    repaired = _run("repair", str(damaged), "--yes", "--json")
+    again = _run("verify", str(damaged))
+
+    (lost, *_) = named["lost"]
+    first, last = lost["entries"][0]
+    assert verified.exit_code == 1
+    assert f"{lost['topic']}: ledger {lost['ledger']}: entries {first}" in verified.stdout
+    assert ".sst: the block of" in verified.stdout
+    assert 1 <= lost["count"] < lost["of"]
+    assert last >= first
+    assert repaired.exit_code == 0
+    told = json.loads(repaired.stdout)
+    assert told["lost"] == named["lost"]
+    assert _files(Path(told["kept_folder"])) == before
+    report = json.loads(Path(told["report"]).read_text())
+    assert report["lost"] == named["lost"]
+    assert again.exit_code == 0
+    content, _ = asyncio.run(content_of(damaged / "ledgers"))
+    assert sum(map(len, content.values())) == told["kept_entries"]
+    assert len(list(damaged.iterdir())) == 3, "the log, the damaged one, and the report"
+
+
+def test_nothing_is_repaired_without_being_told_to(damaged: Path) -> None:
+    before = _files(damaged)
+
+    refused = _run("repair", str(damaged))
+
+    assert refused.exit_code == 2
+    assert "say --yes" in refused.stderr
+    assert _files(damaged) == before
+
+
+@pytest.mark.parametrize("words", [("verify",), ("repair", "--yes")], ids=lambda words: words[0])
+def test_a_log_in_use_is_refused(damaged: Path, words: tuple[str, ...]) -> None:
+    with _in_use(damaged / "ledgers"):
+        refused = _run(*words, str(damaged))
+
+    assert refused.exit_code == 2
+    assert refused.stderr.count("\n") == 1
+    assert "is in use by another process: stop that one" in refused.stderr
+    assert [path.name for path in damaged.iterdir()] == ["ledgers"]
+
+
+@pytest.mark.parametrize("words", [("verify",), ("repair", "--yes")], ids=lambda words: words[0])
+def test_a_folder_without_a_log_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        refused = _run(*words, str(folder))
+
+        assert refused.exit_code == 2
+        assert refused.stderr == f"postdate: There is no log in {folder}: name the data directory of a service\n"
+
+
+def test_a_repair_that_was_interrupted_leaves_the_log_and_begins_again(damaged: Path) -> None:
+    before = _files(damaged / "ledgers")
+    left_over = damaged / "ledgers.repairing"
+    left_over.mkdir()
+    (left_over / "000001.sst").write_bytes(b"half")
+
+    assert _run("repair", str(damaged), "--yes").exit_code == 0
+
+    assert not left_over.exists()
+    (kept,) = damaged.glob("ledgers.damaged-*/")
+    assert _files(kept) == before

@@ -1,0 +1,147 @@
+"""A log on a disk that is really full: what is refused, what goes on, and that it goes on by itself."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.errors import AppendRefusedError, LedgerError, LedgerWriteError
+from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.position import Position
+from tests.helpers.small_disk import fill_up, free_bytes, small_disk
+
+DISK_MIB = 32
+PAYLOAD_BYTES = 20_000
+CONFIG = ManagedLedgerConfig(entries_per_ledger_max=100)
+WAIT_SECONDS = 60
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk that is filled within a second."""
+    with small_disk(tmp_path / "disk", mib=DISK_MIB) as mounted:
+        yield mounted
+
+
+@asynccontextmanager
+async def _opened(disk: Path) -> AsyncIterator[LedgerStore]:
+    store = await LedgerStore.open(disk / "log", CONFIG, now_ms=lambda: time.time_ns() // 10**6)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _fill(ledger: ManagedLedger, *, entries_max: int) -> list[bytes]:
+    """Append one by one until that is refused, or so many; returns what is durable."""
+    kept: list[bytes] = []
+    while len(kept) < entries_max:
+        payload = os.urandom(PAYLOAD_BYTES)
+        try:
+            await ledger.append(payload, publish_time_ms=len(kept))
+        except (AppendRefusedError, LedgerWriteError):
+            break
+        kept.append(payload)
+    return kept
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(WAIT_SECONDS * 20):
+        if condition():
+            return
+        await asyncio.sleep(0.05)
+    raise TimeoutError
+
+
+async def _payloads(ledger: ManagedLedger) -> list[bytes]:
+    read = await ledger.read_entries(Position(0, 0), entries_max=10_000, bytes_max=10**9)
+    return read.payloads
+
+
+@pytest.mark.xfail(strict=False, reason="room is not always found again in time on a busy machine; issue 14, item 8")
+def test_a_log_that_fills_its_disk_keeps_room_to_be_emptied(disk: Path) -> None:
+    """Entries are refused before the last byte, so that acknowledgements make room, also of the open ledger."""
+
+    async def scenario() -> None:
+        async with _opened(disk) as store:
+            ledger = await store.open_managed_ledger("orders")
+            cursor = await ledger.open_cursor("subscription")
+            kept = await _fill(ledger, entries_max=10_000)
+
+            assert len(kept) * PAYLOAD_BYTES > DISK_MIB * 2**20 * 0.6, "the disk was not nearly full"
+            # A table that is being written takes some of it for a moment.
+            assert free_bytes(disk) > 2**19
+            assert not store.is_failing
+            assert store.failed is None
+            assert await _payloads(ledger) == kept
+            with pytest.raises(AppendRefusedError, match="MiB"):
+                ledger.append_nowait(b"one more", publish_time_ms=1)
+
+            cursor.acknowledge_cumulative(ledger.last_confirmed_position)
+            await cursor.flush()
+            assert ledger.roll_over_if_passed()
+            assert await ledger.trim() > 1
+            store.compact_trimmed()
+            await _until(lambda: store.refusal is None)
+            assert await ledger.append(b"one more", publish_time_ms=1) > cursor.mark_delete_position
+            await _until(lambda: free_bytes(disk) > DISK_MIB * 2**20 * 0.8)
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_others_fill_costs_nothing(disk: Path) -> None:
+    """RocksDB takes no more writes then until it is opened again, which happens while the log is in use."""
+
+    async def scenario() -> None:
+        async with _opened(disk) as store:
+            ledger = await store.open_managed_ledger("orders")
+            cursor = await ledger.open_cursor("subscription")
+            kept = await _fill(ledger, entries_max=100)
+            ballast = fill_up(disk)
+            lost = await _fill(ledger, entries_max=1_000)
+
+            assert store.is_failing
+            assert "No space left on device" in str(store.refusal)
+            assert await _payloads(ledger) == kept + lost
+            cursor.acknowledge([ledger.first_position.ledger_id] * 3, [0, 1, 2])
+            assert cursor.backlog == len(kept) + len(lost) - 3
+            with pytest.raises(LedgerError):
+                await cursor.flush()
+
+            ballast.unlink()
+            await _until(lambda: store.refusal is None)
+            await cursor.flush()
+            kept += [*lost, *await _fill(ledger, entries_max=10)]
+            assert await _payloads(ledger) == kept
+        async with _opened(disk) as store:
+            ledger = await store.open_managed_ledger("orders")
+            assert await _payloads(ledger) == kept
+            assert ledger.cursors["subscription"].backlog == len(kept) - 3
+
+    asyncio.run(scenario())
+
+
+def test_a_log_on_a_full_disk_closes_and_opens_again(disk: Path) -> None:
+    async def scenario() -> None:
+        async with _opened(disk) as store:
+            ledger = await store.open_managed_ledger("orders")
+            kept = await _fill(ledger, entries_max=100)
+            ballast = fill_up(disk)
+            kept += await _fill(ledger, entries_max=1_000)
+            # Closing cannot write either, and lets go of the folder all the same.
+            with pytest.raises(LedgerError, match="Cannot close the log"):
+                await store.close()
+        with pytest.raises(LedgerError, match="free space"):
+            async with _opened(disk):
+                raise AssertionError("a full disk took a new log")
+        ballast.unlink()
+        async with _opened(disk) as store:
+            assert await _payloads(await store.open_managed_ledger("orders")) == kept
+
+    asyncio.run(scenario())

@@ -1,0 +1,168 @@
+"""Damage to any file of a log: it is named, what is whole is kept, and the service goes on with that.
+
+Each file kind is hit in many places. What is checked is what a user is promised: no message comes back changed or in
+another place, what is missing is what the verdict says and no more than the damage can be, and everything reads on
+behind it.
+"""
+
+import asyncio
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.repair.repairing import Repaired, Verdict, repair, verify
+from pipeline.logs.entry_format import PulsarEntries
+from tests.helpers.damaged_logs import ACKNOWLEDGED, CONFIG, ENTRIES, NOW_MS, content_of, fill, flip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log that nothing is wrong with."""
+    folder = tmp_path_factory.mktemp("whole") / "ledgers"
+    asyncio.run(fill(folder))
+    return folder.with_name("ledgers-killed")
+
+
+def _repaired(folder: Path) -> Repaired | Verdict:
+    return repair(
+        folder,
+        entry_format=PulsarEntries(),
+        name_of_time="20261122T120000Z",
+        on_stage=lambda *_: None,
+        on_step=lambda _: None,
+    )
+
+
+def _verified(folder: Path) -> Verdict:
+    return verify(folder, entry_format=PulsarEntries(), on_stage=lambda *_: None, on_step=lambda _: None)
+
+
+def _cut(file: Path, source: random.Random) -> None:
+    content = file.read_bytes()
+    if content:
+        file.write_bytes(content[: source.randrange(len(content))])
+
+
+def _remove(file: Path, _: random.Random) -> None:
+    file.unlink()
+
+
+KINDS = {
+    "table": "*.sst",
+    "write-ahead log": "0*.log",
+    "list of files": "MANIFEST-*",
+    "current": "CURRENT",
+    "options": "OPTIONS-*",
+    "identity": "IDENTITY",
+    "lock": "LOCK",
+    "diary": "LOG",
+    "config": "rocksdict-config.json",
+    "marker": "POSTDATE-LOG",
+}
+ENTRIES_OF_A_BLOCK = 40
+"""More than one block of a table has, of 4 KiB and the rest of a payload block of 16."""
+
+
+@pytest.mark.parametrize("damage", [flip, _cut, _remove], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_file_costs_what_is_damaged(
+    tmp_path: Path, whole: Path, kind: str, damage: Callable[[Path, random.Random], None]
+) -> None:
+    """In any file of RocksDB; and the damaged folder stays as it was."""
+    source = random.Random(f"{kind} {damage.__name__}")
+    expected, backlogs = asyncio.run(content_of(shutil.copytree(whole, tmp_path / "reference")))
+    files = sorted(path.name for path in whole.glob(KINDS[kind]))
+    tries = 6 * len(files) if kind in ("table", "write-ahead log") and damage is not _remove else len(files)
+    for attempt in range(tries):
+        folder = shutil.copytree(whole, tmp_path / f"{attempt}" / "ledgers")
+        name = files[attempt % len(files)]
+        damage(folder / name, source)
+        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "LOCK"}
+
+        verdict = _verified(folder)
+        outcome = _repaired(folder)
+
+        if isinstance(outcome, Repaired):
+            kept = {path.name: path.read_bytes() for path in outcome.kept_folder.iterdir() if path.name != "LOCK"}
+            assert kept == before
+            report = json.loads(outcome.report.read_text())
+            assert report["lost_entries"] == verdict.findings.lost_entries
+        else:
+            assert verdict.is_whole
+        is_end_gone = kind == "write-ahead log" and damage is not flip
+        found, now = asyncio.run(content_of(folder))
+        assert found.keys() == expected.keys()
+        lost = 0
+        for topic, entries in expected.items():
+            missing = entries.keys() - found[topic].keys()
+            assert found[topic].items() <= entries.items()
+            named = {
+                (one.ledger.ledger_id, entry_id)
+                for one in verdict.findings.ledgers
+                if one.topic == topic
+                for entry_id in one.lost
+            }
+            if is_end_gone:
+                # What follows is gone without a trace, so nobody can name it; what came before is there.
+                assert missing >= named
+                assert not missing or min(missing) > max(found[topic], default=(0, 0))
+            else:
+                assert missing == named, (name, verdict.problems)
+            lost += len(missing)
+            # An acknowledgement may be lost, never a message: what is not there is not in the backlog either.
+            assert now[topic] <= len(found[topic])
+            assert now[topic] >= len(found[topic]) - len(ACKNOWLEDGED)
+        if damage is flip:
+            assert lost <= ENTRIES_OF_A_BLOCK, (name, verdict.problems)
+            if kind != "table":
+                assert (lost, now) == (0, backlogs), (name, verdict.problems)
+        elif kind not in ("table", "write-ahead log"):
+            assert (lost, now) == (0, backlogs)
+        shutil.rmtree(folder.parent)
+
+
+def test_who_reads_goes_on_behind_what_is_lost(tmp_path: Path, whole: Path) -> None:
+    """Cursors pass it, also those that begin or go back before it; counts leave it out; it stays so after a restart."""
+    folder = shutil.copytree(whole, tmp_path / "ledgers")
+    source = random.Random(7)
+    while not (lost := {one.topic: one.lost for one in _verified(folder).findings.ledgers if one.lost}):
+        flip(source.choice(sorted(folder.glob("*.sst"))), source)
+    (topic, entry_ids), *_ = lost.items()
+    assert isinstance(_repaired(folder), Repaired)
+
+    async def scenario() -> None:
+        # The second time after a restart that knows of it only from the disk.
+        for _ in range(2):
+            store = await LedgerStore.open(folder, CONFIG, now_ms=lambda: NOW_MS)
+            ledger = await store.open_managed_ledger(topic)
+            first_ledger_id = ledger.first_position.ledger_id
+            for name in ("sub", "new"):
+                cursor = await ledger.open_cursor(name)
+                await cursor.seek(ledger.first_position)
+                assert cursor.backlog == ledger.entries_total - len(entry_ids)
+                seen = 0
+                position = cursor.next_unacknowledged_position
+                while True:
+                    read = await ledger.read_entries(
+                        position, entries_max=7, bytes_max=10**9, skip=cursor.acknowledged_in
+                    )
+                    if not read.payloads:
+                        break
+                    seen += cursor.acknowledge(read.headers.ledger_ids, read.headers.entry_ids)
+                    position = read.next_position
+                assert seen == ENTRIES - len(entry_ids)
+                assert cursor.backlog == 0
+                assert cursor.mark_delete_position == ledger.last_confirmed_position
+            assert await ledger.read_payloads([first_ledger_id] * len(entry_ids), list(entry_ids)) == [None] * len(
+                entry_ids
+            )
+            headers = await ledger.read_headers_at([first_ledger_id] * len(entry_ids), list(entry_ids))
+            assert len(headers) == 0
+            await store.close()
+
+    asyncio.run(scenario())

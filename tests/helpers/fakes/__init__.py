@@ -1,0 +1,1 @@
+"""Parts in memory that keep the promises of the real ones, and time that costs nothing."""

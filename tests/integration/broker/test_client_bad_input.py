@@ -1,0 +1,347 @@
+"""Bytes that no client should send: they end in an error or a closed connection, and harm nobody else.
+
+Every test watches a bystander: a producer on another connection that must still get its receipts afterwards. Where a
+real Pulsar differs in something that a user may notice, the test says so.
+"""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.helpers.services.programs import frames
+from tests.helpers.services.programs.clients import now_ms
+from tests.helpers.services.programs.frames import ConnectionEndedError, RawConnection, command, raw_connection
+from tests.helpers.services.services import DELAY_MAX_MS, Service
+
+CHECKSUM_ERROR = 9
+METADATA_ERROR = 1
+CONSUMER_ASSIGN_ERROR = 19
+NOT_ALLOWED_ERROR = 22
+
+FRAME_MAX = 5 * 2**20 + 10 * 2**10
+"""The largest message and what surrounds it."""
+
+
+def metadata() -> dict[int, Any]:
+    """Return what a message's metadata must have: producer name, sequence id, publish time."""
+    return {1: "p", 2: 0, 3: now_ms()}
+
+
+def beside_a_bystander(
+    service: Service, topic: str, story: Callable[[RawConnection], Awaitable[None]], *, greet: bool = True
+) -> None:
+    """Run a story on one connection and show that a producer on another one does not notice."""
+
+    async def run() -> None:
+        async with raw_connection(service.port) as bystander:
+            await bystander.open_producer(f"{topic}-bystander")
+            async with raw_connection(service.port, greet=greet) as connection:
+                await story(connection)
+            kind, fields = await bystander.ask(frames.send(metadata(), b"still here"))
+            assert kind == frames.SEND_RECEIPT, fields
+
+    asyncio.run(run())
+
+
+def simple_frame(*, total: int, command_size: int, body: bytes) -> bytes:
+    """Write a frame whose sizes need not be true."""
+    return struct.pack(">II", total, command_size) + body
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(struct.pack(">I", 3) + b"abc" + bytes(8), id="a frame too small for a command"),
+        pytest.param(simple_frame(total=4, command_size=400, body=b""), id="a command beyond its frame"),
+        pytest.param(simple_frame(total=10, command_size=6, body=b"\xff" * 6), id="no protobuf"),
+        pytest.param(simple_frame(total=2**31 - 1, command_size=6, body=b"x" * 6), id="2 GiB announced"),
+        pytest.param(simple_frame(total=2**32 - 1, command_size=6, body=b"x" * 6), id="4 GiB announced"),
+        pytest.param(simple_frame(total=FRAME_MAX + 4096, command_size=6, body=b"x" * 6), id="too large"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="another protocol"),
+        pytest.param(command(99, {1: 1}), id="an unknown command"),
+        pytest.param(simple_frame(total=6, command_size=2, body=frames.message({1: 5})), id="a command without body"),
+        pytest.param(command(frames.CONNECTED, {1: "I am the server"}), id="a server's command"),
+        pytest.param(command(frames.PRODUCER, {1: "topic"}), id="required fields missing"),
+        pytest.param(frames.connect(), id="a second greeting"),
+        pytest.param(frames.send(metadata(), b"x", producer_id=77), id="a producer that does not exist"),
+    ],
+)
+def test_a_connection_that_breaks_the_protocol_is_closed(service: Service, topic: str, broken: bytes) -> None:
+    """There is no way to go on after this, so the service ends the connection."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.write(broken)
+        assert await connection.is_ended()
+
+    beside_a_bystander(service, topic, story)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(command(frames.PRODUCER, {1: "t", 2: 1, 3: 1}), id="PRODUCER"),
+        pytest.param(command(frames.LOOKUP, {1: "t", 2: 1}), id="LOOKUP"),
+        pytest.param(command(frames.SUBSCRIBE, {1: "t", 2: "s", 3: 1, 4: 1, 5: 1}), id="SUBSCRIBE"),
+        pytest.param(frames.send(metadata(), b"x"), id="SEND"),
+        pytest.param(b"\x00" * 64, id="zeros"),
+    ],
+)
+def test_nothing_is_done_before_the_greeting(service: Service, topic: str, first: bytes) -> None:
+    """CONNECT comes first, or the connection ends."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.write(first)
+        assert await connection.is_ended()
+
+    beside_a_bystander(service, topic, story, greet=False)
+
+
+def test_a_connection_may_end_in_the_middle_of_a_frame(service: Service, topic: str) -> None:
+    """Half a frame and then nothing: nobody waits for the rest."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        await connection.write(frames.send(metadata(), b"x" * 1000)[:500])
+
+    beside_a_bystander(service, topic, story)
+
+
+def test_a_frame_may_come_byte_by_byte(service: Service, topic: str) -> None:
+    """How TCP cuts the stream does not matter."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        frame = frames.send(metadata(), b"x")
+        for at in range(len(frame) - 1):
+            await connection.write(frame[at : at + 1])
+        kind, fields = await connection.ask(frame[-1:])
+        assert kind == frames.SEND_RECEIPT, fields
+
+    beside_a_bystander(service, topic, story)
+
+
+def test_a_wrong_checksum_fails_that_message_alone(service: Service, topic: str) -> None:
+    """The producer is told which one, and goes on."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        kind, fields = await connection.ask(frames.send(metadata(), b"x", sequence_id=0, checksum=1))
+        assert (kind, fields[2], fields[3]) == (frames.SEND_ERROR, 0, CHECKSUM_ERROR)
+        kind, fields = await connection.ask(frames.send(metadata(), b"y", sequence_id=1))
+        assert (kind, fields[2]) == (frames.SEND_RECEIPT, 1)
+
+    beside_a_bystander(service, topic, story)
+
+
+def test_a_delay_beyond_the_limit_fails_that_message_alone(service: Service, topic: str) -> None:
+    """`delayedDeliveryMaxDelayInMillis` is kept; the error says what is allowed."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        too_late = metadata() | {19: now_ms() + DELAY_MAX_MS + 60_000}
+        kind, fields = await connection.ask(frames.send(too_late, b"x", sequence_id=0))
+        assert (kind, fields[2], fields[3]) == (frames.SEND_ERROR, 0, NOT_ALLOWED_ERROR)
+        assert str(DELAY_MAX_MS) in fields[4].decode()
+        in_time = metadata() | {19: now_ms() + DELAY_MAX_MS - 60_000}
+        kind, fields = await connection.ask(frames.send(in_time, b"y", sequence_id=1))
+        assert (kind, fields[2]) == (frames.SEND_RECEIPT, 1)
+
+    beside_a_bystander(service, topic, story)
+
+
+def broken_sends() -> list[Any]:
+    """Return SEND frames whose part after the command is not what it should be."""
+    header = frames.message({1: frames.SEND, frames.SEND: {1: 1, 2: 0, 3: 1}})
+
+    def frame(rest: bytes) -> bytes:
+        return struct.pack(">II", 4 + len(header) + len(rest), len(header)) + header + rest
+
+    too_long = struct.pack(">I", 5000) + b"x"
+    checked = struct.pack(">HI", 0x0E01, frames.crc32c(too_long)) + too_long
+    return [
+        pytest.param(frames.send({1: "p"}, b"x"), id="metadata lacks fields"),
+        pytest.param(frames.send({1: 1, 2: 2}, b"x"), id="metadata of wrong types"),
+        pytest.param(frame(checked), id="metadata beyond its frame"),
+        pytest.param(frame(b""), id="no metadata at all"),
+        pytest.param(frame(b"\x0e\x01"), id="a checksum cut off"),
+    ]
+
+
+@pytest.mark.parametrize("broken", broken_sends())
+def test_a_message_that_cannot_be_read_is_not_kept(service: Service, topic: str, broken: bytes) -> None:
+    """The connection is closed or the message refused, and nothing of it reaches a consumer."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        try:
+            kind, fields = await connection.ask(broken)
+        except ConnectionEndedError:
+            return
+        assert kind == frames.SEND_ERROR, fields
+
+    async def nothing_was_kept() -> None:
+        async with raw_connection(service.port) as connection:
+            await connection.look_up(topic)
+            await connection.ask(command(frames.SUBSCRIBE, {1: topic, 2: "s", 3: 1, 4: 1, 5: 1, 13: 1}))
+            kind, fields = await connection.ask(command(frames.GET_LAST_MESSAGE_ID, {1: 1, 2: 2}))
+            # An empty topic answers with entry -1, which is a large number on the wire.
+            assert frames.parsed(fields[1])[2] >= 2**63, (kind, fields)
+
+    beside_a_bystander(service, topic, story)
+    asyncio.run(nothing_was_kept())
+
+
+@pytest.mark.parametrize(
+    "request_kind",
+    [
+        pytest.param(frames.UNSUBSCRIBE, id="UNSUBSCRIBE"),
+        pytest.param(frames.SEEK, id="SEEK"),
+        pytest.param(frames.GET_LAST_MESSAGE_ID, id="GET_LAST_MESSAGE_ID"),
+    ],
+)
+def test_a_request_about_no_consumer_is_an_error(service: Service, topic: str, request_kind: int) -> None:
+    """It is answered, and the connection lives on."""
+
+    async def story(connection: RawConnection) -> None:
+        kind, fields = await connection.ask(command(request_kind, {1: 77, 2: 5}))
+        assert (kind, fields[1], fields[2]) == (frames.ERROR, 5, METADATA_ERROR)
+
+    beside_a_bystander(service, topic, story)
+
+
+def test_closing_what_does_not_exist_succeeds(service: Service, topic: str) -> None:
+    """It is as gone as it can be."""
+
+    async def story(connection: RawConnection) -> None:
+        for kind in (frames.CLOSE_PRODUCER, frames.CLOSE_CONSUMER):
+            assert await connection.ask(command(kind, {1: 77, 2: 5})) == (frames.SUCCESS, {1: 5})
+
+    beside_a_bystander(service, topic, story)
+
+
+def test_commands_of_no_consumer_are_ignored(service: Service, topic: str) -> None:
+    """FLOW, ACK and REDELIVER may cross with a close, so nothing is said about them."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.write(command(frames.FLOW, {1: 77, 2: 5}))
+        await connection.write(command(frames.ACK, {1: 77, 2: 0, 3: {1: 1, 2: 1}}))
+        await connection.write(command(frames.REDELIVER, {1: 77}))
+        assert await connection.ask(command(frames.PING, {})) == (frames.PONG, {})
+
+    beside_a_bystander(service, topic, story)
+
+
+@pytest.mark.parametrize("positions", [[(2**63, 2**63)], [(10**9, 0)], [(0, 2**64 - 1)], [(2**64 - 1, 2**64 - 1)]])
+def test_acknowledging_what_never_was_harms_nothing(
+    service: Service, topic: str, positions: list[tuple[int, int]]
+) -> None:
+    """Positions that do not exist are no reason to lose those that do."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        await connection.ask(command(frames.SUBSCRIBE, {1: topic, 2: "s", 3: 1, 4: 1, 5: 1, 13: 1}))
+        ids = [{1: ledger_id, 2: entry_id} for ledger_id, entry_id in positions]
+        await connection.write(command(frames.ACK, {1: 1, 2: 0, 3: ids}))
+        await connection.write(command(frames.REDELIVER, {1: 1, 2: ids}))
+        kind, _ = await connection.ask(frames.send(metadata(), b"x"))
+        assert kind == frames.SEND_RECEIPT
+        await connection.write(command(frames.FLOW, {1: 1, 2: 10}))
+        kind, _, rest = await connection.read()
+        assert (kind, rest[-1:]) == (frames.MESSAGE, b"x")
+
+    beside_a_bystander(service, topic, story)
+
+
+@pytest.mark.parametrize("entry_id", [0, 2**32, 2**63, 2**64 - 1])
+def test_a_cumulative_acknowledgement_of_ledger_minus_one_acknowledges_nothing(
+    service: Service, topic: str, entry_id: int
+) -> None:
+    """It is before everything, as it is for a client that sends -1 as an unsigned number."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        await connection.ask(command(frames.SUBSCRIBE, {1: topic, 2: "s", 3: 0, 4: 1, 5: 1, 13: 1}))
+        await connection.ask(frames.send(metadata(), b"x"))
+        await connection.write(command(frames.ACK, {1: 1, 2: 1, 3: {1: 2**64 - 1, 2: entry_id}}))
+        await connection.write(command(frames.FLOW, {1: 1, 2: 10}))
+        assert (await connection.read())[2][-1:] == b"x"
+        await connection.write(command(frames.REDELIVER, {1: 1}))
+        kind, _, rest = await connection.read()
+        assert (kind, rest[-1:]) == (frames.MESSAGE, b"x")
+
+    beside_a_bystander(service, topic, story)
+
+
+@pytest.mark.parametrize("position", [(2**63, 2**63), (2**64 - 1, 2**64 - 1), (0, 2**32), (0, 2**62)], ids=str)
+def test_seeking_what_never_was_keeps_the_service_alive(
+    service: Service, topic: str, position: tuple[int, int]
+) -> None:
+    """Wherever it leads, the request is answered and the next message is delivered."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.open_producer(topic)
+        subscribe = {1: topic, 2: "s", 3: 3, 4: 1, 5: 1, 13: 1}
+        await connection.ask(command(frames.SUBSCRIBE, subscribe))
+        await connection.write(command(frames.SEEK, {1: 1, 2: 7, 3: {1: position[0], 2: position[1]}}))
+        kind, fields, _ = await connection.read()
+        while kind not in (frames.SUCCESS, frames.ERROR):
+            kind, fields, _ = await connection.read()
+        assert fields[1] == 7
+        await connection.write(command(frames.CLOSE_CONSUMER, {1: 1, 2: 8}))
+        while kind != frames.SUCCESS or fields[1] != 8:
+            kind, fields, _ = await connection.read()
+        await connection.ask(command(frames.SUBSCRIBE, subscribe | {4: 2}))
+        await connection.write(command(frames.FLOW, {1: 2, 2: 10}))
+        await connection.write(frames.send(metadata(), b"x"))
+        while kind != frames.MESSAGE:
+            kind, fields, rest = await connection.read()
+        assert rest[-1:] == b"x"
+
+    beside_a_bystander(service, topic, story)
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        pytest.param([], id="none"),
+        pytest.param([{1: 5, 2: 1}], id="turned around"),
+        pytest.param([{1: 30, 2: 50}, {1: 40, 2: 60}], id="overlapping"),
+    ],
+)
+def test_sticky_ranges_that_make_no_sense_are_refused(
+    service: Service, topic: str, ranges: list[dict[int, int]]
+) -> None:
+    """The official client checks some of this itself; the service does not rely on it."""
+
+    async def story(connection: RawConnection) -> None:
+        await connection.look_up(topic)
+        subscribe = {1: topic, 2: "s", 3: 3, 4: 1, 5: 9, 13: 1, 17: {1: 1, 3: ranges}}
+        kind, fields = await connection.ask(command(frames.SUBSCRIBE, subscribe))
+        assert (kind, fields[1], fields[2]) == (frames.ERROR, 9, CONSUMER_ASSIGN_ERROR)
+
+    beside_a_bystander(service, topic, story)
+
+
+def test_a_peer_that_resets_its_connection_is_forgotten(service: Service, topic: str) -> None:
+    """A producer's name is free again soon after its connection was cut off."""
+
+    async def story(connection: RawConnection) -> None:
+        opened = command(frames.PRODUCER, {1: topic, 2: 1, 3: 1, 4: "only"})
+        await connection.look_up(topic)
+        async with raw_connection(service.port) as first:
+            kind, _ = await first.ask(opened)
+            assert kind == frames.PRODUCER_SUCCESS
+            # Lingering for zero seconds makes the close a reset.
+            first.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        for _ in range(100):
+            kind, _ = await connection.ask(opened)
+            if kind == frames.PRODUCER_SUCCESS:
+                return
+            await asyncio.sleep(0.05)
+        pytest.fail("the name stayed taken")
+
+    beside_a_bystander(service, topic, story)

@@ -1,0 +1,125 @@
+"""A damaged log as clients see it: the service does not start, and after a repair everything that is whole arrives."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar import ConsumerType
+
+from demo.process import PostdateProcess, ServiceStartError
+from tests.helpers.damaged_logs import flip
+from tests.helpers.services.programs.clients import Clients, subscribe
+
+MESSAGES = 600
+PAYLOAD_BYTES = 500
+
+
+@pytest.fixture
+def own_service(tmp_path: Path) -> Iterator[PostdateProcess]:
+    """A service of this test's own, started by the test."""
+    running = PostdateProcess(tmp_path, {"managedLedgerMaxEntriesPerLedger": "100"})
+    yield running
+    running.stop()
+
+
+def _ledger(*words: str) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "broker.cli", "ledger", *words, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}
+
+
+def _take_all(consumer: pulsar.Consumer) -> list[int]:
+    """Receive and acknowledge until nothing comes any more."""
+    taken = []
+    while True:
+        try:
+            message = consumer.receive(5_000)
+        except pulsar.Timeout:
+            return taken
+        taken.append(int(message.data()[:8]))
+        consumer.acknowledge(message)
+
+
+def test_after_a_repair_all_subscriptions_get_what_is_whole(own_service: PostdateProcess) -> None:
+    """Also one that begins anew, in key order, with a third delayed; the backlog ends at nothing."""
+    own_service.start()
+    clients = Clients(own_service.url)
+    client = clients.new()
+    consumer = subscribe(client, "orders", ConsumerType.KeyShared)
+    producer = client.create_producer("orders", batching_enabled=False)
+    source = random.Random(3)
+    for number in range(MESSAGES):
+        options = {"deliver_after": timedelta(seconds=1)} if number % 3 == 0 else {}
+        payload = b"%08d" % number + source.randbytes(PAYLOAD_BYTES)
+        producer.send_async(payload, lambda *_: None, partition_key=str(number % 5), **options)
+    producer.flush()
+    consumer.close()
+    clients.close()
+    own_service.stop()
+    data = own_service.folder / "data"
+    # A close has left everything in the write-ahead log; a start makes tables of it.
+    own_service.start()
+    own_service.stop()
+    tables = sorted((data / "ledgers").glob("*.sst"), key=lambda table: table.stat().st_size)
+    flip(tables[-1], random.Random(5))
+
+    code, verdict = _ledger("verify", str(data))
+    assert code == 1
+    assert [one["topic"] for one in verdict["lost"]] == ["persistent://public/default/orders"]
+    lost = sum(one["count"] for one in verdict["lost"])
+    assert 0 < lost < 50
+    code, done = _ledger("repair", str(data), "--yes")
+    assert (code, done["lost_entries"]) == (0, lost)
+    assert Path(done["kept_folder"]).is_dir()
+
+    own_service.start()
+    clients = Clients(own_service.url)
+    for subscription in ("sub", "new"):
+        consumer = subscribe(clients.new(), "orders", ConsumerType.KeyShared, subscription=subscription)
+        taken = _take_all(consumer)
+        assert len(taken) == len(set(taken)) == MESSAGES - lost
+        stats = own_service.read_json("/admin/v2/persistent/public/default/orders/stats")
+        assert stats["subscriptions"][subscription]["msgBacklog"] == 0
+    clients.new().create_producer("orders").send(b"%08d" % MESSAGES)
+    assert _take_all(consumer) == [MESSAGES]
+    clients.close()
+
+
+def test_a_flipped_byte_in_the_write_ahead_log_costs_nothing_in_the_end(own_service: PostdateProcess) -> None:
+    """The service refuses to start, as before; a repair puts the byte right."""
+    own_service.start()
+    clients = Clients(own_service.url)
+    producer = clients.new().create_producer("orders")
+    subscribe(clients.new(), "orders")
+    for number in range(200):
+        producer.send(b"%08d" % number + bytes(PAYLOAD_BYTES))
+    clients.close()
+    own_service.kill()
+    data = own_service.folder / "data"
+    (log,) = (data / "ledgers").glob("*.log")
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    log.write_bytes(content)
+
+    with pytest.raises(ServiceStartError, match="is damaged"):
+        own_service.start()
+    assert _ledger("verify", str(data))[0] == 1
+    code, done = _ledger("repair", str(data), "--yes")
+    assert (code, done["lost_entries"]) == (0, 0)
+
+    own_service.start()
+    clients = Clients(own_service.url)
+    assert _take_all(subscribe(clients.new(), "orders")) == list(range(200))
+    clients.close()

@@ -1,0 +1,275 @@
+"""A service whose snapshot storage is away: at its start, or in the middle of what clients ask of it.
+
+The storage is a real S3 server that does not run, or the process for snapshots, stopped so that it answers nothing.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pulsar import Consumer, ConsumerType, MessageId, Producer
+
+from broker.server.storage_opening import StorageOpening
+from demo.process import PostdateProcess, wait_until
+from snapshot_storage.errors import StorageUnavailableError
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from tests.helpers.services.programs.clients import Clients, receive, subscribe, texts
+from tests.helpers.services.services import POSTDATE, make_service
+from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, RealServer, VersityServer
+from tests.integration.broker.test_service_on_s3 import counted, keys, named_snapshots, settings_of, snapshot_keys
+from tracker.process import SnapshotProcess
+
+TIMEOUT_S = 40
+PREFIX = "service/one"
+SEALED = 200
+"""Messages in ledgers that are full, of 50 each, and so in snapshots."""
+BUCKETS = {
+    "managedLedgerMaxEntriesPerLedger": "50",
+    "delayedDeliveryMinIndexCountPerBucket": "50",
+    "delayedDeliveryRetryBackoffMaxMillis": "1000",
+}
+
+
+@pytest.fixture
+def versity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealServer]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+    server = VersityServer(tmp_path / "s3")
+    yield server
+    server.stop()
+
+
+def new_service(folder: Path, **settings: str) -> PostdateProcess:
+    service = make_service(POSTDATE, folder, BUCKETS | settings)
+    assert isinstance(service, PostdateProcess)
+    return service
+
+
+def health(service: PostdateProcess) -> dict[str, Any]:
+    """Return what `/health` says; empty while nobody listens."""
+    try:
+        with urllib.request.urlopen(f"{service.web_url}/health", timeout=5) as reply:
+            found: dict[str, Any] = json.load(reply)
+    except urllib.error.HTTPError as error:
+        found = json.load(error)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return {}
+    return found
+
+
+def publish(producer: Producer, first: int, count: int, *, delay_s: float | None = None) -> None:
+    """Publish numbers, one after the other due 10 ms later."""
+    for number in range(first, first + count):
+        delay = {} if delay_s is None else {"deliver_after": timedelta(seconds=delay_s + (number - first) / 100)}
+        producer.send_async(
+            str(number).encode(), lambda _result, _position: None, partition_key=str(number % 7), **delay
+        )
+    producer.flush()
+
+
+def numbers_of(consumer: Consumer, count: int) -> list[int]:
+    """Receive and acknowledge so many messages."""
+    messages = receive(consumer, count, timeout_ms=TIMEOUT_S * 1_000)
+    for message in messages:
+        consumer.acknowledge(message)
+    return list(map(int, texts(messages)))
+
+
+def are_in_order(numbers: list[int]) -> bool:
+    """Whether those of each key came in order."""
+    return all(of_key == sorted(of_key) for of_key in ([one for one in numbers if one % 7 == key] for key in range(7)))
+
+
+@pytest.mark.s3_server
+@pytest.mark.parametrize("has_process", ["true", "false"])
+def test_a_service_starts_while_s3_is_away_and_delivers_what_it_has(
+    versity: RealServer, tmp_path: Path, has_process: str
+) -> None:
+    """Fresh messages at once, also delayed ones; those in snapshots when the server is back, in order, each once."""
+    service = new_service(
+        tmp_path / "service",
+        **settings_of(versity, PREFIX),
+        bucketSnapshotStorage="s3",
+        bucketSnapshotProcessEnabled=has_process,
+    )
+    service.start()
+    clients = Clients(service.url)
+    try:
+        client = clients.new()
+        subscribe(client, "orders", ConsumerType.KeyShared).close()
+        producer = client.create_producer("orders", batching_enabled=False)
+        publish(producer, 0, SEALED + 1, delay_s=6)
+        wait_until(lambda: named_snapshots(service) == 4, timeout_s=TIMEOUT_S)
+        service.kill()
+        versity.kill()
+
+        service.start(wait=False)
+        wait_until(lambda: bool(health(service)), timeout_s=TIMEOUT_S)
+        assert health(service)["status"] == "failing"
+        assert health(service)["problems"][0].startswith("the snapshot storage is away: cannot list the bucket")
+        consumer = subscribe(client, "orders", ConsumerType.KeyShared)
+        publish(producer, 1_000, 50)
+        publish(producer, 2_000, 50, delay_s=1)
+        fresh = numbers_of(consumer, 101)
+        assert sorted(fresh) == [SEALED, *range(1_000, 1_050), *range(2_000, 2_050)]
+        assert health(service)["status"] == "failing"
+
+        versity.start()
+        rest = numbers_of(consumer, SEALED)
+        assert sorted(rest) == list(range(SEALED))
+        assert are_in_order(rest)
+        wait_until(lambda: health(service)["status"] == "ok", timeout_s=TIMEOUT_S)
+        assert counted(service, "postdate_delayed_buckets_recovered_total") == 4
+        wait_until(lambda: not snapshot_keys(versity), timeout_s=TIMEOUT_S)
+        assert "Traceback" not in service.log_path.read_text()
+    finally:
+        clients.close()
+        service.stop()
+
+
+@pytest.mark.s3_server
+def test_a_prefix_of_another_that_is_found_after_an_outage_is_not_touched(versity: RealServer, tmp_path: Path) -> None:
+    """Nobody could be asked at the start: the service says so from then on, and goes on with what it has."""
+    settings = settings_of(versity, PREFIX) | {"bucketSnapshotStorage": "s3"}
+    owner = new_service(tmp_path / "owner", **settings)
+    owner.start()
+    clients = Clients(owner.url)
+    try:
+        client = clients.new()
+        subscribe(client, "orders").close()
+        publish(client.create_producer("orders", batching_enabled=False), 0, SEALED + 1, delay_s=3_600)
+        wait_until(lambda: named_snapshots(owner) == 4, timeout_s=TIMEOUT_S)
+    finally:
+        clients.close()
+        owner.stop()
+    before = keys(versity, PREFIX)
+    versity.kill()
+
+    service = new_service(tmp_path / "service", **settings)
+    service.start(wait=False)
+    clients = Clients(service.url)
+    try:
+        wait_until(lambda: bool(health(service)), timeout_s=TIMEOUT_S)
+        client = clients.new()
+        consumer = subscribe(client, "orders")
+        producer = client.create_producer("orders", batching_enabled=False)
+        publish(producer, 0, SEALED + 1, delay_s=3)
+        versity.start()
+        wait_until(
+            lambda: f"was last taken by the folder {tmp_path}/owner/data" in health(service)["problems"][0],
+            timeout_s=TIMEOUT_S,
+        )
+        assert sorted(numbers_of(consumer, SEALED + 1)) == list(range(SEALED + 1))
+        assert keys(versity, PREFIX) == before
+        assert " ERROR " in service.log_path.read_text()
+    finally:
+        clients.close()
+        assert service.stop() == 0
+
+
+@contextmanager
+def stopped_snapshots(service: PostdateProcess) -> Iterator[None]:
+    """Let the process for snapshots answer nothing."""
+    (child,) = map(int, Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split())
+    os.kill(child, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGCONT)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the process for snapshots in /proc")
+@pytest.mark.parametrize("request_of", ["seek to an id", "seek to a time", "unsubscribe", "change the type"])
+def test_a_request_is_answered_while_the_snapshot_storage_hangs(tmp_path: Path, request_of: str) -> None:
+    """Within the client's own patience; what the log has is delivered, and nothing is left over in the end."""
+    service = new_service(tmp_path / "service", retentionCheckIntervalInSeconds="1")
+    service.start()
+    clients = Clients(service.url)
+    try:
+        client = clients.new()
+        consumer = subscribe(client, "orders")
+        producer = client.create_producer("orders", batching_enabled=False)
+        publish(producer, 0, SEALED + 1, delay_s=6)
+        wait_until(lambda: named_snapshots(service) == 4, timeout_s=TIMEOUT_S)
+        with stopped_snapshots(service):
+            # One more is being sealed.
+            publish(producer, SEALED + 1, 50, delay_s=6)
+            if request_of == "seek to an id":
+                consumer.seek(MessageId.earliest)
+            elif request_of == "seek to a time":
+                consumer.seek(1)
+            elif request_of == "unsubscribe":
+                consumer.unsubscribe()
+                consumer = subscribe(client, "orders")
+            else:
+                consumer.close()
+                consumer = subscribe(client, "orders", ConsumerType.Exclusive)
+            publish(producer, 1_000, 50)
+            got = numbers_of(consumer, SEALED + 1 + 50 + 50)
+            assert sorted(got) == [*range(SEALED + 51), *range(1_000, 1_050)]
+        folder = tmp_path / "service" / "data" / "snapshots"
+        wait_until(lambda: asyncio.run(stored_in(folder)) == named_snapshots(service) == 0, timeout_s=TIMEOUT_S)
+        log = service.log_path.read_text()
+        assert "Traceback" not in log
+        assert "never retrieved" not in log
+    finally:
+        clients.close()
+        service.stop()
+
+
+async def stored_in(folder: Path) -> int:
+    """Count the snapshots that there are, beside the service."""
+    async with RocksDBBucketSnapshotStorage(folder, is_read_only=True) as storage:
+        return len(await storage.list_bucket_snapshots())
+
+
+def memory_if(there: Path) -> MemoryBucketSnapshotStorage:
+    """Make a storage, or end the process that should."""
+    if not there.exists():
+        os._exit(1)
+    return MemoryBucketSnapshotStorage()
+
+
+def test_a_process_for_snapshots_that_cannot_start_is_an_outage(tmp_path: Path) -> None:
+    async def main() -> None:
+        storage = SnapshotProcess(partial(memory_if, tmp_path / "there"))
+        opening = StorageOpening(storage)
+        opening.begin()
+        await opening.settled()
+        assert opening.problem == (
+            "the snapshot storage is away: cannot start: the process for snapshots ended with code 1"
+        )
+        (tmp_path / "there").touch()
+        await asyncio.to_thread(wait_until, lambda: opening.problem is None, timeout_s=TIMEOUT_S)
+        assert await storage.list_bucket_snapshots() == []
+        await opening.close()
+        await storage.close()
+
+    asyncio.run(main())
+
+
+def test_a_snapshots_folder_that_cannot_be_made_is_an_outage(tmp_path: Path) -> None:
+    """A file is in its place until somebody looks into it."""
+    (tmp_path / "data").mkdir()
+    folder = tmp_path / "data" / "snapshots"
+    folder.write_text("in the way")
+
+    async def main() -> None:
+        storage = SnapshotProcess(partial(RocksDBBucketSnapshotStorage, folder))
+        with pytest.raises(StorageUnavailableError):
+            await storage.start()
+        await storage.close()
+
+    asyncio.run(main())

@@ -1,0 +1,154 @@
+"""The commands of `postdate pipeline` with right input, on a real Spark; see `tests/unit/test_every_command.py`."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from demo.process import wait_until
+from tests.helpers.command_cases import CASES, Case
+from tests.helpers.command_data import bucket_id_in, copied, make_folders, words_of
+from tests.helpers.spark.spark_session import require_java
+
+pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[3]
+ON_SPARK = [cases for cases in CASES.values() if cases.needs_spark]
+RIGHTS = [case for cases in ON_SPARK for case in cases.right]
+
+
+class Ended(NamedTuple):
+    """How a command ended, for programs, and the first case of each command for people, too."""
+
+    json: dict[str, Any]
+    text: dict[str, Any] | None
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Run all of them, each on folders of its own, in one process of one Java."""
+    require_java()
+    folders = tmp_path_factory.mktemp("folders")
+    make_folders(folders)
+    lines = {}
+    for cases in ON_SPARK:
+        names = copied(folders, tmp_path_factory.mktemp("text"))
+        lines[cases.right[0], "text"] = words_of(cases.right[0].words, names)
+        # The cases of a command go on from one another, as an operator would.
+        names = copied(folders, tmp_path_factory.mktemp("json"))
+        lines |= {(case, "json"): [*words_of(case.words, names), "--json"] for case in cases.right}
+    program = [sys.executable, str(Path(__file__).parent / "programs" / "commands.py")]
+    run = subprocess.run(
+        program, input=json.dumps([*lines.values()]), capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert run.returncode == 0, run.stderr
+    # Neither Java nor Spark's Python workers have anything to say.
+    assert run.stderr == ""
+    results = dict(zip(lines, json.loads(run.stdout), strict=True))
+    return {case.words: Ended(results[case, "json"], results.get((case, "text"))) for case in RIGHTS}
+
+
+@pytest.mark.parametrize("case", RIGHTS, ids=[case.words for case in RIGHTS])
+def test_right_input_is_done_on_spark(case: Case, ended: dict[str, Ended]) -> None:
+    """Figures on stdout, stages on stderr, nothing of Spark's own anywhere, and times in ISO 8601."""
+    for one in filter(None, ended[case.words]):
+        assert one["code"] == case.code, one
+        assert one["stdout"].strip() or "ingest" in case.words, one
+        for line in one["stderr"].splitlines():
+            assert re.fullmatch(r"(export|count|build|compare|find|index|merge|copy): \d+", line) or "999999" in line
+        times = re.findall(r"\d{4}-\d\d-\d\d[ T]\S*", one["stdout"])
+        assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z", time) for time in times)
+    lines = [ended[case.words].json["stdout"]]
+    for line in lines[0].splitlines() if "ingest" in case.words else lines:
+        json.loads(line)
+
+
+def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
+    """The figures for programs, of some of the cases whose data are known."""
+
+    def figures(words: str) -> Any:
+        return json.loads(ended[words].json["stdout"])
+
+    cancelled = figures("pipeline cancel {data} --cursor billing --positions {positions}")
+    unknown = figures("pipeline cancel {data} --cursor billing --positions {unknown_positions}")
+    torn = figures("pipeline audit {torn} --now-ms 0")
+    repaired = figures("pipeline audit {torn} --now-ms 0 --repair")
+    ingested = figures("pipeline ingest {data} {stream} --format csv --cursor billing --checkpoint {tmp}/c")
+    moved = figures("pipeline migrate {data} --to file://{tmp}/moved --delete-source")
+
+    assert cancelled["cancelled"] == [
+        {"topic": "persistent://public/default/orders", "cursor": "billing", "messages": 9}
+    ]
+    assert (cancelled["unknown"], unknown["unknown"], unknown["cancelled"][0]["messages"]) == (0, 1, 0)
+    assert [one["kind"] for one in torn["found"]["ownership"]] == ["missing"]
+    assert (repaired["is_clean"], repaired["left"]["is_clean"], repaired["found"]["is_clean"]) == (True, True, False)
+    assert (ingested["messages"], ingested["bad_rows"]) == (9, 0)
+    assert (moved["snapshots"], moved["written"], moved["deleted"]) == (4, 4, 4)
+
+
+def _started(data: Path) -> "subprocess.Popen[str]":
+    words = ["pipeline", "rebuild", str(data), "--now-ms", "0"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "broker.cli", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_job_from_a_shell_says_what_is_its_own_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    """Neither Java's banner nor a traceback of Spark's workers; interrupted at work, it leaves the index as it was."""
+    require_java()
+    make_folders(tmp_path)
+    data = tmp_path / "data"
+    before = bucket_id_in(data)
+
+    with _started(data) as interrupted:
+        assert interrupted.stderr is not None
+        begun = interrupted.stderr.readline()
+        os.killpg(interrupted.pid, signal.SIGINT)
+        stdout, stderr = interrupted.communicate(timeout=120)
+    kept = bucket_id_in(data)
+    with _started(data) as whole:
+        said, stages = whole.communicate(timeout=300)
+
+    assert begun == "count: 2\n"
+    assert (interrupted.returncode, stdout) == (130, "")
+    assert stderr.splitlines()[-1].startswith("postdate: interrupted")
+    assert all(re.fullmatch(r"build: \d+", line) for line in stderr.splitlines()[:-1])
+    assert kept == before
+    assert whole.returncode == 0
+    assert re.fullmatch(r"350 messages of 5 ledgers read, 588 indexed in 4 buckets: .*\n", said)
+    assert stages == "count: 2\nbuild: 4\n"
+    assert list(tmp_path.glob("*.staging")) == []
+
+
+def test_ctrl_c_while_java_starts_leaves_no_java_behind(tmp_path: Path) -> None:
+    """It is interrupted as soon as there is a Java, which has told nobody yet how to reach it."""
+    require_java()
+    make_folders(tmp_path)
+
+    with _started(tmp_path / "data") as process:
+        wait_until(lambda: bool(_java_of(process.pid)), timeout_s=120)
+        os.kill(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=120)
+
+    assert (process.returncode, stdout) == (130, "")
+    assert [line.partition(": ")[:1] for line in stderr.splitlines()] == [("postdate",)]
+    wait_until(lambda: not _java_of(process.pid), timeout_s=60)
+
+
+def _java_of(session_id: int) -> list[int]:
+    """The Java processes of a session, which orphans keep."""
+    found = subprocess.run(
+        ["ps", "-s", str(session_id), "-o", "pid=,comm="], capture_output=True, text=True, check=False
+    ).stdout
+    return [int(line.split()[0]) for line in found.splitlines() if line.split()[1] == "java"]

@@ -1,0 +1,272 @@
+"""An index and an offload on real S3 servers: moved there and back, made there, read there."""
+
+import asyncio
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from broker.cli.service_commands import postdate as main
+from managed_ledger.cursor_properties import CursorName
+from pipeline.index.cursor_log import CursorLog
+from pipeline.index.place import open_index
+from pipeline.jobs.audit import AuditReport, audit, repair
+from pipeline.jobs.cancel import cancel
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.jobs.merge import merge
+from pipeline.jobs.migrate import MigrateReport, migrate
+from pipeline.logs.s3_location import s3_location
+from pipeline.tasks.audit_rows import Finding
+from snapshot_storage.errors import StorageAccessError
+from snapshot_storage.inspection import ProblemKind
+from snapshot_storage.s3.config import OWNER_FILE_NAME
+from snapshot_storage.s3.layout import object_key
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+from tests.helpers.live_index import NOW_MS, StoredEntries
+from tests.helpers.spark.bulk_data import RULES, Header, live, some_times, stored, write_log
+from tests.helpers.spark.spark_session import S3_CREDENTIALS
+from tests.helpers.storages.s3_servers import BUCKET, MinioServer, RealServer, VersityServer
+from tracker.bucket_properties import read_properties
+
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.s3_server,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+SUB, OTHER = CursorName("a", "sub"), CursorName("b", "sub")
+POSITIONS = "topic string, ledger_id bigint, entry_id bigint"
+SMALL = replace(RULES, rows_per_bucket_min=50)
+
+
+@pytest.fixture(scope="module", params=[VersityServer, MinioServer])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    running: RealServer = request.param(tmp_path_factory.mktemp("s3"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def location(server: RealServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix of this test's own, as an operator would write it."""
+    _set_credentials(monkeypatch)
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}?endpoint={server.endpoint}&region=us-east-1&path_style=true"
+
+
+def _set_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in S3_CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+def _stored_at(data: Path, location: str, cursor: CursorName) -> list[StoredEntries]:
+    """What the properties of a cursor name at a location; there is nothing else of it."""
+
+    async def read() -> list[StoredEntries]:
+        with CursorLog(data / "ledgers") as cursors:
+            named = read_properties(cursors.properties(cursor)).buckets
+        async with open_index(location, is_read_only=True) as storage:
+            infos = await storage.list_bucket_snapshots(*cursor)
+            assert {info.bucket_id for info in infos} == {bucket.bucket_id for bucket in named}
+            return sorted(
+                [
+                    StoredEntries(
+                        bucket.key,
+                        await storage.get_bucket_snapshot_metadata(bucket.bucket_id),
+                        tuple(await storage.get_bucket_snapshot_segment(bucket.bucket_id, 1, 2**31)),
+                    )
+                    for bucket in named
+                ]
+            )
+
+    return asyncio.run(read())
+
+
+def _waiting(headers: list[Header]) -> list[tuple[int, ...]]:
+    return sorted((h.ledger_id, h.entry_id, h.deliver_at_ms) for h in headers if h.deliver_at_ms > NOW_MS)
+
+
+def _rows_of(spark: SparkSession, location: str, topic: str) -> list[tuple[int, ...]]:
+    rows = spark.read.format("postdate_index").option("topic", topic).load(location)
+    return sorted(tuple(row) for row in rows.select("ledger_id", "entry_id", "deliver_at_ms").collect())
+
+
+def test_an_index_moves_to_s3_and_back(
+    spark: SparkSession, tmp_path: Path, location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every byte; a run that ends before the cursors are changed is gone on with, and one after it does nothing."""
+    data = str(tmp_path)
+    headers = write_log(tmp_path, {"a": some_times(1, 700), "b": some_times(2, 300)})
+    rebuild_log(spark, data, rules=SMALL)
+    before = {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)}
+    count = sum(map(len, before.values()))
+
+    monkeypatch.setattr(CursorLog, "put_properties", _no_space)
+    with pytest.raises(OSError, match="the disk is full"):
+        migrate(spark, data, data, location)
+    monkeypatch.undo()
+    _set_credentials(monkeypatch)
+    interrupted = {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)}
+    there = migrate(spark, data, data, location)
+    again = migrate(spark, data, data, location)
+
+    assert interrupted == before
+    assert (there.snapshots, there.written, there.cursors_updated) == (count, 0, 2)
+    assert again == MigrateReport(there_already=count)
+    assert {cursor: _stored_at(tmp_path, location, cursor) for cursor in (SUB, OTHER)} == before
+    assert _rows_of(spark, location, "a") == _waiting(headers["a"])
+
+    back = migrate(spark, data, location, data, deletes_source=True)
+
+    # What was left in the folder is found again.
+    assert (back.snapshots, back.written, back.deleted) == (count, 0, count)
+    assert {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)} == before
+    assert _rows_of(spark, location, "a") == []
+
+
+def _no_space(*_arguments: object) -> None:
+    raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize("server", [VersityServer], indirect=True)
+def test_an_index_is_made_and_merged_on_s3(spark: SparkSession, tmp_path: Path, location: str) -> None:
+    """By the same jobs; moved to a folder that has nothing of it, it is stored there."""
+    data = str(tmp_path)
+    headers = write_log(tmp_path, {"a": some_times(1, 700)})["a"]
+
+    rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
+    rebuilt = _stored_at(tmp_path, location, SUB)
+    again = rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
+    audited = audit(spark, data, location, now_ms=NOW_MS)
+    cancelled = cancel(
+        spark.createDataFrame([("a", headers[0].ledger_id, entry) for entry in range(9)], POSITIONS),
+        location,
+        cursors=["sub"],
+        cursor_log=data,
+    )
+    merged = merge(spark, data, location, bucket_count_max=3, rules=SMALL)
+    rows = _rows_of(spark, location, "a")
+    on_s3 = _stored_at(tmp_path, location, SUB)
+    moved = migrate(spark, data, location, data, deletes_source=True)
+
+    assert rebuilt == live(headers, SMALL)
+    assert again.published.created_count == 0
+    assert merged.buckets_after < merged.buckets_before
+    assert audited.is_clean
+    assert audited.index_rows == len(_waiting(headers))
+    assert cancelled.index_rows == len(_waiting(headers[:9])) > 0
+    assert rows == _waiting(headers[9:])
+    assert (moved.snapshots, moved.written) == (len(on_s3), len(on_s3))
+    assert stored(tmp_path, SUB) == on_s3
+    assert list(tmp_path.glob("*.staging")) == []
+
+
+@pytest.mark.parametrize("server", [VersityServer], indirect=True)
+def test_objects_that_are_no_snapshots_any_more_are_found_and_replaced(
+    spark: SparkSession, tmp_path: Path, location: str, server: RealServer
+) -> None:
+    """One that a property names, and one that none does: nothing of either can be read, not even whose it is."""
+    data = str(tmp_path)
+    headers = write_log(tmp_path, {"a": some_times(1, 430)})["a"]
+    rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
+    with CursorLog(tmp_path / "ledgers") as cursors:
+        named = read_properties(cursors.properties(SUB)).buckets[-1].bucket_id
+    prefix = s3_location(location).prefix
+    for bucket_id in (named, named + 1):
+        server.client.put_object(Bucket=BUCKET, Key=object_key(prefix, bucket_id), Body=b"no header")
+
+    torn = audit(spark, data, location, now_ms=NOW_MS)
+    deleted = repair(spark, data, torn, location, rules=SMALL)
+    again = audit(spark, data, location, now_ms=NOW_MS)
+
+    assert [(bucket_id, owner) for bucket_id, (owner, _) in torn.corrupt.items()] == [(named, SUB)]
+    assert [(problem.kind, problem.bucket_id) for problem in torn.ownership] == [(ProblemKind.DAMAGED, named + 1)]
+    assert torn.total(Finding.MISSING) > 0
+    assert torn.affected() == {SUB}
+    assert deleted == 1
+    assert again.is_clean
+    assert _stored_at(tmp_path, location, SUB) == live(headers, SMALL)
+
+
+@pytest.mark.parametrize("server", [VersityServer], indirect=True)
+def test_no_job_changes_an_index_under_a_prefix_of_another_service(
+    spark: SparkSession, tmp_path: Path, location: str, server: RealServer
+) -> None:
+    """Each is refused before it writes, deletes or acknowledges; the owner's own jobs go on, and its service may."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    headers = write_log(ours, {"a": some_times(1, 430)})["a"]
+    rebuild_log(spark, str(ours), location, rules=SMALL, cursor_log=str(ours))
+    shutil.copytree(ours / "ledgers", theirs / "ledgers")
+    prefix = s3_location(location).prefix
+    before = _objects(server, prefix)
+    positions = spark.createDataFrame([("a", headers[0].ledger_id, entry) for entry in range(9)], POSITIONS)
+
+    for job in (
+        lambda: rebuild_log(spark, str(theirs), location, rules=SMALL, cursor_log=str(theirs)),
+        lambda: merge(spark, str(theirs), location, bucket_count_max=3, rules=SMALL),
+        lambda: audit(spark, str(theirs), location, now_ms=NOW_MS),
+        lambda: repair(spark, str(theirs), AuditReport(NOW_MS, {}), location, rules=SMALL),
+        lambda: cancel(positions, location, cursors=["sub"], cursor_log=str(theirs)),
+        lambda: migrate(spark, str(theirs), str(theirs), location),
+        lambda: migrate(spark, str(theirs), location, str(theirs), deletes_source=True),
+    ):
+        with pytest.raises(StorageAccessError, match="was last taken by the folder"):
+            job()
+
+    assert _objects(server, prefix) == before
+    with CursorLog(ours / "ledgers") as mine, CursorLog(theirs / "ledgers") as other:
+        assert other.acknowledged(SUB).mark_delete == mine.acknowledged(SUB).mark_delete
+        assert other.acknowledged(SUB).bitmaps == mine.acknowledged(SUB).bitmaps
+    assert merge(spark, str(ours), location, bucket_count_max=3, rules=SMALL).published.created_count > 0
+    _start_service_storage(ours, location)
+
+
+def _objects(server: RealServer, prefix: str) -> dict[str, str]:
+    found = server.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/")["Contents"]
+    return {one["Key"]: one["ETag"] for one in found}
+
+
+def _start_service_storage(data: Path, location: str) -> None:
+    """Open the index as the service of a data folder does."""
+
+    async def start() -> None:
+        storage = S3BucketSnapshotStorage(s3_location(location).config, owner_file=data / OWNER_FILE_NAME)
+        async with storage:
+            assert await storage.list_bucket_snapshots()
+
+    asyncio.run(start())
+
+
+@pytest.mark.parametrize("server", [VersityServer], indirect=True)
+def test_rows_become_an_index_on_s3(spark: SparkSession, tmp_path: Path, location: str) -> None:
+    """By Spark's own write protocol."""
+    write_log(tmp_path, {"a": [1]})
+    rows = spark.createDataFrame(
+        [("a", "sub", entry % 3, 1 + entry % 3, entry, NOW_MS + entry) for entry in range(60)],
+        "topic string, cursor string, bucket_id bigint, ledger_id bigint, entry_id bigint, deliver_at_ms bigint",
+    )
+
+    rows.write.format("postdate_index").mode("overwrite").option("log", str(tmp_path)).save(location)
+
+    assert len(_stored_at(tmp_path, location, SUB)) == 3
+    assert _rows_of(spark, location, "a") == sorted((1 + entry % 3, entry, NOW_MS + entry) for entry in range(60))
+
+
+def test_closed_ledgers_are_offloaded_to_s3(spark: SparkSession, tmp_path: Path, location: str) -> None:
+    """By the command; Spark reads them there, and again there is nothing to write."""
+    headers = write_log(tmp_path, {"a": some_times(1, 250)})["a"]
+    command = ["ledger", "export", "--closed-only", str(tmp_path), location]
+
+    said = [CliRunner().invoke(main, command).output.splitlines()[-1] for _ in range(2)]
+    read = spark.read.format("postdate_ledger").load(location).select("ledger_id", "entry_id", "deliver_at_ms")
+
+    closed = [tuple(header) for header in headers[:200]]
+    assert [line.partition(" written")[0] for line in said] == [
+        "2 ledgers with 200 messages",
+        "0 ledgers with 0 messages",
+    ]
+    assert sorted(tuple(row) for row in read.collect()) == sorted(closed)

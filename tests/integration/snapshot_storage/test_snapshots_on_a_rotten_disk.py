@@ -1,0 +1,225 @@
+"""`postdate snapshots` over a MinIO whose disk has rotted: every command names what is lost, and does the rest."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from pyarrow import parquet
+
+from broker.cli.service_commands import postdate as main
+from broker.server import snapshot_storages as snapshots
+from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.ledger_store import LedgerStore
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
+from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.encoding.snapshot import build_snapshot
+from snapshot_storage.retrying import Retries
+from snapshot_storage.s3.config import OWNER_FILE_NAME
+from snapshot_storage.s3.layout import object_key
+from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
+from snapshot_storage.s3.unreadable import Patience
+from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MinioServer
+from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.testing import FakeCursor
+
+pytestmark = [pytest.mark.s3_server, pytest.mark.usefixtures("restored_logging")]
+
+TOPIC = "persistent://public/default/orders"
+ROWS = 600
+START_MS = 1_800_000_000_000
+_HOUR_MS = 3_600_000
+
+
+@dataclass
+class Service:
+    """A stopped service with four snapshots and an orphan."""
+
+    server: MinioServer
+    prefix: str
+    data: Path
+    ids: list[int]
+    orphan: int
+
+    def run(self, *words: str) -> Result:
+        settings = {
+            "dataDirectory": self.data,
+            "bucketSnapshotStorage": "s3",
+            "bucketSnapshotS3Endpoint": self.server.endpoint,
+            "bucketSnapshotS3PathStyle": "true",
+            "bucketSnapshotS3Region": "us-east-1",
+            "bucketSnapshotS3Bucket": BUCKET,
+            "bucketSnapshotS3Prefix": self.prefix,
+        }
+        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        return CliRunner().invoke(main, ["snapshots", *words, *sets], catch_exceptions=False)
+
+    def key(self, bucket_id: int) -> str:
+        return object_key(self.prefix, bucket_id)
+
+
+@pytest.fixture(scope="module")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MinioServer]:
+    server = MinioServer(tmp_path_factory.mktemp("minio"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def service(minio: MinioServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+    monkeypatch.setattr(snapshots, "RETRIES", Retries(first_pause_ms=1))
+    return asyncio.run(_filled(minio, f"service/{uuid.uuid4().hex}", tmp_path / "data"))
+
+
+async def _filled(server: MinioServer, prefix: str, data: Path) -> Service:
+    store = await LedgerStore.open(data / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
+    cursor = await (await store.open_managed_ledger(TOPIC)).open_cursor("billing")
+    config = server.config(prefix)
+    async with S3BucketSnapshotStorage(config, owner_file=data / OWNER_FILE_NAME) as storage:
+        *ids, orphan = [await _create(storage, first) for first in range(5)]
+    await cursor.update_properties(put={_key(first): str(bucket_id) for first, bucket_id in enumerate(ids)})
+    await store.close()
+    return Service(server, prefix, data, ids, orphan)
+
+
+async def _create(storage: S3BucketSnapshotStorage, ledger_id: int) -> int:
+    numbers = np.arange(ROWS)
+    rows = DelayedIndexes.of(START_MS + numbers * 1_000, np.full(ROWS, ledger_id), numbers)
+    snapshot = build_snapshot(rows, step_ms=60_000, rows_max=-1)
+    return await storage.create_bucket_snapshot(
+        snapshot.metadata, snapshot.segments, bucket_key=_key(ledger_id), topic_name=TOPIC, cursor_name="billing"
+    )
+
+
+def _key(ledger_id: int) -> str:
+    return f"{BUCKET_KEY_PREFIX}_{ledger_id}_{ledger_id}"
+
+
+def test_every_command_names_what_rotted_and_does_the_rest(service: Service, tmp_path: Path) -> None:
+    """One's bytes, one's name, all of one, and the bytes of an orphan; exit code 1, as of any damage."""
+    sound, rotten, nameless, gone = service.ids
+    service.server.rot(service.key(rotten))
+    service.server.rot(service.key(service.orphan))
+    service.server.files_of(service.key(nameless))[0].write_bytes(b"garbage")
+    for file in service.server.files_of(service.key(gone)):
+        file.unlink()
+
+    verified = service.run("verify", "--second-look", "0")
+    listed = service.run("list", "--json")
+    shown = service.run("show", str(rotten))
+    dry = service.run("gc", "--dry-run")
+    exported = service.run("export", str(tmp_path / "index.parquet"))
+    copied = service.run("copy", "--to", str(tmp_path / "copy"))
+    collected = service.run("gc")
+
+    results = [verified, listed, shown, dry, exported, copied, collected]
+    assert [result.exit_code for result in results] == [1] * len(results), [result.output for result in results]
+    problems = [line.split()[:2] for line in verified.stdout.splitlines()]
+    for kind, bucket_id in (("damaged", rotten), ("damaged", nameless), ("missing", gone), ("damaged", service.orphan)):
+        assert [kind, str(bucket_id)] in problems, verified.stdout
+    assert "Checked 1 snapshot, " in verified.stdout
+    assert "4 problems." in verified.stdout
+    assert [one["bucket_id"] for one in json.loads(listed.stdout)] == [sound]
+    for unreadable in (rotten, nameless, service.orphan):
+        assert f"snapshot of bucket {unreadable} is corrupt" in listed.stderr
+    assert f"snapshot of bucket {rotten} is corrupt" in shown.stderr
+    assert parquet.read_table(tmp_path / "index.parquet").num_rows == ROWS
+    assert f"Not whole: {nameless}" in exported.stdout
+    assert "Copied 1 snapshot (" in copied.stdout
+    assert "Would delete 1 snapshot that no cursor names" in dry.stdout
+    assert f"Unreadable: {service.orphan}" in collected.stdout
+    # What a cursor names is the service's to give up.
+    assert [f"snapshot of bucket {one} is corrupt" in collected.stderr for one in (rotten, nameless)] == [True] * 2
+    assert str(service.orphan) not in service.run("list").stderr
+
+
+def test_what_the_storage_lost_without_a_trace_is_missed_by_its_property_alone(service: Service) -> None:
+    """And where there are none, that is said."""
+    gone = service.ids[1]
+    for file in service.server.files_of(service.key(gone)):
+        file.unlink()
+
+    verified = service.run("verify", "--second-look", "0")
+    assert ["missing", str(gone)] in [line.split()[:2] for line in verified.stdout.splitlines()]
+    assert "not missed here" not in verified.stdout
+
+    asyncio.run(_forget_properties(service.data))
+    forgotten = service.run("verify", "--second-look", "0")
+    assert "missing" not in forgotten.stdout
+    assert "a snapshot that the storage has lost without a trace is not missed here" in forgotten.stdout
+
+
+async def _forget_properties(data: Path) -> None:
+    store = await LedgerStore.open(data / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
+    cursor = await (await store.open_managed_ledger(TOPIC)).open_cursor("billing")
+    await cursor.update_properties(remove=list(cursor.properties))
+    await store.close()
+
+
+def test_a_tracker_reads_from_the_log_what_rotted_and_the_rest_from_its_snapshots(minio: MinioServer) -> None:
+    """Across a restart; in the end no property names anything, though the server cannot delete one of them."""
+    asyncio.run(_recover_on_rotten_disk(minio))
+
+
+async def _recover_on_rotten_disk(server: MinioServer) -> None:
+    cursor, log = FakeCursor(), [(ledger_id, entry_id) for ledger_id in range(6) for entry_id in range(10)]
+    passed_ms = 0
+
+    def now_ms() -> int:
+        return time.time_ns() // 1_000_000 + passed_ms
+
+    due_ms = now_ms() + _HOUR_MS
+    config = TrackerConfig(
+        index_count_per_bucket_min=10, index_count_at_close_min=1, retry_backoff_ms_min=10, retry_backoff_ms_max=100
+    )
+    patience = Patience(failing_s_min=0)
+
+    async with S3BucketSnapshotStorage(server.config("tracker"), patience=patience) as storage:
+        factory = BucketDelayedDeliveryTrackerFactory(config, storage, now_ms=now_ms)
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
+        first = factory.new_tracker(context)
+        for position in log:
+            assert first.add_message(*position, due_ms)
+        await _until(lambda: len(cursor.properties) >= 5)
+        await first.close()
+        rotten, nameless, *_ = map(int, cursor.properties.values())
+        server.rot(object_key("tracker", rotten))
+        server.files_of(object_key("tracker", nameless))[0].write_bytes(b"garbage")
+
+        passed_ms = _HOUR_MS
+        tracker = factory.new_tracker(context)
+        handed_out: list[tuple[int, int]] = []
+
+        def look() -> bool:
+            """Do what a dispatcher does."""
+            tracker.take_untracked()
+            for position in set(log) - set(handed_out):
+                is_known = tracker.is_recovering(position[0]) or tracker.contains_message(*position)
+                if not is_known and not tracker.add_message(*position, due_ms):
+                    handed_out.append(position)
+            for _, ledger_id, entry_id in tracker.get_scheduled_messages(100).to_rows():
+                handed_out.append((ledger_id, entry_id))
+                cursor.acknowledge(ledger_id, entry_id)
+            return len(handed_out) >= len(log) and not cursor.properties
+
+        await _until(look)
+        assert sorted(handed_out) == log
+        assert tracker.stats().buckets_lost == 2
+        await tracker.close()
+        assert await storage.list_bucket_snapshots() == []
+
+
+async def _until(is_met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_met():  # noqa: ASYNC110 - what is looked at tells nobody
+            await asyncio.sleep(0.01)

@@ -1,0 +1,459 @@
+"""The process for snapshots: what goes wrong between it and its parent, and a tracker that works through it."""
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    StorageLockedError,
+    StorageUnavailableError,
+)
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.process import SnapshotProcess
+from tracker.process.channel import ChannelEnd
+from tracker.testing import FakeCursor
+
+WAIT_S = 60
+NAMES = {"bucket_key": "#pulsar.internal.delayed.bucket_0_0", "topic_name": "t", "cursor_name": "c"}
+
+
+def on_rocksdb(path: Path) -> SnapshotProcess:
+    return SnapshotProcess(partial(RocksDBBucketSnapshotStorage, path / "snapshots"))
+
+
+class TwoArguments(Exception):  # noqa: N818
+    """Pickles, and does not unpickle."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(what)
+        self.where = where
+
+
+class OddStorage(MemoryBucketSnapshotStorage):
+    """Does what no storage should."""
+
+    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
+        match bucket_id:
+            case 1:
+                raise SnapshotCorruptedError("a bit is wrong", bucket_id=1, entry=0)
+            case 2:
+                return lambda: None  # type: ignore[return-value]
+            case 3:
+                raise KeyError("a mistake of ours")
+            case 5:
+                raise TwoArguments("what", "where")
+            case 4:
+                await asyncio.Event().wait()
+            case _:
+                logging.getLogger("odd").warning("asked for %d", bucket_id)
+        return b""
+
+    async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
+        """Return how many calls are running."""
+        return len([task for task in asyncio.all_tasks() if "_carry_out" in repr(task.get_coro())])
+
+
+async def until(is_met: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not await is_met():  # noqa: ASYNC110, what is waited for is in another process
+            await asyncio.sleep(0.01)
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_errors_arrive_as_they_were_raised() -> None:
+    async def scenario() -> None:
+        async with SnapshotProcess(OddStorage) as storage:
+            with pytest.raises(SnapshotCorruptedError) as corrupted:
+                await storage.get_bucket_snapshot_metadata(1)
+            assert (corrupted.value.bucket_id, corrupted.value.entry) == (1, 0)
+            assert str(corrupted.value) == "entry 0 of snapshot of bucket 1 is corrupt: a bit is wrong"
+            with pytest.raises(BucketNotFoundError) as not_found:
+                await storage.read_bucket_snapshot_head(7)
+            assert not_found.value.bucket_id == 7
+
+    asyncio.run(scenario())
+
+
+def test_a_mistake_there_comes_with_its_traceback() -> None:
+    async def scenario() -> None:
+        async with SnapshotProcess(OddStorage) as storage:
+            with pytest.raises(KeyError) as mistake:
+                await storage.get_bucket_snapshot_metadata(3)
+            assert "get_bucket_snapshot_metadata" in mistake.value.__notes__[0]
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_sent_back_is_an_error_of_that_call_alone() -> None:
+    async def scenario() -> None:
+        async with SnapshotProcess(OddStorage) as storage:
+            with pytest.raises(RuntimeError, match="cannot be sent back"):
+                await storage.get_bucket_snapshot_metadata(2)
+            assert await storage.list_bucket_snapshots() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_is_cancelled_ends_there_too() -> None:
+    async def scenario() -> None:
+        async with SnapshotProcess(OddStorage) as storage:
+            endless = asyncio.ensure_future(storage.get_bucket_snapshot_metadata(4))
+
+            async def is_running_there() -> bool:
+                return await storage.get_bucket_snapshot_length(0) == 2
+
+            await until(is_running_there)
+            endless.cancel()
+
+            async def is_over() -> bool:
+                return await storage.get_bucket_snapshot_length(0) == 1
+
+            await until(is_over)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_logged_there_is_in_the_log_here(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with SnapshotProcess(OddStorage) as storage:
+            await storage.get_bucket_snapshot_metadata(9)
+
+    asyncio.run(scenario())
+    assert ("odd", logging.WARNING, "asked for 9") in caplog.record_tuples
+
+
+def no_storage() -> MemoryBucketSnapshotStorage:
+    raise ValueError("there is none today")
+
+
+def test_a_storage_that_cannot_be_made_is_a_clear_error() -> None:
+    with pytest.raises(TypeError, match="must be importable by another process"):
+        SnapshotProcess(lambda: MemoryBucketSnapshotStorage())
+    with pytest.raises(ValueError, match="there is none today"):
+        asyncio.run(SnapshotProcess(no_storage).start())
+
+
+def test_a_folder_that_is_in_use_is_told_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracker.process.child.LOCK_WAIT_S", 0.1)
+
+    async def scenario() -> None:
+        async with on_rocksdb(tmp_path):
+            with pytest.raises(StorageLockedError):
+                await on_rocksdb(tmp_path).start()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_was_killed_is_an_outage_and_is_started_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with on_rocksdb(tmp_path) as storage:
+            bucket_id = await storage.create_bucket_snapshot(b"m", [b"s"], **NAMES)
+            killed = storage.process_id
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+
+            async def is_back() -> bool:
+                try:
+                    return await storage.get_bucket_snapshot_segment(bucket_id, 1, 1) == [b"s"]
+                except StorageUnavailableError:
+                    return False
+
+            await until(is_back)
+            assert storage.process_id not in (None, killed)
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_cannot_be_read_is_an_error_of_that_call_alone() -> None:
+    async def scenario() -> None:
+        async with SnapshotProcess(OddStorage) as storage:
+            process_id = storage.process_id
+            with pytest.raises(RuntimeError, match="cannot be read"):
+                await storage.get_bucket_snapshot_metadata(5)
+            assert await storage.list_bucket_snapshots() == []
+            assert storage.process_id == process_id
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_breaks_off_is_no_message() -> None:
+    taken: list[object] = []
+
+    class Receiver:
+        def take(self, number: int, message: object) -> None:
+            taken.append(message)
+
+        def take_unreadable(self, number: int, error: Exception) -> None:
+            taken.append(error)
+
+        def take_end(self) -> None:
+            over.set()
+
+    ours, theirs = socket.socketpair()
+    over = threading.Event()
+    with ours, theirs:
+        end = ChannelEnd(ours, "test", Receiver())
+        end.start()
+        data = pickle.dumps(5)
+        theirs.sendall(struct.pack("<qQI", 1, len(data), 0) + data)
+        # One buffer of 8 bytes is announced behind the pickle, and never comes.
+        theirs.sendall(struct.pack("<qQIQ", 2, len(data), 1, 8) + data)
+        theirs.close()
+        assert over.wait(WAIT_S)
+        end.close()
+    assert taken == [5]
+
+
+def test_who_gives_up_does_not_keep_it_from_coming_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with on_rocksdb(tmp_path) as storage:
+            bucket_id = await storage.create_bucket_snapshot(b"m", [], **NAMES)
+            assert storage.process_id is not None
+            os.kill(storage.process_id, signal.SIGKILL)
+
+            async def is_back() -> bool:
+                try:
+                    # Shorter than any start takes.
+                    async with asyncio.timeout(0.02):
+                        return await storage.get_bucket_snapshot_metadata(bucket_id) == b"m"
+                except (StorageUnavailableError, TimeoutError):
+                    return False
+
+            await until(is_back)
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_fails_again_is_an_outage_and_closing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracker.process.child.LOCK_WAIT_S", 0)
+
+    async def scenario() -> None:
+        storage = on_rocksdb(tmp_path)
+        await storage.start()
+        assert storage.process_id is not None
+        os.kill(storage.process_id, signal.SIGKILL)
+
+        async def is_free() -> bool:
+            return storage.process_id is None
+
+        await until(is_free)
+        async with RocksDBBucketSnapshotStorage(tmp_path / "snapshots"):
+            for _ in range(2):
+                with pytest.raises(StorageUnavailableError, match="in use"):
+                    await storage.list_bucket_snapshots()
+        await storage.close()
+        async with storage:
+            assert await storage.list_bucket_snapshots() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_writer_starts_it_again_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with on_rocksdb(tmp_path) as storage:
+            assert storage.process_id is not None
+            os.kill(storage.process_id, signal.SIGKILL)
+
+            async def is_written() -> bool:
+                try:
+                    async with storage.new_bucket_snapshot(**NAMES) as writer:
+                        await writer.commit(b"m")
+                except StorageUnavailableError:
+                    return False
+                return True
+
+            await until(is_written)
+            assert len(await storage.list_bucket_snapshots()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_one_object_serves_two_event_loops_one_after_the_other(tmp_path: Path) -> None:
+    storage = on_rocksdb(tmp_path)
+
+    async def leave_open() -> None:
+        await storage.start()
+        await asyncio.gather(*(storage.create_bucket_snapshot(b"m", [], **NAMES) for _ in range(9)))
+
+    async def close() -> None:
+        await storage.start()
+        await asyncio.gather(*(storage.create_bucket_snapshot(b"m", [], **NAMES) for _ in range(9)))
+        assert len(await storage.list_bucket_snapshots()) == 18
+        await storage.close()
+
+    asyncio.run(leave_open())
+    asyncio.run(close())
+
+
+def test_signals_to_all_processes_are_left_to_the_parent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with on_rocksdb(tmp_path) as storage:
+            process_id = storage.process_id
+            assert process_id is not None
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                os.kill(process_id, number)
+            assert await storage.list_bucket_snapshots() == []
+            assert storage.process_id == process_id
+        assert not is_running(process_id)
+
+    asyncio.run(scenario())
+
+
+PARENT = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.integration.tracker.test_snapshot_process import on_rocksdb
+
+async def main():
+    async with on_rocksdb(Path(sys.argv[1])) as storage:
+        # A fork must not keep the other process alive.
+        if not (fork := os.fork()):
+            signal.pause()
+        print(storage.process_id, fork, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_it_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    with parent:
+        assert parent.stdout is not None
+        process_id, fork = map(int, parent.stdout.readline().split())
+        assert is_running(process_id)
+        parent.kill()
+
+    async def scenario() -> None:
+        async def is_gone() -> bool:
+            return not is_running(process_id)
+
+        await until(is_gone)
+        # Its lock is free.
+        async with on_rocksdb(tmp_path):
+            pass
+
+    asyncio.run(scenario())
+    assert is_running(fork)
+    os.kill(fork, signal.SIGKILL)
+
+
+ROW_COUNT, LEDGER_ROWS, HOUR_MS = 30_000, 1_000, 3_600_000
+
+
+class Deliveries:
+    """A tracker over the process, to which messages are added and from which all are taken."""
+
+    def __init__(self, storage: SnapshotProcess) -> None:
+        rng = np.random.default_rng(195)
+        self.entry_ids, self.ledger_ids = np.arange(ROW_COUNT) % LEDGER_ROWS, np.arange(ROW_COUNT) // LEDGER_ROWS
+        self.ahead_ms = 0
+        self.times = self.now_ms() + HOUR_MS + rng.integers(0, HOUR_MS, ROW_COUNT)
+        self.storage, self.cursor, self.news = storage, FakeCursor(), asyncio.Event()
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=self.news.set)
+        self.tracker = BucketDelayedDeliveryTracker(context, TRACKER_CONFIG, storage, now_ms=self.now_ms)
+        self.tracker.start()
+        self.delivered: list[tuple[int, int]] = []
+
+    def now_ms(self) -> int:
+        # Retries wait for it, so it must go on.
+        return time.time_ns() // 1_000_000 + self.ahead_ms
+
+    @property
+    def in_order(self) -> list[tuple[int, int]]:
+        order = np.lexsort((self.entry_ids, self.ledger_ids, self.times))
+        return list(zip(self.ledger_ids[order].tolist(), self.entry_ids[order].tolist(), strict=True))
+
+    async def add(self, first: int, last: int) -> None:
+        for start in range(first, last, 100):
+            rows = slice(start, start + 100)
+            assert self.tracker.add_messages(self.ledger_ids[rows], self.entry_ids[rows], self.times[rows]).all()
+            await asyncio.sleep(0.001)
+
+    async def deliver(self, count: int) -> None:
+        self.ahead_ms = 2 * HOUR_MS
+        async with asyncio.timeout(WAIT_S):
+            while len(self.delivered) < count:
+                self.news.clear()
+                rows = self.tracker.get_scheduled_messages(1_000)
+                self.delivered += zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True)
+                if not len(rows):
+                    await self.news.wait()
+
+    async def kill(self) -> None:
+        async def is_there() -> bool:
+            return self.storage.process_id is not None
+
+        await until(is_there)
+        assert self.storage.process_id is not None
+        os.kill(self.storage.process_id, signal.SIGKILL)
+
+
+TRACKER_CONFIG = TrackerConfig(
+    is_deliver_at_time_strict=True,
+    index_count_per_bucket_min=LEDGER_ROWS,
+    bucket_count_max=5,
+    order_wait_ms_max=-1,
+    retry_backoff_ms_min=10,
+    retry_backoff_ms_max=100,
+)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_tracker_delivers_all_in_order_also_when_the_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    monkeypatch.setattr("tracker.process.snapshot_process.PAUSE_S_MAX", 0)
+
+    async def scenario() -> None:
+        async with on_rocksdb(tmp_path) as storage:
+            deliveries = Deliveries(storage)
+            await deliveries.add(0, 15_000)
+            if is_killed:
+                await deliveries.kill()
+            await deliveries.add(15_000, ROW_COUNT)
+            if is_killed:
+                await deliveries.kill()
+            await deliveries.deliver(ROW_COUNT // 2)
+            if is_killed:
+                await deliveries.kill()
+            await deliveries.deliver(ROW_COUNT)
+            assert deliveries.delivered == deliveries.in_order
+            await deliveries.tracker.clear()
+            await deliveries.tracker.close()
+            assert deliveries.cursor.properties == {}
+
+            async def is_empty() -> bool:
+                return not await storage.list_bucket_snapshots()
+
+            await until(is_empty)
+
+    asyncio.run(scenario())
