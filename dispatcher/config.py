@@ -113,7 +113,7 @@ class DispatcherConfig:
     """Headers per read of the scan: well below a millisecond of columns."""
 
     held_entries_max: int = 1_000_000
-    """Held rows at which the scan stops and admission starts, whatever is unread: 40 MB of columns."""
+    """Held rows at which the scan stops and admission starts, also when more is unread: 40 MB of columns."""
 
     lookup_entries_max: int = 10_000
     """Entries of a lost snapshot that are read again at once."""

@@ -1,8 +1,8 @@
 """What the broker calls: consumers, permits, acknowledgements, seek, stats; and the running of what the core decides.
 
 The core decides, `reader.py` feeds it, `outbox.py` sends. All methods belong to one event loop; those that are not
-coroutines take effect at once. What is not here: who may subscribe, the wire protocol, expiry (the broker tells its
-result by `mark_delete_advanced`).
+coroutines take effect at once. What is not here: permission to subscribe, the wire protocol, expiry (the broker tells
+its result by `mark_delete_advanced`).
 
 An exception in a core, or in a tracker, is a defect: what it left half changed must decide nothing any more. The
 dispatcher then stops for good: it sends nothing, reads nothing, and passes acknowledgements to the cursor alone, so
@@ -100,7 +100,7 @@ class Dispatcher:
         if self._is_closed:
             return
         self._is_closed = True
-        # All at once: the reader and acknowledgements go on until it is over, and nobody may get what comes after
+        # All at once: the reader and acknowledgements go on until it is over, and no consumer may get what comes after
         # an entry that is not sent any more.
         outboxes = list(self._outboxes.values())
         self._send_nothing_any_more()
@@ -220,7 +220,7 @@ class Dispatcher:
             outbox.on_writable()
 
     def get_consumer(self, key: bytes) -> ConsumerHandle | None:
-        """Return who gets this sticky key now; None where keys do not decide, or nobody does."""
+        """Return the consumer that gets this sticky key now; None where keys do not decide, or no one has its slot."""
         if not isinstance(self.core, KeySharedCore):
             return None
         index = self.core.owner_of_slot(self.core.selector.hash_range.slot(sticky_hash(key)))
@@ -252,10 +252,10 @@ class Dispatcher:
         positions: Sequence[Key],
         ack_sets: Mapping[Key, AckSet] = _NO_ACK_SETS,
     ) -> None:
-        """Acknowledge entries, whoever holds them.
+        """Acknowledge entries, also those that another consumer holds.
 
         Args:
-            consumer: Who acknowledges.
+            consumer: The consumer that acknowledges.
             positions: Which entries.
             ack_sets: For batches of which only a part is meant: what remains.
         """
@@ -271,7 +271,7 @@ class Dispatcher:
         if self.failure is None:
             self._decide(acknowledge)
         if self.failure is not None:
-            # Whatever the core has come to: what is wholly acknowledged is so for good.
+            # Also after a defect of the core: an entry that is wholly acknowledged stays so.
             self._acknowledge_in_cursor([position for position in positions if position not in ack_sets])
         self._note_mark_delete()
 
@@ -311,7 +311,7 @@ class Dispatcher:
         self._note_mark_delete()
 
     def _note_mark_delete(self) -> None:
-        """Let newcomers go on who waited for everything before them, in the ordering modes that know such."""
+        """Release newcomers that waited for everything before them, in the ordering modes that hold newcomers back."""
         if isinstance(self.core, KeySharedCore) and self.core.fence.watches_mark_delete:
             self._decide(lambda core: core.note_unacknowledged_from(self._cursor.next_unacknowledged_position))
 

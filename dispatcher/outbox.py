@@ -1,9 +1,9 @@
 """What was given to one consumer and is not sent yet, in order; reads the payloads and writes to the connection.
 
 Entries leave the outbox only when they are written. A read that fails is tried again from the same entry; a connection
-that is not writable is asked again. Whatever stops being the consumer's own before it is written (it left, asked for
-redelivery, or somebody acknowledged the entry) is not written, and its permits go back. Any other exception is a
-defect, which ends the dispatcher: between charging an entry and writing it there is no other way out.
+that is not writable is asked again. An entry that stops being the consumer's own before it is written (it left, asked
+for redelivery, or the entry was acknowledged) is not written, and its permits go back. Any other exception is a defect,
+which ends the dispatcher: between charging an entry and writing it there is no other way out.
 """
 
 import asyncio
@@ -157,7 +157,7 @@ class Outbox:
             try:
                 return await self._log.read_payloads([item[LEDGER] for item in batch], [item[ENTRY] for item in batch])
             except Exception:
-                # A supervisor: a read failed, whatever the reason.
+                # A supervisor: any failure of a read.
                 wait = waits.next_seconds()
                 _LOG.exception("cannot read for consumer %r; again in %.1f s", self.handle.name, wait)
                 await asyncio.sleep(wait)

@@ -41,7 +41,7 @@ class _LogPart:
 
 
 class _ReadError(Exception):
-    """The log could not be read, whatever the reason, which is the cause: nothing has changed by that."""
+    """The log could not be read; `__cause__` says why. Nothing has changed by that."""
 
 
 async def _from_log(read: Awaitable[_Read]) -> _Read:
@@ -183,7 +183,7 @@ class Reader:
             self._run_actions(self._intake.on_refused(headers.take(np.flatnonzero(~is_tracked))))
 
     def forget_delayed(self, positions: list[Key]) -> None:
-        """Tell the tracker what was acknowledged and given to nobody."""
+        """Tell the tracker which entries were acknowledged without being given to a consumer."""
         assert self.tracker is not None
 
         columns = np.array(positions, dtype=np.int64)
@@ -225,7 +225,7 @@ class Reader:
                 self._on_defect(defect)
                 return
             if has_worked:
-                # What is cached is read without suspending; everybody else gets a turn in between.
+                # What is cached is read without suspending; other tasks get a turn in between.
                 await asyncio.sleep(0)
             elif not self._is_woken:
                 return
@@ -288,7 +288,7 @@ class Reader:
         return len(read.headers) > 0 or read.next_position != request.first
 
     def _untracked_of(self, headers: EntryHeaders) -> EntryHeaders:
-        """Leave out what somebody else has had tracked since the read began; the tracker will give it."""
+        """Leave out what another view has had tracked since the read began; the tracker will give it."""
         if self.tracker is None:
             return headers
         is_tracked = self.tracker.tracked_meanwhile(headers.ledger_ids, headers.entry_ids)
@@ -391,7 +391,7 @@ class Reader:
 
     async def _read_untracked_part(self) -> bool:
         """Read again where the tracker lost something and does not know what."""
-        # What was popped and not taken in yet is in nobody's hands.
+        # What was popped and not taken in yet is neither tracked nor held by a consumer.
         if not self._untracked_parts or self._popped is not None:
             return False
         assert self._intake is not None

@@ -100,7 +100,7 @@ class HeldEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStatus:
-    """Where one key stands: who gets it, and what holds it up."""
+    """Where one key stands: the consumer that gets it, and what holds it up."""
 
     slot: int
     owner: str | None
@@ -111,4 +111,4 @@ class KeyStatus:
     """The consumer that still holds entries of the slot although it moved away."""
     draining_since_ms: int | None
     held_by: list[HeldEntry]
-    """Unacknowledged entries of the slot, and who holds them."""
+    """Unacknowledged entries of the slot, and the consumer that holds them."""

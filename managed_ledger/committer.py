@@ -2,7 +2,7 @@
 
 Participants ask to be in the next round. A round lets each of them put its changes into one batch on the event
 loop, hands the batch to a thread that does nothing but write it (while it is synced the loop runs on), and tells them
-all in one loop callback how it went. A synced write costs the same whatever is in it.
+all in one loop callback how it went. A synced write costs the same for one entry as for many.
 A participant that fails to say what it wants to write fails alone: nothing of it is in the batch.
 
 Rounds are written one after the other, so changes are durable in the order in which they were asked for. Every round
@@ -63,7 +63,7 @@ class Committer:
         executor: Executor | None = None,
     ) -> None:
         self.watch = WriteWatch()
-        """Whether new entries are taken; rounds are written whatever it says."""
+        """Whether new entries are taken; rounds are written also when they are not."""
         self._probe_timer: asyncio.TimerHandle | None = None
         self._monotonic = monotonic
         self.rounds = 0
@@ -158,17 +158,17 @@ class Committer:
         room: Room | None = None
         try:
             self._database.write(batch, sync=sync)
-        # A supervisor: whatever a write raises, those who wait for it must hear of it.
+        # A supervisor: any error of a write goes to the calls that wait for it.
         except Exception as caught:
             error = caught
         try:
             if error is not None:
                 self._database.mend()
             room = self._database.room(was_short=self.watch.is_short)
-        # The same: a round ends, whatever became of its write.
+        # The same: a round ends, also when its write failed.
         except Exception:
             logger.exception("The log could not be looked after")
-        # The loop may be closed when the process is being torn down; then nobody waits either.
+        # The loop may be closed when the process is being torn down; then no call waits either.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end_round, error, room)
 
@@ -178,16 +178,16 @@ class Committer:
         notice = self.watch.note(error, room, self._monotonic())
         if notice is not None:
             logger.warning(notice)
-        # The next round first: its write then overlaps with telling everybody about this one.
+        # The next round first: its write then overlaps with the notifications about this one.
         if error is None and self._waiting:
             self._start_round()
         for participant in participants:
             cause = unfilled.get(participant, error)
             try:
                 participant.settle(None if cause is None else _failure(cause, len(participants)))
-            # A supervisor: whoever listens to one participant must not leave the others waiting for ever.
+            # A supervisor: an error in the listener of one participant must not leave the others waiting for ever.
             except Exception:
-                logger.exception("Somebody failed to hear of a commit")
+                logger.exception("A listener failed when it was told of a commit")
         self._schedule()
         if not self._waiting and not self._in_flight:
             self._tell_idle()

@@ -1,7 +1,7 @@
 """Calls that go on to their end when their caller is cancelled.
 
 A change is written first and made in memory then. A caller that is cancelled in between, such as a connection that
-was lost, must not leave the disk with a change that memory does not know. A call that nobody waits for any more may
+was lost, must not leave the disk with a change that memory does not know. A call whose caller was cancelled may
 fail: that is no unhandled error.
 """
 

@@ -340,7 +340,7 @@ class Cursor:
         self._changed_since_fold = set()
 
     def _put_everything(self, batch: Batch) -> None:
-        """Store the whole state anew, whatever was there."""
+        """Store the whole state anew, in place of what was there."""
         self._delete_kind(batch, keys.CURSOR_BASE)
         self._base_ledger_ids = set()
         self._changed_since_fold = set(self._state.bitmaps)

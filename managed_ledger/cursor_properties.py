@@ -60,7 +60,7 @@ class CursorPropertiesFolder:
 
     @property
     def database(self) -> RocksDatabase:
-        """The open folder, for who looks at more than properties."""
+        """The open folder, for callers that look at more than properties."""
         return self._database
 
     def read(self) -> dict[CursorName, dict[str, str]]:

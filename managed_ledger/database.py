@@ -126,7 +126,7 @@ class WritableDatabase(Database, Protocol):
         """
 
     def room(self, *, was_short: bool) -> Room | None:
-        """The room for more entries; None where nobody can tell. Called in the thread that writes."""
+        """The room for more entries; None where the system does not tell. Called in the thread that writes."""
 
 
 class RocksBatch:
@@ -188,7 +188,7 @@ class RocksDatabase:
         """Open the folder, or create it, and check that it is what it was.
 
         Raises:
-            StoreLockedError: Somebody has it open.
+            StoreLockedError: A process has it open.
             StoreCorruptedError: It is damaged, or not a log of Postdate.
             StoreVersionError: Its format is another.
             StoreUnavailableError: It cannot be read or written.
@@ -218,9 +218,9 @@ class RocksDatabase:
     def open_read_only(cls, path: Path, *, pause: Callable[[float], None] = time.sleep) -> "RocksDatabase":
         """Open the folder to read what is durable in it now; it may be in use, and nothing in it changes.
 
-        Who has it open may remove a file between two looks at it. So what seems damaged is looked at again, a few
-        times. What is compacted away later can become unreadable: then `StoreUnavailableError` says so, and it is to be
-        opened again. Only `get`, `rows`, `scan` and `release` may be called.
+        The process that has it open may remove a file between two looks at it. So what seems damaged is looked at
+        again, a few times. What is compacted away later can become unreadable: then `StoreUnavailableError` says so,
+        and it is to be opened again. Only `get`, `rows`, `scan` and `release` may be called.
 
         Args:
             path: The folder.
@@ -414,7 +414,7 @@ class RocksDatabase:
             self._is_marking = False
 
     def release(self) -> None:
-        """Let go of the folder; what is durable stays so, whatever RocksDB says to it."""
+        """Let go of the folder; what is durable stays so, also where RocksDB reports an error."""
         self._handles.clear()
         errors: dict[str, None] = {}
         # Each in its turn: one family that stays open keeps the folder locked.

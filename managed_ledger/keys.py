@@ -7,7 +7,7 @@
               "l" owner ledger                  -> `LedgerRecord`
               "c" owner name                    -> owner id of the cursor
               "h" owner ledger                  -> entries that a repair found lost, portable Roaring
-              "r" name                          -> a record of whoever uses the store, bytes of its own
+              "r" name                          -> a record of the store's user, bytes of its own
     headers   ledger first_entry                -> rows of entries first_entry, first_entry + 1, ...
     payloads  ledger first_entry                -> payload block of entries first_entry, ...
     cursors   owner 0                           -> mark-delete position
@@ -71,7 +71,7 @@ def cursor_key(owner_id: int, name: str) -> bytes:
 
 
 def record_key(name: str) -> bytes:
-    """Where a record of whoever uses the store is."""
+    """Where a record of the store's user is."""
     return b"r" + name.encode()
 
 

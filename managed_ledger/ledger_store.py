@@ -101,7 +101,7 @@ class LedgerStore:
             new_executor: Makes what runs blocking work; a simulation passes one without threads.
 
         Raises:
-            StoreLockedError: Somebody has it open.
+            StoreLockedError: A process has it open.
             StoreCorruptedError: It is damaged.
             StoreVersionError: Its format is another.
             StoreUnavailableError: It cannot be read or written.
@@ -145,7 +145,7 @@ class LedgerStore:
     @completed
     async def delete_managed_ledger(self, name: str) -> None:
         """Delete a managed ledger with its cursors for good; nothing happens where it is missing."""
-        # Under one lock, so that nobody opens it again before it is gone.
+        # Under one lock, so that it is not opened again before it is gone.
         async with self._admin_lock:
             self._check_open()
             if name not in self._owner_ids:
@@ -158,7 +158,7 @@ class LedgerStore:
 
     @property
     def records(self) -> Mapping[str, bytes]:
-        """Small values of whoever uses the store, by name; all are in memory."""
+        """Small values of the store's user, by name; all are in memory."""
         return MappingProxyType(self._records)
 
     @completed

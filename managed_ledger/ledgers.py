@@ -65,7 +65,7 @@ class Ledger:
     written: Totals = NOTHING
     """What will be durable once the commits under way are."""
     lost: BitMap | None = None
-    """Entries that a repair found lost: nobody reads them, and every cursor has them acknowledged."""
+    """Entries that a repair found lost: they are never read, and every cursor has them acknowledged."""
 
     @property
     def has_ended(self) -> bool:

@@ -24,7 +24,7 @@ Block = TypeVar("Block", bound=CachedBlock)
 
 
 class Need(NamedTuple):
-    """Entries of one ledger that somebody wants to read, ascending and without duplicates."""
+    """Entries of one ledger that a reader asks for, ascending and without duplicates."""
 
     ledger_id: int
     entry_ids: NDArray[np.int64]

@@ -55,7 +55,7 @@ class StoreServices:
 
 
 class ManagedLedger(ReadableLog):
-    """See the module."""
+    """The log of one topic: appends, reads by position, cursors, and the ledgers it consists of."""
 
     def __init__(self, name: str, owner_id: int, ledgers: Ledgers, services: StoreServices) -> None:
         super().__init__(name, ledgers, services.reader)
@@ -204,7 +204,7 @@ class ManagedLedger(ReadableLog):
                     raise
             del self._cursors[name]
 
-    # Housekeeping, called by whoever keeps time
+    # Housekeeping, called by the owner of the clock
 
     def add_listener(self, on_committed: Callable[[], None]) -> None:
         """Be called, on the loop, after entries became durable."""

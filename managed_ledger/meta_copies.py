@@ -1,6 +1,6 @@
 """A second copy of every row of the family `meta`, in the family `cursors`: for `postdate ledger repair` alone.
 
-Names of topics and records of ledgers are a few KiB, mostly in one block of one table, and without them nobody knows
+Names of topics and records of ledgers are a few KiB, mostly in one block of one table, and without them it is not known
 whose any entry is. Tables of another family are other files, so one damage never costs both. A commit that writes a row
 writes its copy in the same batch. Keys of cursors begin with an owner's number, which is never as large as the prefix.
 """
@@ -20,7 +20,7 @@ def copy_key(key: bytes) -> bytes:
 
 
 def has_copy(key: bytes) -> bool:
-    """Whether a row of `meta` has a copy; what every commit writes, or who opens the folder, has none."""
+    """Whether a row of `meta` has a copy. Rows that every commit or every opening writes have none."""
     return key[:1] in _KINDS and key not in (keys.FORMAT_KEY, keys.COUNTERS_KEY)
 
 

@@ -50,17 +50,17 @@ def subscription_of(cursor_name: str) -> str:
 
 
 def match_topic(name: str, topics: Collection[str]) -> str | None:
-    """Return the topic that somebody means by a name, short or whole; None where there is none."""
+    """Return the topic of a name, short or whole; None where there is none."""
     return next((form for form in (full_topic_name(name), name) if form in topics), None)
 
 
 def match_cursor(name: str, cursors: Collection[str]) -> str | None:
-    """Return the name of the cursor that somebody means by a subscription's name, quoted or not, or None."""
+    """Return the name of the cursor of a subscription's name, quoted or not, or None."""
     return next((form for form in (cursor_name_of(name), name) if form in cursors), None)
 
 
 def find_topic(name: str, topics: Collection[str]) -> str:
-    """Return the topic that somebody means by a name, short or whole.
+    """Return the topic of a name, short or whole.
 
     Raises:
         NameNotFoundError: There is none; the text has the nearest names.
@@ -72,7 +72,7 @@ def find_topic(name: str, topics: Collection[str]) -> str:
 
 
 def find_cursor(name: str, cursors: Collection[str], where: str = "") -> str:
-    """Return the name of the cursor that somebody means by the name of a subscription.
+    """Return the name of the cursor of a subscription's name.
 
     Args:
         name: The subscription's name.

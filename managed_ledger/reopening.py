@@ -155,7 +155,7 @@ class ReopeningDatabase:
 
 
 class _Gate:
-    """Lets many pass at once, or one be alone; who wants to be alone waits for those inside and stops the next."""
+    """A shared and exclusive lock: the exclusive holder waits for the shared ones inside and stops new ones."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

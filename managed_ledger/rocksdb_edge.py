@@ -88,8 +88,8 @@ def mapped(path: Path, doing: str, *, advice: str = "", is_shared: bool = False)
 def _error_of(text: str, path: Path, doing: str, advice: str, *, is_shared: bool) -> LedgerError:
     if is_shared and "No such file" in text:
         return StoreUnavailableError(
-            f"Cannot {doing} in {path}: who has it open changed it meanwhile, so read it again. If nobody has, it is "
-            f"damaged; RocksDB reports: {text}"
+            f"Cannot {doing} in {path}: the process that has it open changed it meanwhile, so read it again. If none "
+            f"has, it is damaged; RocksDB reports: {text}"
         )
     if "lock hold by current process" in text or "LOCK: Resource temporarily unavailable" in text:
         return StoreLockedError(

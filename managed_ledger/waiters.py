@@ -1,4 +1,4 @@
-"""Futures that wait for a participant's changes to be durable, one per call of whoever waits.
+"""Futures that wait for a participant's changes to be durable, one per call that waits.
 
 Each caller gets a future of its own: a cancelled task cancels the future it waits for, and a shared one would take
 every other caller with it.

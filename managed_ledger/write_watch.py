@@ -2,7 +2,7 @@
 
     taking ──── room is short, or a commit finds none ────► refusing     acknowledgements, trims and reads go on
            ◄─── a commit succeeds, and there is room ──────
-    taking ──── commits fail for other reasons, lastingly ► failed       somebody has to look at the disk
+    taking ──── commits fail for other reasons, lastingly ► failed       an operator has to look at the disk
            ◄─── a commit succeeds ─────────────────────────
 
 Pure decisions, also about what to log and when. What refuses is `ManagedLedger`; what tries again is `Committer`.
@@ -45,7 +45,7 @@ class WriteWatch:
 
         Args:
             error: Why it failed; None if it did not.
-            room: The room after it; None where nobody can tell.
+            room: The room after it; None where the system does not tell.
             now_s: A clock that never goes back.
 
         Returns:

@@ -17,7 +17,7 @@ class TrackDelayed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForgetDelayed:
-    """Tell the delayed delivery tracker that these were acknowledged; nobody was given them."""
+    """Tell the delayed delivery tracker that these were acknowledged without being given to a consumer."""
 
     positions: list[Key]
 

@@ -9,7 +9,7 @@ some 200, of 8 bytes each.
 
 A search in 300 runs costs 300 ns for one slot and 8 µs for a batch of 500, an index into a table 15 ns and 1 µs. So a
 subscription that reads in batches looks up in a table of 2 bytes a slot. Tables are made from runs in some 30 µs, equal
-runs share one, and there are at most `TABLES_MAX`: who has been quiet for longer than others loses it.
+runs share one, and there are at most `TABLES_MAX`: the one that was used least recently is dropped.
 """
 
 from bisect import bisect_left

@@ -1,7 +1,7 @@
 """Delayed entries that are due already when they are read from the log, kept as columns and taken by time.
 
 After an outage the log holds many of them, in log order, mixed with what the tracker brings back. They must leave in
-order of time, so they are collected here while the log is read up, and leave smallest first, whatever their number.
+order of time, so they are collected here while the log is read up, and leave smallest first, however many there are.
 Rows lie in sorted runs; a new run is merged into its predecessor while that is not at least twice as large (the
 logarithmic method), so adding costs O(log n) per row over time and taking looks at the head of O(log n) runs.
 """

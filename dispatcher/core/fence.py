@@ -5,8 +5,8 @@
     read position        (before both, classic)  a newcomer gets nothing beyond what was read when it joined
 
 The core asks a fence before it gives an entry, and tells it what may let something go; the fence answers with the slots
-to look at again. While `is_active` is false nothing is asked, so a fence costs nothing until somebody joins or leaves.
-The order within a slot is not a fence's business: nothing of a slot overtakes what waits before it in any case.
+to look at again. While `is_active` is false nothing is asked, so a fence costs nothing until a consumer joins or
+leaves. The order within a slot is not a fence's business: nothing of a slot overtakes what waits before it in any case.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +34,7 @@ class OrderFence(ABC):
     """Whether `note_unacknowledged_from` is of interest."""
 
     is_by_position: ClassVar[bool] = False
-    """Whether what waits in a slot goes by position alone, whatever its time."""
+    """Whether what waits in a slot goes by position alone, and not by delivery time."""
 
     @abstractmethod
     def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
@@ -45,14 +45,14 @@ class OrderFence(ABC):
 
     @abstractmethod
     def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
-        """Note who came. `consumers` has it already; everything before `read_position` was read."""
+        """Note a consumer that came. `consumers` has it already; everything before `read_position` was read."""
 
     def settle(self, consumers: Consumers, before: Assignment, after: Assignment, now_ms: int) -> None:
         """Note a new assignment."""
 
     @abstractmethod
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
-        """Note who goes, before `settle`; return the slots that may go on, of those in which something waits."""
+        """Note a consumer that goes, before `settle`; return those of the waiting slots that may go on."""
 
     def note_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> list[int]:
         """Note that a consumer holds so many entries of each slot less; return the slots that may go on by that."""
@@ -67,7 +67,7 @@ class OrderFence(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget everything but who is there."""
+        """Forget everything but the consumers that are there."""
 
     def _check(self, consumers: Consumers, owners: Assignment) -> None:
         """Check what the fence promises; for tests."""

@@ -171,7 +171,7 @@ class Intake(SubscriptionCore):
         self.held_due.discard_through(through)
 
     def _not_acknowledged(self, headers: EntryHeaders) -> EntryHeaders:
-        """Leave out what is acknowledged, or passed by mark-delete: nobody may get it any more."""
+        """Leave out what is acknowledged, or passed by mark-delete: no consumer may get it any more."""
         ledger_id, entry_id = self._mark_deleted_through
         is_above = (headers.ledger_ids > ledger_id) | (
             (headers.ledger_ids == ledger_id) & (headers.entry_ids > entry_id)
@@ -192,7 +192,7 @@ class Intake(SubscriptionCore):
             self.plan.note_taken(ledger_ids, entry_ids)
 
     def on_untracked(self, headers: EntryHeaders) -> list[Action]:
-        """Take in entries of which the tracker has lost some: those that are delayed, scanned and in nobody's hands."""
+        """Take in entries that the tracker has lost: those that are delayed, scanned and held by no consumer."""
         assert self.plan is not None
 
         headers = self._not_acknowledged(headers)
@@ -212,7 +212,7 @@ class Intake(SubscriptionCore):
         headers = self._not_acknowledged(headers)
         if not self.held_due or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)
-        # What is held up to the last of these goes with them, whatever the room: it was due before.
+        # What is held up to the last of these goes with them, even where there is no room: it was due before.
         last = (int(headers.deliver_at_ms[-1]), int(headers.ledger_ids[-1]), int(headers.entry_ids[-1]))
         self.held_due.add(headers)
         held = self.held_due.take(UNLIMITED, through=last)
@@ -287,7 +287,7 @@ class Intake(SubscriptionCore):
         return min((unacked for unacked in unacked_limits if unacked), default=UNLIMITED)
 
     def _waiting_max(self) -> int:
-        """Return how many entries may wait, in whatever form."""
+        """Return how many entries may wait, as objects and parked."""
         return self.look_ahead_limit()
 
     def _room(self) -> int:

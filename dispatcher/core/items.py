@@ -4,8 +4,8 @@
 
 `order_ms` is when the entry was due: the delivery time of a delayed one, the publish time of an immediate one made
 monotone in read order. So the order of tuples is the order of delivery within a slot: immediate entries by position,
-delayed ones by time and position, the two interleaved by time. `message_count` is the size of the batch, whatever is
-acknowledged of it. An entry keeps its tuple while it waits and while it is pending, so a redelivered entry takes its
+delayed ones by time and position, the two interleaved by time. `message_count` is the size of the batch, however much
+is acknowledged of it. An entry keeps its tuple while it waits and while it is pending, so a redelivered entry takes its
 old place. A tuple and not a class: this is the one object per message of the hot path, and `zip` makes it in C.
 """
 

@@ -4,8 +4,8 @@
                      otherwise ──► the slot's queue ──► the owner's heap of heads, unless the fence holds it
 
 A consumer's `heads` holds the first waiting entry of each of its slots, so what a consumer may get next costs O(log n),
-whatever waits for others. Entries there can be out of date: they count only while they are the very object at the head
-of their slot's heap, the slot is the consumer's and the fence lets them pass.
+entries that wait for others. Entries there can be out of date: they count only while they are the very object at the
+head of their slot's heap, the slot is the consumer's and the fence lets them pass.
 
 A membership change is one step: the new assignment, the fence (by default: the draining slots), what a leaver held, and
 what waits in slots that moved.
@@ -307,7 +307,7 @@ class KeySharedCore(MultipleConsumersCore):
         self._leave_behind(consumer)
         self._offer_all(free)
         if not self.consumers:
-            # As Pulsar: a subscription that everybody left starts its counts anew.
+            # As Pulsar: a subscription without consumers starts its counts anew.
             self.redelivery_counts.clear()
         return self._serve_all()
 

@@ -35,7 +35,7 @@ class MultipleConsumersCore(Intake):
         self.is_blocked = False
         """The subscription holds too many unacknowledged messages."""
         self._to_serve: OrderedDict[int, ConsumerState] = OrderedDict()
-        """Who may have something to send that it could not send before; who is first has waited longest."""
+        """Consumers that may have something to send that they could not send before; the first has waited longest."""
         self._expired: list[tuple[ConsumerState, Iterator[Key]]] = []
         """What mark-delete has passed while consumers held it, to be forgotten in portions."""
 
@@ -193,7 +193,7 @@ class MultipleConsumersCore(Intake):
         return True
 
     def _is_to_come(self, position: Key) -> bool:
-        """Return whether an entry that nobody holds can still be given to somebody: a client can name any position.
+        """Return whether an entry that no consumer holds can still be given to one: a client can name any position.
 
         It waits, is held or delayed, or was not read yet.
         """
@@ -235,7 +235,7 @@ class MultipleConsumersCore(Intake):
         self.redelivery_counts.update(iter(items.keys() - unsent if unsent else items))
         self._release(consumer, messages)
         self._on_no_longer_pending(consumer, slot_counts)
-        # Pulsar serves a consumer again that asks for redelivery, whatever it still holds.
+        # Pulsar serves a consumer again that asks for redelivery, even while it still holds entries.
         consumer.is_blocked = False
         self._take_back(items, slot_counts)
         # With a portion on its way that is enough for one turn of the loop.
@@ -282,7 +282,7 @@ class MultipleConsumersCore(Intake):
 
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
         """See base."""
-        # What has expired is nobody's, also while consumers forget it in portions.
+        # An entry that has expired belongs to no consumer, also while consumers forget it in portions.
         return position in consumer.pending.items and position > self._mark_deleted_through
 
     def _forget_everything(self) -> None:

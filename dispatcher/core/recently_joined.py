@@ -12,9 +12,9 @@ mark-delete, and so for every delayed message before the bound, for as long as t
 message, so no order depends on it (apache/pulsar#20233 is about these stalls).
 
 PIP-282 keeps a last sent position and a set of individually sent ones up to date with each dispatched entry. Here both
-are derived when somebody joins or asks: sent is what is acknowledged, what is pending, and what was given once and
-waits again. The weaknesses are the proposals' own (PIP-379 lists them): a stuck message stops newcomers altogether, and
-a slot that moves between two consumers that are no newcomers is not fenced.
+are derived when a consumer joins or a question is asked: sent is what is acknowledged, what is pending, and what was
+given once and waits again. The weaknesses are the proposals' own (PIP-379 lists them): a stuck message stops newcomers
+altogether, and a slot that moves between two consumers that are no newcomers is not fenced.
 """
 
 from abc import abstractmethod
@@ -102,7 +102,7 @@ class RecentlyJoinedFence(OrderFence):
         return self._view.next_unacknowledged_position
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
-        """See base; the last one has nobody to be fenced from."""
+        """See base; the last one has no other consumer to be fenced from."""
         before = len(self.bounds)
         self.bounds.pop(consumer.index, None)
         self.bounds_when_joining.pop(consumer.index, None)
@@ -137,7 +137,7 @@ class ReadPositionFence(RecentlyJoinedFence):
     def __init__(self, view: SubscriptionView) -> None:
         super().__init__(view)
         self._awaited: dict[int, BitMap] = {}
-        """What consumers held when somebody joined, by ledger; acknowledged entries leave when they are the first."""
+        """What consumers held at another one's join, by ledger; acknowledged entries leave when they are the first."""
 
     def _first_awaited(self, consumers: Consumers) -> Key:
         """See base: of what consumers hold, which newcomers wait for from now on."""

@@ -4,7 +4,7 @@ A consumer that leaves or asks for everything again can give back 50,000 entries
 microsecond each, so they are out of its hands at once, lie here, and go to their queues a portion at a time. Nothing of
 a slot is given to anybody before all of it is back, so the order of the slot is kept.
 
-What is not here: who gave them back and why (`multiple_consumers.py`), and the queues (`waiting.py`).
+What is not here: why entries are given back (`multiple_consumers.py`), and the queues (`waiting.py`).
 """
 
 from collections import Counter

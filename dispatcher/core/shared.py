@@ -1,8 +1,8 @@
 """Shared: any consumer may get any entry, in turn, those of the lowest priority level first.
 
 All entries wait in one heap, in the order in which they were due. A consumer gets up to
-`dispatcherMaxRoundRobinBatchSize` entries in its turn; a higher level gets entries only while nobody of a lower one has
-permits.
+`dispatcherMaxRoundRobinBatchSize` entries in its turn; a higher level gets entries only while no consumer of a lower
+one has permits.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ class SharedCore(MultipleConsumersCore):
         return self._serve_all()
 
     def _offer(self, slot: int) -> None:
-        """See base; whatever waits is considered in every turn."""
+        """See base; all waiting entries are considered in every turn."""
 
     def _serve_all(self) -> list[Action]:
         self._to_serve.clear()
@@ -72,7 +72,7 @@ class SharedCore(MultipleConsumersCore):
         self._to_serve.pop(consumer.index, None)
         self._leave_behind(consumer)
         if not self.consumers:
-            # As Pulsar: a subscription that everybody left starts its counts anew.
+            # As Pulsar: a subscription without consumers starts its counts anew.
             self.redelivery_counts.clear()
         return self._serve_all()
 

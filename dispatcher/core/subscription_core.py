@@ -1,4 +1,4 @@
-"""What the shell may ask of a core, whatever the subscription type.
+"""What the shell may ask of a core of any subscription type.
 
 The shell reads, waits and sends; a core decides. Every method is synchronous and returns the actions that follow, in
 order. Time comes in by `advance`, before anything else is asked. A core never fails for what a client does: an
@@ -96,7 +96,7 @@ class SubscriptionCore(ABC):
         """Take acknowledgements; return the positions that are now wholly acknowledged.
 
         Args:
-            consumer: Who acknowledges; None for one that has left.
+            consumer: The consumer that acknowledges; None for one that has left.
             positions: Entries; what other consumers hold counts as well.
             ack_sets: For batches of which only a part is meant.
         """

@@ -59,9 +59,9 @@ class Findings:
     meta: dict[bytes, bytes] = field(default_factory=dict)
     cursor_rows: dict[bytes, bytes] = field(default_factory=dict)
     unowned: dict[int, int] = field(default_factory=dict)
-    """Entries by ledger id of ledgers whose topic nobody knows."""
+    """Entries by ledger id of ledgers whose topic is not known."""
     next_ids: tuple[int, int] = (1, 1)
-    """The next ledger id and owner id that nobody was ever given."""
+    """The next ledger id and owner id that were never given out."""
 
     @property
     def lost_entries(self) -> int:

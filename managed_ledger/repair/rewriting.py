@@ -1,6 +1,6 @@
 """The log that is left, written to a new folder, which then takes the place of the damaged one in one step.
 
-The damaged folder is moved aside and kept. Whoever has it open keeps it: nothing is done while a service runs.
+The damaged folder is moved aside and kept. A folder that is open is left alone: nothing is done while a service runs.
 """
 
 import ctypes
@@ -29,12 +29,12 @@ _WRITE_BUFFER_BYTES = 32 * 2**20
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 LOST_ROW = PACK_ROW(NOT_DELAYED, 0, 0, 0, 0, 1)
-"""The header of an entry that is lost, so that who reads headers in bulk finds one for each entry."""
+"""The header of an entry that is lost, so that a bulk read of headers finds one for each entry."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep everybody from opening a log meanwhile, by RocksDB's own lock.
+    """Keep other processes from opening a log meanwhile, by RocksDB's own lock.
 
     Raises:
         StoreLockedError: A service has it open.

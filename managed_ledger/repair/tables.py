@@ -70,7 +70,7 @@ class Table:
     family_id: int | None = None
     """The number of its column family, likewise."""
     handles: list[tuple[int, int]] | None = None
-    """Offset and size of each block of data; None where nobody can tell, and they are walked."""
+    """Offset and size of each block of data; None where the index is damaged, and they are walked."""
     range_deletions: tuple[int, int] | None = None
     checksums: "Checksums" = field(default_factory=lambda: Checksums(_XXH3, None))
 

@@ -101,7 +101,7 @@ def records(content: bytes, log: WriteAheadLog) -> Iterator[Record]:
             yield _joined(parts, is_whole=True)
             parts = []
     if parts:
-        # The last write of a process that crashed was confirmed to nobody; but what is there is there.
+        # The last write of a process that crashed was never confirmed; it is kept all the same, as it is whole.
         log.is_cut = True
         yield _joined(parts, is_whole=False)
 
