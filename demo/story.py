@@ -175,7 +175,7 @@ class Story:
         self._wait_for(len(published), last_due_s, "3 consumers")
         self._listen_for_duplicates()
         deliveries = self._finish()
-        # For whoever asks afterwards what exactly happened.
+        # The record of what exactly happened, for a look afterwards.
         times = np.array([killed_ns, restarted_ns, ready_ns])
         rows = np.column_stack(list(_columns(deliveries).values()))
         np.savez(self._process.folder / RECORD_NAME, times_ns=times, deliveries=rows)
@@ -186,7 +186,7 @@ class Story:
             buckets_sealed=buckets_sealed,
             buckets_recovered=int(self._metric("postdate_delayed_buckets_recovered_total") or 0),
             waiting_at_restart=waiting,
-            reread=int(self._metric("postdate_entries_read_total") or 0),
+            reread=int(self._metric("postdate_delayed_reread_at_recovery_total") or 0),
             down_ms=(ready_ns - killed_ns) / 1e6,
             first_delivery_ms=(verdict.first_delivery_ns - restarted_ns) / 1e6,
             all_back_ms=(verdict.all_back_ns - verdict.first_delivery_ns) / 1e6,
