@@ -28,12 +28,10 @@ from benchmarks.tracker_workload import (
     SEGMENT_STEP_MS_MAX,
     Workload,
 )
-from snapshot_storage.encoding.codec import decode_metadata_columns
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
-from tracker.core.actions import DeleteSnapshot, Event, LoadSegments, ReadMetadata, ReadPositions
+from tracker.core.actions import DeleteSnapshot, Event, LoadSegments, MetadataRead, ReadMetadata, ReadPositions
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.process import SnapshotProcess
 from tracker.process.tuning import tune_process
@@ -69,15 +67,17 @@ class CountingProcess(SnapshotProcess):
 
     async def rows_stored(self) -> int:
         """Return how many rows the snapshots have."""
-        return sum([await self._row_count(info.bucket_id) for info in await self.list_bucket_snapshots()])
+        return sum([await self._row_count(info.bucket_id) for info in await self.list_snapshots()])
 
     async def rows_written(self) -> int:
         """Return how many rows went into snapshots, deleted ones included."""
         return self._rows_deleted + await self.rows_stored()
 
     async def _row_count(self, bucket_id: int) -> int:
-        metadata = await self.get_bucket_snapshot_metadata(bucket_id)
-        return decode_metadata_columns(metadata).row_count_from(0)
+        owner = SnapshotOwner("bench", "sub", TrackerConfig())
+        event = await super().run_action(owner, ReadMetadata(-1, bucket_id, through_ms=0, row_count_max=0))
+        assert isinstance(event, MetadataRead)
+        return event.table.row_count
 
 
 class Laps:
@@ -248,7 +248,7 @@ class Run:
 
     def _tracker(
         self,
-        storage: BucketSnapshotStorage,
+        storage: SnapshotProcess,
         cursor: FakeCursor,
         clock: FakeClock,
         on_available: Callable[[], None] = lambda: None,

@@ -8,11 +8,12 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import IN_MEMORY_FACTORY, TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
+from tracker.shell.snapshot_work import StorageWorker
 
 
 def tracker_factory(
     config: TrackerConfig,
-    storage: BucketSnapshotStorage | None,
+    storage: BucketSnapshotStorage | StorageWorker | None,
     *,
     now_ms: Callable[[], int],
     rng: Random | None = None,

@@ -12,13 +12,19 @@ when to look, which is its broker's to know.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 from snapshot_storage.bucket_key import parse_bucket_id
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty, read_properties
+from tracker.config import TrackerConfig
+from tracker.core.actions import DeleteSnapshot, ReadMetadata
 from tracker.delayed_delivery_tracker import TrackedCursor
-from tracker.shell.snapshot_work import is_deletable
+from tracker.shell.snapshot_work import SnapshotOwner, StorageWorker, worker_on
+
+NO_BUCKET: Final = -1
+"""The serial of actions that are about no bucket of a tracker."""
 
 
 def is_named(properties: Mapping[str, str], info: BucketSnapshotInfo) -> bool:
@@ -54,9 +60,9 @@ class ResidualSnapshots:
         timeout_ms: A call of the storage that takes longer has failed.
     """
 
-    def __init__(self, storage: BucketSnapshotStorage, *, timeout_ms: int) -> None:
-        self._storage = storage
-        self._timeout_ms = timeout_ms
+    def __init__(self, storage: BucketSnapshotStorage | StorageWorker, *, timeout_ms: int) -> None:
+        self._worker = worker_on(storage)
+        self._config = TrackerConfig(operation_timeout_ms=timeout_ms)
 
     async def trim(
         self,
@@ -87,7 +93,9 @@ class ResidualSnapshots:
                 continue
             if not is_unattended():
                 return
-            await self._delete(topic_name, cursor_name, bucket.bucket_id)
+            # The property may name another cursor's.
+            owner = SnapshotOwner(topic_name, cursor_name, self._config)
+            await self._worker.run_action(owner, DeleteSnapshot(NO_BUCKET, bucket.bucket_id, is_own=False))
             await _forget(cursor, bucket, is_unattended)
 
     async def clean_ownerless(self, topic_name: str, is_owned: Callable[[BucketSnapshotInfo], bool]) -> set[int]:
@@ -104,7 +112,7 @@ class ResidualSnapshots:
             SnapshotStorageError: Some may be left.
         """
         async with self._in_time():
-            infos = await self._storage.list_bucket_snapshots(topic_name)
+            infos = await self._worker.list_snapshots(topic_name)
         kept = set()
         for info in infos:
             # Asked late: a cursor that is made meanwhile keeps what is its own.
@@ -112,7 +120,7 @@ class ResidualSnapshots:
                 kept.add(info.bucket_id)
                 continue
             async with self._in_time():
-                await self._storage.delete_bucket_snapshot(info.bucket_id)
+                await self._worker.delete_snapshot(info.bucket_id)
         return kept
 
     async def forget_missing(
@@ -133,9 +141,9 @@ class ResidualSnapshots:
                 await _forget(cursor, bucket, is_unattended)
 
     async def _is_gone(self, bucket_id: int) -> bool:
+        read = ReadMetadata(NO_BUCKET, bucket_id, through_ms=0, row_count_max=0)
         try:
-            async with self._in_time():
-                await self._storage.get_bucket_snapshot_length(bucket_id)
+            await self._worker.run_action(SnapshotOwner("", "", self._config), read)
         except BucketNotFoundError:
             return True
         except SnapshotCorruptedError:
@@ -143,14 +151,8 @@ class ResidualSnapshots:
             pass
         return False
 
-    async def _delete(self, topic_name: str, cursor_name: str, bucket_id: int) -> None:
-        """Delete a snapshot that a property names, unless it is another cursor's."""
-        async with self._in_time():
-            if await is_deletable(self._storage, bucket_id, topic_name, cursor_name):
-                await self._storage.delete_bucket_snapshot(bucket_id)
-
     def _in_time(self) -> asyncio.Timeout:
-        return asyncio.timeout(self._timeout_ms / 1_000)
+        return asyncio.timeout(self._config.operation_timeout_ms / 1_000)
 
 
 async def _forget(cursor: TrackedCursor, bucket: SnapshotProperty, is_unattended: Callable[[], bool]) -> None:

@@ -49,6 +49,7 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.factories import tracker_factory
 from tracker.residual_snapshots import ResidualSnapshots
+from tracker.shell.snapshot_work import StorageWorker, worker_on
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Service:
         self,
         config: BrokerConfig,
         store: LedgerStore,
-        storage: BucketSnapshotStorage,
+        storage: BucketSnapshotStorage | StorageWorker,
         *,
         now_ms: Callable[[], int],
         authenticator: Authenticator | None = None,
@@ -102,10 +103,10 @@ class Service:
         self.receive_buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))
         """What any connection receives into: all of it is taken out again in the same turn of the loop."""
         self._store = store
-        self._storage = storage
+        self._storage = worker_on(storage)
         self._opening_storage = opening
-        self._tracker_factory = tracker_factory(config.tracker, storage, now_ms=now_ms, rng=rng)
-        self._residual = ResidualSnapshots(storage, timeout_ms=config.tracker.operation_timeout_ms)
+        self._tracker_factory = tracker_factory(config.tracker, self._storage, now_ms=now_ms, rng=rng)
+        self._residual = ResidualSnapshots(self._storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
         self.policies = PolicyBook(store, _default_policies(config))
@@ -408,9 +409,9 @@ class Service:
 
 
 @asynccontextmanager
-async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[BucketSnapshotStorage, StorageOpening]]:
+async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[StorageWorker, StorageOpening]]:
     """Open the snapshots beside what is done inside, as their process takes as long; if that fails, close them."""
-    storage = service_storage_of(config)
+    storage = worker_on(service_storage_of(config))
     opening = StorageOpening(storage)
     opening.begin()
     try:

@@ -50,7 +50,7 @@ def snapshot_storage_of(
             return _on_rocksdb(config, is_read_only=is_read_only)()
 
 
-def service_storage_of(config: BrokerConfig) -> BucketSnapshotStorage:
+def service_storage_of(config: BrokerConfig) -> BucketSnapshotStorage | SnapshotProcess:
     """Return the same for a service, whose event loop is not to share an interpreter with the work on it.
 
     Raises:

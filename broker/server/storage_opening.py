@@ -23,6 +23,7 @@ from typing import Final
 
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.shell.snapshot_work import StorageWorker
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,10 @@ class StorageOpening:
     """
 
     def __init__(
-        self, storage: BucketSnapshotStorage, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        storage: BucketSnapshotStorage | StorageWorker,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._storage = storage
         self._sleep = sleep

@@ -1,6 +1,6 @@
-"""The other process: opens one storage and does what it is asked to, until its parent closes the socket or dies.
+"""The other process: a `StorageWork` on one storage, which runs actions until its parent closes the socket or dies.
 
-    python -m tracker.process FD
+    python -m tracker.process FD PARENT
 
 Not for people: `SnapshotProcess` starts it. It has no state that outlives it but the storage's, so it can be killed
 at any time, and simply ends when its parent does. Signals that a supervisor sends to all processes at once are left to
@@ -8,125 +8,111 @@ the parent, which still has buckets to seal.
 """
 
 import asyncio
-import inspect
 import logging
 import logging.handlers
 import os
 import pickle
 import signal
-import socket
 import sys
 import time
 import traceback
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any
+from threading import Thread
+from typing import Any, Final
 
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
-from tracker.process.channel import ChannelEnd
-from tracker.process.messages import NO_CALL, STORAGE, WORKER, WRITERS_FROM, Answer, Call, Cancel, Logged, Opening
+from tracker.process.messages import Answer, Call, Cancel
 from tracker.process.tuning import give_way, tune_process
 from tracker.shell.heap import TRIM_INTERVAL_MS, Heap, trim_of_c_library
 from tracker.shell.snapshot_work import StorageWork, rows_handled
 
+PARENT_CHECK_S: Final = 1.0
+"""A parent that dies closes the socket, unless a fork of it keeps that open."""
+
 
 class _Host:
-    """Carries out calls, any number at a time."""
+    """Runs calls on the event loop, any number at a time; one thread receives, one sends."""
 
-    def __init__(self, end: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self._connection = connection
         self._loop = loop
-        self._targets: dict[int, Any] = {}
-        self._refusal: Exception | None = None
-        self._is_trim_planned = False
+        self._sender = ThreadPoolExecutor(1)
+        self._work: StorageWork | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._heap = Heap(trim_of_c_library())
-        self._channel = ChannelEnd(end, "parent", self)
-        self._channel.start()
+        self._is_trim_planned = False
 
-    def answer(self, number: int, answer: Answer) -> None:
-        """Send an answer, or why it cannot be sent."""
-
-        def on_unsendable(error: Exception) -> None:
-            what = f"{answer.error!r}" if answer.error is not None else f"a {type(answer.value).__name__}"
-            self.answer(number, Answer(error=RuntimeError(f"{what} cannot be sent back: {error}")))
-
-        self._channel.send(number, answer, on_unsendable)
-
-    def forward(self, record: logging.LogRecord) -> None:
-        """Send a line of the log."""
-        self._channel.send(NO_CALL, Logged(record), lambda _: None)
-
-    # From the channel's thread.
-
-    def take(self, number: int, message: Opening | Call | Cancel) -> None:
-        """See `Receiver`."""
-        self._loop.call_soon_threadsafe(self._take, number, message)
-
-    def take_unreadable(self, number: int, error: Exception) -> None:
-        """See `Receiver`."""
-        self.answer(number, Answer(error=TypeError(f"what was sent cannot be read by the other process: {error!r}")))
-
-    def take_end(self) -> None:
-        """See `Receiver`: the storage is closed, or crash-safe, and the parent's successor waits for its lock."""
+    def receive_all(self) -> None:
+        """Take what is sent until the parent has gone; the storage is closed then, or crash-safe."""
+        with suppress(EOFError, OSError):
+            while True:
+                self._loop.call_soon_threadsafe(self._take, self._connection.recv())
         os._exit(0)
+
+    def send(self, message: Answer | logging.LogRecord) -> None:
+        """Send a message some time after."""
+        self._sender.submit(self._send, message)
+
+    # In the sending thread.
+
+    def _send(self, message: Answer | logging.LogRecord) -> None:
+        # Whether the parent has gone, the receiving thread finds out too.
+        with suppress(OSError):
+            try:
+                if isinstance(message, Answer) and message.error is not None:
+                    # There are errors that pickle and do not unpickle.
+                    pickle.loads(pickle.dumps(message.error))
+                self._connection.send_bytes(pickle.dumps(message, protocol=5))
+            except OSError:
+                raise
+            except Exception as error:  # Whatever pickling of somebody's object raises.
+                if isinstance(message, Answer):
+                    what = repr(message.error) if message.error is not None else f"a {type(message.value).__name__}"
+                    refusal = RuntimeError(f"{what} cannot be sent back: {error!r}")
+                    self._connection.send(Answer(message.number, error=refusal))
 
     # On the event loop.
 
-    def _take(self, number: int, message: Opening | Call | Cancel) -> None:
-        match message:
-            case Opening():
-                # Not `basicConfig`, which would have the lines formatted here.
-                logging.getLogger().addHandler(_Forwarding(self))
-                logging.getLogger().setLevel(message.log_level)
-                self._open(message.make_storage)
-            case Call():
-                task = self._tasks[number] = self._loop.create_task(self._carry_out(number, message))
-                # Also of one that is cancelled before it has begun.
-                task.add_done_callback(partial(self._done, number))
-            case Cancel():
-                if number in self._tasks:
-                    self._tasks[number].cancel()
+    def _take(self, message: Call | Cancel) -> None:
+        if isinstance(message, Call):
+            task = self._tasks[message.number] = self._loop.create_task(self._answer(message))
+            # Also of one that is cancelled before it has begun.
+            task.add_done_callback(lambda _: self._done(message.number))
+        elif message.number in self._tasks:
+            self._tasks[message.number].cancel()
 
-    def _open(self, make_storage: bytes) -> None:
+    async def _answer(self, call: Call) -> None:
         try:
-            storage = pickle.loads(make_storage)()
-        except Exception as error:  # Whatever somebody's function raises.
-            self._refusal = error
-        else:
-            self._targets = {STORAGE: storage, WORKER: StorageWork(storage)}
-
-    async def _carry_out(self, number: int, call: Call) -> None:
-        try:
-            answer = Answer(await self._value_of(call))
+            value = await (self._start(*call.args) if call.method == "start" else self._run(call))
         except asyncio.CancelledError:
             # Where nobody asked for it here, somebody waits.
-            self.answer(number, Answer(error=StorageUnavailableError("the call was cancelled there")))
+            self.send(Answer(call.number, error=StorageUnavailableError("the call was cancelled there")))
             raise
         except Exception as error:  # A supervisor: whatever goes wrong is the answer.
             if not isinstance(error, SnapshotStorageError | TimeoutError | ValueError):
                 error.add_note("In the process for snapshots:\n" + "".join(traceback.format_exception(error)))
-            answer = Answer(error=error)
-        self.answer(number, answer)
+            self.send(Answer(call.number, error=error))
+        else:
+            self.send(Answer(call.number, value))
+            self._heap.note_freed(rows_handled(value))
 
-    async def _value_of(self, call: Call) -> Any:
-        if self._refusal is not None:
-            raise self._refusal
-        if call.target >= WRITERS_FROM and call.method == "abort":
-            # It may have been cancelled before it was made.
-            writer = self._targets.pop(call.target, None)
-            return None if writer is None else await writer.abort()
-        value = getattr(self._targets[call.target], call.method)
-        if callable(value):
-            value = value(*call.args, **call.kwargs)
-        if call.makes is not None:
-            self._targets[call.makes] = value
-            return None
-        if inspect.isawaitable(value):
-            value = await value
-        self._heap.note_freed(rows_handled(value))
-        return value
+    async def _start(self, make_storage: bytes, log_level: int) -> int:
+        """Make and open the storage, and return how many heads it likes to be asked for at once."""
+        if self._work is None:
+            # Not `basicConfig`, which would have the lines formatted here.
+            logging.getLogger().addHandler(_Forwarding(self))
+            logging.getLogger().setLevel(log_level)
+            self._work = StorageWork(pickle.loads(make_storage)())
+        await self._work.start()
+        return self._work.metadata_at_once_max
 
-    def _done(self, number: int, _: asyncio.Task[None]) -> None:
+    async def _run(self, call: Call) -> Any:
+        return await getattr(self._work, call.method)(*call.args)
+
+    def _done(self, number: int) -> None:
         del self._tasks[number]
         if not self._tasks and not self._is_trim_planned:
             self._is_trim_planned = True
@@ -147,13 +133,15 @@ class _Forwarding(logging.handlers.QueueHandler):
         self._host = host
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        self._host.forward(record)
+        self._host.send(record)
 
 
-async def _serve(end: socket.socket) -> None:
-    host = _Host(end, asyncio.get_running_loop())
-    await asyncio.Event().wait()
-    del host
+async def _serve(connection: Connection, parent_id: int) -> None:
+    host = _Host(connection, asyncio.get_running_loop())
+    Thread(target=host.receive_all, daemon=True).start()
+    while os.getppid() == parent_id:  # noqa: ASYNC110, nothing tells of it
+        await asyncio.sleep(PARENT_CHECK_S)
+    os._exit(0)
 
 
 def main() -> None:
@@ -162,7 +150,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     give_way()
     tune_process()
-    asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    asyncio.run(_serve(Connection(int(sys.argv[1])), int(sys.argv[2])))
 
 
 if __name__ == "__main__":

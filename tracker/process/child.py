@@ -4,13 +4,16 @@ import asyncio
 import itertools
 import logging
 import os
-import socket
+import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeVar
+from multiprocessing import Pipe
+from threading import Thread
+from typing import Any, Final, NamedTuple
 
 from snapshot_storage.errors import (
     SnapshotStorageError,
@@ -18,21 +21,12 @@ from snapshot_storage.errors import (
     StorageLockedError,
     StorageUnavailableError,
 )
-from tracker.process.channel import ChannelEnd
-from tracker.process.messages import NO_CALL, STORAGE, WORKER, WRITERS_FROM, Answer, Call, Cancel, Logged, Opening
+from tracker.process.messages import Answer, Call, Cancel
 
 log = logging.getLogger(__name__)
 
-LOCK_WAIT_S: Final = 3.0
-"""How long opening waits for a lock: the process of a program that was just killed lets go a moment after it."""
-
 CLOSE_WAIT_S: Final = 30.0
 """How long it may take to close its storage, with the calls in flight."""
-
-EXIT_WAIT_S: Final = 10.0
-"""How long it may take to end once its storage is closed."""
-
-T = TypeVar("T")
 
 
 class Recipe(NamedTuple):
@@ -42,17 +36,17 @@ class Recipe(NamedTuple):
     """A pickled function without arguments."""
     folder: str
     """Where relative paths begin."""
+    lock_wait_s: float
+    """How long opening waits for a lock."""
     on_unclaimed: Callable[[Any], None]
     """Called on the event loop with what a call returned that nobody waits for any more."""
 
 
-class _Waiting(NamedTuple):
-    answer: asyncio.Future[Any]
-    operation: str
-
-
 class Child:
     """One run of the other process; used from one event loop.
+
+    A message is whatever `multiprocessing` pickles; one thread sends and one receives, where copying megabytes holds up
+    nobody. Not `multiprocessing.Process`, which imports the program's main module there, and starts a third process.
 
     Raises:
         OSError: The process cannot be started.
@@ -61,17 +55,15 @@ class Child:
     def __init__(self, recipe: Recipe) -> None:
         self.loop = asyncio.get_running_loop()
         self.started_s = time.monotonic()
-        self.metadata_at_once_max = 1
         self._on_unclaimed = recipe.on_unclaimed
         self._numbers = itertools.count()
-        self._targets = itertools.count(WRITERS_FROM)
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Any], str]] = {}
         self._is_closed = False
         self._how_ended: str | None = None
-        ours, theirs = socket.socketpair()
+        self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tracker.process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tracker.process", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -81,10 +73,10 @@ class Child:
                 # What is typed at a terminal is for the parent.
                 start_new_session=True,
             )
-        self._channel = ChannelEnd(ours, "snapshots", self)
-        self._channel.start()
-        opening = Opening(recipe.make_storage, logging.getLogger().getEffectiveLevel())
-        self._channel.send(NO_CALL, opening, lambda error: log.error("the process for snapshots: %s", error))
+        self._sender = ThreadPoolExecutor(1, "snapshots-send")
+        # A daemon: a program that ends without closing this must not hang.
+        self._receiver = Thread(target=self._receive_all, name="snapshots-receive", daemon=True)
+        self._receiver.start()
 
     @property
     def process_id(self) -> int:
@@ -96,17 +88,12 @@ class Child:
         """Whether it has ended, wanted or not."""
         return self._how_ended is not None
 
-    def new_target(self) -> int:
-        """Return a number for what a call is to make."""
-        return next(self._targets)
-
-    def gone(self, operation: str) -> SnapshotStorageError:
-        """Make the error of a call whose process has ended."""
+    def _gone(self, operation: str) -> SnapshotStorageError:
         if self._is_closed:
             return StorageClosedError(operation)
         return StorageUnavailableError(f"cannot {operation}: the process for snapshots {self._how_ended}")
 
-    async def call(self, call: Call) -> Any:
+    async def call(self, method: str, *args: Any) -> Any:
         """Call a method there and return what it returns.
 
         Raises:
@@ -114,16 +101,18 @@ class Child:
             StorageClosedError: It was closed meanwhile.
             Exception: Whatever the method raises.
         """
-        operation = in_words(call.method)
-        if self.is_ended:
-            raise self.gone(operation)
+        operation = in_words(method)
+        if self.is_ended or self._is_closed:
+            raise self._gone(operation)
         number = next(self._numbers)
-        waiting = self._waiting[number] = _Waiting(self.loop.create_future(), operation)
-        self._channel.send(number, call, lambda error: self.take(number, Answer(error=error)))
+        answer: asyncio.Future[Any] = self.loop.create_future()
+        self._waiting[number] = answer, operation
+        self._sender.submit(self._send, Call(number, method, args))
         try:
-            return await waiting.answer
+            return await answer
         except asyncio.CancelledError:
-            self._channel.send(number, Cancel(), lambda _: None)
+            with suppress(RuntimeError):  # It was closed meanwhile.
+                self._sender.submit(self._send, Cancel(number))
             raise
         finally:
             self._waiting.pop(number, None)
@@ -132,87 +121,93 @@ class Child:
         """Close its storage and end the process, which is killed if that takes too long. Never raises."""
         try:
             async with asyncio.timeout(CLOSE_WAIT_S):
-                await self.call(Call(STORAGE, "close"))
+                await self.call("close")
         except (SnapshotStorageError, TimeoutError) as error:
             if not self.is_ended:
                 log.warning("the process for snapshots is killed, as it does not close: %r", error)
-                self._process.kill()
-        except asyncio.CancelledError:
-            self._process.kill()
-            raise
         finally:
-            self._is_closed = True
-            await asyncio.to_thread(self._channel.close)
+            await self.kill()
 
     async def kill(self) -> None:
         """End it at once, if it has not ended by itself."""
-        self._is_closed = self._is_closed or not self.is_ended
-        self._process.kill()
-        await asyncio.to_thread(self._channel.close)
+        await asyncio.to_thread(self.disown)
 
     def disown(self) -> None:
-        """End it at once where its event loop is gone; blocks for some milliseconds."""
-        self._is_closed = True
+        """End it at once where its event loop may be gone; blocks for some milliseconds."""
+        self._is_closed = self._is_closed or not self.is_ended
         self._process.kill()
-        self._channel.close()
+        self._receiver.join()
+        self._sender.shutdown()
+        self._connection.close()
 
-    # From the channel's threads.
+    # In threads of its own.
 
-    def take(self, number: int, message: Answer | Logged) -> None:
-        """See `Receiver`."""
-        if isinstance(message, Answer):
-            self._on_loop(self._settle, (number, message))
-            return
-        # Whatever somebody's handler or filter raises must not end the channel.
-        with suppress(Exception):
-            logger = logging.getLogger(message.record.name)
-            if logger.isEnabledFor(message.record.levelno):
-                logger.handle(message.record)
+    def _send(self, message: Call | Cancel) -> None:
+        # Whether it has ended, the receiving thread finds out too.
+        with suppress(OSError):
+            try:
+                self._connection.send_bytes(pickle.dumps(message, protocol=5))
+            except OSError:
+                raise
+            except Exception as error:  # Whatever pickling of somebody's object raises.
+                unsendable = Answer(message.number, error=error)
+                self._on_loop(lambda: self._settle(unsendable))
 
-    def take_unreadable(self, number: int, error: Exception) -> None:
-        """See `Receiver`."""
-        self.take(number, Answer(error=RuntimeError(f"the answer of the other process cannot be read: {error!r}")))
-
-    def take_end(self) -> None:
-        """See `Receiver`."""
+    def _receive_all(self) -> None:
         try:
-            code = self._process.wait(EXIT_WAIT_S)
-        except subprocess.TimeoutExpired:
+            while True:
+                self._take(self._connection.recv())
+        except (EOFError, OSError):
+            pass
+        except Exception:
+            # Answers are of our own types, and errors were tried there: the two processes run different code.
+            log.exception("the process for snapshots is killed, as it cannot be understood")
             self._process.kill()
-            code = self._process.wait()
+        code = self._process.wait()
         self._how_ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        self._on_loop(self._note_end, self._how_ended)
+        self._on_loop(self._note_end)
 
-    def _on_loop(self, work: Callable[[T], None], argument: T) -> None:
+    def _take(self, message: Answer | logging.LogRecord) -> None:
+        if isinstance(message, Answer):
+            self._on_loop(lambda: self._settle(message))
+            return
+        # Whatever somebody's handler or filter raises must not end the thread.
+        with suppress(Exception):
+            logger = logging.getLogger(message.name)
+            if logger.isEnabledFor(message.levelno):
+                logger.handle(message)
+
+    def _on_loop(self, work: Callable[[], None]) -> None:
         try:
-            self.loop.call_soon_threadsafe(work, argument)
+            self.loop.call_soon_threadsafe(work)
         except RuntimeError:
             # The loop was closed before the storage was: nobody waits.
             self._process.kill()
 
     # On the event loop.
 
-    def _note_end(self, how_ended: str) -> None:
+    def _note_end(self) -> None:
         if not self._is_closed:
-            log.error("the process for snapshots %s", how_ended)
-        for waiting in self._waiting.values():
-            if not waiting.answer.done():
-                waiting.answer.set_exception(self.gone(waiting.operation))
+            log.error("the process for snapshots %s", self._how_ended)
+        for answer, operation in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(self._gone(operation))
 
-    def _settle(self, numbered: tuple[int, Answer]) -> None:
-        number, message = numbered
-        waiting = self._waiting.get(number)
-        if waiting is None or waiting.answer.done():
-            if message.value is not None:
-                self._on_unclaimed(message.value)
+    def _settle(self, message: Answer) -> None:
+        answer, _ = self._waiting.get(message.number, (None, ""))
+        if answer is None or answer.done():
+            self._on_unclaimed(message.value)
         elif message.error is not None:
-            waiting.answer.set_exception(message.error)
+            answer.set_exception(message.error)
         else:
-            waiting.answer.set_result(message.value)
+            answer.set_result(message.value)
 
 
-async def started(recipe: Recipe) -> Child:
+async def started(recipe: Recipe) -> tuple[Child, int]:
     """Start a process and open its storage; if that fails or is cancelled, there is none.
+
+    Returns:
+        The process, and how many heads its storage likes to be asked for at once.
 
     Raises:
         StorageUnavailableError: The process cannot be started.
@@ -223,17 +218,15 @@ async def started(recipe: Recipe) -> Child:
     except OSError as error:
         raise StorageUnavailableError(f"cannot start the process for snapshots: {error}") from error
     try:
-        deadline_s = time.monotonic() + LOCK_WAIT_S
+        deadline_s = time.monotonic() + recipe.lock_wait_s
         while True:
             try:
-                await child.call(Call(STORAGE, "start"))
-                child.metadata_at_once_max = await child.call(Call(WORKER, "metadata_at_once_max"))
+                log_level = logging.getLogger().getEffectiveLevel()
+                return child, await child.call("start", recipe.make_storage, log_level)
             except StorageLockedError:
                 if time.monotonic() > deadline_s:
                     raise
                 await asyncio.sleep(0.05)
-            else:
-                return child
     except BaseException:
         await child.kill()
         raise

@@ -3,8 +3,8 @@
 Threads of one interpreter take turns: while one encodes a bucket or waits inside RocksDB, an add waits for it, whatever
 the number of cores. So what a program gives its trackers as their storage can be this: the storage is made and opened
 in another process, trackers send it their actions whole (`run_action`), and only what they need of the answer comes
-back. For anything else it is an ordinary `BucketSnapshotStorage`. What goes wrong there is an error here as it would be
-of a storage in this process; if the process itself ends, calls fail as in an outage, and the next one starts it again.
+back. What goes wrong there is an error here as it would be of a storage in this process; if the process itself ends,
+calls fail as in an outage, and the next one starts it again.
 
     storage = SnapshotProcess(partial(RocksDBBucketSnapshotStorage, Path("snapshots")))
 
@@ -15,23 +15,15 @@ import asyncio
 import logging
 import pickle
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from snapshot_storage.errors import SnapshotStorageError, StorageClosedError, StorageUnavailableError
-from snapshot_storage.storage import (
-    BucketSnapshotHead,
-    BucketSnapshotInfo,
-    BucketSnapshotStorage,
-    BucketSnapshotWriter,
-    check_segment_range,
-    writer_is_done,
-)
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.core.actions import Event, MergeBuckets, PersistBucket, ReadMetadata, SnapshotCreated
 from tracker.process.child import Child, Recipe, in_words, started
-from tracker.process.messages import STORAGE, WORKER, Call
 from tracker.shell.snapshot_work import SnapshotOwner, StorageAction, StorageWorker
 
 log = logging.getLogger(__name__)
@@ -46,6 +38,9 @@ PAUSE_S_MIN: Final = 1.0
 
 PAUSE_S_MAX: Final = 60.0
 
+LOCK_WAIT_S: Final = 3.0
+"""How long opening waits for a lock: the process of a program that was just killed lets go a moment after it."""
+
 _MAIN_MODULE: Final = b"\x8c\x08__main__"
 """How a pickle names the module of what is defined in the program itself."""
 
@@ -59,18 +54,22 @@ ANSWER_WAIT_S: Final = 5.0
 """How long an answer may be on its way beyond the time that the action itself is given."""
 
 
-class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
-    """A storage, and the work on it, in another process.
+class SnapshotProcess(StorageWorker):
+    """A storage and the work on it, in another process.
 
     Args:
         make_storage: Makes the storage, there: a class, a function of a module that can be imported, or a `partial`
             of these. Relative paths begin where the program was when this was constructed.
+        lock_wait_s: How long opening waits for a lock.
+        pause_s_max: The longest pause before it is started again.
 
     Raises:
         TypeError: `make_storage` cannot be sent to another process.
     """
 
-    def __init__(self, make_storage: MakeStorage) -> None:
+    def __init__(
+        self, make_storage: MakeStorage, *, lock_wait_s: float = LOCK_WAIT_S, pause_s_max: float = PAUSE_S_MAX
+    ) -> None:
         try:
             pickled = pickle.dumps(make_storage)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -80,8 +79,10 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
                 "what makes the storage must be importable by another process, and the program's main module is not: "
                 "put it into a module of its own"
             )
-        self._recipe = Recipe(pickled, str(Path.cwd()), self._note_unclaimed)
+        self._recipe = Recipe(pickled, str(Path.cwd()), lock_wait_s, self._note_unclaimed)
+        self._pause_s_max = pause_s_max
         self._is_open = False
+        self._metadata_at_once_max = 1
         self._child: Child | None = None
         self._starting: asyncio.Task[Child] | None = None
         self._next_start_s = self._pause_s = 0.0
@@ -109,7 +110,7 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
             if self._is_open:
                 await self._present("start")
             else:
-                self._child = await started(self._recipe)
+                self._child, self._metadata_at_once_max = await started(self._recipe)
                 self._is_open = True
 
     async def close(self) -> None:
@@ -144,74 +145,34 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
         time_s = None if own_time_s is None else own_time_s + ANSWER_WAIT_S
         turn = self._persisting if isinstance(action, PersistBucket) else nullcontext()
         async with turn, asyncio.timeout(time_s):
-            event: Event = await self._call(Call(WORKER, "run_action", (owner, action)))
+            event: Event = await self._call("run_action", owner, action)
             return event
 
     @property
     def metadata_at_once_max(self) -> int:
         """See base."""
-        return 1 if self._child is None else self._child.metadata_at_once_max
+        return self._metadata_at_once_max
 
     async def read_metadata(self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
         """See base."""
         async with asyncio.timeout(owner.config.operation_timeout_ms / 1_000 + ANSWER_WAIT_S):
-            answers: Sequence[Event | Exception] = await self._call(Call(WORKER, "read_metadata", (owner, actions)))
+            answers: Sequence[Event | Exception] = await self._call("read_metadata", owner, actions)
             return answers
 
-    # The storage's methods.
-
-    async def create_bucket_snapshot(
-        self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
-    ) -> int:
+    async def list_snapshots(self, topic_name: str | None = None) -> list[BucketSnapshotInfo]:
         """See base."""
-        names = {"bucket_key": bucket_key, "topic_name": topic_name, "cursor_name": cursor_name}
-        return await self._ask("create_bucket_snapshot", metadata, list(segments), **names)
+        infos: list[BucketSnapshotInfo] = await self._call("list_snapshots", topic_name)
+        return infos
 
-    def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
+    async def delete_snapshot(self, bucket_id: int) -> None:
         """See base."""
-        if not self._is_open:
-            raise StorageClosedError("create a snapshot")
-        return _Writer(self._present, {"bucket_key": bucket_key, "topic_name": topic_name, "cursor_name": cursor_name})
+        await self._call("delete_snapshot", bucket_id)
 
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """See base."""
-        return await self._ask("read_bucket_snapshot_head", bucket_id)
-
-    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """See base."""
-        return await self._ask("get_bucket_snapshot_metadata", bucket_id)
-
-    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        """See base."""
-        check_segment_range(first_entry, last_entry)
-        return await self._ask("get_bucket_snapshot_segment", bucket_id, first_entry, last_entry)
-
-    async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
-        """See base."""
-        return await self._ask("get_bucket_snapshot_length", bucket_id)
-
-    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        """See base."""
-        await self._ask("delete_bucket_snapshot", bucket_id)
-
-    async def list_bucket_snapshots(
-        self, topic_name: str | None = None, cursor_name: str | None = None
-    ) -> list[BucketSnapshotInfo]:
-        """See base."""
-        return await self._ask("list_bucket_snapshots", topic_name, cursor_name)
-
-    async def find_damage(self) -> list[SnapshotStorageError]:
-        """See base."""
-        return await self._ask("find_damage")
-
-    async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await self._call(Call(STORAGE, method, args, kwargs))
-
-    async def _call(self, call: Call) -> Any:
+    async def _call(self, method: str, *args: Any) -> Any:
         child = self._child
         if child is None or child.is_ended:
-            child = await self._present(in_words(call.method))
-        return await child.call(call)
+            child = await self._present(in_words(method))
+        return await child.call(method, *args)
 
     async def _present(self, operation: str) -> Child:
         """Return a process that runs; start it again if it has ended, once for all who wait.
@@ -251,9 +212,12 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
             if dead is not None:
                 await dead.kill()
             lived_s = time.monotonic() - dead.started_s if dead is not None and self._last_error is None else 0.0
-            self._pause_s = PAUSE_S_MIN if lived_s >= LIFE_S_MIN else min(2 * self._pause_s + PAUSE_S_MIN, PAUSE_S_MAX)
+            self._pause_s = (
+                PAUSE_S_MIN if lived_s >= LIFE_S_MIN else min(2 * self._pause_s + PAUSE_S_MIN, self._pause_s_max)
+            )
             self._next_start_s = time.monotonic() + self._pause_s
-            child = self._child = await started(self._recipe)
+            child, _ = await started(self._recipe)
+            self._child = child
         except SnapshotStorageError as error:
             self._last_error = error
             log.warning("the process for snapshots cannot be started again: %s", error)
@@ -275,43 +239,4 @@ class SnapshotProcess(BucketSnapshotStorage, StorageWorker):
     async def _delete_unclaimed(self, bucket_id: int) -> None:
         # A later start finds it.
         with suppress(SnapshotStorageError):
-            await self.delete_bucket_snapshot(bucket_id)
-
-
-class _Writer(BucketSnapshotWriter):
-    """Writes one snapshot there; the writer is made with its first call, as making one does nothing."""
-
-    def __init__(self, present: Callable[[str], Awaitable[Child]], names: dict[str, str]) -> None:
-        self._present = present
-        self._names = names
-        self._child: Child | None = None
-        self._target = 0
-        self._is_done = False
-
-    async def write_segments(self, segments: Sequence[bytes]) -> None:
-        """See base."""
-        await self._call("write_segments", list(segments))
-
-    async def commit(self, metadata: bytes) -> int:
-        """See base."""
-        return await self._call("commit", metadata)
-
-    async def abort(self) -> None:
-        """See base."""
-        if self._is_done or self._child is None:
-            self._is_done = True
-            return
-        self._is_done = True
-        try:
-            await self._child.call(Call(self._target, "abort"))
-        except SnapshotStorageError as error:
-            log.warning("what there is of a snapshot is removed at a later start: %s", error)
-
-    async def _call(self, method: str, argument: Any) -> Any:
-        if self._is_done:
-            raise writer_is_done()
-        if self._child is None:
-            child = await self._present("create a snapshot")
-            self._child, self._target = child, child.new_target()
-            await child.call(Call(STORAGE, "new_bucket_snapshot", (), self._names, makes=self._target))
-        return await self._child.call(Call(self._target, method, (argument,)))
+            await self.delete_snapshot(bucket_id)

@@ -92,12 +92,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self,
         context: TrackerContext,
         config: TrackerConfig,
-        storage: BucketSnapshotStorage,
+        storage: BucketSnapshotStorage | StorageWorker,
         *,
         now_ms: Clock,
         run_blocking: RunBlocking = in_thread,
         rng: Random | None = None,
-        worker: StorageWorker | None = None,
         heap: Heap | None = None,
     ) -> None:
         self._context = context
@@ -114,7 +113,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._core.set_tick_time(context.tick_time_ms)
         self._run_blocking = run_blocking
         self._heap = heap if heap is not None else Heap(trim_of_c_library())
-        self._work = SnapshotWork(config, context, worker or worker_on(storage, run_blocking))
+        self._work = SnapshotWork(config, context, worker_on(storage, run_blocking))
         self._stats = TrackerStats()
         self._tasks: set[asyncio.Task[None]] = set()
         # Those that write to the cursor, and so wait for the log and not for the storage.
@@ -554,14 +553,13 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
     def __init__(
         self,
         config: TrackerConfig,
-        storage: BucketSnapshotStorage,
+        storage: BucketSnapshotStorage | StorageWorker,
         *,
         now_ms: Clock,
         run_blocking: RunBlocking = in_thread,
         rng: Random | None = None,
     ) -> None:
         self.config = config
-        self._storage = storage
         self._now_ms = now_ms
         self._run_blocking = run_blocking
         self._rng = rng if rng is not None else Random()
@@ -570,11 +568,10 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
 
     async def start(self) -> None:
         """See base; opens the storage."""
-        await self._storage.start()
+        await self._worker.start()
 
     async def close(self) -> None:
         """See base; closes the storage."""
-        await self._storage.close()
         await self._worker.close()
 
     def new_tracker(self, context: TrackerContext) -> BucketDelayedDeliveryTracker:
@@ -582,11 +579,10 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         tracker = BucketDelayedDeliveryTracker(
             context,
             self.config,
-            self._storage,
+            self._worker,
             now_ms=self._now_ms,
             run_blocking=self._run_blocking,
             rng=self._rng,
-            worker=self._worker,
             heap=self._heap,
         )
         tracker.start()

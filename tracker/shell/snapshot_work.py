@@ -10,7 +10,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, ParamSpec, TypeVar, assert_never
+from types import TracebackType
+from typing import Final, ParamSpec, Self, TypeVar, assert_never
 
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
@@ -20,6 +21,7 @@ from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import (
     BucketSnapshotHead,
+    BucketSnapshotInfo,
     BucketSnapshotStorage,
 )
 from tracker.columns.position_set import PositionSet
@@ -85,12 +87,20 @@ class SnapshotOwner:
 
 
 class StorageWorker(ABC):
-    """Does the work on a storage, for any number of trackers."""
+    """Does the work on a storage, for any number of trackers, and the little that must be done without one."""
 
     @property
     @abstractmethod
     def metadata_at_once_max(self) -> int:
         """How many actions `read_metadata` should be given."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Open the storage: see `BucketSnapshotStorage.start`. Idempotent."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the storage, and let go of what is still done in the background. Idempotent; never raises."""
 
     @abstractmethod
     async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
@@ -111,8 +121,24 @@ class StorageWorker(ABC):
         """
 
     @abstractmethod
-    async def close(self) -> None:
-        """Let go of what is still done in the background; call when the storage is closed. Idempotent."""
+    async def list_snapshots(self, topic_name: str | None = None) -> Sequence[BucketSnapshotInfo]:
+        """Return the snapshots of a topic, or all: see `BucketSnapshotStorage.list_bucket_snapshots`."""
+
+    @abstractmethod
+    async def delete_snapshot(self, bucket_id: int) -> None:
+        """Delete a snapshot, whosever it is: see `BucketSnapshotStorage.delete_bucket_snapshot`."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
 
 
 def is_lost(error: BaseException) -> bool:
@@ -123,15 +149,6 @@ def is_lost(error: BaseException) -> bool:
 def lost_bucket_id(error: BaseException) -> int | None:
     """Return which snapshot an error of a read is about, None where it does not say."""
     return error.bucket_id if isinstance(error, BucketNotFoundError | SnapshotCorruptedError) else None
-
-
-async def is_deletable(storage: BucketSnapshotStorage, bucket_id: int, topic_name: str, cursor_name: str) -> bool:
-    """Whether nobody else can miss this snapshot: it is this cursor's, or there is none that could be read."""
-    try:
-        head = await storage.read_bucket_snapshot_head(bucket_id)
-    except (BucketNotFoundError, SnapshotCorruptedError):
-        return True
-    return head.info.belongs_to(topic_name, cursor_name)
 
 
 class SnapshotWork:
@@ -208,9 +225,22 @@ class StorageWork(StorageWorker):
                 lambda: [_metadata_answer(owner, *pair) for pair in zip(actions, heads, strict=True)],
             )
 
+    async def start(self) -> None:
+        """See base."""
+        await self._storage.start()
+
     async def close(self) -> None:
         """See base: late creates are watched no longer."""
+        await self._storage.close()
         await self._creates.close()
+
+    async def list_snapshots(self, topic_name: str | None = None) -> Sequence[BucketSnapshotInfo]:
+        """See base."""
+        return await self._storage.list_bucket_snapshots(topic_name)
+
+    async def delete_snapshot(self, bucket_id: int) -> None:
+        """See base."""
+        await self._storage.delete_bucket_snapshot(bucket_id)
 
     async def _run(self, owner: SnapshotOwner, action: _SingleCall) -> Event:
         match action:
@@ -246,7 +276,12 @@ class StorageWork(StorageWorker):
         return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
 
     async def _is_deletable(self, owner: SnapshotOwner, bucket_id: int) -> bool:
-        return await is_deletable(self._storage, bucket_id, owner.topic_name, owner.cursor_name)
+        """Whether nobody else can miss this snapshot: it is this cursor's, or there is none that could be read."""
+        try:
+            head = await self._storage.read_bucket_snapshot_head(bucket_id)
+        except (BucketNotFoundError, SnapshotCorruptedError):
+            return True
+        return head.info.belongs_to(owner.topic_name, owner.cursor_name)
 
     async def _read_positions(self, action: ReadPositions) -> PositionsRead:
         data = await self._storage.get_bucket_snapshot_metadata(action.bucket_id)
@@ -312,8 +347,8 @@ def rows_handled(value: object) -> int:
             return 0
 
 
-def worker_on(storage: BucketSnapshotStorage, run_blocking: RunBlocking = in_thread) -> StorageWorker:
-    """Return who does the work on a storage: the storage itself, where it can, otherwise threads of this process."""
+def worker_on(storage: BucketSnapshotStorage | StorageWorker, run_blocking: RunBlocking = in_thread) -> StorageWorker:
+    """Return who does the work on a storage: threads of this process, where nobody does it yet."""
     return storage if isinstance(storage, StorageWorker) else StorageWork(storage, run_blocking)
 
 

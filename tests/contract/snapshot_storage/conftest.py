@@ -11,7 +11,6 @@ from tests.helpers.storages.snapshot_backends import (
     Backend,
     MemoryBackend,
     ObjectFolderBackend,
-    ProcessBackend,
     RocksDBBackend,
     S3Backend,
 )
@@ -48,7 +47,6 @@ def s3_server(request: pytest.FixtureRequest, s3_servers: _Servers) -> S3Server:
     params=[
         pytest.param(MemoryBackend, id="MemoryBackend"),
         pytest.param(RocksDBBackend, id="RocksDBBackend"),
-        pytest.param(ProcessBackend, id="ProcessBackend"),
         pytest.param(ObjectFolderBackend, id="ObjectFolderBackend"),
         pytest.param(FaultyBackend, id="FaultyBackend-seed-1"),
         pytest.param(OtherFaultyBackend, id="FaultyBackend-seed-2"),

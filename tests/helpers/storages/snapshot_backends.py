@@ -8,7 +8,6 @@ import struct
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.s3.unreadable import PATIENT, Patience
 from snapshot_storage.storage import BucketSnapshotStorage
 from tests.helpers.storages.s3_servers import BUCKET, S3Server
-from tracker.process import SnapshotProcess
 
 
 class Backend(ABC):
@@ -113,13 +111,6 @@ class RocksDBBackend(Backend):
             return [(key, value) for key, value in database.items() if key not in (b"format", b"next")]
         finally:
             database.close()
-
-
-class ProcessBackend(RocksDBBackend):
-    """The same folder, opened by another process."""
-
-    def storage(self) -> BucketSnapshotStorage:
-        return SnapshotProcess(partial(RocksDBBucketSnapshotStorage, self._path))
 
 
 class ObjectFolderBackend(Backend):

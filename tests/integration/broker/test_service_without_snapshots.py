@@ -253,7 +253,7 @@ def test_a_process_for_snapshots_that_cannot_start_is_an_outage(tmp_path: Path) 
         )
         (tmp_path / "there").touch()
         await asyncio.to_thread(wait_until, lambda: opening.problem is None, timeout_s=TIMEOUT_S)
-        assert await storage.list_bucket_snapshots() == []
+        assert await storage.list_snapshots() == []
         await opening.close()
         await storage.close()
 

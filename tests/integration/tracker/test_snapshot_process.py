@@ -5,11 +5,8 @@ import logging
 import os
 import pickle
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -18,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from snapshot_storage.bucket_key import bucket_key
+from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -26,19 +25,22 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotInfo
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
+from tracker.core.actions import LoadSegments, PersistBucket, ReadMetadata, SegmentsLoaded, SnapshotCreated
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.process import SnapshotProcess
-from tracker.process.channel import ChannelEnd
+from tracker.process.snapshot_process import LOCK_WAIT_S, PAUSE_S_MAX
+from tracker.shell.snapshot_work import SnapshotOwner
 from tracker.testing import FakeCursor
 
 WAIT_S = 60
-NAMES = {"bucket_key": "#pulsar.internal.delayed.bucket_0_0", "topic_name": "t", "cursor_name": "c"}
 
 
-def on_rocksdb(path: Path) -> SnapshotProcess:
-    return SnapshotProcess(partial(RocksDBBucketSnapshotStorage, path / "snapshots"))
+def on_rocksdb(path: Path, *, lock_wait_s: float = LOCK_WAIT_S, pause_s_max: float = PAUSE_S_MAX) -> SnapshotProcess:
+    make_storage = partial(RocksDBBucketSnapshotStorage, path / "snapshots")
+    return SnapshotProcess(make_storage, lock_wait_s=lock_wait_s, pause_s_max=pause_s_max)
 
 
 class TwoArguments(Exception):  # noqa: N818
@@ -50,27 +52,48 @@ class TwoArguments(Exception):  # noqa: N818
 
 
 class OddStorage(MemoryBucketSnapshotStorage):
-    """Does what no storage should."""
+    """Does what no storage should, by the name of the topic."""
 
-    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        match bucket_id:
-            case 1:
+    async def list_bucket_snapshots(
+        self, topic_name: str | None = None, cursor_name: str | None = None
+    ) -> list[BucketSnapshotInfo]:
+        match topic_name:
+            case "corrupted":
                 raise SnapshotCorruptedError("a bit is wrong", bucket_id=1, entry=0)
-            case 2:
+            case "unsendable":
                 return lambda: None  # type: ignore[return-value]
-            case 3:
+            case "mistake":
                 raise KeyError("a mistake of ours")
-            case 5:
+            case "two arguments":
                 raise TwoArguments("what", "where")
-            case 4:
+            case "endless":
                 await asyncio.Event().wait()
-            case _:
-                logging.getLogger("odd").warning("asked for %d", bucket_id)
-        return b""
+            case "logging":
+                logging.getLogger("odd").warning("asked for %d", 9)
+            case "running":
+                calls = [task for task in asyncio.all_tasks() if "_answer" in repr(task.get_coro())]
+                return [BucketSnapshotInfo(1, "k", "t", "c", 1, 1) for _ in calls]
+        return []
 
-    async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
-        """Return how many calls are running."""
-        return len([task for task in asyncio.all_tasks() if "_carry_out" in repr(task.get_coro())])
+
+OWNER = SnapshotOwner("t", "c", TrackerConfig())
+HOUR_MS = 3_600_000
+
+
+async def persist(storage: SnapshotProcess, ledger_id: int = 0) -> int:
+    """Store a snapshot of one row, and return its id."""
+    rows = DelayedIndexes(*(np.array([number], np.int64) for number in (HOUR_MS, ledger_id, 0)))
+    event = await storage.run_action(OWNER, PersistBucket(1, bucket_key(ledger_id, ledger_id), [rows]))
+    assert isinstance(event, SnapshotCreated)
+    return event.bucket_id
+
+
+async def load(storage: SnapshotProcess, bucket_id: int) -> list[tuple[int, int, int]]:
+    """Return the rows of the first segment."""
+    event = await storage.run_action(OWNER, LoadSegments(1, bucket_id, 1, 1))
+    assert isinstance(event, SegmentsLoaded)
+    rows = event.rows
+    return list(zip(rows.deliver_at_ms.tolist(), rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True))
 
 
 async def until(is_met: Callable[[], Awaitable[bool]]) -> None:
@@ -90,12 +113,15 @@ def test_errors_arrive_as_they_were_raised() -> None:
     async def scenario() -> None:
         async with SnapshotProcess(OddStorage) as storage:
             with pytest.raises(SnapshotCorruptedError) as corrupted:
-                await storage.get_bucket_snapshot_metadata(1)
+                await storage.list_snapshots("corrupted")
             assert (corrupted.value.bucket_id, corrupted.value.entry) == (1, 0)
             assert str(corrupted.value) == "entry 0 of snapshot of bucket 1 is corrupt: a bit is wrong"
+            read = ReadMetadata(1, 7, through_ms=0, row_count_max=0)
             with pytest.raises(BucketNotFoundError) as not_found:
-                await storage.read_bucket_snapshot_head(7)
+                await storage.run_action(OWNER, read)
             assert not_found.value.bucket_id == 7
+            (answer,) = await storage.read_metadata(OWNER, [read])
+            assert isinstance(answer, BucketNotFoundError)
 
     asyncio.run(scenario())
 
@@ -104,18 +130,33 @@ def test_a_mistake_there_comes_with_its_traceback() -> None:
     async def scenario() -> None:
         async with SnapshotProcess(OddStorage) as storage:
             with pytest.raises(KeyError) as mistake:
-                await storage.get_bucket_snapshot_metadata(3)
-            assert "get_bucket_snapshot_metadata" in mistake.value.__notes__[0]
+                await storage.list_snapshots("mistake")
+            assert "list_bucket_snapshots" in mistake.value.__notes__[0]
 
     asyncio.run(scenario())
 
 
-def test_what_cannot_be_sent_back_is_an_error_of_that_call_alone() -> None:
+@pytest.mark.parametrize("what", ["unsendable", "two arguments"])
+def test_what_cannot_be_sent_back_is_an_error_of_that_call_alone(what: str) -> None:
+    """Nor an error that could be sent and not be read."""
+
     async def scenario() -> None:
         async with SnapshotProcess(OddStorage) as storage:
+            process_id = storage.process_id
             with pytest.raises(RuntimeError, match="cannot be sent back"):
-                await storage.get_bucket_snapshot_metadata(2)
-            assert await storage.list_bucket_snapshots() == []
+                await storage.list_snapshots(what)
+            assert await storage.list_snapshots() == []
+            assert storage.process_id == process_id
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_sent_there_is_an_error_of_that_call_alone() -> None:
+    async def scenario() -> None:
+        async with SnapshotProcess(OddStorage) as storage:
+            with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
+                await storage.list_snapshots(lambda: None)  # type: ignore[arg-type]
+            assert await storage.list_snapshots() == []
 
     asyncio.run(scenario())
 
@@ -123,16 +164,16 @@ def test_what_cannot_be_sent_back_is_an_error_of_that_call_alone() -> None:
 def test_a_call_that_is_cancelled_ends_there_too() -> None:
     async def scenario() -> None:
         async with SnapshotProcess(OddStorage) as storage:
-            endless = asyncio.ensure_future(storage.get_bucket_snapshot_metadata(4))
+            endless = asyncio.ensure_future(storage.list_snapshots("endless"))
 
             async def is_running_there() -> bool:
-                return await storage.get_bucket_snapshot_length(0) == 2
+                return len(await storage.list_snapshots("running")) == 2
 
             await until(is_running_there)
             endless.cancel()
 
             async def is_over() -> bool:
-                return await storage.get_bucket_snapshot_length(0) == 1
+                return len(await storage.list_snapshots("running")) == 1
 
             await until(is_over)
 
@@ -142,7 +183,7 @@ def test_a_call_that_is_cancelled_ends_there_too() -> None:
 def test_what_is_logged_there_is_in_the_log_here(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with SnapshotProcess(OddStorage) as storage:
-            await storage.get_bucket_snapshot_metadata(9)
+            await storage.list_snapshots("logging")
 
     asyncio.run(scenario())
     assert ("odd", logging.WARNING, "asked for 9") in caplog.record_tuples
@@ -159,13 +200,11 @@ def test_a_storage_that_cannot_be_made_is_a_clear_error() -> None:
         asyncio.run(SnapshotProcess(no_storage).start())
 
 
-def test_a_folder_that_is_in_use_is_told_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracker.process.child.LOCK_WAIT_S", 0.1)
-
+def test_a_folder_that_is_in_use_is_told_after_a_moment(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with on_rocksdb(tmp_path):
             with pytest.raises(StorageLockedError):
-                await on_rocksdb(tmp_path).start()
+                await on_rocksdb(tmp_path, lock_wait_s=0.1).start()
 
     asyncio.run(scenario())
 
@@ -173,14 +212,14 @@ def test_a_folder_that_is_in_use_is_told_after_a_moment(tmp_path: Path, monkeypa
 def test_a_process_that_was_killed_is_an_outage_and_is_started_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with on_rocksdb(tmp_path) as storage:
-            bucket_id = await storage.create_bucket_snapshot(b"m", [b"s"], **NAMES)
+            bucket_id = await persist(storage, 5)
             killed = storage.process_id
             assert killed is not None
             os.kill(killed, signal.SIGKILL)
 
             async def is_back() -> bool:
                 try:
-                    return await storage.get_bucket_snapshot_segment(bucket_id, 1, 1) == [b"s"]
+                    return await load(storage, bucket_id) == [(HOUR_MS, 5, 0)]
                 except StorageUnavailableError:
                     return False
 
@@ -190,50 +229,10 @@ def test_a_process_that_was_killed_is_an_outage_and_is_started_again(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_an_answer_that_cannot_be_read_is_an_error_of_that_call_alone() -> None:
-    async def scenario() -> None:
-        async with SnapshotProcess(OddStorage) as storage:
-            process_id = storage.process_id
-            with pytest.raises(RuntimeError, match="cannot be read"):
-                await storage.get_bucket_snapshot_metadata(5)
-            assert await storage.list_bucket_snapshots() == []
-            assert storage.process_id == process_id
-
-    asyncio.run(scenario())
-
-
-def test_a_message_that_breaks_off_is_no_message() -> None:
-    taken: list[object] = []
-
-    class Receiver:
-        def take(self, number: int, message: object) -> None:
-            taken.append(message)
-
-        def take_unreadable(self, number: int, error: Exception) -> None:
-            taken.append(error)
-
-        def take_end(self) -> None:
-            over.set()
-
-    ours, theirs = socket.socketpair()
-    over = threading.Event()
-    with ours, theirs:
-        end = ChannelEnd(ours, "test", Receiver())
-        end.start()
-        data = pickle.dumps(5)
-        theirs.sendall(struct.pack("<qQI", 1, len(data), 0) + data)
-        # One buffer of 8 bytes is announced behind the pickle, and never comes.
-        theirs.sendall(struct.pack("<qQIQ", 2, len(data), 1, 8) + data)
-        theirs.close()
-        assert over.wait(WAIT_S)
-        end.close()
-    assert taken == [5]
-
-
 def test_who_gives_up_does_not_keep_it_from_coming_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with on_rocksdb(tmp_path) as storage:
-            bucket_id = await storage.create_bucket_snapshot(b"m", [], **NAMES)
+            bucket_id = await persist(storage)
             assert storage.process_id is not None
             os.kill(storage.process_id, signal.SIGKILL)
 
@@ -241,7 +240,7 @@ def test_who_gives_up_does_not_keep_it_from_coming_back(tmp_path: Path) -> None:
                 try:
                     # Shorter than any start takes.
                     async with asyncio.timeout(0.02):
-                        return await storage.get_bucket_snapshot_metadata(bucket_id) == b"m"
+                        return await load(storage, bucket_id) == [(HOUR_MS, 0, 0)]
                 except (StorageUnavailableError, TimeoutError):
                     return False
 
@@ -250,13 +249,9 @@ def test_who_gives_up_does_not_keep_it_from_coming_back(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_start_that_fails_again_is_an_outage_and_closing_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tracker.process.child.LOCK_WAIT_S", 0)
-
+def test_a_start_that_fails_again_is_an_outage_and_closing_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
-        storage = on_rocksdb(tmp_path)
+        storage = on_rocksdb(tmp_path, lock_wait_s=0)
         await storage.start()
         assert storage.process_id is not None
         os.kill(storage.process_id, signal.SIGKILL)
@@ -268,30 +263,10 @@ def test_a_start_that_fails_again_is_an_outage_and_closing_goes_on(
         async with RocksDBBucketSnapshotStorage(tmp_path / "snapshots"):
             for _ in range(2):
                 with pytest.raises(StorageUnavailableError, match="in use"):
-                    await storage.list_bucket_snapshots()
+                    await storage.list_snapshots()
         await storage.close()
         async with storage:
-            assert await storage.list_bucket_snapshots() == []
-
-    asyncio.run(scenario())
-
-
-def test_a_writer_starts_it_again_too(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with on_rocksdb(tmp_path) as storage:
-            assert storage.process_id is not None
-            os.kill(storage.process_id, signal.SIGKILL)
-
-            async def is_written() -> bool:
-                try:
-                    async with storage.new_bucket_snapshot(**NAMES) as writer:
-                        await writer.commit(b"m")
-                except StorageUnavailableError:
-                    return False
-                return True
-
-            await until(is_written)
-            assert len(await storage.list_bucket_snapshots()) == 1
+            assert await storage.list_snapshots() == []
 
     asyncio.run(scenario())
 
@@ -301,12 +276,12 @@ def test_one_object_serves_two_event_loops_one_after_the_other(tmp_path: Path) -
 
     async def leave_open() -> None:
         await storage.start()
-        await asyncio.gather(*(storage.create_bucket_snapshot(b"m", [], **NAMES) for _ in range(9)))
+        await asyncio.gather(*(persist(storage) for _ in range(9)))
 
     async def close() -> None:
         await storage.start()
-        await asyncio.gather(*(storage.create_bucket_snapshot(b"m", [], **NAMES) for _ in range(9)))
-        assert len(await storage.list_bucket_snapshots()) == 18
+        await asyncio.gather(*(persist(storage) for _ in range(9)))
+        assert len(await storage.list_snapshots()) == 18
         await storage.close()
 
     asyncio.run(leave_open())
@@ -320,7 +295,7 @@ def test_signals_to_all_processes_are_left_to_the_parent(tmp_path: Path) -> None
             assert process_id is not None
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 os.kill(process_id, number)
-            assert await storage.list_bucket_snapshots() == []
+            assert await storage.list_snapshots() == []
             assert storage.process_id == process_id
         assert not is_running(process_id)
 
@@ -366,7 +341,7 @@ def test_it_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     os.kill(fork, signal.SIGKILL)
 
 
-ROW_COUNT, LEDGER_ROWS, HOUR_MS = 30_000, 1_000, 3_600_000
+ROW_COUNT, LEDGER_ROWS = 30_000, 1_000
 
 
 class Deliveries:
@@ -428,13 +403,9 @@ TRACKER_CONFIG = TrackerConfig(
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_tracker_delivers_all_in_order_also_when_the_process_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
-) -> None:
-    monkeypatch.setattr("tracker.process.snapshot_process.PAUSE_S_MAX", 0)
-
+def test_a_tracker_delivers_all_in_order_also_when_the_process_is_killed(tmp_path: Path, is_killed: bool) -> None:
     async def scenario() -> None:
-        async with on_rocksdb(tmp_path) as storage:
+        async with on_rocksdb(tmp_path, pause_s_max=0) as storage:
             deliveries = Deliveries(storage)
             await deliveries.add(0, 15_000)
             if is_killed:
@@ -452,7 +423,7 @@ def test_a_tracker_delivers_all_in_order_also_when_the_process_is_killed(
             assert deliveries.cursor.properties == {}
 
             async def is_empty() -> bool:
-                return not await storage.list_bucket_snapshots()
+                return not await storage.list_snapshots()
 
             await until(is_empty)
 
