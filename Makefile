@@ -11,7 +11,7 @@ S3_SERVERS := build/s3-servers
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run demo test simulate test-s3 s3-servers check lint types imports proto proto-check bench clean
+.PHONY: help setup run demo test simulate test-s3 test-installation s3-servers check lint types imports proto proto-check bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ simulate: setup ## Run the whole service by seed, for long: SEEDS=10000; SEED=7 
 
 test-s3: setup s3-servers ## Run the storage suite against versitygw and MinIO, which it starts and stops (needs Go once)
 	$(BIN)/pytest -m s3_server
+
+test-installation: setup ## Install the wheel with each extra, in environments of their own (needs a package index)
+	$(BIN)/pytest -m installation
 
 s3-servers: $(S3_SERVERS)/versitygw $(S3_SERVERS)/minio ## Build the S3 servers of the tests (needs Go)
 

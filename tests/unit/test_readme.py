@@ -1,23 +1,12 @@
 """The README's program runs as it stands and prints what the README says."""
 
 import ast
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGES = {"README.md": "## Embedding the tracker", "docs/embedding.md": "# Embedding the tracker"}
-
-
-def example_of(page: str) -> tuple[str, str]:
-    """Return the program that embeds a tracker, and what it is said to print."""
-    section = (ROOT / page).read_text().split(PAGES[page])[1]
-    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", section, re.DOTALL)
-    assert found is not None
-    return found[1], found[2]
+from tests.helpers.pages import PAGES, example_of
 
 
 @pytest.mark.parametrize("page", PAGES)

