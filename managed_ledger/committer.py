@@ -22,9 +22,9 @@ from typing import Protocol
 
 from managed_ledger import meta_copies
 from managed_ledger.database import Batch, WritableDatabase
-from managed_ledger.disk_room import Room
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
 from managed_ledger.keys import Family
+from managed_ledger.rocksdb_store.disk_room import Room
 from managed_ledger.write_watch import WriteWatch
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from managed_ledger import keys
 from managed_ledger.block_cache import BlockCache, CachedBlock
 from managed_ledger.blocks import HeaderBlock, PayloadBlock, StoredPayloads, rows_at
-from managed_ledger.database import Database, RowIterator
+from managed_ledger.database import Database
 from managed_ledger.headers import Rows
 from managed_ledger.keys import Family
+from managed_ledger.rocksdb_store.store import RowIterator
 
 Block = TypeVar("Block", bound=CachedBlock)
 

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from managed_ledger.database import Batch, RocksBatch, RocksDatabase, RowIterator
-from managed_ledger.disk_room import REOPEN_BYTES, Room, has_room_to_open
+from managed_ledger.database import Batch, RocksDatabase
 from managed_ledger.errors import LedgerError, StoreFullError, StoreUnavailableError
 from managed_ledger.keys import Family
+from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES, Room, has_room_to_open
+from managed_ledger.rocksdb_store.store import RowIterator, StoreBatch
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class ReopeningDatabase:
         """See base."""
         return self._opened().new_batch()
 
-    def write(self, batch: RocksBatch, *, sync: bool) -> None:
+    def write(self, batch: StoreBatch, *, sync: bool) -> None:
         """See base."""
         if batch.size_bytes > SMALL_COMMIT_BYTES:
             self._check_room(batch.size_bytes)

@@ -10,8 +10,8 @@ Pure decisions, also about what to log and when. What refuses is `ManagedLedger`
 
 import math
 
-from managed_ledger.disk_room import Room
 from managed_ledger.errors import LedgerWriteError, StoreFullError
+from managed_ledger.rocksdb_store.disk_room import Room
 
 FAILURES_MIN = 3
 FAILING_SECONDS_MIN = 30.0

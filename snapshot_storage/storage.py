@@ -141,8 +141,8 @@ class BucketSnapshotStorage(ABC):
 
         Raises:
             StorageLockedError: Another process or storage has it open.
-            SnapshotVersionError: It was written in a layout that is not known here.
-            StorageCorruptedError: It is damaged as a whole.
+            SnapshotVersionError: It was written in a layout that is not known here, and is only to be read.
+            StorageCorruptedError: It is damaged as a whole, and only to be read.
             StorageUnavailableError: It does not answer.
         """
 
@@ -266,18 +266,17 @@ class BucketSnapshotStorage(ABC):
         """Return the snapshots in order of id, all or those of one topic, one cursor or both.
 
         A snapshot that is created or deleted meanwhile may or may not be in the list; any other is, unless its header
-        is damaged, so that no one can say whose it is: then it is left out where the rest can be told without it (S3,
-        plain files), and otherwise there is no list. `find_damage` names it. A retry is always safe.
+        is damaged, so that no one can say whose it is: then it is left out, and `find_damage` names it. A retry is
+        always safe.
 
         Raises:
-            SnapshotCorruptedError: Because of damage to a header nobody can say what else there is.
-            StorageCorruptedError: Because of damage to many at once.
+            StorageCorruptedError: Because of damage nobody can say what else there is, in a storage that is only read.
         """
 
     async def find_damage(self) -> list[SnapshotStorageError]:
         """Return what is damaged among that by which snapshots are found: all that a list leaves out or ends at.
 
-        Also what costs nothing, as there is a second copy. Entries are not read. A retry is always safe.
+        Entries are not read. A retry is always safe.
         """
         return []
 

@@ -122,7 +122,7 @@ class Place:
         return _in_order(infos), damaged
 
     async def _left_out(self, infos: list[BucketSnapshotInfo]) -> dict[int | None, str]:
-        """Return what is wrong with snapshots that a list leaves out; a second copy of a header is as good as one."""
+        """Return what is wrong with snapshots that a list leaves out."""
         found = {info.bucket_id for info in infos}
         return {
             error.bucket_id: str(error)

@@ -14,11 +14,11 @@ from typing import Any
 from pyroaring import BitMap
 
 from managed_ledger.database import RocksDatabase
-from managed_ledger.disk_room import REOPEN_BYTES
 from managed_ledger.errors import LedgerError, StoreFullError
 from managed_ledger.repair.findings import Findings, find
 from managed_ledger.repair.rewriting import check_rewritten, exchange, locked, rewrite
 from managed_ledger.repair.survey import EntryFormat, Problem, Survey, files_of, folder_bytes, survey
+from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES
 
 OnStage = Callable[[str, int], None]
 OnStep = Callable[[int], None]

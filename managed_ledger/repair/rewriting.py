@@ -17,12 +17,13 @@ import numpy as np
 from managed_ledger import keys, meta_copies
 from managed_ledger.blocks import HEADER_BLOCK_ROWS, encode_payloads, payload_at
 from managed_ledger.cursor_records import encode_base
-from managed_ledger.database import RocksBatch, RocksDatabase
+from managed_ledger.database import RocksDatabase
 from managed_ledger.errors import StoreCorruptedError, StoreLockedError, StoreUnavailableError
 from managed_ledger.headers import NOT_DELAYED, PACK_ROW, ROW, ROW_BYTES
 from managed_ledger.keys import Family
 from managed_ledger.repair.findings import Findings, LedgerFinding, covered
 from managed_ledger.repair.survey import EntryFormat, StoredBlock, Survey
+from managed_ledger.rocksdb_store.store import StoreBatch
 
 _BATCH_BYTES = 4 * 2**20
 _WRITE_BUFFER_BYTES = 32 * 2**20
@@ -126,7 +127,7 @@ class _Writing:
 
     def __init__(self, database: RocksDatabase) -> None:
         self._database = database
-        self._batch: RocksBatch = database.new_batch()
+        self._batch: StoreBatch = database.new_batch()
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
         self._batch.put(family, key, value)

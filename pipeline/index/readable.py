@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from managed_ledger.cursor_properties import CursorName
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
 
@@ -31,19 +31,12 @@ async def list_readable(storage: BucketSnapshotStorage, named: Iterable[int]) ->
     Raises:
         SnapshotStorageError: The storage does not answer, or is damaged as a whole.
     """
-    infos: list[BucketSnapshotInfo] = []
-    found: list[SnapshotStorageError] = []
-    try:
-        infos = await storage.list_bucket_snapshots()
-    except SnapshotCorruptedError as error:
-        found.append(error)
-    found += await storage.find_damage()
-    # A header that a second copy stands for is listed all the same.
+    infos = await storage.list_bucket_snapshots()
     listed = {info.bucket_id for info in infos}
     damaged = {
         error.bucket_id: str(error)
-        for error in found
-        if isinstance(error, SnapshotCorruptedError) and error.bucket_id is not None and error.bucket_id not in listed
+        for error in await storage.find_damage()
+        if isinstance(error, SnapshotCorruptedError) and error.bucket_id is not None
     }
     for bucket_id in sorted(set(named) - listed - damaged.keys()):
         try:

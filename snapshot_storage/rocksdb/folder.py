@@ -1,20 +1,19 @@
 """One RocksDB folder of snapshots, with blocking calls that any thread may make.
 
-The layout is in `layout`, how a folder is opened in `opening`, headers are read and written in
-`headers`, how a snapshot comes to be in `writing`, and what rocksdict does to whoever trusts it in
-`database`.
+The layout is in `layout`, how a folder is opened and what becomes of a damaged one in `opening`, how a snapshot comes
+to be in `writing`.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from rocksdict import Checkpoint, WriteBatch
-
-from managed_ledger.disk_room import has_room_to_open
+from managed_ledger.rocksdb_store.disk_room import has_room_to_open
+from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY
+from managed_ledger.rocksdb_store.store import StoreBatch
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -26,17 +25,23 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.recently_used import RecentlyUsed
 from snapshot_storage.rocksdb.config import RocksDBMemory
-from snapshot_storage.rocksdb.database import (
-    BLOCK_BYTES,
-    disk_refused,
-    mapped,
-    scan,
-    stop_compacting,
+from snapshot_storage.rocksdb.layout import (
+    BUCKET_ID_RANGE,
+    HEADERS,
+    NEXT_ID_KEY,
+    UNFINISHED,
+    bucket_id_in,
+    checked_entry,
+    decode_header,
+    encode_header,
+    entry_key,
+    header_key,
+    index_key,
+    index_range,
+    indexed_id,
+    unfinished_key,
 )
-from snapshot_storage.rocksdb.headers import Damage
-from snapshot_storage.rocksdb.layout import BUCKET_ID_RANGE, StoredHeader, checked_entry, entry_key
-from snapshot_storage.rocksdb.opening import OpenDatabase, open_to_read, open_to_write
-from snapshot_storage.rocksdb.reached import Reached, ReachedFile
+from snapshot_storage.rocksdb.opening import BLOCK_BYTES, OpenDatabase, open_to_read, open_to_write
 from snapshot_storage.rocksdb.writing import SnapshotWriting
 from snapshot_storage.storage import (
     FIRST_SEGMENT_ENTRY,
@@ -57,69 +62,60 @@ class RocksDBFolder:
     """An open folder. Reads run side by side, writes one after the other."""
 
     def __init__(self, opened: OpenDatabase, *, is_read_only: bool) -> None:
-        """Take over a database that was checked.
-
-        Raises:
-            OSError: The system refuses.
-        """
+        """Take over a database that was checked."""
         self._opened = opened
         self._path = opened.path
-        self._database = opened.database
+        self._store = opened.store
         self._is_read_only = is_read_only
-        self._headers = opened.headers
-        self._lost = opened.lost
-        self._known = RecentlyUsed[StoredHeader](_HEADER_CACHE_BYTES, lambda _: _HEADER_BYTES)
+        self._known = RecentlyUsed[BucketSnapshotInfo](_HEADER_CACHE_BYTES, lambda _: _HEADER_BYTES)
         # Guards the next id, and with it the order of batches: the id that a batch stores never goes back.
         self._write_lock = threading.Lock()
-        # A backup that was put back knows nothing of the ids that were given after it was made.
-        self._first_bucket_id = self._next_bucket_id = max(opened.next_bucket_id, first_bucket_id())
-        self._reached: ReachedFile | None = None
-        if not is_read_only:
-            self._reached = ReachedFile(opened.path, self._has_reached())
+        stored = self._store.get(DEFAULT_FAMILY, NEXT_ID_KEY)
+        # What was put back from a backup, or lost the end of its log, knows nothing of ids that were given later.
+        self._next_bucket_id = max(first_bucket_id(), 0 if stored is None else int.from_bytes(stored))
         self._is_closed = False
-        self.needs_reopening = False
-        """Whether it takes no more writes, and will when it is opened again."""
+        self.damage: str | None = None
+        """What was found wrong with the folder as a whole, so that it is to be put aside; None while nothing is."""
+        self._is_stuck = False
 
     @classmethod
     def open(
-        cls, path: Path, *, memory: RocksDBMemory, is_read_only: bool, pause: Callable[[float], None] = time.sleep
+        cls,
+        path: Path,
+        *,
+        memory: RocksDBMemory,
+        is_read_only: bool,
+        damage: str | None = None,
+        pause: Callable[[float], None] = time.sleep,
     ) -> Self:
         """Open the folder; create it unless it is only to be read: see `opening` for both and for errors."""
         if is_read_only:
             return cls(open_to_read(path, memory=memory, pause=pause), is_read_only=True)
-        opened = open_to_write(path, memory=memory)
+        folder = cls(open_to_write(path, memory=memory, damage=damage), is_read_only=False)
         try:
-            folder = cls(opened, is_read_only=False)
-        except OSError as error:
-            opened.close()
-            raise disk_refused("write", path, error) from error
-        try:
-            for bucket_id in folder._headers.unfinished():
-                folder._remove(bucket_id)
+            for key, _ in list(folder._store.scan(DEFAULT_FAMILY, *UNFINISHED)):
+                folder._remove(bucket_id_in(key))
         except BaseException:
             folder.close()
             raise
         return folder
 
+    @property
+    def needs_reopening(self) -> bool:
+        """Whether it takes no more writes, and will when it is opened again."""
+        return self._is_stuck or self.damage is not None
+
     def close(self) -> None:
         """Let go of the folder; no other call may be running or follow."""
-        # RocksDB keeps its log at close: a flush is not for safety, but the next start then has nothing to
-        # replay.
-        steps = [self._headers.close, self._database.close]
-        if self._reached is not None:
-            steps = [self._database.flush, *steps, self._reached.close]
-        for step in steps:
+        if not self._is_read_only:
             try:
-                with mapped("close the snapshots", self._path):
-                    step()
+                # Not for safety, as what was acknowledged is in the log: the next start then has nothing to replay.
+                self._store.flush()
             except SnapshotStorageError:
-                # Whatever was acknowledged is in the log. A close that fails would help no one.
                 log.warning("closing the snapshots in %s", self._path, exc_info=True)
-        # A close that fails, as it does after damage ended all writes, leaves the folder locked while this lives.
         with self._write_lock:
             self._is_closed = True
-            self._opened.close_beside()
-            del self._database, self._opened
+            self._opened.close()
 
     def _check_writable(self, operation: str) -> None:
         """Refuse what would write to a folder that was opened to read.
@@ -149,128 +145,143 @@ class RocksDBFolder:
     def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> SnapshotWriting:
         """Begin a snapshot that comes piece by piece."""
         self._check_writable("create a snapshot")
-        return SnapshotWriting(
-            self._write,
-            self._headers.put,
-            self._headers.put_removal,
-            self._new_bucket_id,
-            bucket_key=bucket_key,
-            topic_name=topic_name,
-            cursor_name=cursor_name,
-        )
+        return SnapshotWriting(self, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
 
-    def _new_bucket_id(self) -> int:
+    def new_batch(self) -> StoreBatch:
+        """An empty batch."""
+        return self._store.new_batch()
+
+    def new_bucket_id(self) -> int:
+        """Give an id, never the same one again."""
         with self._write_lock:
             bucket_id = self._next_bucket_id
             self._next_bucket_id += 1
             return bucket_id
 
-    def _write(self, batch: WriteBatch, *, is_synced: bool) -> None:
+    def put_header(self, batch: StoreBatch, info: BucketSnapshotInfo) -> None:
+        """Add to a batch what makes a snapshot exist."""
+        batch.put(DEFAULT_FAMILY, header_key(info.bucket_id), encode_header(info))
+        batch.put(DEFAULT_FAMILY, index_key(info), b"")
+
+    def put_removal(self, batch: StoreBatch, bucket_id: int, info: BucketSnapshotInfo | None) -> None:
+        """Add to a batch what removes every trace of a snapshot; `info` is None where its header does not say."""
+        batch.delete(DEFAULT_FAMILY, header_key(bucket_id))
+        batch.delete(DEFAULT_FAMILY, unfinished_key(bucket_id))
+        batch.delete_range(
+            DEFAULT_FAMILY, entry_key(bucket_id, METADATA_ENTRY), entry_key(bucket_id + 1, METADATA_ENTRY)
+        )
+        for key in self._index_keys_of(bucket_id) if info is None else [index_key(info)]:
+            batch.delete(DEFAULT_FAMILY, key)
+
+    def _index_keys_of(self, bucket_id: int) -> list[bytes]:
+        keys = (key for key, _ in self._store.scan(DEFAULT_FAMILY, *index_range(None, None)))
+        return [key for key in keys if indexed_id(key) == bucket_id]
+
+    def write(self, batch: StoreBatch, *, is_synced: bool) -> None:
+        """Return when the batch is in the log, and on the disk if it is synced."""
         try:
-            with self._write_lock, mapped("write", self._path):
+            with self._write_lock:
                 if self._is_closed:
                     # A snapshot that was begun before: what there was of it is removed at opening.
                     raise StorageUnavailableError(f"cannot write: {self._path} was opened again; begin again")
-                self._headers.put_next_bucket_id(batch, self._next_bucket_id)
-                # In two calls: while rocksdict writes no other Python thread runs, while it flushes they do.
-                self._database.write(batch)
-                if is_synced:
-                    self._database.flush_wal(sync=True)
-                    assert self._reached is not None
-                    self._reached.put(self._has_reached())
-            self.needs_reopening = False
-        except StorageCorruptedError:
-            # A compaction met a damaged block, and RocksDB takes no more writes until it is opened again.
-            self.needs_reopening = True
-            stop_compacting(self._path)
+                batch.put(DEFAULT_FAMILY, NEXT_ID_KEY, self._next_bucket_id.to_bytes(8))
+                self._store.write(batch, sync=is_synced)
+            self._is_stuck = False
+        except StorageCorruptedError as error:
+            # A compaction met a damaged block, and so does the next one.
+            self.damage = error.reason
             raise
         except (StorageAccessError, StorageUnavailableError):
             # After a full disk, too, though there is room again. Not before: without room it could not be read either.
-            self.needs_reopening = not self._is_closed and has_room_to_open(self._path)
+            self._is_stuck = not self._is_closed and has_room_to_open(self._path)
             raise
-
-    def _has_reached(self) -> Reached:
-        return Reached(self._database.latest_sequence_number(), self._first_bucket_id, self._next_bucket_id)
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return header and metadata; a snapshot that fits one block comes whole, as far as it is undamaged."""
-        header = self._known_header(bucket_id)
-        last_entry = header.info.segment_count if header.info.length_bytes <= BLOCK_BYTES else METADATA_ENTRY
+        info = self._known_info(bucket_id)
+        last_entry = info.segment_count if info.length_bytes <= BLOCK_BYTES else METADATA_ENTRY
         while True:
             try:
-                metadata, *segments = self._read_entries(header, METADATA_ENTRY, last_entry)
+                metadata, *segments = self._read_entries(info, METADATA_ENTRY, last_entry)
             except SnapshotCorruptedError as error:
                 if last_entry == METADATA_ENTRY:
                     raise
                 # What is before the damage; entry 0 by itself is judged by its own checksum alone.
                 last_entry = max(METADATA_ENTRY, min(last_entry, error.entry or METADATA_ENTRY) - 1)
             else:
-                return BucketSnapshotHead(header.info, metadata, segments)
+                return BucketSnapshotHead(info, metadata, segments)
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""
-        return self._read_entries(self._known_header(bucket_id), METADATA_ENTRY, METADATA_ENTRY)[0]
+        return self._read_entries(self._known_info(bucket_id), METADATA_ENTRY, METADATA_ENTRY)[0]
 
     def read_segments(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
         """Return the segments of this range that exist."""
-        header = self._known_header(bucket_id)
-        last_entry = min(last_entry, header.info.segment_count)
+        info = self._known_info(bucket_id)
+        last_entry = min(last_entry, info.segment_count)
         if first_entry > last_entry:
             # No bytes to read, but whether there still is such a snapshot is a question for the database.
-            self._header(bucket_id)
+            self.info(bucket_id)
             return []
         assert first_entry >= FIRST_SEGMENT_ENTRY
-        return self._read_entries(header, first_entry, last_entry)
+        return self._read_entries(info, first_entry, last_entry)
 
-    def _read_entries(self, header: StoredHeader, first_entry: int, last_entry: int) -> list[bytes]:
+    def _read_entries(self, info: BucketSnapshotInfo, first_entry: int, last_entry: int) -> list[bytes]:
         """Return entries that the header says are there."""
-        bucket_id = header.info.bucket_id
-        begin, end = entry_key(bucket_id, first_entry), entry_key(bucket_id, last_entry + 1)
+        bucket_id = info.bucket_id
         payloads: list[bytes] = []
-        with mapped(
-            "read a snapshot", self._path, bucket_id=bucket_id, entry=first_entry, is_shared=self._is_read_only
-        ) as place:
-            for key, stored in self._get(begin) if first_entry == last_entry else scan(self._database, begin, end):
-                expected = entry_key(bucket_id, first_entry + len(payloads))
-                if key != expected:
+        try:
+            for key, stored in self._stored_entries(bucket_id, first_entry, last_entry):
+                if key != entry_key(bucket_id, first_entry + len(payloads)):
                     break
-                payloads.append(checked_entry(key, stored, has_checksums=header.has_checksums))
-                place.entry = first_entry + len(payloads)
+                payloads.append(checked_entry(key, stored))
+        except StorageCorruptedError as error:
+            entry = first_entry + len(payloads)
+            raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=entry) from error
 
         if len(payloads) != last_entry - first_entry + 1:
             # Deleted since the header was read, or else damaged.
-            self._header(bucket_id)
+            self.info(bucket_id)
             raise SnapshotCorruptedError("it is missing", bucket_id=bucket_id, entry=first_entry + len(payloads))
         return payloads
 
-    def _get(self, key: bytes) -> list[tuple[bytes, bytes]]:
-        stored = self._database.get(key)
-        return [] if stored is None else [(key, stored)]
+    def _stored_entries(self, bucket_id: int, first_entry: int, last_entry: int) -> Iterable[tuple[bytes, bytes]]:
+        begin = entry_key(bucket_id, first_entry)
+        if first_entry != last_entry:
+            return self._store.scan(DEFAULT_FAMILY, begin, entry_key(bucket_id, last_entry + 1))
+        stored = self._store.get(DEFAULT_FAMILY, begin)
+        return [] if stored is None else [(begin, stored)]
+
+    def _known_info(self, bucket_id: int) -> BucketSnapshotInfo:
+        """Return what the header says, also one that was read before: reading entries finds out if it is gone."""
+        return self._known.get(bucket_id) or self.info(bucket_id)
 
     def info(self, bucket_id: int) -> BucketSnapshotInfo:
-        """Return what the header says."""
-        return self._header(bucket_id).info
+        """Return what the header says.
 
-    def _known_header(self, bucket_id: int) -> StoredHeader:
-        """Return the header, from memory where it was read before; reading entries finds out if they are gone."""
-        return self._known.get(bucket_id) or self._header(bucket_id)
-
-    def _header(self, bucket_id: int) -> StoredHeader:
+        Raises:
+            BucketNotFoundError: There is none.
+            SnapshotCorruptedError: It cannot be read.
+        """
         self._known.drop(bucket_id)
         if bucket_id not in BUCKET_ID_RANGE:
             raise BucketNotFoundError(bucket_id)
-        header = self._headers.get(bucket_id)
-        self._known.put(bucket_id, header)
-        return header
+        try:
+            stored = self._store.get(DEFAULT_FAMILY, header_key(bucket_id))
+        except StorageCorruptedError as error:
+            raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id) from error
+        if stored is None:
+            raise BucketNotFoundError(bucket_id)
+        info = decode_header(bucket_id, stored)
+        self._known.put(bucket_id, info)
+        return info
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot if it is there; also one whose header is damaged."""
         self._check_writable("delete a snapshot")
-        if bucket_id not in BUCKET_ID_RANGE:
-            return
         info: BucketSnapshotInfo | None = None
         try:
-            info = self._headers.get(bucket_id).info
+            info = self.info(bucket_id)
         except BucketNotFoundError:
             return
         except SnapshotCorruptedError as error:
@@ -279,17 +290,50 @@ class RocksDBFolder:
         self._known.drop(bucket_id)
 
     def _remove(self, bucket_id: int, info: BucketSnapshotInfo | None = None) -> None:
-        batch = WriteBatch(raw_mode=True)
-        self._headers.put_removal(batch, bucket_id, info)
-        self._write(batch, is_synced=True)
+        batch = self.new_batch()
+        self.put_removal(batch, bucket_id, info)
+        self.write(batch, is_synced=True)
 
     def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
-        """Return what the headers of this topic and cursor say, in order of id."""
-        return self._headers.infos(topic_name, cursor_name)
+        """Return what the headers of this topic and cursor say, in order of id, without those that are damaged."""
+        try:
+            infos, damage = self._infos(topic_name, cursor_name)
+        except StorageCorruptedError as error:
+            if not self._is_read_only:
+                self.damage = error.reason
+            raise
+        for one in damage:
+            log.warning("left out of a list of snapshots: %s", one)
+        return sorted(info for info in infos if info.belongs_to(topic_name, cursor_name))
 
-    def header_damage(self) -> Sequence[Damage]:
-        """Return what is wrong with headers, also where a second copy of them is read instead."""
-        return [*self._lost, *self._headers.damage()]
+    def header_damage(self) -> Sequence[SnapshotStorageError]:
+        """Return what is wrong with headers."""
+        try:
+            return self._infos(None, None)[1]
+        except StorageCorruptedError as error:
+            return [error]
+
+    def _infos(
+        self, topic_name: str | None, cursor_name: str | None
+    ) -> tuple[Sequence[BucketSnapshotInfo], Sequence[SnapshotCorruptedError]]:
+        infos: list[BucketSnapshotInfo] = []
+        damage: list[SnapshotCorruptedError] = []
+        for bucket_id, stored in self._stored_headers(topic_name, cursor_name):
+            try:
+                infos.append(decode_header(bucket_id, stored))
+            except SnapshotCorruptedError as error:
+                damage.append(error)
+        return infos, damage
+
+    def _stored_headers(self, topic_name: str | None, cursor_name: str | None) -> Iterator[tuple[int, bytes]]:
+        if topic_name is None:
+            for key, stored in self._store.scan(DEFAULT_FAMILY, *HEADERS):
+                yield bucket_id_in(key), stored
+            return
+        for key, _ in self._store.scan(DEFAULT_FAMILY, *index_range(topic_name, cursor_name)):
+            header = self._store.get(DEFAULT_FAMILY, header_key(indexed_id(key)))
+            if header is not None:
+                yield indexed_id(key), header
 
     def checkpoint(self, path: Path) -> None:
         """Make a folder that holds what this one holds now; files are shared by hard links where possible.
@@ -307,5 +351,4 @@ class RocksDBFolder:
             path.rmdir()
         except OSError as error:
             raise StorageUnavailableError(f"cannot make a checkpoint in {path}: {error}") from error
-        with mapped("make a checkpoint", path, is_shared=True):
-            Checkpoint(self._database).create_checkpoint(str(path))
+        self._store.checkpoint(path)

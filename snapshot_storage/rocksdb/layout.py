@@ -4,30 +4,21 @@
     next                the next bucket id, as 8 bytes
     h id                a snapshot's header, JSON and its CRC32C: it exists when the key does
     e id entry          an entry, as it was given, and its CRC32C
+    i topic cursor id   that the header of this id is of the topic and cursor with these hashes, 4 bytes each
     w id                a snapshot is being written piece by piece: what is there of it is not whole
 
-and in a column family of its own, `index`, which is in other files and so in other blocks:
+Ids are 8 bytes and entries 4, big endian, so that one range scan reads a bucket in order, and another one lists the
+snapshots of a topic or a cursor without a look at those of others. A CRC32C covers the key with the value, so that a
+value under another's key is found out too. RocksDB checks a checksum for each block it reads and each record of its
+log; ours reaches from the caller that gave the bytes to the one that gets them, over memory, compression and cache.
 
-    format, next        the same once more
-    i topic cursor id   the header once more, under 4 bytes of hash of each name
-
-The index lists the snapshots of a topic or a cursor without a look at those of others. It is also what is read where a
-block is damaged that holds headers, and the other way round: a block has many, and one flipped bit must not cost more
-than the entries that are in it.
-
-Ids are 8 bytes and entries 4, big endian, so that one range scan reads a bucket in order. A CRC32C covers the
-key with the value, so that a value under another's key is found out too. RocksDB checks a checksum for each
-block it reads and each record of its log; ours reaches from the caller that gave the bytes to the one that
-gets them, over memory, compression and cache.
-
-Version 1 had no checksums of its own, and its headers began with `{`. Version 2 had no index. Snapshots of each may be
-in one folder and are read; what is written is version 3, and opening an older folder to write makes its index.
+A folder of another layout is not read: it is put aside as a damaged one is (`opening`), and the index is built again.
+Versions 1 to 3 were those before: the first without checksums of its own, the last with each header twice.
 """
 
 import json
 import struct
 import zlib
-from typing import NamedTuple
 
 import google_crc32c
 
@@ -35,25 +26,15 @@ from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.storage import BucketSnapshotInfo
 
 FORMAT_KEY = b"format"
-FORMAT = b"postdate snapshots 3"
-FORMATS_READ = (b"postdate snapshots 1", b"postdate snapshots 2", FORMAT)
-INDEX_FAMILY = "index"
+FORMAT = b"postdate snapshots 4"
 NEXT_ID_KEY = b"next"
-BUCKET_ID_MAX = 2**63 - 1
-BUCKET_ID_RANGE = range(BUCKET_ID_MAX + 1)
+HEADERS = b"h", b"i"
+"""Between these keys all headers are, the second one excluded."""
+UNFINISHED = b"w", b"x"
+BUCKET_ID_RANGE = range(2**63)
 
-_HEADER_MARK = b"\x02"
-_OLD_HEADER_MARK = b"{"
 _CHECKSUM_BYTES = 4
 _INDEX_KEY_BYTES = 1 + 4 + 4 + 8
-
-
-class StoredHeader(NamedTuple):
-    """What a header says."""
-
-    info: BucketSnapshotInfo
-    has_checksums: bool
-    """Whether the entries carry a CRC32C: all but those of version 1 do."""
 
 
 def header_key(bucket_id: int) -> bytes:
@@ -97,24 +78,17 @@ def bucket_id_in(key: bytes) -> int:
     return int.from_bytes(key[1:9])
 
 
-def entry_of(key: bytes) -> int:
-    """Return the number of the entry in its key."""
-    return int.from_bytes(key[9:])
-
-
 def with_checksum(key: bytes, value: bytes) -> bytes:
     """Return what is stored under the key for a value."""
     return b"".join((value, _checksum(key, value)))
 
 
-def checked_entry(key: bytes, stored: bytes, *, has_checksums: bool) -> bytes:
+def checked_entry(key: bytes, stored: bytes) -> bytes:
     """Return the entry that is stored under the key.
 
     Raises:
         SnapshotCorruptedError: It is not what was given for this key.
     """
-    if not has_checksums:
-        return stored
     value = _without_checksum(key, stored)
     if value is None:
         _, bucket_id, entry = struct.unpack(">cQI", key)
@@ -131,24 +105,20 @@ def encode_header(info: BucketSnapshotInfo) -> bytes:
         "segment_count": info.segment_count,
         "length_bytes": info.length_bytes,
     }
-    return with_checksum(header_key(info.bucket_id), _HEADER_MARK + json.dumps(names).encode())
+    return with_checksum(header_key(info.bucket_id), json.dumps(names).encode())
 
 
-def decode_header(bucket_id: int, stored: bytes) -> StoredHeader:
+def decode_header(bucket_id: int, stored: bytes) -> BucketSnapshotInfo:
     """Return what a header says.
 
     Raises:
         SnapshotCorruptedError: It is not what was written for this id.
     """
-    has_checksums = not stored.startswith(_OLD_HEADER_MARK)
-    header = stored
-    if has_checksums:
-        value = _without_checksum(header_key(bucket_id), stored)
-        if value is None or not value.startswith(_HEADER_MARK):
-            raise SnapshotCorruptedError("the checksum of its header is wrong", bucket_id=bucket_id)
-        header = value.removeprefix(_HEADER_MARK)
+    header = _without_checksum(header_key(bucket_id), stored)
+    if header is None:
+        raise SnapshotCorruptedError("the checksum of its header is wrong", bucket_id=bucket_id)
     try:
-        return StoredHeader(BucketSnapshotInfo(bucket_id=bucket_id, **json.loads(header)), has_checksums)
+        return BucketSnapshotInfo(bucket_id=bucket_id, **json.loads(header))
     except (TypeError, ValueError) as error:
         raise SnapshotCorruptedError(f"its header is not readable: {error}", bucket_id=bucket_id) from error
 

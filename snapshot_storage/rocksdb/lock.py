@@ -1,8 +1,8 @@
 """One writer for a RocksDB folder of snapshots, from before its files are touched until after it is closed.
 
-RocksDB locks a folder when it opens it. But what is done before that, to keep the logs as they are, must not be done
-beside a writer either: logs that it goes on with would be taken for what a crash has left. The system lets the lock go
-when the process ends, however it does.
+RocksDB locks a folder when it opens it. But a folder that is damaged is renamed when RocksDB has let go of it, and two
+writers must not both do so: the second one would put aside what the first one has just begun. The system lets the lock
+go when the process ends, however it does.
 """
 
 import fcntl
@@ -39,6 +39,10 @@ class WriterLock:
         except BaseException:
             os.close(descriptor)
             raise
+        if not os.path.samestat(os.fstat(descriptor), (path / _FILE).stat()):
+            # The folder was put aside meanwhile, by a writer that has the one in its place.
+            os.close(descriptor)
+            raise StorageLockedError(str(path))
         return cls(descriptor)
 
     def release(self) -> None:

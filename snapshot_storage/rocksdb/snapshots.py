@@ -65,18 +65,26 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         self._is_read_only = is_read_only
         self._memory = memory if memory is not None else RocksDBMemory()
         self._next_replacing_s = -math.inf
+        self._damage: str | None = None
 
     def _open_snapshots(self) -> RocksDBFolder:
-        return RocksDBFolder.open(self._path, memory=self._memory, is_read_only=self._is_read_only)
+        folder = RocksDBFolder.open(
+            self._path, memory=self._memory, is_read_only=self._is_read_only, damage=self._damage
+        )
+        self._damage = None
+        return folder
 
     async def _run(self, operation: str, work: Callable[[RocksDBFolder], _Result]) -> _Result:
-        """Run a call; where damage or the disk ended all writes, open the folder again, after which they go on."""
+        """Run a call; open the folder again where the disk ended all writes, and put it aside where it is damaged."""
         opened = self._open
         try:
             return await super()._run(operation, work)
         except (StorageAccessError, StorageCorruptedError, StorageUnavailableError) as error:
             if opened is None or not opened.snapshots.needs_reopening or not self._may_reopen(error):
                 raise
+            if self._open is opened:
+                # Not what another call has seen to already.
+                self._damage = opened.snapshots.damage
             log.warning("opening the snapshots again: %s", error)
             await asyncio.shield(asyncio.ensure_future(self._reopen(opened.snapshots)))
             raise StorageUnavailableError(f"cannot {operation}: {self._path} was opened again; try again") from error
@@ -96,7 +104,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         return await self._run("read heads", lambda folder: [_head_or_error(folder, one) for one in bucket_ids])
 
     async def find_damage(self) -> list[SnapshotStorageError]:
-        """See base: headers, which are there twice."""
+        """See base: headers."""
         return list(await self._run("check the headers", lambda folder: folder.header_damage()))
 
     async def checkpoint(self, path: Path) -> None:

@@ -11,11 +11,11 @@ What a crash leaves of step 1 is found by its key and removed when the folder is
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from rocksdict import WriteBatch
-
+from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY
+from managed_ledger.rocksdb_store.store import StoreBatch
 from snapshot_storage.rocksdb.layout import entry_key, unfinished_key, with_checksum
 from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, BucketSnapshotInfo
 
@@ -24,48 +24,33 @@ from snapshot_storage.storage import FIRST_SEGMENT_ENTRY, METADATA_ENTRY, Bucket
 BATCH_BYTES_MAX = 2**20
 
 
-class WriteBatches(Protocol):
-    """Writes a batch, or raises one of our errors."""
+class WritableFolder(Protocol):
+    """Where the snapshot goes."""
 
-    def __call__(self, batch: WriteBatch, *, is_synced: bool) -> None:
+    def new_batch(self) -> StoreBatch:
+        """An empty batch."""
+
+    def write(self, batch: StoreBatch, *, is_synced: bool) -> None:
         """Return when the batch is in the log, and on the disk if it is synced."""
 
+    def put_header(self, batch: StoreBatch, info: BucketSnapshotInfo) -> None:
+        """Add to a batch what makes a snapshot exist."""
 
-class HeaderPut(Protocol):
-    """Adds to a batch what makes a snapshot exist."""
+    def put_removal(self, batch: StoreBatch, bucket_id: int, info: BucketSnapshotInfo | None) -> None:
+        """Add to a batch what removes every trace of a snapshot; `info` is what its header says, None if nothing."""
 
-    def __call__(self, batch: WriteBatch, info: BucketSnapshotInfo) -> None:
-        """Put its header, wherever headers are."""
-
-
-class Removal(Protocol):
-    """Adds to a batch what removes every trace of a snapshot."""
-
-    def __call__(self, batch: WriteBatch, bucket_id: int, info: BucketSnapshotInfo | None) -> None:
-        """Remove it; `info` is what its header says, None where there is none."""
+    def new_bucket_id(self) -> int:
+        """Give an id, never the same one again."""
 
 
 class SnapshotWriting:
     """Collects one snapshot. Its methods may come from different threads, and then take turns."""
 
-    def __init__(
-        self,
-        write: WriteBatches,
-        put_header: HeaderPut,
-        put_removal: Removal,
-        new_bucket_id: Callable[[], int],
-        *,
-        bucket_key: str,
-        topic_name: str,
-        cursor_name: str,
-    ) -> None:
-        self._write = write
-        self._put_header = put_header
-        self._put_removal = put_removal
+    def __init__(self, folder: WritableFolder, *, bucket_key: str, topic_name: str, cursor_name: str) -> None:
+        self._folder = folder
         self._names = (bucket_key, topic_name, cursor_name)
-        self._new_bucket_id = new_bucket_id
         self._bucket_id: int | None = None
-        self._batch = WriteBatch(raw_mode=True)
+        self._batch = folder.new_batch()
         self._batch_bytes = 0
         self._segment_count = 0
         self._length_bytes = 0
@@ -85,8 +70,8 @@ class SnapshotWriting:
         """Make the snapshot visible and return its id."""
         with self._turn:
             bucket_id = self._put(METADATA_ENTRY, metadata)
-            self._put_header(self._batch, self._info(bucket_id))
-            self._batch.delete(unfinished_key(bucket_id))
+            self._folder.put_header(self._batch, self._info(bucket_id))
+            self._batch.delete(DEFAULT_FAMILY, unfinished_key(bucket_id))
             # 2. It becomes visible, whole.
             self._write_batch(is_synced=True)
             return bucket_id
@@ -96,9 +81,9 @@ class SnapshotWriting:
         with self._turn:
             self._is_aborted = True
             if self._bucket_id is not None and self._is_in_database:
-                batch = WriteBatch(raw_mode=True)
-                self._put_removal(batch, self._bucket_id, self._info(self._bucket_id))
-                self._write(batch, is_synced=True)
+                batch = self._folder.new_batch()
+                self._folder.put_removal(batch, self._bucket_id, self._info(self._bucket_id))
+                self._folder.write(batch, is_synced=True)
 
     def _info(self, bucket_id: int) -> BucketSnapshotInfo:
         return BucketSnapshotInfo(bucket_id, *self._names, self._segment_count, self._length_bytes)
@@ -107,13 +92,13 @@ class SnapshotWriting:
         assert not self._is_aborted
         if self._bucket_id is None:
             # Not before: to get one may mean to wait for another snapshot that is being written.
-            self._bucket_id = self._new_bucket_id()
+            self._bucket_id = self._folder.new_bucket_id()
         if self._batch_bytes + len(payload) > BATCH_BYTES_MAX and self._batch_bytes:
             # 1. What does not fit, without the header, so that no one sees it.
-            self._batch.put(unfinished_key(self._bucket_id), b"")
+            self._batch.put(DEFAULT_FAMILY, unfinished_key(self._bucket_id), b"")
             self._write_batch(is_synced=False)
         key = entry_key(self._bucket_id, entry)
-        self._batch.put(key, with_checksum(key, payload))
+        self._batch.put(DEFAULT_FAMILY, key, with_checksum(key, payload))
         self._batch_bytes += len(payload)
         self._length_bytes += len(payload)
         return self._bucket_id
@@ -121,5 +106,5 @@ class SnapshotWriting:
     def _write_batch(self, *, is_synced: bool) -> None:
         # Before the write: one that fails may have taken effect.
         self._is_in_database = True
-        self._write(self._batch, is_synced=is_synced)
-        self._batch, self._batch_bytes = WriteBatch(raw_mode=True), 0
+        self._folder.write(self._batch, is_synced=is_synced)
+        self._batch, self._batch_bytes = self._folder.new_batch(), 0

@@ -1,86 +1,93 @@
-"""One flipped bit, or one file less: what it costs, who is told, and that it is never data and never the folder."""
+"""One flipped bit, or one file less: never data, never a refusal, and one line that names the folder put aside.
+
+A snapshot is derived. So a damaged entry costs its bucket, and a folder that is damaged as a whole costs the time to
+read the index again from the log: it is kept under another name, and an empty one takes its place. What is no damage
+stays where it is. That all messages are delivered after it is in
+`tests/integration/snapshot_storage/test_service_on_a_damaged_folder.py`.
+"""
 
 import asyncio
+import logging
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from rocksdict import Options, Rdict
 
 from snapshot_storage.errors import (
+    BucketNotFoundError,
     SnapshotCorruptedError,
     SnapshotStorageError,
+    StorageAccessError,
     StorageCorruptedError,
     StorageLockedError,
+    StorageUnavailableError,
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
-from snapshot_storage.rocksdb.salvage import KeptLogs
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from snapshot_storage.rocksdb.wal import logged_snapshots
 
 MEMORY = RocksDBMemory()
 Entries = dict[int, list[bytes]]
+
+FILES = (
+    "*.sst",
+    "*.log",
+    "CURRENT",
+    "MANIFEST-*",
+    "OPTIONS-*",
+    "IDENTITY",
+    "LOCK",
+    "LOG",
+    "rocksdict-config.json",
+    "WRITER",
+)
+"""Every kind of file that there is in a folder."""
 
 
 def _opened(path: Path, *, is_read_only: bool = False) -> RocksDBFolder:
     return RocksDBFolder.open(path, memory=MEMORY, is_read_only=is_read_only, pause=lambda _: None)
 
 
-def _entries(number: int, size: int) -> list[bytes]:
-    return [b"%d,%d." % (number, entry) * (size // 4) for entry in range(4)]
-
-
-def _fill(folder: RocksDBFolder, count: int, *, size: int = 2_000) -> Entries:
+def _fill(folder: RocksDBFolder, count: int) -> Entries:
     written: Entries = {}
     for number in range(count):
-        metadata, *segments = entries = _entries(number, size)
+        metadata, *segments = entries = [os.urandom(2_000) for _ in range(4)]
         bucket_id = folder.create(metadata, segments, bucket_key=f"k{number}", topic_name="t", cursor_name="c")
         written[bucket_id] = entries
     return written
 
 
-def _crashed(path: Path, *, count: int = 8, size: int = 2_000, has_tables: bool = False) -> Entries:
-    """Leave what a kill leaves: everything since the start is in the log alone."""
-    written: Entries = {}
-    if has_tables:
-        folder = _opened(path)
-        written |= _fill(folder, count, size=size)
-        folder.close()
-    folder = _opened(path.with_name("running") if not has_tables else path)
-    written |= _fill(folder, count, size=size)
-    shutil.copytree(folder._path, path.with_name("crashed"))
+def _crashed(path: Path) -> Entries:
+    """Leave what a kill leaves: tables, and what was written since the last start in the log alone."""
+    running = path.with_name("running")
+    folder = _opened(running)
+    written = _fill(folder, 6)
+    folder.close()
+    folder = _opened(running)
+    written |= _fill(folder, 6)
+    shutil.copytree(running, path)
     folder.close()
     return written
 
 
-def _newest_log(path: Path) -> Path:
-    return max(path.glob("*.log"), key=lambda log: int(log.stem))
-
-
-def _flip(path: Path, bit: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(data)
-
-
-def _damage(folder: RocksDBFolder, written: Entries) -> list[tuple[int, int | None]]:
-    """Read everything one by one: what is not as it was written must be told, by bucket and entry."""
-    damaged: list[tuple[int, int | None]] = []
-    assert folder._headers._index is not None
-    assert [info.bucket_id for info in folder.list("t", "c")] == sorted(written)
+def _read_all(folder: RocksDBFolder, written: Entries) -> set[int]:
+    """Return the buckets that are lost, by whatever error; what is read must be what was written."""
+    lost: set[int] = set()
     for bucket_id, entries in written.items():
-        for entry, payload in enumerate(entries):
-            try:
-                read = folder.read_segments(bucket_id, entry, entry) if entry else [folder.read_metadata(bucket_id)]
-            except SnapshotCorruptedError as error:
-                damaged.append((bucket_id if error.bucket_id == bucket_id else -1, error.entry))
-                is_named = damaged[-1] == (bucket_id, entry)
-                assert is_named
-            else:
-                assert read == [payload]
-    return damaged
+        try:
+            head = folder.read_head(bucket_id)
+            read = [head.metadata, *folder.read_segments(bucket_id, 1, 9)]
+        except (BucketNotFoundError, SnapshotCorruptedError) as error:
+            lost.add(bucket_id if error.bucket_id == bucket_id else -1)
+        else:
+            assert read == entries
+    return lost
 
 
 def _state(path: Path) -> dict[str, tuple[int, bytes]]:
@@ -90,194 +97,257 @@ def _state(path: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def _damage_to_all(path: Path, written: Entries) -> list[tuple[int, int | None]]:
-    """To a reader, which changes nothing, to the writer after it, and to the one after that."""
-    before = _state(path)
-    reader = _opened(path, is_read_only=True)
-    damaged = _damage(reader, written)
-    reader.close()
-    assert _state(path) == before
-    for _ in range(2):
-        folder = _opened(path)
-        assert _damage(folder, written) == damaged
-        folder.close()
-    assert not (path / "KEPT-LOGS").exists()
-    return damaged
+def _flip(file: Path, at: float = 0.5) -> None:
+    data = bytearray(file.read_bytes())
+    if data:
+        data[int(at * (len(data) - 1))] ^= 0x10
+    file.write_bytes(data)
 
 
-@pytest.mark.parametrize("has_tables", [False, True])
-def test_a_flipped_bit_in_the_log_costs_one_entry_which_is_named(tmp_path: Path, has_tables: bool) -> None:
-    """It cost the whole folder: RocksDB refuses its log, or drops every write of 32 KiB."""
-    written = _crashed(tmp_path / "folder", has_tables=has_tables)
-    log = _newest_log(tmp_path / "crashed")
-    size = log.stat().st_size
-    outcomes = []
-    # All over it, and in its last write, which looks to RocksDB like one that a crash cut off.
-    for offset in (*range(3, size, size // 6), size - 300, size - 30):
-        damaged = tmp_path / f"damaged-{offset}"
-        shutil.copytree(tmp_path / "crashed", damaged)
-        _flip(damaged / log.name, 8 * offset + offset % 8)
-        outcomes.append(_damage_to_all(damaged, written))
-    assert all(len(damaged) <= 1 for damaged in outcomes)
-    assert sum(map(len, outcomes)) >= 3
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def test_any_flipped_bit_of_a_log_hides_at_most_one_entry(tmp_path: Path) -> None:
-    """Every byte of a log that is small, and those at the ends of its blocks of one that is not."""
-    for size, offsets in ((16, range(2_400)), (3_000, [32_768 * k + d for k in (1, 2) for d in range(-12, 12)])):
-        shutil.rmtree(tmp_path, ignore_errors=True)
-        written = _crashed(tmp_path / "folder", count=6 if size == 16 else 8, size=size)
-        log = _newest_log(tmp_path / "crashed").read_bytes()
-        assert len(log) > offsets[-1]
-        for offset in offsets:
-            flipped = bytearray(log)
-            flipped[offset] ^= 1 << offset % 8
-            found = logged_snapshots([bytes(flipped)])
-            assert found.keys() == written.keys()
-            assert all(one.header is not None for one in found.values())
-            assert sum(len(one.entries) for one in found.values()) >= 4 * len(written) - 1
+def _flip_the_end(file: Path) -> None:
+    _flip(file, 0.995)
 
 
-def test_a_salvage_that_a_crash_ends_is_done_at_the_next_start(tmp_path: Path) -> None:
-    """When the folder was opened without what is damaged, its log is gone: only the links have it."""
-    written = _crashed(tmp_path / "folder")
-    path = tmp_path / "crashed"
-    log = _newest_log(path)
-    # The process ends after it kept the log, and RocksDB dropped all of it.
-    (path / "KEPT-LOGS").mkdir()
-    shutil.copyfile(log, path / "KEPT-LOGS" / log.name)
-    log.write_bytes(b"")
-    folder = _opened(path)
-    assert _damage(folder, written) == []
-    folder.close()
-    assert not (path / "KEPT-LOGS").exists()
+def _aside(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f"{path.name}-put-aside-*"))
 
 
-def test_what_a_log_deletes_does_not_come_back_with_it(tmp_path: Path) -> None:
-    """Where another of its writes is damaged."""
-    folder = _opened(tmp_path / "running")
-    written = _fill(folder, 6)
-    first, gone, *_ = written
-    folder.delete(gone)
-    del written[gone]
-    shutil.copytree(folder._path, tmp_path / "crashed")
-    folder.close()
-    log = _newest_log(tmp_path / "crashed")
-    _flip(log, 8 * log.read_bytes().index(written[first][2]))
-    assert _damage_to_all(tmp_path / "crashed", written) == [(first, 2)]
-
-
-def _cut(log: Path) -> None:
-    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
-
-
-@pytest.mark.parametrize("lose", [Path.unlink, _cut])
-def test_a_log_that_is_gone_is_missed(
-    tmp_path: Path, lose: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("harm", [_flip, _flip_the_end, _cut, Path.unlink])
+@pytest.mark.parametrize("pattern", FILES)
+def test_a_damaged_file_costs_time_and_is_never_data(
+    tmp_path: Path, pattern: str, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """RocksDB starts without a word with what is left: here it is told what is gone, and no id comes twice."""
-    written = _crashed(tmp_path / "folder", has_tables=True, count=4)
+    """The folder goes on with what is whole, or is kept under a name that one line of the log says."""
     path = tmp_path / "crashed"
-    lose(_newest_log(path))
+    written = _crashed(path)
+    harm(max(path.glob(pattern), key=lambda file: (file.stat().st_size > 0, file.name)))
+    before = _state(path)
 
-    reader = _opened(path, is_read_only=True)
-    listed = {info.bucket_id for info in reader.list(None, None)}
-    gone = written.keys() - listed
-    assert gone
-    told = reader.header_damage()
-    reader.close()
-    folder = _opened(path)
-    assert [str(error) for error in folder.header_damage()] == [str(error) for error in told]
-    assert any("end of the log" in record.getMessage() for record in caplog.records)
-    assert {error.bucket_id for error in told if isinstance(error, SnapshotCorruptedError)} == gone
-    assert min(_fill(folder, 1)) > max(written)
-    folder.close()
-    # It is told once: the tracker builds them again.
-    folder = _opened(path)
-    assert folder.header_damage() == []
-    folder.close()
+    try:
+        reader = _opened(path, is_read_only=True)
+    except SnapshotStorageError:
+        pass
+    else:
+        _read_all(reader, written)
+        reader.close()
+    assert _state(path) == before
 
-
-def test_a_start_after_a_kill_misses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without damage nobody is warned, also where the file that says how far it had come is torn, or older."""
-    written = _crashed(tmp_path / "folder")
-    for number, said in enumerate([None, b"", b"torn", bytes(28)]):
-        path = tmp_path / str(number)
-        shutil.copytree(tmp_path / "crashed", path)
-        if said is not None:
-            (path / "REACHED").write_bytes(said)
-        assert _damage_to_all(path, written) == []
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("name", ["MANIFEST-*", "CURRENT", "OPTIONS-*"])
-def test_a_flipped_bit_in_the_small_files_costs_nothing(tmp_path: Path, name: str) -> None:
-    """The list of files is made anew of the files. Of a reader, in a folder of its own."""
-    written = _crashed(tmp_path / "folder", has_tables=True, count=3)
-    file = max((tmp_path / "crashed").glob(name))
-    bits = 8 * file.stat().st_size
-    for bit in range(5, bits, bits // 3):
-        damaged = tmp_path / f"damaged-{bit}"
-        shutil.copytree(tmp_path / "crashed", damaged)
-        _flip(damaged / file.name, bit)
-        assert _damage_to_all(damaged, written) == []
-        assert not (damaged / "NOT-COMPACTED").exists()
-
-
-def _empty_the_manifest_pointer(path: Path) -> None:
-    (path / "CURRENT").write_bytes(b"")
-
-
-def _remove_the_list_of_files(path: Path) -> None:
-    # What a flipped byte in the manifest did to rocksdict: opened, empty, no error.
-    for name in ("CURRENT", "MANIFEST-*"):
-        for file in path.glob(name):
-            file.unlink()
-
-
-@pytest.mark.parametrize("damage", [_empty_the_manifest_pointer, _remove_the_list_of_files])
-def test_a_list_of_files_that_is_gone_is_made_anew(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """Never opened as if it were empty: the tracker would believe that there are no snapshots."""
-    written = _crashed(tmp_path / "folder", has_tables=True, count=3)
-    damage(tmp_path / "crashed")
-    folder = _opened(tmp_path / "crashed")
-    assert _damage(folder, written) == []
+    with caplog.at_level(logging.ERROR):
+        folder = _opened(path)
+    lost = _read_all(folder, written)
+    listed = {info.bucket_id for info in folder.list("t", "c")}
+    new = _fill(folder, 2)
     folder.close()
 
+    aside = _aside(path)
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == len(aside) <= 1
+    if aside:
+        assert f"put aside as {aside[0]}" in errors[0]
+        assert lost == written.keys()
+        assert not listed
+        assert {file.name for file in aside[0].iterdir()} >= before.keys() - {"."} - {"CURRENT", "LOG", "OPTIONS"}
+    assert written.keys() - lost <= listed
+    assert min(new) > max(written)
+    again = _opened(path)
+    assert not _read_all(again, new)
+    again.close()
+    assert _aside(path) == aside
 
-def test_a_damaged_end_of_a_table_costs_what_is_read_through_it(tmp_path: Path) -> None:
-    """It cost the folder. Headers are in two tables; what is written next is whole, and no id comes twice."""
-    folder = _opened(tmp_path / "folder")
-    written = _fill(folder, 4)
+
+@pytest.mark.parametrize("where", ["within", "end"])
+def test_a_flipped_bit_in_a_table_costs_the_bucket_that_it_is_in_or_the_folder(tmp_path: Path, where: str) -> None:
+    """A block of entries costs its buckets; what every start reads, and the end of a table, cost the folder."""
+    folder = _opened(tmp_path / "whole")
+    written = _fill(folder, 15)
     folder.close()
-    for kind in (max, min):
-        damaged = tmp_path / kind.__name__
-        shutil.copytree(tmp_path / "folder", damaged)
-        table = kind(damaged.glob("*.sst"), key=lambda path: path.stat().st_size)
-        _flip(table, 8 * (table.stat().st_size - 20))
-        found = _damage_to_all(damaged, written)
-        assert {bucket_id for bucket_id, _ in found} == (written.keys() if kind is max else set())
+    (table,) = (tmp_path / "whole").glob("*.sst")
+    size = table.stat().st_size
+    # 15 buckets of 8,000 bytes that do not compress; the rest is behind them.
+    offsets = range(100, 110_000, 9_000) if where == "within" else range(size - 60, size, 20)
+    for offset in offsets:
+        damaged = tmp_path / f"damaged-{offset}"
+        shutil.copytree(tmp_path / "whole", damaged)
+        data = bytearray(table.read_bytes())
+        data[offset] ^= 1
+        (damaged / table.name).write_bytes(data)
+
         folder = _opened(damaged)
-        new = _fill(folder, 1)
-        assert min(new) > max(written)
-        assert [folder.read_metadata(bucket_id) for bucket_id in new] == [_entries(0, 2_000)[0]]
+        lost = _read_all(folder, written)
+        if where == "within":
+            # 16 KiB have entries of 4 buckets at most.
+            assert 1 <= len(lost) <= 4
+            assert not _aside(damaged)
+            for bucket_id in lost:
+                folder.delete(bucket_id)
+            assert {info.bucket_id for info in folder.list(None, None)} == written.keys() - lost
+        else:
+            assert lost == written.keys()
+            assert len(_aside(damaged)) == 1
+        assert not _read_all(folder, _fill(folder, 1))
         folder.close()
 
 
-def test_a_folder_without_any_header_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    """Its tables are gone: the tracker would believe that there are no snapshots."""
+def test_a_value_under_the_key_of_another_costs_its_bucket_alone(tmp_path: Path) -> None:
+    """No checksum of RocksDB's finds that out."""
     folder = _opened(tmp_path)
-    _fill(folder, 1)
+    written = _fill(folder, 3)
     folder.close()
-    for table in tmp_path.glob("*.sst"):
-        table.unlink()
+    first, other, headless = written
+    database = Rdict(str(tmp_path), Options(raw_mode=True))
+    database[b"e" + first.to_bytes(8) + bytes(4)] = database[b"e" + other.to_bytes(8) + bytes(4)]
+    database[b"h" + headless.to_bytes(8)] = database[b"h" + other.to_bytes(8)]
+    database.close()
 
-    async def start() -> None:
-        await RocksDBBucketSnapshotStorage(tmp_path).start()
+    folder = _opened(tmp_path)
+    assert _read_all(folder, written) == {first, headless}
+    for names in ((None, None), ("t", None), ("t", "c")):
+        assert [info.bucket_id for info in folder.list(*names)] == [first, other]
+    assert [str(error) for error in folder.header_damage()] == [
+        f"snapshot of bucket {headless} is corrupt: the checksum of its header is wrong"
+    ]
+    folder.delete(headless)
+    assert folder.header_damage() == []
+    assert [info.bucket_id for info in folder.list("t", "c")] == [first, other]
+    folder.close()
+    assert not _aside(tmp_path)
 
-    with pytest.raises(StorageCorruptedError, match="move it away and start again, and the index is rebuilt"):
-        asyncio.run(start())
-    assert not (tmp_path / "KEPT-LOGS").exists()
+
+def test_damage_that_a_compaction_meets_puts_the_folder_aside_and_writes_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocksDB ends all writes then, and does so again at the next compaction."""
+    path = tmp_path / "snapshots"
+    memory = RocksDBMemory(write_buffer_bytes=2**16)
+
+    async def create(storage: RocksDBBucketSnapshotStorage) -> int:
+        names = {"bucket_key": "k", "topic_name": "t", "cursor_name": "c"}
+        return await storage.create_bucket_snapshot(b"metadata", [os.urandom(5_000)] * 3, **names)
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(path, memory=memory) as storage:
+            old = [await create(storage) for _ in range(5)]
+        _flip(max(path.glob("*.sst"), key=lambda table: table.stat().st_size), 0.3)
+
+        async with RocksDBBucketSnapshotStorage(path, memory=memory) as storage:
+            failures, created = 0, []
+            for _ in range(60):
+                try:
+                    created = [*created, *await asyncio.gather(*(create(storage) for _ in range(2)))]
+                except StorageUnavailableError as error:
+                    assert "was opened again; try again" in str(error)  # noqa: PT017
+                    failures, created = failures + 1, []
+            assert 1 <= failures <= 2
+            assert len(created) > 20
+            listed = {info.bucket_id for info in await storage.list_bucket_snapshots("t", "c")}
+            assert listed >= set(created)
+            for bucket_id in old:
+                with pytest.raises(BucketNotFoundError):
+                    await storage.get_bucket_snapshot_metadata(bucket_id)
+
+    asyncio.run(scenario())
+    (aside,) = _aside(path)
+    assert [str(aside) in record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [True]
+
+
+def test_a_list_that_meets_damage_puts_the_folder_aside(tmp_path: Path) -> None:
+    """Without a list no one can say what there is; the trackers build the index again."""
+    path = tmp_path / "snapshots"
+
+    async def scenario() -> None:
+        async with RocksDBBucketSnapshotStorage(path) as storage:
+            opened = storage._open
+            assert opened is not None
+
+            def damaged(*_: object) -> None:
+                raise StorageCorruptedError(str(path), "Corruption: block checksum mismatch")
+
+            opened.snapshots._store.scan = damaged  # type: ignore[method-assign, assignment]
+            with pytest.raises(StorageUnavailableError, match="was opened again; try again"):
+                await storage.list_bucket_snapshots("t", "c")
+            assert await storage.list_bucket_snapshots("t", "c") == []
+
+    asyncio.run(scenario())
+    assert len(_aside(path)) == 1
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 5])
+def test_a_folder_of_another_layout_is_put_aside(
+    tmp_path: Path, version: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is derived as well: the index is built again in this program's layout, and the way back is open."""
+    path = tmp_path / "snapshots"
+    families = {}
+    if version == 3:
+        families = {"index": Options(raw_mode=True)}
+    options = Options(raw_mode=True)
+    options.create_missing_column_families(True)
+    database = Rdict(str(path), options, column_families=families)
+    database[b"format"] = b"postdate snapshots %d" % version
+    database.close()
+
+    with pytest.raises(SnapshotStorageError, match="layout"):
+        _opened(path, is_read_only=True)
+    folder = _opened(path)
+    assert not _read_all(folder, _fill(folder, 1))
+    folder.close()
+    (aside,) = _aside(path)
+    (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "layout" in error
+    assert str(aside) in error
+
+
+def test_a_folder_in_use_is_not_put_aside(tmp_path: Path) -> None:
+    """Also where it is damaged: the one that has it finds out."""
+    path = tmp_path / "snapshots"
+    folder = _opened(path)
+    written = _fill(folder, 3)
+    (path / "CURRENT").unlink()
+    with pytest.raises(StorageLockedError):
+        _opened(path)
+    assert not _read_all(folder, written)
+    folder.close()
+    assert not _aside(path)
+
+
+def _fill_the_disk(ballast: Path) -> None:
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4_096))
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts disks")
+@pytest.mark.parametrize("kind", ["full", "read-only"])
+def test_a_disk_that_refuses_puts_nothing_aside(tmp_path: Path, kind: str) -> None:
+    """A full one is an outage, one without rights a refusal; when it is mended everything is there."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path)], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    path = tmp_path / "snapshots"
+    try:
+        folder = _opened(path)
+        written = _fill(folder, 3)
+        folder.close()
+        if kind == "full":
+            _fill_the_disk(tmp_path / "ballast")
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        with pytest.raises(StorageUnavailableError if kind == "full" else StorageAccessError):
+            _opened(path)
+        assert not _aside(path)
+        if kind == "full":
+            (tmp_path / "ballast").unlink()
+        else:
+            subprocess.run(["mount", "-o", "remount,rw", str(tmp_path)], check=True)
+        folder = _opened(path)
+        assert not _read_all(folder, written)
+        folder.close()
+        assert not _aside(path)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_a_view_that_has_no_room_is_an_error_with_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,36 +357,3 @@ def test_a_view_that_has_no_room_is_an_error_with_the_path(tmp_path: Path, monke
     monkeypatch.setattr("tempfile.tempdir", os.devnull)
     with pytest.raises(SnapshotStorageError, match=f"cannot make a view .* in {tmp_path / 'folder'}"):
         _opened(tmp_path / "folder", is_read_only=True)
-
-
-def test_a_writer_that_is_refused_leaves_nothing_that_a_later_start_takes_for_a_crash(tmp_path: Path) -> None:
-    """Snapshots that are deleted while it tried stay deleted."""
-    folder = _opened(tmp_path)
-    written = _fill(folder, 3)
-    try:
-        with pytest.raises(StorageLockedError):
-            _opened(tmp_path)
-        assert not (tmp_path / "KEPT-LOGS").exists()
-        for bucket_id in written:
-            folder.delete(bucket_id)
-    finally:
-        folder.close()
-
-    again = _opened(tmp_path)
-    try:
-        assert again.list(None, None) == []
-    finally:
-        again.close()
-
-
-def test_logs_that_were_kept_for_an_opening_that_never_began_are_forgotten(tmp_path: Path) -> None:
-    """As where a program that knows no lock of ours has the folder open."""
-    _crashed(tmp_path / "folder")
-    path = tmp_path / "crashed"
-    files = sorted(path.iterdir())
-    kept = KeptLogs.keep(path)
-    assert sorted(path.iterdir()) != files
-
-    kept.undo()
-
-    assert sorted(path.iterdir()) == files

@@ -13,12 +13,12 @@ from pathlib import Path
 from managed_ledger import meta_copies
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.database import RocksDatabase, WritableDatabase
-from managed_ledger.disk_room import Room
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.keys import Family
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from managed_ledger.rocksdb_store.disk_room import Room
 
 START_MS = 1_700_000_000_000
 

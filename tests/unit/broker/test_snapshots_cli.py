@@ -266,17 +266,10 @@ def test_verify_names_everything_that_is_wrong(data: Data) -> None:
     assert "Checked 4 snapshots, 29 segments" in text
 
 
-@pytest.mark.parametrize("is_both", [False, True])
-def test_verify_goes_on_where_headers_are_damaged(data: Data, is_both: bool) -> None:
-    """A whole block of them: all snapshots are found by the second copy, or else by the cursors' properties."""
-    database = Rdict(str(data.path / "snapshots"), Options(raw_mode=True))
-    index = database.get_column_family("index")
-    for family in [database, index] if is_both else [database]:
-        for key in [key for key in family.keys() if key[:1] in b"hi"]:  # noqa: SIM118 (no dictionary)
-            family[key] = b"\x02" + family[key][2:]
-    index.close()
-    database.close()
-    del index, family
+def test_verify_goes_on_where_headers_are_damaged(data: Data) -> None:
+    """All of them: the snapshots are found by the properties of the cursors."""
+    for bucket_id in data.ids:
+        damage_header(data, bucket_id)
 
     result = data.run("verify", "--second-look", "0")
 
@@ -285,12 +278,12 @@ def test_verify_goes_on_where_headers_are_damaged(data: Data, is_both: bool) -> 
     for bucket_id in data.ids:
         assert f"damaged  {bucket_id}" in result.stdout
     assert "missing" not in result.stdout
+    assert "Checked 0 snapshots" in result.stdout
     listed, exported = data.run("list"), data.run("export", str(data.path / "rows.parquet"))
     copied = data.run("copy", "--to", str(data.path / "new"), "--update-cursors")
     for one in (listed, exported, copied):
-        assert one.exit_code == (1 if is_both else 0)
+        assert one.exit_code == 1
         assert all(str(bucket_id) in one.output for bucket_id in data.ids) or one is exported
-    assert ("Checked 0 snapshots" if is_both else "Checked 3 snapshots, 30 segments") in result.stdout
 
 
 def test_verify_of_one_topic_minds_its_own_business(data: Data) -> None:
@@ -637,13 +630,10 @@ def test_a_damaged_snapshot_that_no_cursor_names_holds_up_no_move(data: Data, tm
 
 
 def damage_header(data: Data, bucket_id: int) -> None:
-    """Flip a bit in both copies of a header."""
+    """Flip bits of a header behind everybody's back."""
+    key = b"h" + bucket_id.to_bytes(8)
     database = Rdict(str(data.path / "snapshots"), Options(raw_mode=True))
-    index = database.get_column_family("index")
-    for family in (database, index):
-        for key in [key for key in family.keys() if key[:1] in b"hi" and key.endswith(bucket_id.to_bytes(8))]:  # noqa: SIM118
-            family[key] = b"\x02" + family[key][2:]
-    index.close()
+    database[key] = b"\x02" + database[key][1:]
     database.close()
 
 

@@ -1,8 +1,7 @@
-"""A folder of one's own that shows another one's data: how snapshots are read without a write to where they are.
+"""A temporary folder that shows the data of another one: how a folder is read without a write to where it is.
 
 Rocksdict and RocksDB write beside the data also to read it: a configuration, a diary. So a reader opens a temporary
-folder, with links to tables and logs and copies of the small files that say which of them count. It is also a place to
-repair what is damaged, for the eyes of this reader alone: then logs are copies too, and tables are never changed.
+folder, with links to tables and logs and copies of the small files that say which of them count.
 
 The copies come first: whatever the list of files names then, is there before it is named. A file that goes meanwhile is
 missed at opening, and the reader makes another view.
@@ -25,32 +24,28 @@ class FolderView:
         self._folder = folder
 
     @classmethod
-    def of(cls, source: Path, *, copies_logs: bool) -> Self:
+    def of(cls, source: Path) -> Self:
         """Make a view of a folder as it is now.
 
         Raises:
             OSError: There is no room for it, or the source cannot be read.
         """
-        folder = tempfile.TemporaryDirectory(prefix="postdate-snapshots-", ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix="postdate-view-", ignore_cleanup_errors=True)
         view = cls(Path(folder.name), folder)
         try:
-            view._fill(source.resolve(), copies_logs=copies_logs)
+            view._fill(source.resolve())
         except OSError:
             view.close()
             raise
         return view
 
-    def _fill(self, source: Path, *, copies_logs: bool) -> None:
+    def _fill(self, source: Path) -> None:
         for pattern in _COPIED:
             for file in source.glob(pattern):
                 self._copy(file)
-        for file in source.glob("*.log"):
-            if copies_logs:
-                self._copy(file)
-            else:
-                self._link(file)
-        for file in source.glob("*.sst"):
-            self._link(file)
+        for pattern in ("*.log", "*.sst"):
+            for file in source.glob(pattern):
+                (self.path / file.name).symlink_to(file)
 
     def _copy(self, file: Path) -> None:
         try:
@@ -58,9 +53,6 @@ class FolderView:
         except FileNotFoundError:
             # It went meanwhile; opening misses it if it counts.
             (self.path / file.name).unlink(missing_ok=True)
-
-    def _link(self, file: Path) -> None:
-        (self.path / file.name).symlink_to(file)
 
     def close(self) -> None:
         """Remove the view; nothing of the source."""

@@ -1,0 +1,86 @@
+"""Why a call of rocksdict failed, told apart by its text alone, and how that becomes an error of the caller's room."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rocksdict import DbClosedError
+
+from managed_ledger.rocksdb_store.disk_room import NO_ROOM
+
+_NO_RIGHTS = tuple(map(os.strerror, (errno.EACCES, errno.EPERM, errno.EROFS)))
+_LOCKED = ("lock hold by current process", "Resource temporarily unavailable")
+_OTHER_LAYOUT = ("does not exist", "comparator", "olumn famil")
+
+
+class Cause(StrEnum):
+    """What kind of failure it is."""
+
+    DAMAGED = "bytes that RocksDB did not write"
+    FILE_MISSING = "a file that must be there is not"
+    OTHER_LAYOUT = "other column families or options than those that are asked for"
+    LOCKED = "another process or store has the folder open"
+    NO_ROOM = "the disk, a quota or a file is full"
+    NO_RIGHTS = "rights are missing"
+    CLOSED = "the store is closed"
+    REFUSED = "any other refusal of the system"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A call that failed."""
+
+    cause: Cause
+    doing: str
+    """What was being done, as `read the log`."""
+    path: Path
+    """The folder that was asked for, not a view of it."""
+    text: str
+    """What rocksdict or the system says."""
+    is_system: bool
+    """Whether the system says so itself, and not RocksDB."""
+    is_shared: bool
+    """Whether another process may change the folder meanwhile, so that a missing file is no damage."""
+
+
+Errors = Callable[[Failure], Exception]
+"""Returns the error of a room for a failure."""
+
+
+@contextmanager
+def translated(errors: Errors, path: Path, doing: str, *, is_shared: bool = False) -> Iterator[None]:
+    """Raise a room's error instead of what rocksdict raises; other exceptions pass."""
+    try:
+        yield
+    except Exception as error:
+        cause = _cause_of(error)
+        if cause is None:
+            raise
+        is_system = isinstance(error, OSError)
+        raise errors(Failure(cause, doing, path, str(error), is_system, is_shared)) from error
+
+
+def _cause_of(error: Exception) -> Cause | None:
+    text = str(error)
+    if isinstance(error, DbClosedError):
+        return Cause.CLOSED
+    is_system = isinstance(error, OSError)
+    # Any other subclass is not rocksdict's.
+    if not is_system and type(error) is not Exception:
+        return None
+    for signs, cause in ((NO_ROOM, Cause.NO_ROOM), (_NO_RIGHTS, Cause.NO_RIGHTS)):
+        if any(sign in text for sign in signs):
+            return cause
+    if is_system:
+        return Cause.REFUSED
+    if any(sign in text for sign in _LOCKED):
+        return Cause.LOCKED
+    if "No such file" in text:
+        return Cause.FILE_MISSING
+    if text.startswith("Corruption"):
+        return Cause.DAMAGED
+    return Cause.OTHER_LAYOUT if any(sign in text for sign in _OTHER_LAYOUT) else Cause.REFUSED

@@ -1,0 +1,174 @@
+"""How a folder is opened: to write, by one process, or to read a view of it, by any number beside.
+
+Strictly: what a crash leaves, a write-ahead log that ends within a write, is no damage, and anything else that is not
+as it was written refuses. Nothing is repaired here.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict
+
+from managed_ledger.rocksdb_store.failures import Cause, Errors, Failure, translated
+from managed_ledger.rocksdb_store.folder_view import FolderView
+
+DEFAULT_FAMILY: Final = "default"
+
+Opened = TypeVar("Opened")
+
+READING_TRIES: Final = 5
+"""How often a reader looks at a folder that seems damaged: its writer may be changing it."""
+READING_PAUSE_S: Final = 0.1
+"""Between two looks; longer than a flush of a writer takes."""
+_VIEW_BUFFER_BYTES: Final = 32 * 2**20
+"""Memory in which a reader replays the write-ahead log; it writes nothing."""
+
+
+class Compression(StrEnum):
+    """Of tables."""
+
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """What a room wants of its folder."""
+
+    noun: str
+    """What it holds, for errors: `the log`."""
+    errors: Errors
+    compression: Compression
+    block_cache_bytes: int
+    """One cache for all families."""
+    write_buffer_bytes: int
+    """Of the default family: memory that is collected before it is written as one table."""
+    families: Mapping[str, int] = field(default_factory=dict)
+    """Further column families, with their write buffers in bytes."""
+    creates: bool = True
+    """Whether a folder without a database becomes an empty one."""
+    is_compacting: bool = True
+    """Whether tables are made into larger ones by themselves."""
+    block_bytes: int | None = None
+    """The unit of compression and of reading; by default RocksDB's own, 4 KiB."""
+    write_buffers_max: int | None = None
+    """So many buffers of a family at once; by default RocksDB's own, 2."""
+    tables_before_compaction: int | None = None
+    """By default RocksDB's own, 4."""
+    logs_bytes_max: int | None = None
+    """Families that are written little would hold back the removal of old write-ahead logs for ever."""
+    open_files_max: int | None = None
+    """By default all are kept open."""
+
+
+class OpenFolder(NamedTuple):
+    """An open database; who has it closes it, with a `RocksDBStore`."""
+
+    path: Path
+    """The folder that was asked for: what is open may be a view of it."""
+    database: Rdict
+    settings: StoreSettings
+    view: FolderView | None
+
+
+def open_to_write(path: Path, settings: StoreSettings) -> OpenFolder:
+    """Open a folder, or make it; raises what `settings.errors` returns."""
+    doing = f"open {settings.noun}"
+    with translated(settings.errors, path, doing):
+        path.mkdir(parents=True, exist_ok=True)
+        has_tables = any(path.glob("*.sst"))
+    if has_tables and not (path / "CURRENT").exists():
+        # RocksDB would put an empty database in the place of the one that these tables are of.
+        text = "its file CURRENT is missing, which says which tables count"
+        raise settings.errors(Failure(Cause.DAMAGED, doing, path, text, is_system=False, is_shared=False))
+    with translated(settings.errors, path, doing):
+        database = Rdict(
+            str(path),
+            _options(settings, settings.write_buffer_bytes),
+            column_families=_family_options(settings),
+            access_type=AccessType.read_write(),
+        )
+    return OpenFolder(path, database, settings, None)
+
+
+def open_to_read(path: Path, settings: StoreSettings) -> OpenFolder:
+    """Open a view of a folder as it is now; nothing in it changes, and it may be in use."""
+    with translated(settings.errors, path, f"make a view to read {settings.noun}", is_shared=True):
+        view = FolderView.of(path)
+    try:
+        with translated(settings.errors, path, f"read {settings.noun}", is_shared=True):
+            database = Rdict(
+                str(view.path),
+                _options(settings, _VIEW_BUFFER_BYTES),
+                column_families=_family_options(settings),
+                access_type=AccessType.read_only(False),
+            )
+    except BaseException:
+        view.close()
+        raise
+    return OpenFolder(path, database, settings, view)
+
+
+def looked_at_again(
+    open_once: Callable[[], Opened],
+    is_worth_it: Callable[[Exception], bool],
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> Opened:
+    """Open a view, a few times over: a writer removes files between two looks at its folder.
+
+    Args:
+        open_once: Opens it and checks what is there.
+        is_worth_it: Whether another look may help against this error.
+        pause: Waits for so many seconds.
+    """
+    for _ in range(READING_TRIES - 1):
+        try:
+            return open_once()
+        except Exception as error:
+            if not is_worth_it(error):
+                raise
+        pause(READING_PAUSE_S)
+    return open_once()
+
+
+def _options(settings: StoreSettings, write_buffer_bytes: int, blocks: BlockBasedOptions | None = None) -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(settings.creates)
+    options.create_missing_column_families(settings.creates)
+    # A cut last record is what a crash leaves and is dropped; damage before it is an error, not a loss in silence.
+    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    options.set_paranoid_checks(True)
+    options.set_keep_log_file_num(2)
+    options.set_stats_dump_period_sec(0)
+    is_lz4 = settings.compression is Compression.LZ4
+    options.set_compression_type(DBCompressionType.lz4() if is_lz4 else DBCompressionType.zstd())
+    options.set_write_buffer_size(write_buffer_bytes)
+    options.set_disable_auto_compactions(not settings.is_compacting)
+    options.set_block_based_table_factory(blocks or _blocks(settings))
+    if settings.write_buffers_max is not None:
+        options.set_max_write_buffer_number(settings.write_buffers_max)
+    if settings.tables_before_compaction is not None:
+        options.set_level_zero_file_num_compaction_trigger(settings.tables_before_compaction)
+    if settings.logs_bytes_max is not None:
+        options.set_max_total_wal_size(settings.logs_bytes_max)
+    if settings.open_files_max is not None:
+        options.set_max_open_files(settings.open_files_max)
+    return options
+
+
+def _family_options(settings: StoreSettings) -> dict[str, Options]:
+    blocks = _blocks(settings)
+    return {name: _options(settings, buffer_bytes, blocks) for name, buffer_bytes in settings.families.items()}
+
+
+def _blocks(settings: StoreSettings) -> BlockBasedOptions:
+    blocks = BlockBasedOptions()
+    if settings.block_bytes is not None:
+        blocks.set_block_size(settings.block_bytes)
+    blocks.set_block_cache(Cache(settings.block_cache_bytes))
+    return blocks

@@ -1,0 +1,211 @@
+"""An open folder: batches that become visible together, reads, scans that never stop short, and letting go.
+
+Calls may come from several threads. Nothing here chooses a thread, and every error is one of the room's.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rocksdict import Checkpoint, ColumnFamily, Rdict, ReadOptions, WriteBatch
+
+from managed_ledger.rocksdb_store.failures import translated
+from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY, OpenFolder
+
+log = logging.getLogger(__name__)
+
+
+class RowIterator(Protocol):
+    """A position among the rows of a family, as they were when it was made."""
+
+    def seek(self, key: bytes) -> None:
+        """Go to the first row at or after `key`."""
+
+    def seek_for_prev(self, key: bytes) -> None:
+        """Go to the last row at or before `key`."""
+
+    def next(self) -> None:
+        """Go to the next row."""
+
+    def valid(self) -> bool:
+        """Whether there is a row here."""
+
+    def key(self) -> Any:
+        """The key of the row here."""
+
+    def value(self) -> Any:
+        """The value of the row here."""
+
+
+class Table(NamedTuple):
+    """A file of rows, sorted by key."""
+
+    size_bytes: int
+    first_key: bytes
+    last_key: bytes
+
+
+class StoreBatch:
+    """Changes that become visible and durable together."""
+
+    __slots__ = ("_handles", "raw")
+
+    def __init__(self, handles: dict[str, ColumnFamily]) -> None:
+        self.raw = WriteBatch(raw_mode=True)
+        self._handles = handles
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the write-ahead log."""
+        size: int = self.raw.size_in_bytes()
+        return size
+
+    def put(self, family: str, key: bytes, value: bytes) -> None:
+        """Set a key."""
+        self.raw.put(key, value, self._handles.get(family))
+
+    def delete(self, family: str, key: bytes) -> None:
+        """Remove a key."""
+        self.raw.delete(key, self._handles.get(family))
+
+    def delete_range(self, family: str, start: bytes, end: bytes) -> None:
+        """Remove every key of `[start, end)` that is there before this call."""
+        self.raw.delete_range(start, end, self._handles.get(family))
+
+
+class RocksDBStore:
+    """A folder that `opening` has opened, to write or to read; `release` lets go of it."""
+
+    def __init__(self, opened: OpenFolder) -> None:
+        """Take it over."""
+        self._path = opened.path
+        self._database: Rdict = opened.database
+        self._errors, self._noun = opened.settings.errors, opened.settings.noun
+        self._view = opened.view
+        self._is_shared = opened.view is not None
+        self._is_released = False
+        names = opened.settings.families
+        self._families: dict[str, Rdict] = {name: self._database.get_column_family(name) for name in names}
+        self._handles: dict[str, ColumnFamily] = {}
+        if not self._is_shared:
+            self._handles = {name: self._database.get_column_family_handle(name) for name in names}
+
+    def _translated(self, doing: str) -> Any:
+        return translated(self._errors, self._path, f"{doing} {self._noun}", is_shared=self._is_shared)
+
+    def _family(self, family: str) -> Rdict:
+        return self._database if family == DEFAULT_FAMILY else self._families[family]
+
+    def new_batch(self) -> StoreBatch:
+        """An empty batch."""
+        return StoreBatch(self._handles)
+
+    def write(self, batch: StoreBatch, *, sync: bool) -> None:
+        """Apply a batch once; with `sync` it is on disk on return."""
+        with self._translated("write to"):
+            # In two calls: while rocksdict writes no other Python thread runs, while it syncs they do.
+            self._database.write(batch.raw)
+            if sync:
+                self._database.flush_wal(sync=True)
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value of a key."""
+        with self._translated("read"):
+            value: bytes | None = self._family(family).get(key)
+            return value
+
+    @contextmanager
+    def rows(self, family: str, *, end: bytes | None = None) -> Iterator[RowIterator]:
+        """A `RowIterator` over the keys before `end`; leaving it reports damage met on the way."""
+        options = None
+        if end is not None:
+            options = ReadOptions()
+            options.set_iterate_upper_bound(end)
+        # What the caller's own code raises in between is not RocksDB's, so it is left alone.
+        with self._translated("read"):
+            rows = self._family(family).iter(options)
+        try:
+            yield rows
+            with self._translated("read"):
+                # A damaged block ends the iteration like the end of the range does.
+                rows.status()
+        finally:
+            # The traceback of an error keeps this frame, and a living iterator keeps the folder locked.
+            del rows
+
+    def scan(self, family: str, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of `[start, end)` in order; raises rather than stop short."""
+        with self.rows(family, end=end) as rows:
+            rows.seek(start)
+            while rows.valid():
+                yield rows.key(), rows.value()
+                rows.next()
+
+    def flush(self) -> None:
+        """Make tables of what is in memory, so that the write-ahead logs can go."""
+        with self._translated("flush"):
+            for family in (self._database, *self._families.values()):
+                family.flush()
+
+    def sync(self) -> None:
+        """Put all that was written on the disk."""
+        with self._translated("sync"):
+            self._database.flush_wal(sync=True)
+
+    def compact_range(self, family: str, start: bytes, end: bytes) -> None:
+        """Give back the space of what was deleted in a range."""
+        with self._translated("compact"):
+            self._family(family).compact_range(start, end)
+
+    def set_compacting(self, is_compacting: bool) -> None:
+        """Say whether tables are made into larger ones by themselves."""
+        with self._translated("change when to compact"):
+            for family in self._families.values():
+                family.set_options({"disable_auto_compactions": "false" if is_compacting else "true"})
+
+    def tables(self) -> list[Table]:
+        """The tables that there are now, of all families."""
+        with self._translated("list the tables of"):
+            files = self._database.live_files()
+        return [Table(file["size"], file["start_key"], file["end_key"]) for file in files]
+
+    @property
+    def has_failed_behind(self) -> bool:
+        """Whether a flush or a compaction failed, after which RocksDB does no more of them until it is opened anew."""
+        with self._translated("read"):
+            return bool(self._database.property_int_value("rocksdb.background-errors"))
+
+    def latest_sequence_number(self) -> int:
+        """RocksDB's number of the last write."""
+        with self._translated("read"):
+            number: int = self._database.latest_sequence_number()
+            return number
+
+    def checkpoint(self, path: Path) -> None:
+        """Make a folder that holds what this one holds now; files are shared by hard links where possible."""
+        with self._translated(f"make a checkpoint in {path} of"):
+            Checkpoint(self._database).create_checkpoint(str(path))
+
+    def release(self) -> None:
+        """Let go of the folder; what is durable stays so, whatever RocksDB says to it."""
+        if self._is_released:
+            return
+        self._is_released = True
+        self._handles.clear()
+        errors: dict[str, None] = {}
+        # Each in its turn: one family that stays open keeps the folder locked.
+        for part in (*self._families.values(), self._database):
+            try:
+                part.close()
+            # RocksDB flushes as it closes, which fails after a write that failed; it lets go all the same.
+            except Exception as error:
+                errors[str(error)] = None
+        if errors:
+            log.info("RocksDB closed %s after an error: %s", self._path, "; ".join(errors))
+        self._families.clear()
+        # A database that was closed after an error keeps the folder locked while it lives.
+        del self._database
+        if self._view is not None:
+            self._view.close()
