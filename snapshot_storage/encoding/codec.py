@@ -22,11 +22,14 @@ from pyroaring import BitMap
 
 from snapshot_storage.encoding.columns import DelayedIndexes, Int64Array
 from snapshot_storage.encoding.metadata_columns import MetadataColumns, columns_of, read_columns
-from snapshot_storage.encoding.metadata_writing import write_columns
 from snapshot_storage.encoding.roaring import decode_bitmap, serialized_bitmaps, value_count
 from snapshot_storage.encoding.segment_rows import ENTRY_ID_MAX, decode_rows, encode_rows
 from snapshot_storage.errors import SnapshotCorruptedError
-from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata, SnapshotSegment
+from snapshot_storage.pb.delayed_message_index_bucket_pb2 import (
+    OrderedSnapshotMetadata,
+    SnapshotMetadata,
+    SnapshotSegment,
+)
 from snapshot_storage.storage import METADATA_ENTRY
 
 _INT64_MAX = 2**63 - 1
@@ -176,7 +179,25 @@ def encode_metadata_of(rows: DelayedIndexes, ends: Sequence[int]) -> bytes:
     assert (starts < ends_array).all()
 
     segments, ledger_ids, bitmaps = _bitmaps_by_segment_and_ledger(rows, ends_array)
-    return write_columns(rows.deliver_at_ms[starts], rows.deliver_at_ms[ends_array - 1], segments, ledger_ids, bitmaps)
+    first_times, last_times = rows.deliver_at_ms[starts].tolist(), rows.deliver_at_ms[ends_array - 1].tolist()
+    return _metadata_of(first_times, last_times, zip(segments.tolist(), ledger_ids.tolist(), bitmaps, strict=True))
+
+
+def _metadata_of(
+    first_times: Sequence[int], last_times: Sequence[int], bitmaps: Iterable[tuple[int, int, bytes]]
+) -> bytes:
+    """Return entry 0; the bitmaps come with the number of their segment, from 0, and their ledger, in order."""
+    message = OrderedSnapshotMetadata()
+    add_segment = message.metadata_list.add
+    maps = []
+    for first_time, last_time in zip(first_times, last_times, strict=True):
+        segment = add_segment()
+        segment.min_schedule_timestamp = first_time
+        segment.max_schedule_timestamp = last_time
+        maps.append(segment.delayed_index_bit_map)
+    for number, ledger_id, bitmap in bitmaps:
+        maps[number].add(key=ledger_id, value=bitmap)
+    return message.SerializeToString()
 
 
 def _bitmaps_by_segment_and_ledger(
@@ -224,13 +245,10 @@ def merged_bitmaps(segments: Iterable[SegmentMetadata]) -> dict[int, BitMap]:
 
 def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
     """Return entry 0 of a snapshot: its segments in order, each with its maps in order of ledger id."""
-    maps = [sorted(segment.bitmaps.items()) for segment in segments]
-    return write_columns(
-        np.array([segment.deliver_at_ms_min for segment in segments], np.int64),
-        np.array([segment.deliver_at_ms_max for segment in segments], np.int64),
-        np.repeat(np.arange(len(maps)), [len(pairs) for pairs in maps]),
-        np.array([ledger_id for pairs in maps for ledger_id, _ in pairs], np.int64),
-        [bitmap for pairs in maps for _, bitmap in pairs],
+    return _metadata_of(
+        [segment.deliver_at_ms_min for segment in segments],
+        [segment.deliver_at_ms_max for segment in segments],
+        ((number, *pair) for number, segment in enumerate(segments) for pair in sorted(segment.bitmaps.items())),
     )
 
 

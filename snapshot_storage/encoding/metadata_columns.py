@@ -25,9 +25,9 @@ from snapshot_storage.encoding.varints import PADDING, read_varints, words_of
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.storage import METADATA_ENTRY
 
-RECORD_TAG = 0x0A
-LEDGER_TAG, BITMAP_TAG = 0x08, 0x12
-LAST_TIME_TAG, FIRST_TIME_TAG = 0x10, 0x18
+_RECORD_TAG = 0x0A
+_LEDGER_TAG, _BITMAP_TAG = 0x08, 0x12
+_LAST_TIME_TAG, _FIRST_TIME_TAG = 0x10, 0x18
 
 # What a bitmap of one block begins with, seen as a word: almost every bitmap of a segment has one.
 _ONE_BLOCK_WITHOUT_RUNS = np.uint64(0x0000_0001_0000_303A)
@@ -146,7 +146,7 @@ class _Records:
     """Every byte of the data that may begin a record: where its body would begin, and where it would end."""
 
     def __init__(self, data: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
-        self.begins: Int64Array = np.flatnonzero(data == RECORD_TAG)
+        self.begins: Int64Array = np.flatnonzero(data == _RECORD_TAG)
         lengths = read_varints(words, self.begins + 1)
         self.bodies = lengths.ends
         self.ends = lengths.ends + lengths.values
@@ -176,10 +176,10 @@ def _read_tails(
     padded: NDArray[np.uint8], words: NDArray[np.uint64], tails: Int64Array, segment_ends: Int64Array
 ) -> tuple[Int64Array, Int64Array] | None:
     """Return when segments begin and end; None if that is not all that follows their bitmaps."""
-    if not (tails < segment_ends).all() or not (padded[tails] == LAST_TIME_TAG).all():
+    if not (tails < segment_ends).all() or not (padded[tails] == _LAST_TIME_TAG).all():
         return None
     lasts = read_varints(words, tails + 1)
-    if not (lasts.is_whole & (lasts.ends < segment_ends)).all() or not (padded[lasts.ends] == FIRST_TIME_TAG).all():
+    if not (lasts.is_whole & (lasts.ends < segment_ends)).all() or not (padded[lasts.ends] == _FIRST_TIME_TAG).all():
         return None
     firsts = read_varints(words, lasts.ends + 1)
     return (firsts.values, lasts.values) if (firsts.is_whole & (firsts.ends == segment_ends)).all() else None
@@ -189,10 +189,10 @@ def _read_entries(
     padded: NDArray[np.uint8], words: NDArray[np.uint64], bodies: Int64Array, ends: Int64Array
 ) -> tuple[Int64Array, Int64Array] | None:
     """Return the ledgers of map entries, and where their bitmaps begin; None if they are not spelled so."""
-    if not (padded[bodies] == LEDGER_TAG).all():
+    if not (padded[bodies] == _LEDGER_TAG).all():
         return None
     ledgers = read_varints(words, bodies + 1)
-    if not (ledgers.is_whole & (ledgers.ends < ends)).all() or not (padded[ledgers.ends] == BITMAP_TAG).all():
+    if not (ledgers.is_whole & (ledgers.ends < ends)).all() or not (padded[ledgers.ends] == _BITMAP_TAG).all():
         return None
     sizes = read_varints(words, ledgers.ends + 1)
     if not (sizes.is_whole & (sizes.ends + sizes.values == ends)).all():

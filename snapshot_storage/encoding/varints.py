@@ -1,8 +1,7 @@
-"""Protobuf's varints, a column at a time: seven bits a byte, lowest first, the top bit set on all bytes but the last.
+"""Read protobuf's varints by the column: seven bits a byte, lowest first, the top bit set on all bytes but the last.
 
-Writing lays numbers out as rows of bytes and keeps those that exist. Reading goes through words of eight bytes, so a
-varint of up to eight bytes, a number below 2^56, is one gather and a few shifts. Longer ones are left to the generated
-classes.
+Reading goes through words of eight bytes, so a varint of up to eight bytes, a number below 2^56, is one gather and a
+few shifts. Longer ones are left to the generated classes.
 """
 
 from typing import NamedTuple
@@ -67,22 +66,3 @@ def read_varints(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Varint
     sizes = np.bitwise_count(masks) >> 3
     values = close_gaps(bits & masks, int(sizes.max(initial=1))).view(np.int64)
     return Varints(values, starts + sizes, stops != 0)
-
-
-def varint_widths(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many bytes the varint of each number takes, none of which is negative."""
-    widths = np.ones(len(values), np.int64)
-    for bits in range(7, 63, 7):
-        widths += values >> bits != 0
-    return widths
-
-
-def write_fields(tags: NDArray[np.uint8], values: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-    """Return the bytes of fields, a tag of one byte and a varint each, and where each ends (exclusive)."""
-    widths = varint_widths(values)
-    matrix = np.empty((len(tags), 1 + int(widths.max(initial=0))), np.uint8)
-    matrix[:, 0] = tags
-    for k in range(matrix.shape[1] - 1):
-        matrix[:, 1 + k] = (values >> (7 * k)) & 0x7F | (k < widths - 1) << 7
-    is_present = np.arange(matrix.shape[1]) <= widths[:, None]
-    return matrix[is_present].tobytes(), np.cumsum(widths + 1)

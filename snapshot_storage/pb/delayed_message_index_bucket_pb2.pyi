@@ -44,3 +44,25 @@ class SnapshotMetadata(_message.Message):
     METADATA_LIST_FIELD_NUMBER: _ClassVar[int]
     metadata_list: _containers.RepeatedCompositeFieldContainer[SnapshotSegmentMetadata]
     def __init__(self, metadata_list: _Optional[_Iterable[_Union[SnapshotSegmentMetadata, _Mapping]]] = ...) -> None: ...
+
+class OrderedSnapshotMetadata(_message.Message):
+    __slots__ = ("metadata_list",)
+    class SegmentMetadata(_message.Message):
+        __slots__ = ("delayed_index_bit_map", "max_schedule_timestamp", "min_schedule_timestamp")
+        class BitMapEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: int
+            value: bytes
+            def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
+        DELAYED_INDEX_BIT_MAP_FIELD_NUMBER: _ClassVar[int]
+        MAX_SCHEDULE_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+        MIN_SCHEDULE_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+        delayed_index_bit_map: _containers.RepeatedCompositeFieldContainer[OrderedSnapshotMetadata.SegmentMetadata.BitMapEntry]
+        max_schedule_timestamp: int
+        min_schedule_timestamp: int
+        def __init__(self, delayed_index_bit_map: _Optional[_Iterable[_Union[OrderedSnapshotMetadata.SegmentMetadata.BitMapEntry, _Mapping]]] = ..., max_schedule_timestamp: _Optional[int] = ..., min_schedule_timestamp: _Optional[int] = ...) -> None: ...
+    METADATA_LIST_FIELD_NUMBER: _ClassVar[int]
+    metadata_list: _containers.RepeatedCompositeFieldContainer[OrderedSnapshotMetadata.SegmentMetadata]
+    def __init__(self, metadata_list: _Optional[_Iterable[_Union[OrderedSnapshotMetadata.SegmentMetadata, _Mapping]]] = ...) -> None: ...
