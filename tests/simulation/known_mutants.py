@@ -1,0 +1,439 @@
+"""Faults that were put into dispatcher and tracker by hand, for `mutants.py` to see whether the simulation finds them.
+
+A fault is one replacement of an exact text that stands once in its file, or several. Where the code moves on, the old
+text is gone: then its equal in the new code is chosen, or the fault is dropped where it has none any more.
+"""
+
+from typing import Final, NamedTuple
+
+
+class Edit(NamedTuple):
+    """One replacement."""
+
+    file: str
+    old: str
+    new: str
+
+
+class Mutant(NamedTuple):
+    """One fault."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    why: str
+    more: tuple[Edit, ...] = ()
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """All replacements."""
+        return (Edit(self.file, self.old, self.new), *self.more)
+
+
+DISPATCHER: Final = [
+    Mutant(
+        "shared-takes-what-returns",
+        "dispatcher/core/shared.py",
+        "and self.waiting.may_give(_ONLY_SLOT):\n            items",
+        "and len(self.waiting):\n            items",
+        "entries on their way back are counted as if they could be given",
+    ),
+    Mutant(
+        "subscription-count-not-lowered",
+        "dispatcher/core/multiple_consumers.py",
+        "        self.unacked -= messages\n        if consumer.heads:",
+        "        if consumer.heads:",
+        "a count not lowered: what the subscription holds",
+    ),
+    Mutant(
+        "unblocked-and-nobody-served",
+        "dispatcher/core/multiple_consumers.py",
+        "            self._to_serve.update(self.consumers)",
+        "            pass",
+        "a missing wake-up when the subscription's limit is no longer met",
+    ),
+    Mutant(
+        "returning-without-timer",
+        "dispatcher/core/multiple_consumers.py",
+        "has_work = self._to_serve or self.waiting.returning or self._expired",
+        "has_work = self._to_serve or self._expired",
+        "a missing wake-up for the second portion of what a consumer gave back",
+    ),
+    Mutant(
+        "new-head-not-offered-after-expiry",
+        "dispatcher/core/multiple_consumers.py",
+        "        self._offer_all(self.waiting.discard_through(through))",
+        "        self.waiting.discard_through(through)",
+        "the head behind an expired one is not offered",
+    ),
+    Mutant(
+        "expired-portion-off-by-one",
+        "dispatcher/core/multiple_consumers.py",
+        "            if len(portion) < self.expired_entries_max:",
+        "            if len(portion) <= self.expired_entries_max:",
+        "off by one: only the first portion of what expired is forgotten",
+    ),
+    Mutant(
+        "expired-is-sent",
+        "dispatcher/core/multiple_consumers.py",
+        "return position in consumer.pending.items and position > self._mark_deleted_through",
+        "return position in consumer.pending.items",
+        "what has expired is sent while consumers forget it in portions",
+    ),
+    Mutant(
+        "refund-forgotten",
+        "dispatcher/core/subscription_core.py",
+        "        consumer.permits += messages\n        consumer.messages_out -= messages",
+        "        consumer.messages_out -= messages",
+        "permits of what was not sent do not come back",
+    ),
+    Mutant(
+        "refused-not-refunded",
+        "dispatcher/dispatcher.py",
+        "            core.refund(consumer, items)\n            # The permits",
+        "            # The permits",
+        "charged and not sent: an acknowledged entry in the outbox keeps its permit",
+    ),
+    Mutant(
+        "held-and-acknowledged",
+        "dispatcher/core/intake.py",
+        "        return self._not_acknowledged(held)\n\n    def _is_holding_due",
+        "        return held\n\n    def _is_holding_due",
+        "what is held is let in without asking what is acknowledged",
+    ),
+    Mutant(
+        "due-and-acknowledged",
+        "dispatcher/core/intake.py",
+        "        headers = self._not_acknowledged(headers)\n        if not self.held_due or not len(headers):",
+        "        if not self.held_due or not len(headers):",
+        "what the tracker gives is let in without asking what was acknowledged while its headers were read",
+    ),
+    Mutant(
+        "hold-without-timer",
+        "dispatcher/core/intake.py",
+        "        return hold_until_ms if hold_until_ms is not None and self.now_ms < hold_until_ms else None",
+        "        return None",
+        "a missing wake-up when due entries have waited long enough for the order of time",
+    ),
+    Mutant(
+        "moved-slots-not-offered",
+        "dispatcher/core/key_shared.py",
+        "        self._offer_all(_moved(before, after, self.waiting.heaps))",
+        "        pass",
+        "what waits in slots that moved is not offered to the new owner",
+    ),
+    Mutant(
+        "unblocking-without-timer",
+        "dispatcher/core/key_shared.py",
+        "for at in (super().next_wakeup_ms(), self._unblock_at_ms) if at is not None]",
+        "for at in (super().next_wakeup_ms(),) if at is not None]",
+        "a missing wake-up for slots that have drained",
+    ),
+    Mutant(
+        "batch-charged-as-one",
+        "dispatcher/core/key_shared.py",
+        "            budgets[owner] -= item[COUNT]",
+        "            budgets[owner] -= 1",
+        "a batch is weighed as one message when permits are looked at",
+    ),
+    Mutant(
+        "given-while-returning",
+        "dispatcher/core/key_shared.py",
+        " or slot in returning:\n                # What is skipped",
+        ":\n                # What is skipped",
+        "a slot is served while the rest of its entries are on their way back",
+    ),
+    Mutant(
+        "drains-for-one",
+        "dispatcher/core/draining_hashes.py",
+        '        self._columns["references"][row] -= count\n',
+        '        self._columns["references"][row] -= 1\n',
+        "off by some: a draining slot counts one reference less for several entries",
+    ),
+    Mutant(
+        "drains-although-back",
+        "dispatcher/core/draining_hashes.py",
+        "        if self.slots and is_own.any():",
+        "        if False:",
+        "a slot that moved back to its holder drains for ever",
+    ),
+    Mutant(
+        "moved-and-not-drained",
+        "dispatcher/core/draining_hashes.py",
+        "        self.add_entries(holders[is_new], held[is_new], references[is_new], now_ms=now_ms)",
+        "        is_new[:1] = False\n"
+        "        self.add_entries(holders[is_new], held[is_new], references[is_new], now_ms=now_ms)",
+        "the first of the slots that moved does not drain",
+    ),
+    Mutant(
+        "newcomer-gets-the-bound",
+        "dispatcher/core/recently_joined.py",
+        "return (item[LEDGER], item[ENTRY]) >= bound",
+        "return (item[LEDGER], item[ENTRY]) > bound",
+        "off by one: a newcomer is given the entry at its bound",
+    ),
+    Mutant(
+        "parked-behind-a-discarded-head",
+        "dispatcher/core/waiting.py",
+        "        self._bury(heap)\n        self._refill(slot)\n        return slot if heap",
+        "        self._bury(heap)\n        return slot if heap",
+        "what is parked behind an acknowledged head is not brought to the front",
+    ),
+    Mutant(
+        "parked-behind-a-given-head",
+        "dispatcher/core/waiting.py",
+        "        if slot in self.parked.first:\n            self._refill(slot)\n        elif not heap:",
+        "        if not heap:",
+        "what is parked behind a given head is not brought to the front",
+    ),
+    Mutant(
+        "dropped-and-sent",
+        "dispatcher/outbox.py",
+        "        if drops != self._drops:\n            return\n",
+        "",
+        "what was dropped while its payload was read is sent",
+    ),
+    Mutant(
+        "passed-and-counted",
+        "dispatcher/dispatcher.py",
+        "            self._reader.forget_delayed_through(through)\n",
+        "",
+        "a count not lowered: delayed messages that expired",
+    ),
+    Mutant(
+        "dry-for-ever",
+        "dispatcher/reader.py",
+        "        self._is_tracker_dry = False\n        if self._core.plan is not None:\n            self._core.plan.note_recovered",
+        "        if self._core.plan is not None:\n            self._core.plan.note_recovered",
+        "a tracker that had nothing once is not asked again",
+    ),
+    Mutant(
+        "popped-before-a-seek",
+        "dispatcher/reader.py",
+        '        """Drop what is on its way: the core was reset, and finds it again by reading."""\n        self._popped = None\n',
+        '        """Drop what is on its way: the core was reset, and finds it again by reading."""\n',
+        "what left the tracker before a seek is let in after it",
+    ),
+    Mutant(
+        "taken-early-and-read",
+        "dispatcher/core/read_plan.py",
+        "            self._taken_early.setdefault(ledger_id, BitMap()).update(taken.astype(np.uint32))",
+        "            pass",
+        "what left the tracker before the scan came by is read again",
+    ),
+    Mutant(
+        "no-room-and-passed",
+        "dispatcher/core/read_plan.py",
+        "            self.next_immediate = first_not_taken",
+        "            self.next_immediate = next_position",
+        "immediate entries for which there was no room are lost",
+    ),
+    Mutant(
+        "active-one-too-many",
+        "dispatcher/core/single_active.py",
+        'permits, side="left"',
+        'permits, side="right"',
+        "off by one: an active consumer is sent one entry more than it asked for",
+    ),
+]
+
+TRACKER: Final = [
+    Mutant(
+        "told-once",
+        "tracker/shell/wake_up.py",
+        "        self._told_due_ms = due_ms\n        self._withheld_ms = withheld_ms",
+        "        self._told_due_ms = self._told_due_ms or due_ms\n        self._withheld_ms = withheld_ms",
+        "a dispatcher that was told of a message that left another way is told of no other",
+    ),
+    Mutant(
+        "timer-without-turn",
+        "tracker/shell/bucket_tracker.py",
+        "        self._timer = None\n        self._timer_at_ms = None\n        self._turn_soon()",
+        "        self._timer = None\n        self._timer_at_ms = None",
+        "a missing wake-up: the tracker's timer does nothing",
+    ),
+    Mutant(
+        "memory-timer-late",
+        "tracker/in_memory.py",
+        "        if self._timer_at_ms is None or self._times[0] < self._timer_at_ms:\n            self._turn_soon()",
+        "        if self._timer_at_ms is None:\n            self._turn_soon()",
+        "in memory: the timer is not set forward for an earlier message",
+    ),
+    Mutant(
+        "settle-skipped",
+        "tracker/core/index.py",
+        "                    self._settle(rows.ledger_ids, rows.entry_ids)",
+        "                    pass",
+        "a skipped settle: what was handed out comes again from an overlapping bucket",
+    ),
+    Mutant(
+        "unsettle-skipped",
+        "tracker/core/bucket_set.py",
+        "            self.index.unsettle(rows.members)",
+        "            pass",
+        "a position that was added again after it was handed out does not come from its snapshot",
+    ),
+    Mutant(
+        "merge-without-doubt",
+        "tracker/core/bucket_plan.py",
+        "    buckets.doubts.mark(target)",
+        "    pass",
+        "what is handed out while a merge is under way comes again from the merged bucket",
+    ),
+    Mutant(
+        "property-stays",
+        "tracker/core/bucket_events.py",
+        "BucketState.UNREGISTERING if bucket.has_property else BucketState.GONE)\n\n\ndef _on_listed",
+        "BucketState.GONE)\n\n\ndef _on_listed",
+        "the property of a deleted snapshot stays",
+    ),
+    Mutant(
+        "failed-create-not-swept",
+        "tracker/core/bucket_events.py",
+        "        buckets.is_sweep_wanted = True\n        buckets.late_sweep_at_ms",
+        "        buckets.late_sweep_at_ms",
+        "a snapshot whose creation failed after its effect stays without an owner",
+    ),
+    Mutant(
+        "lost-and-not-read-again",
+        "tracker/core/bucket_events.py",
+        "            buckets.untracked[ledger_id] = lost | buckets.untracked.get(ledger_id, BitMap())",
+        "            pass",
+        "positions of a lost snapshot are not read from the log again",
+    ),
+    Mutant(
+        "no-room-for-the-first",
+        "tracker/core/bucket_plan.py",
+        "    if is_waited_for and loads.may_start(first, now_ms):",
+        "    if False:",
+        "the segment that holds up hand-out is not loaded when no row more may be loaded",
+    ),
+    Mutant(
+        "past-what-is-not-loaded",
+        "tracker/core/tracker_core.py",
+        "        through = min(last_key_at(self._buckets.due_through_ms(now_ms)), self._buckets.barrier(now_ms))\n        rows",
+        "        through = last_key_at(self._buckets.due_through_ms(now_ms))\n        rows",
+        "messages are handed out past a segment that is not loaded",
+    ),
+    Mutant(
+        "refused-and-tracked",
+        "tracker/core/tracker_core.py",
+        "        if self._index.refuse(ledger_id, entry_ids):\n            # Another message may be the first now.\n"
+        "            self._buckets.is_dirty = True",
+        "        pass",
+        "a message that is delivered as it is due stays tracked",
+    ),
+    Mutant(
+        "others-not-told",
+        "tracker/shared/shared_index.py",
+        "                if view is not poller:\n                    view.tell_soon()",
+        "                pass",
+        "shared index: what one subscription polled, the others are not told of",
+    ),
+    Mutant(
+        "others-acknowledged-it",
+        "tracker/shared/shared_view.py",
+        "        self._rows.receive(self._without_acknowledged(rows))",
+        "        self._rows.receive(rows)",
+        "shared index: a view keeps what its subscription has acknowledged",
+    ),
+]
+
+ITEMS: Final = [
+    Mutant(
+        "item-1",
+        "dispatcher/core/waiting.py",
+        "        return slot in self.heaps and slot not in self.returning.slot_counts",
+        "        return len(self) > 0",
+        "Shared counts what is still on its way back, and takes from a heap that is not there",
+    ),
+    Mutant(
+        "item-2",
+        "tracker/shell/wake_up.py",
+        "        is_due = due_ms is not None and due_ms != self._told_due_ms\n",
+        "        is_due = due_ms is not None and self._told_due_ms is None\n",
+        "being told of a due message ends with a poll only",
+        (
+            Edit(
+                "tracker/shell/wake_up.py",
+                "        self._told_due_ms = due_ms\n        self._withheld_ms = withheld_ms\n",
+                "        self._told_due_ms = due_ms if is_due else self._told_due_ms\n"
+                "        self._withheld_ms = withheld_ms\n",
+            ),
+            Edit(
+                "tracker/shell/bucket_tracker.py",
+                "        if not is_available:\n            self._wake_up.note_nothing_due()\n",
+                "",
+            ),
+        ),
+    ),
+    Mutant(
+        "item-3",
+        "dispatcher/core/read_plan.py",
+        "                takes_immediate=unscanned.scanned_to == self.next_immediate and immediates_max > 0,\n",
+        "                takes_immediate=(unscanned.needs_index or unscanned.scanned_to == self.next_immediate)\n"
+        "                and immediates_max > 0,\n",
+        "a ledger in recovery is put aside with its immediate entries",
+        (
+            Edit(
+                "dispatcher/core/read_plan.py",
+                "        if immediates_max == 0 or self.next_immediate > last_confirmed:\n",
+                "        for put_aside in self.ranges:\n"
+                "            if put_aside.needs_index and put_aside.scanned_to <= self.next_immediate:\n"
+                "                assert put_aside.through is not None\n"
+                "                end = Position(put_aside.through.ledger_id, put_aside.through.entry_id + 1)\n"
+                "                self.next_immediate = max(self.next_immediate, end)\n"
+                "        if immediates_max == 0 or self.next_immediate > last_confirmed:\n",
+            ),
+            Edit(
+                "dispatcher/core/read_plan.py",
+                "        if first_not_taken is not None:\n            self.next_immediate = first_not_taken\n",
+                "        if request.range is not None and request.range.needs_index:\n"
+                "            if first_not_taken is not None:\n"
+                "                request.range.scanned_to = first_not_taken\n"
+                "                return\n"
+                "        elif first_not_taken is not None:\n            self.next_immediate = first_not_taken\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "item-4",
+        "tracker/shell/bucket_tracker.py",
+        '        self._check_open("clear")\n        self._core.clear()\n        self._turn_soon()\n',
+        '        self._check_open("clear")\n        self._core.clear()\n        self._turn_soon()\n'
+        "        await self._wait_for(lambda: self._core.unsettled_count == 0, 60_000)\n",
+        "a seek waits until the storage has deleted the snapshots",
+    ),
+    Mutant(
+        "item-5",
+        "dispatcher/core/recently_joined.py",
+        "        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])\n"
+        "        return self._drop_acknowledged()\n",
+        "        return super()._first_awaited(consumers)\n",
+        "a newcomer of the classic mode waits for everything before its bound, delayed messages too",
+        (
+            Edit(
+                "dispatcher/core/recently_joined.py",
+                "        del position\n"
+                "        return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)\n",
+                "        return super().note_unacknowledged_from(position, waiting)\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "item-9",
+        "dispatcher/core/intake.py",
+        "        return self._not_acknowledged(held)\n\n    def _is_holding_due",
+        "        return held\n\n    def _is_holding_due",
+        "what is held is let in without asking what is acknowledged",
+        (
+            Edit(
+                "dispatcher/core/intake.py",
+                "        return self._admit(_NONE, _NONE.publish_time_ms, self._not_acknowledged(held))\n",
+                "        return self._admit(_NONE, _NONE.publish_time_ms, held)\n",
+            ),
+        ),
+    ),
+]
+"""The faults of issue 13 (items 1 to 5 and 9), each put back alone into the code of today."""
