@@ -47,12 +47,15 @@ class CursorState:
         return bitmap is not None and entry_id in bitmap
 
     def acknowledged_in(self, ledger_id: int) -> BitMap:
-        """A copy of all acknowledged entry ids of a ledger."""
+        """A copy of all acknowledged entry ids of a ledger; of those below that of mark-delete, while they are kept."""
         bitmap = self.bitmaps.get(ledger_id)
         if bitmap is not None:
             return bitmap.copy()
+        if ledger_id == self.mark_delete.ledger_id:
+            # It can be trimmed already, and an index still have entries of it.
+            return prefix(self.mark_delete.entry_id + 1)
         ledger = self._ledgers.get(ledger_id)
-        if ledger is None or ledger_id >= self.mark_delete.ledger_id:
+        if ledger is None or ledger_id > self.mark_delete.ledger_id:
             return BitMap()
         return prefix(ledger.entries)
 

@@ -1,6 +1,6 @@
 """Judges the simulation: in how many seeds it finds each of the faults of `known_mutants.py`.
 
-    python tests/simulation/mutants.py [--group dispatcher tracker items] [--seeds 300] [--only shared-takes-what-returns]
+    python tests/simulation/mutants.py [--group dispatcher tracker items] [--seeds 300] [--only NAME]
 
 Each fault is put into a copy of the project and seeds are run on it until one fails that passes without it; with
 `--all` every seed is run and those that fail are counted. `docs/simulation.md` has the last tables. A fault whose old
@@ -19,9 +19,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from known_mutants import DISPATCHER, ITEMS, TRACKER, Mutant
-
 ROOT: Final = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.simulation.known_mutants import DISPATCHER, ITEMS, TRACKER, Mutant
+
 PARTS: Final = (
     "broker",
     "dispatcher",
@@ -70,7 +72,7 @@ def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool) -> Ver
         [sys.executable, "-P", str(folder / "tests/simulation/mutants.py"), "--run", json.dumps(list(seeds))]
         + ([] if ends_at_first else ["--all"]),
         # Neither the folder that it is started in nor an installed project comes before the copy.
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.pathsep.join(_paths(folder))},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
         check=False,
@@ -82,12 +84,8 @@ def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool) -> Ver
     return Verdict(len(lines), failed)
 
 
-def _paths(folder: Path) -> list[str]:
-    return [str(folder / "tests/simulation"), str(folder)]
-
-
 def _run(seeds: Sequence[int], *, ends_at_first: bool) -> None:
-    from simulate import guarded
+    from tests.simulation.simulate import guarded
 
     for seed in seeds:
         complaints = guarded((seed, None)).complaints

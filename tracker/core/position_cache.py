@@ -39,6 +39,9 @@ READS_IN_FLIGHT_MAX: Final = 4
 
 _COOLING_STEP_MS: Final = 500
 
+_COOLING_STEP_MS_WHEN_KEPT: Final = 5_000
+"""The same where positions stay known anyway, and only those of buckets that were loaded whole go."""
+
 
 class Questions:
     """The buckets that are to become warm, and those that are.
@@ -200,7 +203,8 @@ class Questions:
                 unread.known = None
             if unread.known is None:
                 del self.warm[serial]
-        self.next_cooling_ms = now_ms + _COOLING_STEP_MS if self.warm else NEVER
+        step_ms = _COOLING_STEP_MS_WHEN_KEPT if self.keeps_all else _COOLING_STEP_MS
+        self.next_cooling_ms = now_ms + step_ms if self.warm else NEVER
 
 
 def _overlap_with(ranges: Iterable[LedgerRange]) -> Callable[[LedgerRange], bool]:

@@ -39,6 +39,17 @@ def _consumer(sim: "Simulation") -> tuple[SubscriptionModel, SimulatedConsumer] 
     return sub, sim.chance.choice(consumers)
 
 
+def _holder(sim: "Simulation") -> tuple[SubscriptionModel, SimulatedConsumer] | None:
+    """Choose a consumer that holds something; every other time the one that holds most."""
+    sub = _sub(sim)
+    consumers = [one for one in sim.open_consumers(sub) if sub.held_by.get(one)] if sub is not None else []
+    if sub is None or not consumers or sim.dispatcher(sub) is None:
+        return None
+    if sim.chance.random() < 0.5:
+        return sub, max(consumers, key=lambda one: len(sub.held_by[one]))
+    return sub, sim.chance.choice(consumers)
+
+
 # Publishing.
 
 
@@ -65,7 +76,7 @@ def _deliver_at(sim: "Simulation", law: str) -> int:
 
 def publish(sim: "Simulation") -> None:
     """A producer sends some messages."""
-    _publish(sim, sim.chance.choice([1, 1, 3, 8, 20]))
+    _publish(sim, sim.chance.choice([1, 1, 3, 8, 20, 60]))
 
 
 def publish_many(sim: "Simulation") -> None:
@@ -112,12 +123,17 @@ def join(sim: "Simulation") -> None:
     if sub is not None and not sub.is_busy and len(sub.consumers) + sub.joining < 5:
         permits = sim.chance.choice([0, 1, 5, 50, 1_000, 10_000])
         sim.did("join" if permits else "join without permits", permits)
-        sim.start_task(attach(sim, sub, sim.new_consumer(sub), permits))
+        sub.joining += 1
+        sim.start_task(_attach(sim, sub, sim.new_consumer(sub), permits))
 
 
 async def attach(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, permits: int) -> None:
     """Subscribe, and ask for messages."""
     sub.joining += 1
+    await _attach(sim, sub, consumer, permits)
+
+
+async def _attach(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, permits: int) -> None:
     try:
         await sim.in_time(
             f"{sub.name}: the subscribe of {consumer.name}",
@@ -162,12 +178,19 @@ def leave(sim: "Simulation") -> None:
     """A consumer closes."""
     found = _consumer(sim)
     if found is not None:
-        sub, consumer = found
-        consumer.is_leaving = True
-        consumer.own_link.is_closed = True
-        sim.note(f"{sub.name} {consumer.name} leaves")
-        sim.did("leave, with so many in hand", len(sub.held_by.get(consumer, ())))
-        sim.start_task(_leave(sim, sub, consumer))
+        sim.start_task(close_consumer(sim, *found))
+
+
+async def close_consumer(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer) -> None:
+    """Let a consumer close."""
+    # The task can have begun late.
+    if consumer.is_leaving or sim.life.is_dead:
+        return
+    consumer.is_leaving = True
+    consumer.own_link.is_closed = True
+    sim.note(f"{sub.name} {consumer.name} leaves")
+    sim.did("leave, with so many in hand", len(sub.held_by.get(consumer, ())))
+    await _leave(sim, sub, consumer)
 
 
 async def _leave(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer) -> None:
@@ -259,7 +282,7 @@ def _some(sim: "Simulation", keys: list[Key]) -> list[Key]:
 
 def acknowledge(sim: "Simulation") -> None:
     """A consumer acknowledges some of what it holds."""
-    found = _consumer(sim)
+    found = _holder(sim)
     if found is not None:
         sub, consumer = found
         keys = list(sub.held_by.get(consumer, ()))
@@ -293,7 +316,7 @@ def acknowledge_part(sim: "Simulation") -> None:
 
 def acknowledge_cumulative(sim: "Simulation") -> None:
     """A consumer acknowledges everything up to something that it was sent."""
-    found = _consumer(sim)
+    found = _holder(sim)
     if found is None:
         return
     sub, consumer = found
@@ -374,7 +397,7 @@ def forget(sim: "Simulation") -> None:
 
 def nack(sim: "Simulation") -> None:
     """A consumer asks for some entries again."""
-    found = _consumer(sim)
+    found = _holder(sim)
     if found is not None:
         sub, consumer = found
         keys = list(sub.held_by.get(consumer, ()))
@@ -383,13 +406,15 @@ def nack(sim: "Simulation") -> None:
 
 
 def redeliver_all(sim: "Simulation") -> None:
-    """A consumer asks for everything again; often the one that has most in hand."""
-    found = _consumer(sim)
+    """A consumer asks for everything again."""
+    found = _holder(sim)
     if found is not None:
-        sub, consumer = found
-        if sim.chance.random() < 0.5:
-            consumer = max(sim.open_consumers(sub), key=lambda one: len(sub.held_by.get(one, ())))
-        _redeliver(sim, sub, consumer, None)
+        redeliver_everything(sim, *found)
+
+
+def redeliver_everything(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer) -> None:
+    """Let a consumer ask for everything again."""
+    _redeliver(sim, sub, consumer, None)
 
 
 def _redeliver(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer, keys: list[Key] | None) -> None:
@@ -577,7 +602,7 @@ def change_kind(sim: "Simulation") -> None:
     """The next consumers of a subscription that everybody left are of another type."""
     sub = _sub(sim)
     found = sim.subscription(sub) if sub is not None else None
-    if sub is None or found is None or sub.is_busy or sub.consumers or found.consumers:
+    if sub is None or found is None or sub.is_busy or sub.joining or sub.consumers or found.consumers:
         return
     kinds = [kind for kind in KINDS if kind not in (CLASSIC, LAST_SENT, DRAINING)]
     own = [kind for kind in sim.variant.kinds if kind in (CLASSIC, LAST_SENT)]

@@ -494,6 +494,8 @@ class Oracle:
         if not self._keeps_times_in_order:
             return
         deliverable_s = max(entry.committed_at or 0.0, self._due_at_s(entry) - self._tick_ms / 1_000)
+        # What was due before the clock was put back has its time before it once more.
+        deliverable_s = min(deliverable_s, self._times.now_s())
         if deliverable_s < self.order_since or self._were_delays_off(entry):
             return
         for due_ms, key in sub.delayed.get(slot, ()):

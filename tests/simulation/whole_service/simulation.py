@@ -109,6 +109,8 @@ class Simulation:
         self.subscriptions_made = 0
         self._known_ledgers: set[int] = set()
         self._ends_life = False
+        self.is_at_the_end = False
+        """Whether this is the life after the last rest."""
         self._is_closed_in_order = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_power_cut = False
@@ -181,7 +183,12 @@ class Simulation:
             await self._let_time_pass()
             self.check()
         await come_to_rest(self, is_final=True)
-        return True
+        if self.is_at_the_end:
+            return True
+        # Once more after a restart: nothing comes again, and what only an opening finds is cleaned up.
+        self.is_at_the_end = True
+        await self.close_life()
+        return False
 
     async def close_life(self) -> None:
         """Stop the service in order; the next life follows."""

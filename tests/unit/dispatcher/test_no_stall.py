@@ -1,8 +1,14 @@
 """Entries that must come, and entries that must not: what a second look at the whole dispatcher found."""
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
 
+import numpy as np
 import pytest
+from numpy.typing import ArrayLike, NDArray
+from pyroaring import BitMap
 
 from dispatcher import DispatcherConfig, SubscriptionType
 from dispatcher.slots import sticky_hash
@@ -247,6 +253,44 @@ def test_held_entries_do_not_wait_for_a_message_that_the_tracker_turns_out_not_t
         await settle(60)
 
         assert consumer.positions() == [(1, 1)]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+class _RereadingTracker(FakeTracker):
+    """Has a position read again, and waits for it, as a shared index does with what it spilled."""
+
+    to_read: Mapping[int, BitMap] = MappingProxyType({})
+    offers: ClassVar[list[int]] = []
+
+    def take_untracked(self) -> Mapping[int, BitMap]:
+        to_read, self.to_read = self.to_read, {}
+        return to_read
+
+    def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
+        self.offers.append(np.size(ledger_ids))
+        return super().add_messages(ledger_ids, entry_ids, deliver_ats)
+
+
+def test_a_tracker_hears_that_nothing_is_left_of_what_it_had_read_again() -> None:
+    """It was acknowledged in the meantime; the tracker would wait for it."""
+
+    async def scenario() -> None:
+        world = ShellWorld(fake_tracker=_RereadingTracker)
+        tracker = world.dispatcher.tracker
+        assert isinstance(tracker, _RereadingTracker)
+        world.join("c")
+        world.publish(1, delay_ms=60_000)
+        await settle()
+        world.dispatcher.acknowledge(None, [(1, 0)])
+        tracker.offers.clear()
+
+        tracker.to_read = {1: BitMap([0])}
+        tracker._on_available()
+        await settle()
+
+        assert tracker.offers == [0]
         await world.dispatcher.close()
 
     run(scenario())

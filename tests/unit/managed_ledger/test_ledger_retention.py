@@ -42,7 +42,8 @@ def test_ledgers_go_once_every_cursor_has_passed_them() -> None:
         assert slow.mark_delete_position == Position(1, 3)
         assert slow.next_unacknowledged_position == Position(2, 0)
         assert slow.is_acknowledged(1, 2)
-        assert len(slow.acknowledged_in(1)) == 0
+        # An index may still have entries of the ledger at whose end the cursor stands.
+        assert list(slow.acknowledged_in(1)) == [0, 1, 2, 3]
         await ledger.close()
 
     asyncio.run(scenario())

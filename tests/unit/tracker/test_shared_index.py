@@ -37,12 +37,17 @@ class World:
         self.told: list[str] = []
         self.taken: dict[str, set[tuple[int, int]]] = {}
         self.set_back_ms = 0
+        self.looks_at_clock = 0
         config = TrackerConfig(
             index_count_per_bucket_min=5, is_deliver_at_time_strict=True, loaded_row_count_max=row_count_max
         )
         self.factory = BucketDelayedDeliveryTrackerFactory(
-            config, self.storage, now_ms=lambda: virtual_now_ms() - self.set_back_ms, run_blocking=run_inline
+            config, self.storage, now_ms=self.now_ms, run_blocking=run_inline
         )
+
+    def now_ms(self) -> int:
+        self.looks_at_clock += 1
+        return virtual_now_ms() - self.set_back_ms
 
     async def open(self, *names: str) -> None:
         await self.storage.start()
@@ -419,3 +424,20 @@ def test_a_set_of_positions_answers_for_columns(entry_ids: list[int]) -> None:
     assert len(positions) == 1 + 2 - len({1, 5} & set(entry_ids))
     positions.drop_below(2)
     assert positions.bitmaps == {2: BitMap([3])}
+
+
+def test_an_index_at_rest_looks_at_the_clock_every_five_seconds_at_most() -> None:
+    """It knows the positions of all its buckets for as long as it has them, so there is nothing to let go of."""
+
+    async def story(world: World) -> None:
+        world.views["a"].add_messages([1] * 6, list(range(6)), [START_MS + 3_600_000] * 6)
+        world.views["a"].add_message(2, 0, START_MS + 3_600_000)
+        await asyncio.sleep(60)
+        world.looks_at_clock = 0
+        await asyncio.sleep(600)
+
+        assert world.own.properties
+        # A turn looks twice.
+        assert world.looks_at_clock <= 2 * 600 / 5 + 4
+
+    play(story, "a", "b")
