@@ -12,7 +12,8 @@ restart, as after any lost reply.)
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -38,6 +39,20 @@ from managed_ledger.waiters import Waiters
 logger = logging.getLogger(__name__)
 
 
+class Companion(Protocol):
+    """Changes that belong to entries: in the batch that has the entries, or nowhere."""
+
+    def put(self, batch: Batch) -> None:
+        """Put them into the batch."""
+
+    def settle(self, error: LedgerWriteError | None) -> bool:
+        """Both are durable, or neither ever will be; return whether it wants to be in the next commit.
+
+        A disk can keep what it reported as failed. The next commit says that the entries are not there, so it is the
+        one to say the same of the changes.
+        """
+
+
 @dataclass(slots=True, eq=False)
 class _Chunk:
     """Consecutive entries of one ledger, on their way to the disk."""
@@ -56,6 +71,7 @@ class _Round:
     headers: list[tuple[int, HeaderBlock]]
     payloads: list[tuple[int, PayloadBlock]]
     entries: int
+    companions: list[Companion] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,7 @@ class Appender:
         self._chunks: list[_Chunk] = []
         self._unrecorded: dict[Ledger, None] = {}
         self._in_flight: list[_Round] = []
+        self._companions: list[Companion] = []
         # The open ledger, unpacked: `append` touches nothing else.
         self._ledger_id = self._first = self._next_entry_id = self._ledger_bytes = 0
         self._rows = bytearray()
@@ -133,6 +150,11 @@ class Appender:
         if entry_id + 1 >= self._config.entries_per_ledger_max or self._ledger_bytes >= self._config.ledger_bytes_max:
             self.roll_over()
         return position
+
+    def accompany(self, companion: Companion) -> None:
+        """Have changes in the same commit as the entries that were appended in this turn of the loop."""
+        assert self._is_requested
+        self._companions.append(companion)
 
     def committed(self) -> asyncio.Future[None]:
         """A future of everything appended so far."""
@@ -193,6 +215,10 @@ class Appender:
                 key = keys.ledger_record_key(self._owner_id, ledger.ledger_id)
                 batch.put(Family.META, key, ledger.record())
                 commit.recorded.append((ledger, ledger.written))
+        # Last: a cursor takes its changes for written from here on.
+        for companion in self._companions:
+            companion.put(batch)
+        commit.companions, self._companions = self._companions, []
         self._chunks, self._unrecorded = [], {}
         self._in_flight.append(commit)
 
@@ -210,6 +236,9 @@ class Appender:
             self._reader.headers.add(ledger_id, header_block)
         for ledger_id, payload_block in commit.payloads:
             self._reader.payloads.add(ledger_id, payload_block)
+        # Before anybody is told of the entries, who would read what is acknowledged with them.
+        for companion in commit.companions:
+            companion.settle(None)
         self._waiters.settle(None)
         if commit.entries:
             self._hooks.on_committed()
@@ -240,8 +269,10 @@ class Appender:
             logger.info("%s: %d entries were not confirmed, as a commit failed: %s", self._name, lost, error)
         # Also what the lost commit said of ledgers without entries of its own, such as that they were closed.
         self._unrecorded.update((ledger, None) for commit in self._in_flight for ledger, _ in commit.recorded)
+        companions = [one for commit in self._in_flight for one in commit.companions] + self._companions
         self._chunks.clear()
         self._in_flight.clear()
+        self._companions = []
         # So the next entry asks whether entries are taken.
         self._is_requested = False
         for ledger in list(self._ledgers):
@@ -253,6 +284,7 @@ class Appender:
                     self._ledgers.remove(ledger.ledger_id)
                     self._unrecorded.pop(ledger, None)
         self._add_ledger()
+        self._companions = [companion for companion in companions if companion.settle(error)]
         self._hooks.on_abandoned()
 
 

@@ -31,7 +31,7 @@ from managed_ledger.database import Batch
 from managed_ledger.errors import CursorClosedError, LedgerWriteError
 from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledgers
-from managed_ledger.position import Position
+from managed_ledger.position import BEFORE_EVERYTHING, Position
 from managed_ledger.waiters import Waiters
 
 JOURNAL_RECORDS_MAX = 256
@@ -77,6 +77,10 @@ class Cursor:
         self._base_ledger_ids: set[int] = set()
         self._journal_sequence = self._journal_records = self._journal_bytes = 0
         self._must_rewrite = True
+        # What nobody gets while a write that acknowledges it is to come, and what of that is in a batch.
+        self._withheld: dict[int, BitMap] = {}
+        self._withheld_in_flight: dict[int, BitMap] = {}
+        self._has_withheld_records = False
 
     def restore(self, stored: StoredCursor) -> None:
         """Continue from what is stored."""
@@ -124,11 +128,20 @@ class Cursor:
         return self._state.backlog
 
     def is_acknowledged(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether this position needs no delivery; trimmed ones do not."""
+        """Whether this position needs no delivery; trimmed ones do not, nor what is withheld."""
+        if self._withheld and entry_id in self._withheld.get(ledger_id, ()):
+            return True
         return self._state.is_acknowledged(ledger_id, entry_id)
 
     def acknowledged_in(self, ledger_id: int) -> BitMap:
-        """A copy of all acknowledged entry ids of a ledger, also those at or below mark-delete."""
+        """A copy of all acknowledged entry ids of a ledger, also those at or below mark-delete and withheld ones."""
+        acknowledged = self._state.acknowledged_in(ledger_id)
+        if self._withheld and ledger_id in self._withheld:
+            acknowledged |= self._withheld[ledger_id]
+        return acknowledged
+
+    def durably_acknowledged_in(self, ledger_id: int) -> BitMap:
+        """The same without what is withheld: that may yet be delivered."""
         return self._state.acknowledged_in(ledger_id)
 
     def acknowledge(
@@ -199,6 +212,48 @@ class Cursor:
         self._committer.request(self, sync=True)
         await self._waiters.add(pending=True)
 
+    # Acknowledgements in the batch of somebody else (`replacing`).
+
+    def withhold(self, entries: Mapping[int, BitMap]) -> None:
+        """Let nobody get these from now on; `settle_withheld` ends it."""
+        for ledger_id, entry_ids in entries.items():
+            self._withheld[ledger_id] = self._withheld.get(ledger_id, BitMap()) | entry_ids
+
+    def put_withheld(self, batch: Batch, entries: Mapping[int, BitMap]) -> None:
+        """Put the acknowledgement of withheld entries into a batch."""
+        if self._is_closed or self.cursor_id is None:
+            return
+        # It says nothing of mark-delete, which follows when the record is read.
+        self._put_record(batch, encode_journal(BEFORE_EVERYTHING, entries))
+        self._has_withheld_records = True
+        for ledger_id, entry_ids in entries.items():
+            self._withheld_in_flight[ledger_id] = self._withheld_in_flight.get(ledger_id, BitMap()) | entry_ids
+
+    def settle_withheld(self, entries: Mapping[int, BitMap], *, is_durable: bool) -> None:
+        """They are acknowledged durably, or are not and may be delivered."""
+        before = self._state.mark_delete
+        for ledger_id, entry_ids in entries.items():
+            _remove(self._withheld, ledger_id, entry_ids)
+            _remove(self._withheld_in_flight, ledger_id, entry_ids)
+            if is_durable and not self._is_closed:
+                ids = np.frombuffer(entry_ids.to_array(), dtype=np.uint32).astype(np.int64)
+                if self._state.acknowledge(ledger_id, ids):
+                    self._changed_since_fold.add(ledger_id)
+        if not is_durable:
+            self.doubt_journal()
+        elif self._is_journal_long and not self._is_closed:
+            self._flush_soon(self)
+        self._tell(before)
+
+    def doubt_journal(self) -> None:
+        """A write of somebody else that had a record of this cursor failed: the disk may have it or not."""
+        self._must_rewrite = True
+
+    def put_without_withheld(self, batch: Batch) -> None:
+        """Put all that is acknowledged into a batch, in place of what a failed write may have left."""
+        if not self._is_closed and self.cursor_id is not None:
+            self._put_everything(batch)
+
     def add_listener(self, on_mark_delete_moved: MarkDeleteListener) -> None:
         """Be told of the new mark-delete position, on the loop, inside the call that moved it."""
         self._listeners.append(on_mark_delete_moved)
@@ -221,6 +276,8 @@ class Cursor:
         """The managed ledger trimmed this ledger, and removes its base."""
         self._state.forget_ledger(ledger_id)
         self._pending.pop(ledger_id, None)
+        self._withheld.pop(ledger_id, None)
+        self._withheld_in_flight.pop(ledger_id, None)
         self._changed_since_fold.discard(ledger_id)
         self._base_ledger_ids.discard(ledger_id)
 
@@ -231,8 +288,8 @@ class Cursor:
             return
         if self._must_rewrite:
             self._put_everything(batch)
-        elif self._pending or self._state.mark_delete != self._journalled_mark_delete:
-            if self._journal_records >= JOURNAL_RECORDS_MAX or self._journal_bytes >= JOURNAL_BYTES_MAX:
+        elif self._pending or self._has_withheld_records or self._state.mark_delete != self._journalled_mark_delete:
+            if self._is_journal_long:
                 self._fold(batch)
             else:
                 self._put_journal(batch)
@@ -240,6 +297,7 @@ class Cursor:
             # A flush without news: something must be written, for an empty batch would not be synced.
             self._put_mark_delete(batch)
         self._journalled_mark_delete = self._state.mark_delete
+        self._has_withheld_records = False
         self._pending = {}
 
     def settle(self, error: LedgerWriteError | None) -> None:
@@ -315,12 +373,20 @@ class Cursor:
         # What lies at or below mark-delete is said by the mark-delete itself.
         mark_delete = self._state.mark_delete
         beyond = {ledger: new for ledger, new in self._pending.items() if ledger >= mark_delete.ledger_id}
-        record = encode_journal(mark_delete, beyond)
+        self._put_record(batch, encode_journal(mark_delete, beyond))
+
+    def _put_record(self, batch: Batch, record: bytes) -> None:
+        assert self.cursor_id is not None
+
         key = keys.cursor_state_key(self.cursor_id, keys.CURSOR_JOURNAL, self._journal_sequence)
         batch.put(Family.CURSORS, key, record)
         self._journal_sequence += 1
         self._journal_records += 1
         self._journal_bytes += len(record)
+
+    @property
+    def _is_journal_long(self) -> bool:
+        return self._journal_records >= JOURNAL_RECORDS_MAX or self._journal_bytes >= JOURNAL_BYTES_MAX
 
     def _fold(self, batch: Batch) -> None:
         """Replace the journal by bases of the ledgers that changed, atomically."""
@@ -330,6 +396,13 @@ class Cursor:
         self._journal_records = self._journal_bytes = 0
         self._put_mark_delete(batch)
         bitmaps = self._state.bitmaps
+        if self._withheld_in_flight:
+            # Their records go with the journal, before their acknowledgement counts in memory.
+            bitmaps = dict(bitmaps)
+            for ledger_id, entry_ids in self._withheld_in_flight.items():
+                if ledger_id >= self._state.mark_delete.ledger_id:
+                    bitmaps[ledger_id] = bitmaps.get(ledger_id, BitMap()) | entry_ids
+                    self._changed_since_fold.add(ledger_id)
         for ledger_id in self._changed_since_fold & bitmaps.keys():
             base = keys.cursor_state_key(self.cursor_id, keys.CURSOR_BASE, ledger_id)
             batch.put(Family.CURSORS, base, encode_base(bitmaps[ledger_id]))
@@ -360,3 +433,11 @@ class Cursor:
 
         start = keys.cursor_state_key(self.cursor_id, kind)
         batch.delete_range(Family.CURSORS, start, keys.cursor_state_key(self.cursor_id, kind + 1))
+
+
+def _remove(entries: dict[int, BitMap], ledger_id: int, entry_ids: BitMap) -> None:
+    known = entries.get(ledger_id)
+    if known is not None:
+        known -= entry_ids
+        if not known:
+            del entries[ledger_id]

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pyroaring import BitMap
+
 from managed_ledger import keys, retention
 from managed_ledger.appender import Appender, AppenderHooks
 from managed_ledger.committer import Committer
@@ -35,6 +37,7 @@ from managed_ledger.ledgers import Ledgers
 from managed_ledger.log_reader import LogReader
 from managed_ledger.position import Position
 from managed_ledger.readable_log import ReadableLog
+from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 
 _OWNER = struct.Struct("<Q")
 
@@ -132,6 +135,39 @@ class ManagedLedger(ReadableLog):
         position = self._append(payload, publish_time_ms, deliver_at_ms, sticky_hash, message_count)
         await self._appender.committed()
         return position
+
+    def replace(
+        self,
+        entries: Sequence[NewEntry],
+        *,
+        acknowledged: Mapping[Cursor, Entries],
+        hidden: Mapping[Cursor, Sequence[int]],
+    ) -> Replacement:
+        """Append entries in place of others, which the same synced write acknowledges.
+
+        Nobody gets the old ones from now on. A crash leaves all of the old ones or all of the new ones.
+
+        Args:
+            entries: What is appended.
+            acknowledged: Which entries give way, by cursor.
+            hidden: Which of the new entries a cursor shall not have, by their place in `entries`.
+
+        Raises:
+            AppendRefusedError: The disk has too little room; nothing has changed.
+        """
+        self._check_open()
+        positions = [
+            self._append(one.payload, one.publish_time_ms, one.deliver_at_ms, one.sticky_hash, one.message_count)
+            for one in entries
+        ]
+        all_of: dict[Cursor, Entries] = {cursor: dict(gone) for cursor, gone in acknowledged.items()}
+        for cursor, places in hidden.items():
+            of_cursor = all_of.setdefault(cursor, {})
+            for ledger_id, entry_ids in by_ledger(positions[place] for place in places).items():
+                of_cursor[ledger_id] = of_cursor.get(ledger_id, BitMap()) | entry_ids
+        replacement = Replacement(positions, all_of)
+        self._appender.accompany(replacement)
+        return replacement
 
     @property
     def last_position(self) -> Position:
@@ -343,7 +379,7 @@ class ManagedLedger(ReadableLog):
                 self.read_headers,
                 cursor.next_unacknowledged_position,
                 due_ms_max=due_ms_max,
-                acknowledged_in=cursor.acknowledged_in,
+                acknowledged_in=cursor.durably_acknowledged_in,
             )
             if last is None or cursor.is_closed:
                 return 0
