@@ -8,6 +8,7 @@
 - `authentication`, `authorization`: who a client is, and what it may do.
 - `clients`: one connection and what it holds: producers, consumers, requests.
 - `topics`: topics, subscriptions, their policies and limits.
+- `scheduled`: what is due when, and how it is cancelled, moved, held and explained.
 - `admin`: the web port: health, metrics, Pulsar's admin paths.
 
 Which message goes to which consumer is decided in `dispatcher`, when it is due in `tracker`; the log is

@@ -17,6 +17,8 @@ from itertools import count
 from types import MappingProxyType
 from typing import assert_never
 
+from pyroaring import BitMap
+
 from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.consumer import ConsumerHandle
 from dispatcher.core.ack_sets import AckSet
@@ -27,12 +29,12 @@ from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import CumulativeAckRefusedError, DispatcherClosedError, DispatcherError
-from dispatcher.inspection import consumer_stats, key_status, newcomer_stats, subscription_stats
+from dispatcher.inspection import consumer_stats, entry_status, key_status, newcomer_stats, subscription_stats
 from dispatcher.outbox import Outbox
 from dispatcher.ports import Clock, Log, SubscriptionCursor
 from dispatcher.reader import Reader
 from dispatcher.slots import sticky_hash
-from dispatcher.stats import ConsumerStats, KeyStatus, NewcomerStats, SubscriptionStats
+from dispatcher.stats import ConsumerStats, EntryStatus, KeyStatus, NewcomerStats, SubscriptionStats
 from managed_ledger.position import Position
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.errors import TrackerClosedError
@@ -244,7 +246,43 @@ class Dispatcher:
 
         self._decide(redeliver)
 
+    # Pause and resume.
+
+    def pause_deliveries(self) -> None:
+        """Give consumers nothing more until `resume_deliveries`; what is due waits, in order."""
+        self.core.gate.close()
+        self._reader.wake()
+
+    def resume_deliveries(
+        self, rate_per_second: float | None = None, on_drained: Callable[[], None] | None = None
+    ) -> None:
+        """Go on, with so many messages a second until nothing waits any more, or with all at once.
+
+        Args:
+            rate_per_second: The most messages a second, None for no limit.
+            on_drained: Called when nothing waits any more and the limit has ended.
+        """
+        if on_drained is not None:
+            self._reader.on_drained = on_drained
+        self._decide(lambda core: core.open_gate(rate_per_second))
+
     # Acknowledgements.
+
+    def withdraw(self, entries: Mapping[int, BitMap]) -> None:
+        """Let nobody get delayed entries any more that the cursor withholds; their number goes down at once."""
+        positions = [(ledger_id, entry_id) for ledger_id, entry_ids in entries.items() for entry_id in entry_ids]
+
+        def forget(core: SubscriptionCore) -> list[Action]:
+            _, actions = core.acknowledge(None, positions, {})
+            # The cursor says already that they are nobody's, so the core did not.
+            return [*actions, ForgetDelayed(positions)] if self.tracker is not None else actions
+
+        self._decide(forget)
+
+    def give_back(self, entries: Mapping[int, BitMap]) -> None:
+        """Deliver entries after all that were withdrawn, when their time comes."""
+        if self.failure is None:
+            self._reader.reread(entries)
 
     def acknowledge(
         self,
@@ -345,6 +383,15 @@ class Dispatcher:
     def newcomer_stats(self) -> NewcomerStats | None:
         """Return what PIP-282 and the classic mode show of newcomers; None in the other modes and types."""
         return newcomer_stats(self.core) if isinstance(self.core, KeySharedCore) else None
+
+    def entry_status(self, position: Position, sticky_hash: int) -> EntryStatus:
+        """Return where an entry is that is not acknowledged, and what holds it up."""
+        self.core.advance(self._now_ms())
+        return entry_status(self.core, position, sticky_hash)
+
+    def in_hand(self, positions: Collection[Key]) -> set[Key]:
+        """Return which of these entries consumers have been given and have not acknowledged."""
+        return {at for at in positions for consumer in self.core.consumers.values() if at in consumer.pending}
 
     def key_status(self, key: bytes) -> KeyStatus | None:
         """Return where a sticky key stands and what holds it up; None unless Key_Shared."""

@@ -5,6 +5,7 @@ import numpy as np
 from dispatcher.config import SubscriptionType
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.draining_hashes import DrainingHashesTracker
+from dispatcher.core.items import key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.core.recently_joined import LastSentPositionFence, RecentlyJoinedFence
@@ -12,7 +13,15 @@ from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.reader import ReadsUnderWay
 from dispatcher.slots import sticky_hash
-from dispatcher.stats import ConsumerStats, DrainingHash, HeldEntry, KeyStatus, NewcomerStats, SubscriptionStats
+from dispatcher.stats import (
+    ConsumerStats,
+    DrainingHash,
+    EntryStatus,
+    HeldEntry,
+    KeyStatus,
+    NewcomerStats,
+    SubscriptionStats,
+)
 from managed_ledger.position import Position
 
 
@@ -152,6 +161,36 @@ def key_status(core: KeySharedCore, key: bytes) -> KeyStatus:
             for consumer in core.consumers.values()
             for position in consumer.pending.positions_of_slot(slot)
         ],
+    )
+
+
+def entry_status(core: SubscriptionCore, position: Position, sticky_hash: int) -> EntryStatus:
+    """Return where an entry is that is not acknowledged."""
+    holder = next((one for one in core.consumers.values() if position in one.pending), None)
+    slot, owner, draining_at, reason = None, None, None, ""
+    if isinstance(core, KeySharedCore):
+        slot = core.selector.hash_range.slot(sticky_hash)
+        owner = core.consumers.get(core.owner_of_slot(slot))
+        draining = core.fence.get(slot) if isinstance(core.fence, DrainingHashesTracker) else None
+        draining_at = core.consumers[draining.owner_index].name if draining is not None else None
+        reason = _why_it_waits(core, slot, owner)
+    elif isinstance(core, SingleActiveCore):
+        owner = core.active
+    is_waiting = isinstance(core, MultipleConsumersCore) and (
+        any(key_of(item) == position for item in core.waiting.items()) or position in core.held_due
+    )
+    if not core.consumers:
+        reason = "no consumer is connected"
+    elif not isinstance(core, KeySharedCore):
+        reason = "its consumers take no more at the moment" if is_waiting else ""
+    return EntryStatus(
+        consumer=None if holder is None else holder.name,
+        given_ms=None if holder is None else holder.pending.given_ms(position),
+        is_waiting=is_waiting,
+        owner=None if owner is None else owner.name,
+        slot=slot,
+        reason=reason,
+        draining_at=draining_at,
     )
 
 

@@ -7,7 +7,7 @@ of the log that fails is tried again; any other exception is a defect, which end
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -51,6 +51,10 @@ async def _from_log(read: Awaitable[_Read]) -> _Read:
         raise _ReadError from error
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class ReadsUnderWay(NamedTuple):
     """What a reader does at the moment."""
 
@@ -85,6 +89,8 @@ class Reader:
         now_ms: Clock,
     ) -> None:
         self.tracker: DelayedDeliveryTracker | None = None
+        self.on_drained: Callable[[], None] = _nothing
+        """Called when a smooth resume has let out all that waited."""
         self._core = core
         self._intake = core if isinstance(core, Intake) else None
         self._log = log
@@ -182,6 +188,16 @@ class Reader:
             self._look_at_tracker()
             self._run_actions(self._intake.on_refused(headers.take(np.flatnonzero(~is_tracked))))
 
+    def reread(self, entries: Mapping[int, BitMap]) -> None:
+        """Read these again, and track or deliver them: they were withdrawn, and are to be delivered after all."""
+        if self.tracker is None:
+            # They are found by reading from the cursor's position.
+            self.forget()
+            self._core.reset()
+        else:
+            self._untracked.extend((ledger_id, BitMap(entry_ids)) for ledger_id, entry_ids in entries.items())
+        self.wake()
+
     def forget_delayed(self, positions: list[Key]) -> None:
         """Tell the tracker which entries were acknowledged without being given to a consumer."""
         assert self.tracker is not None
@@ -214,6 +230,8 @@ class Reader:
             self._is_woken = False
             try:
                 has_worked = await self._step()
+                if not has_worked:
+                    self._note_drained()
                 waits.reset()
             except _ReadError as error:
                 wait = waits.next_seconds()
@@ -308,6 +326,13 @@ class Reader:
                 if others:
                     skipped |= others
         return skipped
+
+    def _note_drained(self) -> None:
+        """What waited for a smooth resume is out: let everything pass again."""
+        gate = self._core.gate
+        if gate.rate_per_second is not None and self._core.is_drained(self._log.last_confirmed_position):
+            self._run_actions(self._core.open_gate(None))
+            self.on_drained()
 
     # The tracker.
 

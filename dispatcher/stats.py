@@ -91,6 +91,26 @@ class NewcomerStats:
     """What was sent beyond it: ranges without their first and with their last position."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryStatus:
+    """Where one unacknowledged entry is."""
+
+    consumer: str | None
+    """Who was given it."""
+    given_ms: int | None
+    """When, if that is known."""
+    is_waiting: bool
+    """It was read and waits for its consumer."""
+    owner: str | None
+    """Who would get it: the consumer of its slot, or the active one; None where any may, or nobody does."""
+    slot: int | None
+    """Its slot, where keys decide."""
+    reason: str
+    """What it waits for, in words; empty where that is not known."""
+    draining_at: str | None
+    """The consumer that still holds entries of its slot although the slot moved away."""
+
+
 class HeldEntry(NamedTuple):
     """An unacknowledged entry."""
 

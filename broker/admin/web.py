@@ -21,6 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from broker.admin.scheduled_routes import PREFIX
 from broker.network.listener import Listener, Port, TlsContexts, listen
 from broker.network.listening import WebAudience
 
@@ -154,9 +155,18 @@ def _only_for(audience: WebAudience) -> Middleware:
             fetch_site=request.headers.get("Sec-Fetch-Site"),
             local=sock_name[0] if sock_name else None,
         )
-        return await handler(request) if reason is None else web.json_response({"reason": reason}, status=403)
+        if reason is None:
+            return await handler(request)
+        return web.json_response(_refusal(request, reason), status=403)
 
     return check
+
+
+def _refusal(request: web.Request, reason: str) -> dict[str, str | None]:
+    """Return what a refusal says: Pulsar's word for it, or what our own interface promises."""
+    if not request.path.startswith(f"{PREFIX}/"):
+        return {"reason": reason}
+    return {"error": reason, "field": None, "advice": f"See {PREFIX}/openapi.json"}
 
 
 @web.middleware
@@ -170,8 +180,9 @@ async def _errors_as_json(
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
         if error.status == web.HTTPUnauthorized.status_code:
             headers = {"WWW-Authenticate": "Bearer"}
-        return web.json_response({"reason": f"{error.reason}: {request.path}"}, status=error.status, headers=headers)
+        reason = f"{error.reason}: {request.path}"
+        return web.json_response(_refusal(request, reason), status=error.status, headers=headers)
     except Exception:
         # The supervisor of the handlers: one bad answer must not take the port down.
         log.exception("%s %s failed", request.method, request.path)
-        return web.json_response({"reason": "Internal error; the service's log has it"}, status=500)
+        return web.json_response(_refusal(request, "Internal error; the service's log has it"), status=500)

@@ -3,6 +3,7 @@
     /health                            everybody
     /metrics                           everybody, or with authenticateMetricsEndpoint everybody who is known
     what shows one topic               who may produce to it or consume from it
+    the list of topics for schedules   everybody who is known: of the topics that he may see
     everything else, also what is new  super users
 
 So an endpoint that nobody thought of here is closed and not open. Where authorization is switched off, everybody who
@@ -16,6 +17,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from broker.admin.scheduled_routes import CALLER, SCHEDULED_KNOWN_PATHS, SCHEDULED_READ_PATHS, Caller
 from broker.admin.stats_routes import READ_PATHS
 from broker.authentication.authenticator import Authenticator
 from broker.authentication.provider import AuthenticationError
@@ -25,6 +27,7 @@ from broker.topics.topic_name import TopicName
 
 _OPEN: Final = frozenset({"/health"})
 _METRICS: Final = frozenset({"/metrics", "/metrics/"})
+_READ_PATHS: Final = READ_PATHS | SCHEDULED_READ_PATHS
 _READING: Final = frozenset({"GET", "HEAD"})
 _PROXIED: Final = "X-Original-Principal"
 
@@ -73,7 +76,10 @@ def _authenticated(request: web.Request, authenticator: Authenticator, now_ms: i
 def _authorize(request: web.Request, path: str, role: str, authorizer: Authorizer) -> None:
     if request.headers.get(_PROXIED):
         raise web.HTTPForbidden(reason=f"{_PROXIED} needs a proxy role, and there are none here")
-    if path in READ_PATHS and request.method in _READING:
+    if path in SCHEDULED_KNOWN_PATHS and request.method in _READING:
+        request[CALLER] = Caller(lambda topic: authorizer.may_look_up(role, topic))
+        return
+    if path in _READ_PATHS and request.method in _READING:
         is_allowed = authorizer.may_look_up(role, _topic(request))
     else:
         is_allowed = authorizer.is_super_user(role)

@@ -22,6 +22,7 @@ from aiohttp.typedefs import Middleware
 from broker.admin.metrics import render_metrics
 from broker.admin.permission_routes import permission_routes
 from broker.admin.policy_routes import policy_routes
+from broker.admin.scheduled_routes import scheduled_routes
 from broker.admin.stats_routes import stats_routes
 from broker.admin.web import start_web
 from broker.admin.web_access import access_middleware
@@ -74,7 +75,12 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                 metrics=lambda: render_metrics(service.metrics()),
                 health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
                 problems=service.problems,
-                routes=[*policy_routes(service), *permission_routes(service), *stats_routes(service)],
+                routes=[
+                    *policy_routes(service),
+                    *permission_routes(service),
+                    *stats_routes(service),
+                    *scheduled_routes(service),
+                ],
                 access=access_of(service),
                 audience=WebAudience.of(config, public_host=service.public_host),
             )

@@ -26,6 +26,7 @@ from broker.clients.link import ClientLink
 from broker.configuration.config import BrokerConfig
 from broker.errors import NotAllowedError, ServiceStartError
 from broker.network.hosts import is_wildcard
+from broker.scheduled.catalog import ScheduleCatalog
 from broker.server.scheduler import Job
 from broker.server.snapshot_storages import service_storage_of
 from broker.server.storage_opening import StorageOpening
@@ -109,6 +110,8 @@ class Service:
         self._residual = ResidualSnapshots(self._storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
+        self.catalog = ScheduleCatalog()
+        """What is scheduled, as columns."""
         self.policies = PolicyBook(store, _default_policies(config))
         self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -170,6 +173,10 @@ class Service:
         """List the topics of a namespace (`tenant/namespace`), by full name."""
         names = {TopicName.parse(name) for name in self._store.managed_ledger_names()} | self.topics.keys()
         return sorted(str(name) for name in names if name.namespace_name == namespace)
+
+    def all_topic_names(self) -> list[TopicName]:
+        """List all topics, open or not."""
+        return list({TopicName.parse(name) for name in self._store.managed_ledger_names()} | self.topics.keys())
 
     def has_topic(self, name: TopicName) -> bool:
         """Whether a topic exists, open or not."""
@@ -345,6 +352,7 @@ class Service:
             new_dispatcher=partial(self._new_dispatcher, trackers),
             now_ms=self.now_ms,
             consumers_max=self.config.limits.consumers_per_subscription_max,
+            spawn=self.spawn,
         )
 
     def _new_dispatcher(

@@ -12,22 +12,29 @@ make them wait longer each time, so that a defect that comes back at once costs 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from pyroaring import BitMap
 
 from broker.admin.metrics import SubscriptionSnapshot
 from broker.clients.consumer import Consumer
 from broker.clients.link import ClientLink
 from broker.errors import ConsumerBusyError, MetadataError
+from broker.topics.cancelled_parts import PARTS_PROPERTY, parts_of, to_property, without
+from broker.topics.pause import NOT_PAUSED, PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import ConsumerCounters, RateMeter
+from broker.topics.snapshot_sweep import Spawn
 from dispatcher.backoff import Backoff
 from dispatcher.config import SubscriptionType
+from dispatcher.core.ack_sets import AckSet
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherClosedError, RangeConflictError
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.cursor import Cursor
+from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
@@ -44,6 +51,10 @@ DELAYS_THROUGH_PROPERTY: Final = "#postdate.delays-through"
 """The cursor's property with the last position that was in the log when delays were switched off."""
 
 NewDispatcher = Callable[[SubscriptionType, ManagedLedger, Cursor], Dispatcher]
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    return asyncio.get_running_loop().create_task(work)
 
 
 @dataclass(slots=True)
@@ -66,6 +77,7 @@ class Subscription:
         new_dispatcher: Makes the dispatcher of a type; passed in, so that tests need no service.
         now_ms: The clock.
         consumers_max: The most consumers, 0 for no limit.
+        spawn: Runs work in the background.
     """
 
     def __init__(
@@ -77,6 +89,7 @@ class Subscription:
         new_dispatcher: NewDispatcher,
         now_ms: Callable[[], int],
         consumers_max: int = 0,
+        spawn: Spawn = _run,
     ) -> None:
         self.name = name
         self.cursor = cursor
@@ -84,6 +97,7 @@ class Subscription:
         self.consumers: list[Consumer] = []
         self._ledger = ledger
         self._consumers_max = consumers_max
+        self._spawn = spawn
         self._new_dispatcher = new_dispatcher
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
@@ -94,6 +108,10 @@ class Subscription:
         """What the trackers of its own that are gone have done, None if there was none."""
         self.expiry = Expiry(RateMeter(now_ms(), 1))
         self.mark_delete_advanced_ms = 0
+        self.cancelled_total = 0
+        """Messages that were cancelled since the start."""
+        self.rescheduled_total = 0
+        """Messages that were given another time since the start, or delivered early."""
         self.rebuilds_total = 0
         """How often a dispatcher stopped for a defect."""
         self._rebuild_waits = Backoff(initial_ms=_REBUILD_WAIT_MS_MIN, max_ms=_REBUILD_WAIT_MS_MAX)
@@ -133,6 +151,8 @@ class Subscription:
                     raise
                 self.dispatcher.add_consumer(consumer)
             self.consumers.append(consumer)
+            # The first consumer may have brought another policy.
+            self._restore_parts()
             if subscription_type is SubscriptionType.KEY_SHARED and not self.dispatcher.key_hash_ranges(consumer):
                 log.warning(
                     "consumer %s of %s / %s gets no key until others leave: all its points on the ring are taken; "
@@ -203,6 +223,124 @@ class Subscription:
             problems.append(f"subscription {self.name}: snapshots fail: {', '.join(sorted(tracker.stats().failing))}")
         return problems
 
+    # Pause and resume.
+
+    @property
+    def pause(self) -> PauseState:
+        """Whether deliveries are held, or let go at a limited rate; durable."""
+        return PauseState.of(self.cursor.properties)
+
+    @property
+    def has_delays(self) -> bool:
+        """Whether delivery times are heeded: Shared and Key_Shared do, and what nobody has subscribed to yet may."""
+        return self._type not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+
+    async def set_pause(self, state: PauseState) -> None:
+        """Hold deliveries, or let them go; durable on return.
+
+        Raises:
+            LedgerWriteError: It could not be stored; nothing has changed, or what is to be held is held.
+        """
+        if state.is_paused and self.dispatcher is not None:
+            # Held before it is durable, as a restart in between must not find that something went out since.
+            self.dispatcher.pause_deliveries()
+        try:
+            await self.cursor.update_properties(put=state.to_properties(), remove=(PAUSE_PROPERTY,))
+        finally:
+            self._apply_pause()
+
+    def _apply_pause(self) -> None:
+        """Let the dispatcher do what is durable."""
+        if self.dispatcher is None:
+            return
+        state = self.pause
+        if state.is_paused:
+            self.dispatcher.pause_deliveries()
+        else:
+            self.dispatcher.resume_deliveries(state.rate_per_second, self._on_drained)
+
+    def _on_drained(self) -> None:
+        self._spawn(self._forget_rate())
+
+    async def _forget_rate(self) -> None:
+        if self.pause.rate_per_second is not None:
+            try:
+                await self.cursor.update_properties(remove=(PAUSE_PROPERTY,))
+            except LedgerError as error:
+                # After a restart it is let out at that rate once more, which changes nothing for long.
+                log.warning(
+                    "%s / %s: its smooth resume has ended, which was not noted: %s", self._ledger.name, self.name, error
+                )
+
+    # Scheduled messages that are taken back.
+
+    def cancel(self, positions: Sequence[tuple[int, int]]) -> None:
+        """Acknowledge entries, whoever has them; nobody gets them from now on. `cursor.flush` makes it durable."""
+        if not positions:
+            return
+        if self.dispatcher is not None:
+            self.dispatcher.acknowledge(None, positions)
+        else:
+            self.cursor.acknowledge(*zip(*positions, strict=True))
+        self.cancelled_total += len(positions)
+
+    def has_part(self, position: tuple[int, int], index: int) -> bool:
+        """Whether a message of a batch is not acknowledged."""
+        left = self.parts_left(position)
+        word, bit = divmod(index, 64)
+        return left is None or (word < len(left) and bool(left[word] >> bit & 1))
+
+    def parts_left(self, position: tuple[int, int]) -> AckSet | None:
+        """Return what is not acknowledged of a batch; None for all of it."""
+        known = None if self.dispatcher is None else self.dispatcher.core.ack_sets.get(position)
+        return parts_of(self.cursor.properties).get(position) if known is None else known
+
+    def _restore_parts(self) -> None:
+        """Let the dispatcher know what was cancelled of batches; a new one does not, nor one that begins anew."""
+        assert self.dispatcher is not None
+        known = self.dispatcher.core.ack_sets
+        for at, words in parts_of(self.cursor.properties).items():
+            if at not in known and not self.cursor.is_acknowledged(*at):
+                known[at] = words
+
+    async def cancel_parts(self, parts: Sequence[tuple[Position, int, int]]) -> None:
+        """Acknowledge messages of batches: position, place in the batch, size of the batch. Durable on return.
+
+        Raises:
+            LedgerWriteError: It could not be stored.
+        """
+        stored = parts_of(self.cursor.properties)
+        stored = {at: words for at, words in stored.items() if not self.cursor.is_acknowledged(*at)}
+        whole: list[tuple[int, int]] = []
+        for position, index, message_count in parts:
+            left = without(stored.get(position, self.parts_left(position)), message_count, index)
+            if left:
+                stored[position] = left
+            else:
+                stored.pop(position, None)
+                whole.append(position)
+            if left and self.dispatcher is not None:
+                self.dispatcher.acknowledge(None, [position], {position: left})
+        self.cancel(whole)
+        self.cancelled_total += len(parts) - len(whole)
+        await self.cursor.update_properties(put=to_property(stored), remove=(PARTS_PROPERTY,))
+
+    def withdraw(self, entries: Mapping[int, BitMap]) -> None:
+        """Let nobody get entries that the cursor withholds."""
+        if self.dispatcher is not None:
+            self.dispatcher.withdraw(entries)
+        self.rescheduled_total += sum(map(len, entries.values()))
+
+    def give_back(self, entries: Mapping[int, BitMap]) -> None:
+        """Deliver entries after all that were withdrawn."""
+        if self.dispatcher is not None:
+            self.dispatcher.give_back(entries)
+        self.rescheduled_total -= sum(map(len, entries.values()))
+
+    def in_hand(self, positions: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Return which of these entries a consumer has been given and has not acknowledged."""
+        return set() if self.dispatcher is None else self.dispatcher.in_hand(positions)
+
     @property
     def has_bucket_tracker(self) -> bool:
         """Whether a tracker looks after the snapshots of its cursor now."""
@@ -259,6 +397,9 @@ class Subscription:
                 await self.dispatcher.reset(position)
             else:
                 await self.cursor.seek(position)
+            if PARTS_PROPERTY in self.cursor.properties:
+                # A seek takes acknowledgements back, and these are no other.
+                await self.cursor.update_properties(remove=(PARTS_PROPERTY,))
 
     async def prepare_unsubscribe(self, consumer: Consumer) -> None:
         """Give up the delayed index, so that the cursor can be deleted.
@@ -304,6 +445,9 @@ class Subscription:
         await self._drop_dispatcher()
         self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
         self.dispatcher.on_failure = self._on_dispatcher_failure
+        self._restore_parts()
+        if self.pause != NOT_PAUSED:
+            self._apply_pause()
         self._type = subscription_type
 
     def _on_dispatcher_failure(self) -> None:

@@ -80,6 +80,7 @@ class Topic:
         self.messages_in_total = 0
         self.bytes_in_total = 0
         self.entries_in_total = 0
+        self.copies_total = 0
         self.meter = RateMeter(now_ms, 2)
         """The rates of messages and bytes in."""
         self._new_subscription = new_subscription
@@ -268,6 +269,10 @@ class Topic:
         if subscription is None or consumer not in subscription.consumers:
             return None
         return subscription.dispatcher
+
+    def note_copies(self, entries: int) -> None:
+        """Note that so many entries came in as copies of others; nobody has published them."""
+        self.copies_total += entries
 
     def next_position(self) -> Position:
         """Give the position that the next published entry will have at the earliest."""

@@ -69,7 +69,7 @@ class MultipleConsumersCore(Intake):
     # Limits.
 
     def _has_demand(self) -> bool:
-        if self.is_blocked:
+        if self.is_blocked or self.gate.budget(self.now_ms) <= 0:
             return False
         unacked_max = self.config.unacked_per_consumer_max
         return any(consumer.budget(unacked_max) > 0 for consumer in self.consumers.values())
@@ -78,7 +78,8 @@ class MultipleConsumersCore(Intake):
         if self.is_blocked:
             return 0
         unacked_max = self.config.unacked_per_subscription_max
-        return unacked_max - self.unacked if unacked_max else UNLIMITED
+        budget = unacked_max - self.unacked if unacked_max else UNLIMITED
+        return budget if self.gate.is_open else min(budget, self.gate.budget(self.now_ms))
 
     # Giving and taking back.
 
@@ -92,6 +93,9 @@ class MultipleConsumersCore(Intake):
             counts[slot] = counts.get(slot, 0) + 1
         acknowledged = sum([item[COUNT] - self._unacked_of(item) for item in items]) if self.ack_sets else 0
         self.unacked += consumer.charge(items, acknowledged, self.config.unacked_per_consumer_max, self.now_ms)
+        consumer.pending.note_given(items, self.now_ms)
+        if not self.gate.is_open:
+            self.gate.note_given(sum([item[COUNT] for item in items]))
         unacked_max = self.config.unacked_per_subscription_max
         if unacked_max and self.unacked >= unacked_max:
             self.is_blocked = True
@@ -120,7 +124,10 @@ class MultipleConsumersCore(Intake):
     def next_wakeup_ms(self) -> int | None:
         """See base."""
         has_work = self._to_serve or self.waiting.returning or self._expired
-        return self.now_ms if has_work else super().next_wakeup_ms()
+        if has_work:
+            return self.now_ms
+        times = (super().next_wakeup_ms(), self.gate.next_grant_ms(self.now_ms))
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def on_timer(self) -> list[Action]:
         """See base."""
@@ -128,7 +135,22 @@ class MultipleConsumersCore(Intake):
             self._forget_expired_portion()
         if self.waiting.returning:
             self._offer_all(self.waiting.return_portion())
+        if not self.gate.is_open and self.gate.budget(self.now_ms) > 0:
+            self._to_serve.update(self.consumers)
         return self._serve_all()
+
+    def open_gate(self, rate_per_second: float | None) -> list[Action]:
+        """See base."""
+        super().open_gate(rate_per_second)
+        self._to_serve.update(self.consumers)
+        return self._serve_all()
+
+    def is_drained(self, last_confirmed: Position) -> bool:
+        """See base."""
+        if self.plan is None or not self._has_demand() or len(self.waiting) or self.held_due:
+            return False
+        is_due = self.tracker_due_ms is not None and self.tracker_due_ms <= self.now_ms
+        return not is_due and not self._is_holding_due() and self.plan.next_immediate > last_confirmed
 
     # Acknowledgements.
 

@@ -6,8 +6,11 @@ still holds, and must not walk over 50,000 entries to know.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from dispatcher.core.items import ENTRY, LEDGER, SLOT, Item, Key
+
+_GIVEN_SPARE: Final = 1_000
 
 
 class PendingAcksMap:
@@ -17,6 +20,8 @@ class PendingAcksMap:
         self.items: dict[Key, Item] = {}
         """By position. Read and filled by the dispatch loop, together with `slot_counts`; else changed here only."""
         self.slot_counts: dict[int, int] = {}
+        self._given: list[tuple[int, list[Item]]] = []
+        self._given_count = 0
 
     def __len__(self) -> int:
         return len(self.items)
@@ -48,6 +53,29 @@ class PendingAcksMap:
         else:
             del self.slot_counts[slot]
         return item
+
+    def note_given(self, items: list[Item], now_ms: int) -> None:
+        """Remember when these were given, as one step for all of them.
+
+        Runtime complexity: O(1) per item over time; what is not here any more is dropped when it is most of all.
+        """
+        self._given.append((now_ms, items))
+        self._given_count += len(items)
+        if self._given_count > 2 * len(self.items) + _GIVEN_SPARE:
+            kept = ((at, [item for item in given if self._is_here(item)]) for at, given in self._given)
+            self._given = [(at, given) for at, given in kept if given]
+            self._given_count = sum(len(given) for _, given in self._given)
+
+    def given_ms(self, position: Key) -> int | None:
+        """Return when an item was given, None when it is not here or that is not known.
+
+        Runtime complexity: O(n) for n items.
+        """
+        held = self.items.get(position)
+        return next((at for at, given in reversed(self._given) if any(item is held for item in given)), None)
+
+    def _is_here(self, item: Item) -> bool:
+        return self.items.get((item[LEDGER], item[ENTRY])) is item
 
     def positions_through(self, last: Key) -> list[Key]:
         """Return every position up to and including `last`, in no order."""

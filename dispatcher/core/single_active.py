@@ -73,7 +73,10 @@ class SingleActiveCore(SubscriptionCore):
         """See base."""
         if self.plan is None or self.active is None or self.active.permits <= 0:
             return None
-        entries_max = min(self.active.permits, self.config.read_batch_entries_max)
+        budget = self.gate.budget(self.now_ms)
+        if budget <= 0:
+            return None
+        entries_max = min(self.active.permits, self.config.read_batch_entries_max, budget)
         return self.plan.next_request(last_confirmed, immediates_max=entries_max, scan_entries_max=0)
 
     def on_headers(self, request: ReadRequest, headers: EntryHeaders, next_position: Position) -> list[Action]:
@@ -85,6 +88,8 @@ class SingleActiveCore(SubscriptionCore):
         # An entry goes out while there is a permit left before it; a batch is never split.
         messages_before = np.cumsum(headers.message_counts) - headers.message_counts
         permits = self.active.permits if self.active is not None else 0
+        # It may have been closed while this was read.
+        permits = min(permits, self.gate.budget(self.now_ms))
         taken = int(np.searchsorted(messages_before, permits, side="left"))
         first_not_taken = None
         if taken < len(headers):
@@ -95,7 +100,18 @@ class SingleActiveCore(SubscriptionCore):
             return []
         items = make_items(headers, headers.publish_time_ms, None)
         self.active.note_given(int(headers.message_counts.sum()), len(headers), self.now_ms)
+        self.gate.note_given(int(headers.message_counts.sum()))
         return [Deliver(self.active, items)]
+
+    def next_wakeup_ms(self) -> int | None:
+        """See base."""
+        return self.gate.next_grant_ms(self.now_ms)
+
+    def is_drained(self, last_confirmed: Position) -> bool:
+        """See base."""
+        if self.plan is None or self.active is None or self.active.permits <= 0 or self.gate.budget(self.now_ms) <= 0:
+            return False
+        return self.plan.next_immediate > last_confirmed
 
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
         """See base."""

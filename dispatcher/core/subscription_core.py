@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dispatcher.core.ack_sets import AckSet
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import COUNT, Item, Key
 from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
 from managed_ledger.headers import EntryHeaders
@@ -30,6 +31,8 @@ class SubscriptionCore(ABC):
         """How often entries were redelivered that were so at all."""
         self.ack_sets: dict[Key, AckSet] = {}
         """What is unacknowledged of batches of which a part was acknowledged."""
+        self.gate = DeliveryGate()
+        """What may go to consumers at all."""
         self.entries_read_total = 0
         self.delayed_reread_at_recovery_total = 0
         self.now_ms = 0
@@ -65,6 +68,17 @@ class SubscriptionCore(ABC):
     def on_timer(self) -> list[Action]:
         """Do what has been waiting for its time."""
         return []
+
+    # Pause and resume.
+
+    def open_gate(self, rate_per_second: float | None) -> list[Action]:
+        """Let everything pass that waits, or so many messages a second."""
+        self.gate.open(self.now_ms, rate_per_second)
+        return []
+
+    @abstractmethod
+    def is_drained(self, last_confirmed: Position) -> bool:
+        """Return whether nothing is due that could go to a consumer, and somebody would take it."""
 
     # Consumers.
 

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from managed_ledger_fakes import MemoryBatch, MemoryDatabase, Tables, append_all, open_store
 
 from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 from managed_ledger.replacing import NewEntry, Replacement, by_ledger
+from tests.helpers.fakes.managed_ledger_fakes import MemoryBatch, MemoryDatabase, Tables, append_all, open_store
 
 OLD = [b"%d" % number for number in range(10)]
 

@@ -1,0 +1,328 @@
+"""What requests about scheduled messages say: queries and bodies as values, and what is wrong with them. Pure.
+
+Whatever is not understood is refused with the field that it is about, and nothing has changed then: a field that is
+misspelled must not make an operation mean more than its sender thought.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from broker.scheduled.messages import MessageId
+from broker.scheduled.operations import Selector
+from managed_ledger.position import Position
+
+Json = dict[str, Any]
+
+LIMIT_MAX: Final = 1_000
+LIMIT_DEFAULT: Final = 100
+BUCKETS_MAX: Final = 1_000
+BUCKETS_DEFAULT: Final = 60
+MESSAGE_IDS_MAX: Final = 10_000
+RATE_MAX: Final = 1_000_000
+TIME_MS_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999."""
+
+SELECTORS: Final = ("messageIds", "key", "keyBase64", "property", "from", "until", "all")
+SELECTION_FIELDS: Final = frozenset({*SELECTORS, "subscription", "dryRun"})
+RESCHEDULE_FIELDS: Final = frozenset({*SELECTION_FIELDS, "deliverAtMs", "delayMs", "shiftMs"})
+
+_MESSAGE_ID: Final = re.compile(r"(\d{1,19}):(\d{1,10})(?::(\d{1,9}))?")
+_DIGITS: Final = re.compile(r"-?\d+")
+_TIME_ADVICE: Final = "Write milliseconds since 1970, or ISO 8601 such as 2027-01-15T08:00:00Z"
+
+
+class RequestError(Exception):
+    """A request that is refused; nothing has changed.
+
+    Args:
+        status: The HTTP status.
+        error: What is wrong.
+        field: Which field of the request it is about, None where it is about none.
+        advice: What to do.
+    """
+
+    def __init__(self, status: int, error: str, *, field: str | None, advice: str) -> None:
+        super().__init__(error)
+        self.status = status
+        self.field = field
+        self.advice = advice
+
+    def to_json(self) -> Json:
+        """Return the body of the answer."""
+        return {"error": str(self), "field": self.field, "advice": self.advice}
+
+
+def _bad(field: str, error: str, advice: str) -> RequestError:
+    return RequestError(400, error, field=field, advice=advice)
+
+
+def check_fields(given: Collection[str], known: Collection[str], what: str) -> None:
+    """Refuse what is not known.
+
+    Raises:
+        RequestError: A field is unknown.
+    """
+    for name in given:
+        if name not in known:
+            raise _bad(name, f"{name!r} is no {what} of this request", f"Known are: {', '.join(sorted(known))}")
+
+
+def parse_time(field: str, value: object) -> int:
+    """Return a time in milliseconds.
+
+    >>> parse_time("from", "2027-01-15T09:00:00+01:00"), parse_time("from", 1_800_000_000_000)
+    (1800000000000, 1800000000000)
+
+    Raises:
+        RequestError: It is none.
+    """
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = int(value[:20])
+    if isinstance(value, str):
+        try:
+            at = datetime.fromisoformat(value.replace(" ", "+") if "T" in value else value)
+        except ValueError as error:
+            raise _bad(field, f"{value!r} is no time", _TIME_ADVICE) from error
+        at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        value = round(at.timestamp() * 1000)
+    if type(value) is not int:
+        raise _bad(field, f"{field} must be a time, not {_kind(value)}", _TIME_ADVICE)
+    if not 0 <= value <= TIME_MS_MAX:
+        raise _bad(field, f"{value} is outside of what can be scheduled", f"Write 0 to {TIME_MS_MAX} milliseconds")
+    return value
+
+
+def parse_whole(field: str, value: object, low: int, high: int) -> int:
+    """Return a whole number within bounds.
+
+    Raises:
+        RequestError: It is none.
+    """
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = int(value[:20])
+    if type(value) is not int:
+        raise _bad(field, f"{field} must be a whole number, not {_kind(value)}", f"Write {low} to {high}")
+    if not low <= value <= high:
+        raise _bad(field, f"{field} is {value}, which is not within {low} and {high}", f"Write {low} to {high}")
+    return value
+
+
+def parse_message_id(field: str, value: object) -> MessageId:
+    """Return a message id.
+
+    >>> str(parse_message_id("messageId", "3:9")), str(parse_message_id("messageId", "3:9:0"))
+    ('3:9', '3:9:0')
+
+    Raises:
+        RequestError: It is none.
+    """
+    found = _MESSAGE_ID.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        advice = 'Write "ledger:entry", with ":index" behind it for a message of a batch'
+        raise _bad(field, f"{value!r} is no message id", advice)
+    ledger_id, entry_id, index = found.groups()
+    if int(ledger_id) >= 2**63 or int(entry_id) >= 2**32:
+        raise _bad(field, f"{value!r} is no message id: its numbers are too large", "Take ids from a listing")
+    return MessageId(Position(int(ledger_id), int(entry_id)), None if index is None else int(index))
+
+
+def parse_key(given: Mapping[str, Any]) -> bytes | None:
+    """Return the key that is asked for.
+
+    Raises:
+        RequestError: It is none, or there are two.
+    """
+    if "key" in given and "keyBase64" in given:
+        raise _bad("keyBase64", "key and keyBase64 are both given", "Give one of them")
+    if "key" in given:
+        return _text("key", given["key"]).encode()
+    if "keyBase64" not in given:
+        return None
+    try:
+        return base64.b64decode(_text("keyBase64", given["keyBase64"]), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _bad("keyBase64", f"keyBase64 is not base64: {error}", "Give text keys as key") from error
+
+
+def parse_properties(value: object) -> dict[str, str] | None:
+    """Return properties from an object, or from one or many texts `name=value`.
+
+    >>> parse_properties(["a=1", "b=2=3"]), parse_properties({"a": "1"})
+    ({'a': '1', 'b': '2=3'}, {'a': '1'})
+
+    Raises:
+        RequestError: They are none.
+    """
+    advice = 'Write {"name": "value"} or "name=value"'
+    if isinstance(value, dict):
+        if not value or not all(isinstance(one, str) for one in value.values()):
+            raise _bad("property", "property must have names with texts as values", advice)
+        return dict(value)
+    texts = value if isinstance(value, list) else [value]
+    found: dict[str, str] = {}
+    for text in texts:
+        name, separator, wanted = text.partition("=") if isinstance(text, str) else ("", "", "")
+        if not separator or not name:
+            raise _bad("property", f"{text!r} is no property with its value", advice)
+        if found.get(name, wanted) != wanted:
+            raise _bad("property", f"property {name!r} is asked for with two values", "No message has both")
+        found[name] = wanted
+    if not found:
+        raise _bad("property", "property is empty", advice)
+    return found
+
+
+def parse_bool(field: str, value: object) -> bool:
+    """Return a truth value, of a query as text.
+
+    Raises:
+        RequestError: It is none.
+    """
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if type(value) is not bool:
+        raise _bad(field, f"{field} must be true or false, not {_kind(value)}", "Write true or false")
+    return value
+
+
+def parse_selector(body: Mapping[str, Any]) -> Selector:
+    """Return which messages an operation is about.
+
+    Raises:
+        RequestError: It says so in no way, or in two.
+    """
+    given = [name for name in SELECTORS if name in body]
+    if not given:
+        raise _bad(
+            "messageIds",
+            "nothing says which messages are meant",
+            "Give messageIds, or any of key, property, from and until, or all: true",
+        )
+    for alone in ("messageIds", "all"):
+        others = [name for name in given if name != alone]
+        if alone in given and others:
+            raise _bad(others[0], f"{others[0]} cannot stand beside {alone}", f"Leave out {alone} or {others[0]}")
+    if "all" in body:
+        if body["all"] is not True:
+            raise _bad("all", "all can only be true", "Leave it out, and say which messages are meant")
+        return Selector()
+    if "messageIds" in body:
+        return Selector(message_ids=_message_ids(body["messageIds"]))
+    from_ms, until_ms = parse_range(body)
+    return Selector(
+        key=parse_key(body),
+        properties=parse_properties(body["property"]) if "property" in body else None,
+        from_ms=from_ms,
+        until_ms=until_ms,
+    )
+
+
+def parse_range(given: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return a stretch of time; its end is not in it.
+
+    Raises:
+        RequestError: It is none.
+    """
+    from_ms = parse_time("from", given["from"]) if "from" in given else None
+    until_ms = parse_time("until", given["until"]) if "until" in given else None
+    if from_ms is not None and until_ms is not None and from_ms >= until_ms:
+        raise _bad("until", "until is not behind from", "from is included and until is not, so until must be later")
+    return from_ms, until_ms
+
+
+@dataclass(frozen=True, slots=True)
+class NewTime:
+    """When messages shall be delivered instead."""
+
+    field: str
+    deliver_at_ms: int | None = None
+    shift_ms: int = 0
+
+    def of(self, due_ms: int) -> int:
+        """Return the new time of a message."""
+        return due_ms + self.shift_ms if self.deliver_at_ms is None else self.deliver_at_ms
+
+
+def parse_new_time(body: Mapping[str, Any], now_ms: int) -> NewTime:
+    """Return the new time of messages that are rescheduled.
+
+    Raises:
+        RequestError: There is none, or more than one, or it is past.
+    """
+    given = [name for name in ("deliverAtMs", "delayMs", "shiftMs") if name in body]
+    if len(given) != 1:
+        advice = "Give one of deliverAtMs, delayMs and shiftMs"
+        wrong = f"{given[1]} cannot stand beside {given[0]}" if given else "nothing says when to deliver instead"
+        raise _bad(given[1] if given else "deliverAtMs", wrong, advice)
+    field = given[0]
+    if field == "shiftMs":
+        return NewTime(field, shift_ms=parse_whole(field, body[field], -TIME_MS_MAX, TIME_MS_MAX))
+    if field == "delayMs":
+        return NewTime(field, now_ms + parse_whole(field, body[field], 0, TIME_MS_MAX - now_ms))
+    at_ms = parse_time(field, body[field])
+    if at_ms < now_ms:
+        raise _bad(field, "deliverAtMs is past", "Deliver what is to come at once with deliver-now")
+    return NewTime(field, at_ms)
+
+
+def parse_rate(body: Mapping[str, Any]) -> float | None:
+    """Return how many messages a second a resume lets go, None for no limit.
+
+    Raises:
+        RequestError: It is no such number.
+    """
+    if "ratePerSecond" not in body or body["ratePerSecond"] is None:
+        return None
+    value = body["ratePerSecond"]
+    if type(value) not in (int, float):
+        raise _bad("ratePerSecond", f"ratePerSecond must be a number, not {_kind(value)}", f"Write 0.001 to {RATE_MAX}")
+    if not 0.001 <= value <= RATE_MAX:
+        raise _bad("ratePerSecond", f"ratePerSecond is {value}", f"Write 0.001 to {RATE_MAX}, or leave it out")
+    return float(value)
+
+
+def parse_subscription(given: Mapping[str, Any]) -> str | None:
+    """Return the name of a subscription, None for all.
+
+    Raises:
+        RequestError: It is no text.
+    """
+    if "subscription" not in given or given["subscription"] is None:
+        return None
+    return _text("subscription", given["subscription"])
+
+
+def _message_ids(value: object) -> list[MessageId]:
+    if not isinstance(value, list) or not value:
+        raise _bad("messageIds", "messageIds must be a list with at least one id", 'Write ["ledger:entry", ...]')
+    if len(value) > MESSAGE_IDS_MAX:
+        advice = f"Give up to {MESSAGE_IDS_MAX} at a time, or say which are meant by key, property or time"
+        raise _bad("messageIds", f"messageIds has {len(value)} ids", advice)
+    return [parse_message_id("messageIds", one) for one in value]
+
+
+def _text(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _bad(field, f"{field} must be a text, not {_kind(value)}", "Write it in quotes")
+    return value
+
+
+def _kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a truth value"
+        case int() | float():
+            return "a number"
+        case str():
+            return f"{value!r}"
+        case list():
+            return "a list"
+        case _:
+            return "an object"

@@ -1,0 +1,464 @@
+"""The HTTP interface of scheduled messages, below `/postdate/v1`, in JSON; `scheduled_openapi` is its document.
+
+    GET  /topics
+    GET  /topics/{tenant}/{namespace}/{topic}/scheduled             what is due, in order of time
+    GET  /topics/{tenant}/{namespace}/{topic}/scheduled/histogram
+    POST /topics/{tenant}/{namespace}/{topic}/scheduled/cancel
+    POST /topics/{tenant}/{namespace}/{topic}/scheduled/reschedule
+    POST /topics/{tenant}/{namespace}/{topic}/scheduled/deliver-now
+    POST /topics/{tenant}/{namespace}/{topic}/pause, .../resume
+    GET  /topics/{tenant}/{namespace}/{topic}/explain
+    GET  /operations/{operation}                                    how far one is, by its own `Operation-Id`
+
+Errors are `{"error": ..., "field": ..., "advice": ...}`. What requests say is `scheduled_requests`'; what they do is
+`broker.scheduled`'s. Reading is for who may produce or consume, changing for super users (`broker.admin.web_access`).
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+
+from broker.admin import scheduled_requests as requests
+from broker.admin.scheduled_openapi import document
+from broker.admin.scheduled_requests import RequestError
+from broker.configuration.config import BrokerConfig
+from broker.errors import BrokerError
+from broker.scheduled.catalog import ScheduleCatalog
+from broker.scheduled.explanation import explain_key, explain_message
+from broker.scheduled.listing import list_messages, topic_summary
+from broker.scheduled.messages import both
+from broker.scheduled.operations import Matched, Operations, Progress, Selector
+from broker.scheduled.page_token import PageToken
+from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
+from broker.topics.pause import NOT_PAUSED, PauseState
+from broker.topics.subscription import Subscription
+from broker.topics.topic import Topic
+from broker.topics.topic_name import TopicName
+from managed_ledger.errors import AppendRefusedError, LedgerError
+
+Json = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+PREFIX: Final = "/postdate/v1"
+_TOPIC: Final = PREFIX + "/topics/{tenant}/{namespace}/{topic}"
+_TOPICS: Final = PREFIX + "/topics"
+_SCHEDULED: Final = f"{_TOPIC}/scheduled"
+_HISTOGRAM: Final = f"{_SCHEDULED}/histogram"
+_EXPLAIN: Final = f"{_TOPIC}/explain"
+_OPENAPI: Final = f"{PREFIX}/openapi.json"
+
+SCHEDULED_READ_PATHS: Final = frozenset({_SCHEDULED, _HISTOGRAM, _EXPLAIN})
+"""What whoever may produce to the topic or consume from it may see."""
+SCHEDULED_KNOWN_PATHS: Final = frozenset({_TOPICS, _OPENAPI})
+"""What everybody may ask who is known; the list has only the topics that he may see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as far as that matters here."""
+
+    may_see: Callable[[TopicName], bool]
+
+
+CALLER: Final = web.RequestKey("caller", Caller)
+"""Set by who authorizes; without it the caller may see everything."""
+
+_OPERATION_ID: Final = "Operation-Id"
+_OPERATIONS_MAX: Final = 100
+_MATCHES_NOTHING: Final = "Look with GET .../scheduled at what there is; what was delivered or cancelled is gone"
+
+
+class ScheduleService(Protocol):
+    """What the endpoints need of the service."""
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The configuration."""
+
+    @property
+    def catalog(self) -> ScheduleCatalog:
+        """The columns of all topics."""
+
+    def now_ms(self) -> int:
+        """The clock."""
+
+    def has_topic(self, name: TopicName) -> bool:
+        """Whether a topic exists."""
+
+    async def topic(self, name: TopicName) -> Topic:
+        """Give a topic, opened."""
+
+    def all_topic_names(self) -> list[TopicName]:
+        """List all topics, open or not."""
+
+
+@dataclass(slots=True)
+class _Operation:
+    """One call that changes something, while it runs and for a while after."""
+
+    kind: str
+    topic: str
+    started_ms: int
+    progress: Progress
+    is_finished: bool = False
+
+
+def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
+    """Return the routes, to be given to `start_web`."""
+    routes = _Routes(service)
+    post = {
+        f"{_SCHEDULED}/cancel": routes.cancel,
+        f"{_SCHEDULED}/reschedule": routes.reschedule,
+        f"{_SCHEDULED}/deliver-now": routes.deliver_now,
+        f"{_TOPIC}/pause": routes.pause,
+        f"{_TOPIC}/resume": routes.resume,
+    }
+    get = {
+        _TOPICS: routes.topics,
+        _SCHEDULED: routes.scheduled,
+        _HISTOGRAM: routes.histogram,
+        _EXPLAIN: routes.explain,
+        f"{PREFIX}/operations/{{operation}}": routes.operation,
+        _OPENAPI: routes.openapi,
+    }
+    return [
+        *(web.get(path, _answering(handler)) for path, handler in get.items()),
+        *(web.post(path, _answering(handler)) for path, handler in post.items()),
+    ]
+
+
+def _answering(handler: Callable[[web.Request], Awaitable[Json]]) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return web.json_response(await handler(request))
+        except RequestError as error:
+            return web.json_response(error.to_json(), status=error.status)
+        except TooManyRowsError as error:
+            advice = "Narrow from and until and repeat, or use the jobs on Spark with the service stopped"
+            refused = RequestError(413, str(error), field=None, advice=advice)
+            return web.json_response(refused.to_json(), status=413)
+        except AppendRefusedError as error:
+            refused = RequestError(507, str(error), field=None, advice="Give the log more room, and repeat")
+            return web.json_response(refused.to_json(), status=507)
+        except LedgerError as error:
+            advice = "See /health and the service's log; to repeat the request is safe"
+            refused = RequestError(503, f"The log cannot be used now: {error}", field=None, advice=advice)
+            return web.json_response(refused.to_json(), status=503)
+
+    return answer
+
+
+class _Routes:
+    """The handlers."""
+
+    def __init__(self, service: ScheduleService) -> None:
+        self._service = service
+        self._operations: OrderedDict[str, _Operation] = OrderedDict()
+
+    async def openapi(self, request: web.Request) -> Json:
+        """The document."""
+        del request
+        return document()
+
+    async def topics(self, request: web.Request) -> Json:
+        """All topics that the caller may see."""
+        requests.check_fields(request.query, (), "parameter")
+        caller = request.get(CALLER)
+        found = []
+        for name in sorted(self._service.all_topic_names()):
+            if caller is None or caller.may_see(name):
+                topic = await self._service.topic(name)
+                found.append(await topic_summary(topic, self._service.catalog, self._service.now_ms))
+        return {"topics": found}
+
+    async def scheduled(self, request: web.Request) -> Json:
+        """A page of what is scheduled."""
+        known = ("subscription", "from", "until", "key", "keyBase64", "property", "limit", "after", "payload")
+        query = _query(request, known)
+        selector = _filters(query)
+        limit = requests.parse_whole("limit", query.get("limit", requests.LIMIT_DEFAULT), 1, requests.LIMIT_MAX)
+        after = _after(query["after"]) if "after" in query else None
+        has_payload = requests.parse_bool("payload", query.get("payload", False))
+        schedule = self._schedule(await self._topic(request), requests.parse_subscription(query))
+        messages, following = await list_messages(schedule, selector, limit=limit, after=after, has_payload=has_payload)
+        return {"messages": messages, "next": None if following is None else str(following)}
+
+    async def histogram(self, request: web.Request) -> Json:
+        """How much is due when."""
+        query = _query(request, ("subscription", "from", "until", "buckets"))
+        from_ms, until_ms = requests.parse_range(query)
+        buckets = requests.parse_whole(
+            "buckets", query.get("buckets", requests.BUCKETS_DEFAULT), 1, requests.BUCKETS_MAX
+        )
+        schedule = self._schedule(await self._topic(request), requests.parse_subscription(query))
+        found = await schedule.histogram(from_ms, until_ms, buckets)
+        counts = found.counts.tolist()
+        return {
+            "total": found.totals.count,
+            "delayed": found.totals.future_count,
+            **both("nextDue", found.totals.next_ms),
+            **both("lastDue", found.totals.last_ms),
+            "buckets": [
+                {"fromMs": begin, "untilMs": end, "count": count}
+                for begin, end, count in zip(found.edges[:-1], found.edges[1:], counts, strict=True)
+            ],
+        }
+
+    async def cancel(self, request: web.Request) -> Json:
+        """Let nobody get messages any more."""
+        body = await _body(request, requests.SELECTION_FIELDS)
+        selector, is_dry_run = requests.parse_selector(body), requests.parse_bool("dryRun", body.get("dryRun", False))
+        topic = await self._topic(request)
+        operation, operations = self._begin(request, "cancel", topic, body)
+        matched = await self._find(operations, selector, body)
+        answer = {"matched": len(matched), "alreadyDue": operations.due_count(matched), "unknown": matched.unknown}
+        if not is_dry_run:
+            answer["cancelled"] = await operations.cancel(matched)
+        operation.is_finished = True
+        return answer
+
+    async def reschedule(self, request: web.Request) -> Json:
+        """Give messages another time."""
+        body = await _body(request, requests.RESCHEDULE_FIELDS)
+        new_time = requests.parse_new_time(body, self._service.now_ms())
+        return await self._move(request, body, "reschedule", "rescheduled", new_time)
+
+    async def deliver_now(self, request: web.Request) -> Json:
+        """Let messages be due at once."""
+        body = await _body(request, requests.SELECTION_FIELDS)
+        return await self._move(request, body, "deliver-now", "delivered", None)
+
+    async def pause(self, request: web.Request) -> Json:
+        """Hold what is due."""
+        body = await _body(request, ("subscription",), is_optional=True)
+        topic = await self._topic(request)
+        for subscription in _named(topic, requests.parse_subscription(body)):
+            if not subscription.pause.is_paused:
+                await subscription.set_pause(PauseState(paused_since_ms=self._service.now_ms()))
+        return _pauses(topic, requests.parse_subscription(body))
+
+    async def resume(self, request: web.Request) -> Json:
+        """Let go what is held, all at once or smoothly."""
+        body = await _body(request, ("subscription", "ratePerSecond"), is_optional=True)
+        rate = requests.parse_rate(body)
+        topic = await self._topic(request)
+        for subscription in _named(topic, requests.parse_subscription(body)):
+            if subscription.pause != NOT_PAUSED:
+                await subscription.set_pause(PauseState(rate_per_second=rate))
+        return _pauses(topic, requests.parse_subscription(body))
+
+    async def explain(self, request: web.Request) -> Json:
+        """Where a message is, or those of a key."""
+        query = _query(request, ("subscription", "messageId", "key", "keyBase64"))
+        key = requests.parse_key(query)
+        if ("messageId" in query) == (key is not None):
+            advice = "Give messageId for one message, or key for the messages of a key"
+            raise RequestError(400, "either messageId or key must be given", field="messageId", advice=advice)
+        topic = await self._topic(request)
+        schedule = self._schedule(topic, requests.parse_subscription(query), has_all_types=True)
+        ttl_ms = self._service.config.ttl_ms
+        if key is None:
+            message_id = requests.parse_message_id("messageId", query["messageId"])
+            found = await explain_message(schedule, message_id, now_ms=self._service.now_ms(), ttl_ms=ttl_ms)
+            if found is None:
+                raise RequestError(
+                    404,
+                    f"{topic.name} has no message {message_id}",
+                    field="messageId",
+                    advice="It never was, or every subscription has acknowledged it and its ledger was trimmed",
+                )
+            return found
+        found = await explain_key(schedule, key, now_ms=self._service.now_ms(), ttl_ms=ttl_ms)
+        if found is None:
+            raise RequestError(
+                404, f"{topic.name} has no scheduled message of this key", field="key", advice=_MATCHES_NOTHING
+            )
+        return found
+
+    async def operation(self, request: web.Request) -> Json:
+        """How far an operation is."""
+        name = request.match_info["operation"]
+        operation = self._operations.get(name)
+        if operation is None:
+            advice = f"Send the header {_OPERATION_ID} with a request, and ask by it while that is answered"
+            raise RequestError(404, f"There is no operation {name}", field="operation", advice=advice)
+        return {
+            "id": name,
+            "kind": operation.kind,
+            "topic": operation.topic,
+            **both("started", operation.started_ms),
+            **asdict(operation.progress),
+            "finished": operation.is_finished,
+        }
+
+    async def _move(
+        self, request: web.Request, body: Json, kind: str, verb: str, new_time: requests.NewTime | None
+    ) -> Json:
+        selector, is_dry_run = requests.parse_selector(body), requests.parse_bool("dryRun", body.get("dryRun", False))
+        topic = await self._topic(request)
+        for one in selector.message_ids or ():
+            if one.batch_index is not None:
+                advice = f"Name the whole batch, {one.position}; a single message of it can only be cancelled"
+                raise RequestError(400, f"{one} is a message of a batch", field="messageIds", advice=advice)
+        operation, operations = self._begin(request, kind, topic, body)
+        matched = await self._find(operations, selector, body)
+        movable = await operations.movable(matched)
+        if new_time is not None:
+            self._check_new_times(topic, movable, new_time)
+        answer: Json = {
+            "matched": len(matched),
+            "alreadyDue": len(matched) - len(movable),
+            "unknown": matched.unknown,
+        }
+        if not is_dry_run:
+            now_ms = self._service.now_ms()
+            moved = await operations.move(movable, new_time.of if new_time is not None else lambda _: now_ms)
+            answer |= {verb: len(moved), "alreadyDue": len(matched) - len(moved)}
+            if selector.message_ids is not None:
+                answer["ids"] = {str(old): str(new) for old, new in moved.items()}
+        operation.is_finished = True
+        return answer
+
+    def _check_new_times(self, topic: Topic, movable: Matched, new_time: requests.NewTime) -> None:
+        if not len(movable):
+            return
+        now_ms = self._service.now_ms()
+        first, last = (new_time.of(int(movable.rows.due_ms[row])) for row in (0, -1))
+        if new_time.deliver_at_ms is None and first < now_ms:
+            advice = "Shift by less, or narrow from and until; deliver what is to come at once with deliver-now"
+            raise RequestError(400, "some of them would be due in the past", field=new_time.field, advice=advice)
+        if last > requests.TIME_MS_MAX:
+            raise RequestError(
+                400, "some of them would be due after the year 9999", field=new_time.field, advice="Shift by less"
+            )
+        if topic.delay_ms_max and last - now_ms > topic.delay_ms_max:
+            advice = f"Choose a time within {topic.delay_ms_max} milliseconds from now, or raise the policy's limit"
+            raise RequestError(
+                400, "that is longer than the topic's longest delay", field=new_time.field, advice=advice
+            )
+
+    async def _find(self, operations: Operations, selector: Selector, body: Json) -> Matched:
+        matched = await operations.find(selector)
+        if not len(matched):
+            given = next(name for name in requests.SELECTORS if name in body)
+            error = "none of these ids is scheduled" if given == "messageIds" else "nothing that is scheduled is meant"
+            raise RequestError(404, error, field=given, advice=_MATCHES_NOTHING)
+        return matched
+
+    def _begin(self, request: web.Request, kind: str, topic: Topic, body: Json) -> tuple[_Operation, Operations]:
+        schedule = self._schedule(topic, requests.parse_subscription(body), is_to_change=True)
+        now_ms = self._service.now_ms
+        operation = _Operation(kind, _short(topic.name), now_ms(), Progress())
+        name = request.headers.get(_OPERATION_ID)
+        if name:
+            self._operations[name] = operation
+            while len(self._operations) > _OPERATIONS_MAX:
+                self._operations.popitem(last=False)
+        tracker = self._service.config.tracker
+        early_ms = 0 if tracker.is_deliver_at_time_strict else tracker.tick_time_ms
+        return operation, Operations(schedule, now_ms=now_ms, early_ms=early_ms, progress=operation.progress)
+
+    async def _topic(self, request: web.Request) -> Topic:
+        parts = request.match_info
+        text = f"{parts['tenant']}/{parts['namespace']}/{parts['topic']}"
+        try:
+            name = TopicName.parse(f"persistent://{text}")
+        except BrokerError as error:
+            raise RequestError(404, str(error), field="topic", advice="Write tenant/namespace/topic") from error
+        if not self._service.has_topic(name):
+            advice = f"GET {_TOPICS} lists those that there are"
+            raise RequestError(404, f"There is no topic {text}", field="topic", advice=advice)
+        return await self._service.topic(name)
+
+    def _schedule(
+        self, topic: Topic, name: str | None, *, is_to_change: bool = False, has_all_types: bool = False
+    ) -> TopicSchedule:
+        """Return the schedule for a subscription, or for all that delay."""
+        chosen = _named(topic, name)
+        delaying = chosen if has_all_types else [one for one in chosen if one.has_delays]
+        if is_to_change and name is not None and not delaying:
+            advice = "Only Shared and Key_Shared subscriptions delay; this one gets everything at once"
+            raise RequestError(409, f"Subscription {name} delays nothing", field="subscription", advice=advice)
+        return TopicSchedule(topic, self._service.catalog, delaying, self._service.now_ms)
+
+
+def _named(topic: Topic, name: str | None) -> list[Subscription]:
+    if name is None:
+        return list(topic.subscriptions.values())
+    if name not in topic.subscriptions:
+        there = ", ".join(sorted(topic.subscriptions)) or "none"
+        advice = f"The topic's subscriptions: {there}"
+        raise RequestError(404, f"There is no subscription {name}", field="subscription", advice=advice)
+    return [topic.subscriptions[name]]
+
+
+def _pauses(topic: Topic, name: str | None) -> Json:
+    return {
+        "subscriptions": [
+            {
+                "name": one.name,
+                "paused": one.pause.is_paused,
+                **both("pausedSince", one.pause.paused_since_ms),
+                "ratePerSecond": one.pause.rate_per_second,
+            }
+            for one in _named(topic, name)
+        ]
+    }
+
+
+def _after(text: str) -> PageToken:
+    try:
+        return PageToken.parse(text)
+    except ValueError as error:
+        advice = "Give what next gave, or leave it out to begin anew"
+        raise RequestError(400, f"after cannot be used: {error}", field="after", advice=advice) from error
+
+
+def _filters(query: Mapping[str, Any]) -> Selector:
+    from_ms, until_ms = requests.parse_range(query)
+    return Selector(
+        key=requests.parse_key(query),
+        properties=requests.parse_properties(query["property"]) if "property" in query else None,
+        from_ms=from_ms,
+        until_ms=until_ms,
+    )
+
+
+def _query(request: web.Request, known: tuple[str, ...]) -> Json:
+    requests.check_fields(request.query, known, "parameter")
+    found: Json = {}
+    for name in request.query:
+        values = request.query.getall(name)
+        if name == "property":
+            found[name] = values
+        elif len(values) > 1:
+            raise RequestError(400, f"{name} is given {len(values)} times", field=name, advice="Give it once")
+        else:
+            found[name] = values[0]
+    return found
+
+
+async def _body(request: web.Request, known: tuple[str, ...] | frozenset[str], *, is_optional: bool = False) -> Json:
+    requests.check_fields(request.query, (), "parameter")
+    data = await request.read()
+    if is_optional and not data:
+        return {}
+    if request.content_type != "application/json":
+        advice = "Send a JSON object with Content-Type: application/json"
+        raise RequestError(415, f"The body is {request.content_type}", field="Content-Type", advice=advice)
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise RequestError(400, f"The body is no JSON: {error}", field=None, advice="Send a JSON object") from error
+    if not isinstance(body, dict):
+        raise RequestError(400, "The body is no JSON object", field=None, advice='Send {"name": value, ...}')
+    requests.check_fields(body, known, "field")
+    return body
+
+
+def _short(name: TopicName) -> str:
+    return f"{name.namespace_name}/{name.local_name}"

@@ -1,0 +1,183 @@
+"""An entry of the log as messages: what a user sees of it, and the same with another delivery time.
+
+    entry:  0x0e01 | crc32c u32 | metadata size u32 | metadata | payload
+    batch:  payload is, perhaps compressed:  (size u32 | SingleMessageMetadata | payload) x n
+
+On the way from producer to consumer nothing opens an entry (`broker.protocol.frames`). This is for who asks about
+single messages. A payload that is compressed by something other than zlib, or encrypted, is left as it is: then a batch
+is known as a whole only.
+"""
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from broker.protocol.errors import ProtocolError
+from broker.protocol.pb.pulsar_api_pb2 import NONE, ZLIB, CompressionType, MessageMetadata, SingleMessageMetadata
+
+_U32: Final = Struct(">I")
+_MAGIC: Final = b"\x0e\x01"
+_METADATA_START: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One message of an entry."""
+
+    batch_index: int | None
+    """Its place in a batch; None for an entry that is no batch, and for a batch that cannot be taken apart."""
+    key: bytes | None
+    """Its ordering key, else its partition key, None without either: what Key_Shared orders by."""
+    properties: Mapping[str, str]
+    producer_name: str
+    payload: bytes
+    payload_compression: str | None
+    """By what the payload is compressed still; None for a payload as its producer gave it."""
+    size: int
+
+
+def metadata_of(entry: bytes) -> MessageMetadata:
+    """Parse the metadata of an entry.
+
+    Raises:
+        ProtocolError: It has none that makes sense.
+    """
+    return _parsed(entry)[0]
+
+
+def _parsed(entry: bytes) -> tuple[MessageMetadata, int]:
+    if not entry.startswith(_MAGIC) or len(entry) < _METADATA_START:
+        raise ProtocolError("an entry without metadata")
+    (size,) = _U32.unpack_from(entry, _METADATA_START - 4)
+    end = _METADATA_START + size
+    try:
+        return MessageMetadata.FromString(entry[_METADATA_START:end]), end
+    except DecodeError as error:
+        raise ProtocolError(f"metadata that cannot be parsed: {error}") from error
+
+
+def messages_of(entry: bytes) -> list[StoredMessage]:
+    """Return the messages of an entry.
+
+    Raises:
+        ProtocolError: It has no metadata that makes sense.
+    """
+    metadata, end = _parsed(entry)
+    payload, compression = _uncompressed(metadata, entry[end:])
+    is_batch = metadata.HasField("num_messages_in_batch")
+    if is_batch and compression is None and not metadata.encryption_keys:
+        try:
+            return _batch(metadata, payload)
+        except (DecodeError, ValueError):
+            # What is no batch is shown as it is stored.
+            pass
+    properties = {one.key: one.value for one in metadata.properties}
+    return [
+        StoredMessage(
+            None,
+            key_of(metadata),
+            properties,
+            metadata.producer_name,
+            payload,
+            compression,
+            len(entry),
+        )
+    ]
+
+
+def key_of(metadata: MessageMetadata) -> bytes | None:
+    """Return the ordering key of an entry, else its partition key, None without either.
+
+    >>> key_of(MessageMetadata(partition_key="k"))
+    b'k'
+    """
+    return _key(
+        metadata.ordering_key if metadata.HasField("ordering_key") else None,
+        metadata.partition_key if metadata.HasField("partition_key") else None,
+        is_base64=metadata.partition_key_b64_encoded,
+    )
+
+
+def with_delivery_time(
+    entry: bytes, *, deliver_at_ms: int, publish_time_ms: int, more_properties: Mapping[str, str]
+) -> bytes:
+    """Return the entry with another delivery and publish time; payload, key, schema and everything else stay.
+
+    Args:
+        entry: The entry as it is stored.
+        deliver_at_ms: The new delivery time.
+        publish_time_ms: The new publish time.
+        more_properties: Properties that it gets if it has none of that name.
+
+    Raises:
+        ProtocolError: It has no metadata that makes sense.
+    """
+    metadata, end = _parsed(entry)
+    metadata.deliver_at_time = deliver_at_ms
+    metadata.publish_time = publish_time_ms
+    present = {one.key for one in metadata.properties}
+    for name, value in more_properties.items():
+        if name not in present:
+            metadata.properties.add(key=name, value=value)
+    data = metadata.SerializeToString()
+    covered = b"".join((_U32.pack(len(data)), data, entry[end:]))
+    return b"".join((_MAGIC, _U32.pack(google_crc32c.value(covered)), covered))
+
+
+def _uncompressed(metadata: MessageMetadata, payload: bytes) -> tuple[bytes, str | None]:
+    if metadata.compression == NONE or metadata.encryption_keys:
+        return payload, None
+    if metadata.compression == ZLIB:
+        try:
+            plain = zlib.decompressobj().decompress(payload, metadata.uncompressed_size or 1)
+        except zlib.error:
+            plain = b""
+        if len(plain) == metadata.uncompressed_size:
+            return plain, None
+    return payload, CompressionType.Name(metadata.compression)
+
+
+def _batch(metadata: MessageMetadata, payload: bytes) -> list[StoredMessage]:
+    messages, at = [], 0
+    for index in range(metadata.num_messages_in_batch):
+        begin = at
+        if at + 4 > len(payload):
+            raise ValueError
+        (size,) = _U32.unpack_from(payload, at)
+        single = SingleMessageMetadata.FromString(payload[at + 4 : at + 4 + size])
+        at += 4 + size
+        end = at + single.payload_size
+        if end > len(payload):
+            raise ValueError
+        key = _key(
+            single.ordering_key if single.HasField("ordering_key") else None,
+            single.partition_key if single.HasField("partition_key") else None,
+            is_base64=single.partition_key_b64_encoded,
+        )
+        properties = {one.key: one.value for one in single.properties}
+        messages.append(
+            StoredMessage(index, key, properties, metadata.producer_name, payload[at:end], None, end - begin)
+        )
+        at = end
+    return messages
+
+
+def _key(ordering_key: bytes | None, partition_key: str | bytes | None, *, is_base64: bool) -> bytes | None:
+    if ordering_key is not None:
+        return ordering_key
+    if partition_key is None:
+        return None
+    text = partition_key.encode() if isinstance(partition_key, str) else partition_key
+    if not is_base64:
+        return text
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return text

@@ -1,0 +1,144 @@
+"""Schedules of ledgers, kept in memory within a number of bytes, read from the headers of the log where they are not.
+
+One catalog serves all topics. A ledger is read in slices, so that the loop goes on; the largest steps are in threads.
+What falls out of the cache is read again when somebody asks: it costs time and nothing else.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Final
+
+from broker.scheduled.ledger_schedule import LedgerSchedule, extended
+from managed_ledger.ledgers import LedgerInfo
+from managed_ledger.position import Position
+from managed_ledger.readable_log import ReadableLog
+
+CATALOG_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Room for some 16 million delayed entries."""
+_READ_ENTRIES: Final = 16_384
+_SORT_IN_THREAD_ROWS: Final = 8_192
+_TURN_SECONDS: Final = 0.004
+
+
+class Turns:
+    """Lets the loop go on when enough was done in one turn."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    async def give_way(self) -> None:
+        """Suspend if the turn has taken long enough."""
+        if time.perf_counter() - self._since >= _TURN_SECONDS:
+            await asyncio.sleep(0)
+            self._since = time.perf_counter()
+
+
+class ScheduleCatalog:
+    """The cache; belongs to one event loop.
+
+    Args:
+        bytes_max: Most memory of what is kept.
+    """
+
+    def __init__(self, bytes_max: int = CATALOG_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_used = 0
+        self._kept: OrderedDict[tuple[str, int], LedgerSchedule] = OrderedDict()
+        self._spans: dict[tuple[str, int], tuple[int, int | None, int | None]] = {}
+        self._reading: dict[tuple[str, int], asyncio.Task[LedgerSchedule]] = {}
+
+    def may_have(self, log: ReadableLog, ledger: LedgerInfo, from_ms: int | None, until_ms: int | None) -> bool:
+        """Return whether a ledger can have an entry that is due in this time, as far as is known without reading."""
+        span = self._spans.get((log.name, ledger.ledger_id))
+        if ledger.entries == 0:
+            return False
+        if span is None or span[0] < ledger.entries:
+            return True
+        _, first_ms, last_ms = span
+        if first_ms is None or last_ms is None:
+            return False
+        return (from_ms is None or last_ms >= from_ms) and (until_ms is None or first_ms < until_ms)
+
+    def first_ms(self, log: ReadableLog, ledger: LedgerInfo) -> int | None:
+        """Return the earliest time of a ledger, where all of it has been read before; None otherwise."""
+        span = self._spans.get((log.name, ledger.ledger_id))
+        return None if span is None or span[0] < ledger.entries else span[1]
+
+    async def schedule(self, log: ReadableLog, ledger: LedgerInfo) -> LedgerSchedule:
+        """Return the schedule of a ledger, at least as far as it is durable now.
+
+        Raises:
+            LedgerError: The log cannot be read.
+        """
+        key = (log.name, ledger.ledger_id)
+        while True:
+            known = self._kept.get(key)
+            if known is not None and known.entries >= ledger.entries:
+                self._kept.move_to_end(key)
+                return known
+            task = self._reading.get(key)
+            if task is None:
+                task = asyncio.ensure_future(self._read(log, ledger, known))
+                self._reading[key] = task
+                task.add_done_callback(lambda _: self._reading.pop(key, None))
+            # Shielded: others may wait for the same ledger.
+            read = await asyncio.shield(task)
+            if read.entries >= ledger.entries:
+                return read
+
+    async def schedules(
+        self, log: ReadableLog, first_ledger_id: int, from_ms: int | None, until_ms: int | None
+    ) -> AsyncIterator[LedgerSchedule]:
+        """Yield the schedules of a topic's ledgers that may have something in this time, in order of ledgers."""
+        ledgers = log.ledgers()
+        self._forget_before(log.name, ledgers[0].ledger_id if ledgers else 0)
+        turns = Turns()
+        for ledger in ledgers:
+            if ledger.ledger_id >= first_ledger_id and self.may_have(log, ledger, from_ms, until_ms):
+                yield await self.schedule(log, ledger)
+                await turns.give_way()
+
+    async def _read(self, log: ReadableLog, ledger: LedgerInfo, known: LedgerSchedule | None) -> LedgerSchedule:
+        begin = 0 if known is None else known.entries
+        position, through = Position(ledger.ledger_id, begin), Position(ledger.ledger_id, ledger.entries - 1)
+        parts, rows = [], 0 if known is None else len(known)
+        while position <= through:
+            read = await log.read_headers(position, entries_max=_READ_ENTRIES, through=through)
+            parts.append(read.headers)
+            rows += len(read.headers)
+            if read.next_position.ledger_id != ledger.ledger_id or read.next_position <= position:
+                break
+            position = read.next_position
+            # What is cached is read without suspending.
+            await asyncio.sleep(0)
+        arguments = (known, ledger.ledger_id, ledger.entries, parts)
+        if rows >= _SORT_IN_THREAD_ROWS:
+            schedule = await asyncio.to_thread(extended, *arguments)
+        else:
+            schedule = extended(*arguments)
+        self._keep(log.name, schedule)
+        return schedule
+
+    def _keep(self, name: str, schedule: LedgerSchedule) -> None:
+        key = (name, schedule.ledger_id)
+        times = schedule.times_ms
+        bounds = (int(times[0]), int(times[-1])) if len(times) else (None, None)
+        self._spans[key] = (schedule.entries, *bounds)
+        self._drop(key)
+        self._kept[key] = schedule
+        self.bytes_used += schedule.cost_bytes
+        while self.bytes_used > self.bytes_max and self._kept:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        dropped = self._kept.pop(key, None)
+        if dropped is not None:
+            self.bytes_used -= dropped.cost_bytes
+
+    def _forget_before(self, name: str, ledger_id: int) -> None:
+        """Forget ledgers of a topic that were trimmed."""
+        for key in [key for key in self._spans if key[0] == name and key[1] < ledger_id]:
+            self._drop(key)
+            del self._spans[key]

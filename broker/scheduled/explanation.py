@@ -1,0 +1,178 @@
+"""Where a message is and why it is not here yet, in one sentence and as fields.
+
+delayed        its time has not come
+held           it is due, and a pause holds it
+waiting        it is due, and its consumer cannot take it yet
+pending        a consumer has it and has not acknowledged it
+acknowledged   delivered and acknowledged, or cancelled, or replaced by a copy with another time
+expired        the same, after its time to live
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from broker.scheduled.messages import Json, MessageId, both, described, time_text
+from broker.scheduled.operations import Selector
+from broker.scheduled.topic_schedule import TopicSchedule
+from broker.topics.subscription import Subscription, delays_through
+from broker.topics.topic import Topic
+from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.position import Position
+
+MESSAGES_MAX: Final = 100
+"""Most messages of a key that are told of."""
+
+
+async def explain_message(schedule: TopicSchedule, message_id: MessageId, *, now_ms: int, ttl_ms: int) -> Json | None:
+    """Return where a message is, None where the log has none of this id.
+
+    Raises:
+        LedgerError: The log cannot be read.
+    """
+    log = schedule.topic.ledger
+    ledger_id, entry_id = message_id.position
+    headers = await log.read_headers_at([ledger_id], [entry_id])
+    entries = await log.read_payloads([ledger_id], [entry_id]) if len(headers) else []
+    if not entries or entries[0] is None:
+        return None
+    found = [
+        _explained(schedule, one, json, headers, 0, now_ms, ttl_ms)
+        for one, json in described(entries[0], 0, headers, has_payload=False)
+        if message_id.batch_index in (None, one.batch_index)
+    ]
+    return {"sentence": found[0]["sentence"], "messages": found} if found else None
+
+
+async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_ms: int) -> Json | None:
+    """Return where the scheduled messages of a key are, in order of time; None where there is none.
+
+    Raises:
+        LedgerError: The log cannot be read.
+    """
+    log = schedule.topic.ledger
+    selector = Selector(key=key)
+    wanted = selector.wanted
+    found: list[Json] = []
+    while len(found) < MESSAGES_MAX:
+        rows = await schedule.page(wanted, MESSAGES_MAX)
+        if not len(rows):
+            break
+        wanted = replace(wanted, after=rows.place(len(rows) - 1))
+        headers = await log.read_headers_at(rows.ledger_ids, rows.entry_ids)
+        entries = await log.read_payloads(headers.ledger_ids, headers.entry_ids)
+        for row, entry in enumerate(entries):
+            if entry is not None and selector.filter.takes(entry):
+                found += [
+                    _explained(schedule, one, json, headers, row, now_ms, ttl_ms)
+                    for one, json in described(entry, row, headers, has_payload=False)
+                ]
+    if not found:
+        return None
+    del found[MESSAGES_MAX:]
+    count = len(found)
+    what = "1 message of this key is scheduled" if count == 1 else f"{count} messages of this key are scheduled"
+    return {"sentence": f"{what}; the first one: {found[0]['sentence']}", "messages": found}
+
+
+def _explained(
+    schedule: TopicSchedule,
+    message_id: MessageId,
+    json: Json,
+    headers: EntryHeaders,
+    row: int,
+    now_ms: int,
+    ttl_ms: int,
+) -> Json:
+    due_ms = int(headers.deliver_at_ms[row])
+    states = [
+        _of_subscription(schedule.topic, one, message_id, headers, row, now_ms, ttl_ms)
+        for one in schedule.subscriptions
+    ]
+    if due_ms == NOT_DELAYED:
+        json = json | both("deliverAt", None)
+    if not states:
+        sentence = f"{message_id} is in the log, and the topic has no subscription that would get it."
+    else:
+        # What is not over yet says more than what is.
+        first = min(states, key=lambda one: one["state"] in ("acknowledged", "expired"))
+        sentence = first["sentence"]
+        if len(states) > 1:
+            sentence = f"{first['subscription']}: {sentence}"
+    return json | {"sentence": sentence, "subscriptions": states}
+
+
+def _of_subscription(
+    topic: Topic,
+    subscription: Subscription,
+    message_id: MessageId,
+    headers: EntryHeaders,
+    row: int,
+    now_ms: int,
+    ttl_ms: int,
+) -> Json:
+    position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
+    state: Json = {
+        "subscription": subscription.name,
+        "state": "",
+        "sentence": "",
+        "consumer": None,
+        **both("since", None),
+        "slot": None,
+        "reason": None,
+    }
+    due_ms = int(headers.deliver_at_ms[row])
+    is_delayed = (
+        due_ms != NOT_DELAYED
+        and subscription.has_delays
+        and position <= delays_through(subscription.cursor, topic.delayed_delivery)
+    )
+    is_over = subscription.cursor.is_acknowledged(*position)
+    if message_id.batch_index is not None and not is_over:
+        is_over = not subscription.has_part(position, message_id.batch_index)
+    if is_over:
+        return state | _ended(message_id, max(due_ms, int(headers.publish_time_ms[row])), now_ms, ttl_ms)
+    dispatcher = subscription.dispatcher
+    status = None if dispatcher is None else dispatcher.entry_status(position, int(headers.sticky_hashes[row]))
+    if status is not None and status.consumer is not None:
+        since = "" if status.given_ms is None else f" since {time_text(status.given_ms)}"
+        return state | {
+            "state": "pending",
+            "sentence": f"{message_id} was given to consumer {status.consumer}{since}, which has not acknowledged it.",
+            "consumer": status.consumer,
+            **both("since", status.given_ms),
+            "slot": status.slot,
+        }
+    pause = subscription.pause
+    if is_delayed and due_ms > now_ms:
+        held = f"; then the pause since {time_text(pause.paused_since_ms)} holds it" if pause.paused_since_ms else ""
+        return state | {"state": "delayed", "sentence": f"{message_id} is delayed until {time_text(due_ms)}{held}."}
+    due = f"has been due since {time_text(due_ms)}" if is_delayed else "is due"
+    if pause.paused_since_ms is not None:
+        return state | {
+            "state": "held",
+            "sentence": f"{message_id} {due}, and the pause since {time_text(pause.paused_since_ms)} holds it.",
+            **both("since", pause.paused_since_ms),
+        }
+    if status is None:
+        reason, owner, slot = "no consumer is connected", None, None
+    else:
+        reason = status.reason if status.reason not in ("", "nothing waits") else "it is about to be read"
+        owner, slot = status.draining_at or status.owner, status.slot
+    behind = "" if owner is None else f" behind consumer {owner}"
+    return state | {
+        "state": "waiting",
+        "sentence": f"{message_id} {due} and waits{behind}: {reason}.",
+        "consumer": owner,
+        "slot": slot,
+        "reason": reason,
+    }
+
+
+def _ended(message_id: MessageId, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
+    if ttl_ms and lives_from_ms + ttl_ms <= now_ms:
+        sentence = (
+            f"{message_id} was acknowledged, or expired: its time to live ended {time_text(lives_from_ms + ttl_ms)}."
+        )
+        return {"state": "expired", "sentence": sentence}
+    sentence = f"{message_id} is acknowledged: it was delivered, cancelled, or replaced by a copy with another time."
+    return {"state": "acknowledged", "sentence": sentence}

@@ -1,0 +1,90 @@
+"""The delayed entries of one ledger, as columns in order of (delivery time, entry id). Pure.
+
+16 bytes an entry. The log's headers are the source, so the columns never change but at their end, while the ledger is
+open. What is acknowledged is not in here: it differs between subscriptions, and is asked for with each question.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+
+Int64s = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+ROW_BYTES = 16
+_OVERHEAD_BYTES = 600
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LedgerSchedule:
+    """Columns of one length, ordered by time and then entry."""
+
+    ledger_id: int
+    entries: int
+    """How many entries of the ledger were looked at; those behind them are not in here."""
+    times_ms: Int64s
+    entry_ids: NDArray[np.uint32]
+    sticky_hashes: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.times_ms)
+
+    @property
+    def cost_bytes(self) -> int:
+        """About how much memory it takes."""
+        return ROW_BYTES * len(self) + _OVERHEAD_BYTES
+
+    def rows_between(self, from_ms: int | None, until_ms: int | None) -> tuple[int, int]:
+        """Return the first row at or behind `from_ms`, and the first one at or behind `until_ms`."""
+        begin = 0 if from_ms is None else int(np.searchsorted(self.times_ms, from_ms, side="left"))
+        end = len(self) if until_ms is None else int(np.searchsorted(self.times_ms, until_ms, side="left"))
+        return begin, max(begin, end)
+
+    def unacknowledged(self, begin: int, end: int, acknowledged: BitMap | None) -> Mask | None:
+        """Say which rows of a range are not acknowledged; None for all of them.
+
+        Args:
+            begin: The first row.
+            end: The row behind the last one.
+            acknowledged: Entry ids of this ledger.
+        """
+        if not acknowledged or begin == end:
+            return None
+        is_acknowledged = np.zeros(self.entries, np.bool_)
+        ids = np.frombuffer(acknowledged.to_array(), dtype=np.uint32)
+        is_acknowledged[ids[: np.searchsorted(ids, self.entries)]] = True
+        return ~is_acknowledged[self.entry_ids[begin:end]]
+
+
+def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: list[EntryHeaders]) -> LedgerSchedule:
+    """Return the schedule with the headers that follow what is known.
+
+    Runtime complexity: O(n log n) for n rows; sorting gives the interpreter away, so it belongs into a thread.
+
+    Args:
+        known: What there is already, None for nothing.
+        ledger_id: The ledger.
+        entries: How many entries were looked at then.
+        parts: The headers in between, in order.
+    """
+    delayed = [part.deliver_at_ms != NOT_DELAYED for part in parts]
+    times = [part.deliver_at_ms[rows] for part, rows in zip(parts, delayed, strict=True)]
+    ids = [part.entry_ids[rows].astype(np.uint32) for part, rows in zip(parts, delayed, strict=True)]
+    hashes = [part.sticky_hashes[rows] for part, rows in zip(parts, delayed, strict=True)]
+    if known is not None:
+        times, ids, hashes = [known.times_ms, *times], [known.entry_ids, *ids], [known.sticky_hashes, *hashes]
+    if not times:
+        return LedgerSchedule(ledger_id, entries, _NO_TIMES, _NO_IDS, _NO_HASHES)
+    all_times, all_ids, all_hashes = np.concatenate(times), np.concatenate(ids), np.concatenate(hashes)
+    # Entries of one time come in the order of their ids already, whichever part they are of: stable is enough.
+    order = np.argsort(all_times, kind="stable")
+    return LedgerSchedule(ledger_id, entries, all_times[order], all_ids[order], all_hashes[order])
+
+
+_NO_TIMES: Int64s = np.empty(0, np.int64)
+_NO_IDS: NDArray[np.uint32] = np.empty(0, np.uint32)
+_NO_HASHES: NDArray[np.int32] = np.empty(0, np.int32)

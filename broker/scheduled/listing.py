@@ -1,0 +1,136 @@
+"""Lists: the next messages of a topic that are due, and what there is of each topic."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from broker.scheduled.catalog import ScheduleCatalog, Turns
+from broker.scheduled.messages import PAGE_BYTES_MAX, Json, both, described, fitting
+from broker.scheduled.operations import Selector
+from broker.scheduled.page_token import WHOLE, PageToken
+from broker.scheduled.selection import Place
+from broker.scheduled.topic_schedule import TopicSchedule
+from broker.topics.topic import Topic
+from dispatcher.core.ack_sets import AckSet
+
+CANDIDATES_MAX: Final = 200_000
+"""Entries that one page looks into at most; where few are meant, it ends early and says where to go on."""
+
+
+async def list_messages(
+    schedule: TopicSchedule, selector: Selector, *, limit: int, after: PageToken | None, has_payload: bool
+) -> tuple[list[Json], PageToken | None]:
+    """Return the first messages that are meant, and where to go on; None at the end.
+
+    A page can be shorter than the limit and yet not the last: where messages are large, or few of many are meant.
+
+    Raises:
+        LedgerError: The log cannot be read.
+    """
+    wanted = replace(selector.wanted, after=None if after is None else _before(after))
+    messages: list[Json] = []
+    candidates = bytes_read = 0
+    turns = Turns()
+    while True:
+        rows = await schedule.page(wanted, limit)
+        headers = await schedule.topic.ledger.read_headers_at(rows.ledger_ids, rows.entry_ids)
+        if not len(headers):
+            if not len(rows):
+                return messages, None
+            # All of these were trimmed meanwhile.
+            wanted = replace(wanted, after=rows.place(len(rows) - 1))
+            continue
+        headers = headers.take(slice(0, fitting(headers, max(1, PAGE_BYTES_MAX - bytes_read))))
+        entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        for row, entry in enumerate(entries):
+            place = Place(int(headers.deliver_at_ms[row]), int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
+            wanted = replace(wanted, after=place)
+            bytes_read += int(headers.sizes[row])
+            if entry is None or not (selector.filter.is_trivial or selector.filter.takes(entry)):
+                continue
+            left = _parts_left(schedule, place)
+            found = described(entry, row, headers, has_payload=has_payload, left=left)
+            if after is not None and place == after.place and after.batch_index != WHOLE:
+                found = [one for one in found if (one[0].batch_index or 0) > after.batch_index]
+            room = limit - len(messages)
+            messages += [json for _, json in found[:room]]
+            if len(found) > room:
+                return messages, PageToken(place, found[room - 1][0].batch_index or 0)
+            if len(messages) == limit:
+                return messages, await _if_more(schedule, selector, wanted.after)
+            await turns.give_way()
+        candidates += len(rows)
+        if len(rows) < limit and len(headers) == len(rows):
+            return messages, None
+        if candidates >= CANDIDATES_MAX or bytes_read >= PAGE_BYTES_MAX:
+            return messages, await _if_more(schedule, selector, wanted.after)
+
+
+def _before(after: PageToken) -> Place:
+    """Return the place behind which rows are read: the batch itself is read again, where not all of it was told."""
+    place = after.place
+    return place if after.batch_index == WHOLE else place._replace(entry_id=place.entry_id - 1)
+
+
+async def _if_more(schedule: TopicSchedule, selector: Selector, place: Place | None) -> PageToken | None:
+    assert place is not None
+    rows = await schedule.page(replace(selector.wanted, after=place), 1)
+    return PageToken(place) if len(rows) else None
+
+
+def _parts_left(schedule: TopicSchedule, place: Place) -> AckSet | None:
+    """Return which messages of a batch one of the subscriptions still lacks; None for all."""
+    left: AckSet = ()
+    for subscription in schedule.subscriptions:
+        position = (place.ledger_id, place.entry_id)
+        if subscription.cursor.is_acknowledged(*position):
+            continue
+        of_one = subscription.parts_left(position)
+        if of_one is None:
+            return None
+        longer, shorter = sorted((left, of_one), key=len, reverse=True)
+        left = tuple(word | (shorter[at] if at < len(shorter) else 0) for at, word in enumerate(longer))
+    return left
+
+
+async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> Json:
+    """Return what there is of a topic, for all of its subscriptions and for each.
+
+    Raises:
+        LedgerError: The log cannot be read.
+    """
+    subscriptions = list(topic.subscriptions.values())
+    delaying = [one for one in subscriptions if one.has_delays]
+    of_all = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
+    shown = []
+    for one in subscriptions:
+        if not one.has_delays:
+            totals = None
+        elif delaying == [one]:
+            totals = of_all
+        else:
+            totals = await TopicSchedule(topic, catalog, [one], now_ms).totals()
+        kind = one.subscription_type
+        shown.append(
+            {
+                "name": one.name,
+                "type": None if kind is None else kind.value,
+                "consumers": len(one.consumers),
+                "backlog": one.cursor.backlog,
+                "delayed": 0 if totals is None else totals.future_count,
+                **both("nextDue", None if totals is None else totals.next_ms),
+                **both("lastDue", None if totals is None else totals.last_ms),
+                "paused": one.pause.is_paused,
+                **both("pausedSince", one.pause.paused_since_ms),
+                "ratePerSecond": one.pause.rate_per_second,
+            }
+        )
+    return {
+        "name": f"{topic.name.namespace_name}/{topic.name.local_name}",
+        "subscriptions": shown,
+        "delayed": of_all.future_count,
+        **both("nextDue", of_all.next_ms),
+        **both("lastDue", of_all.last_ms),
+        "backlog": sum(one.cursor.backlog for one in subscriptions),
+        "paused": any(one.pause.is_paused for one in subscriptions),
+    }

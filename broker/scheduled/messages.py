@@ -1,0 +1,187 @@
+"""Rows of a schedule as what users see: messages with their keys, properties and times.
+
+Metadata stands before the payload in each entry, so it is read with it, a few hundred entries at a time.
+"""
+
+import base64
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.protocol.entries import StoredMessage, key_of, messages_of, metadata_of
+from broker.protocol.errors import ProtocolError
+from broker.scheduled.catalog import Turns
+from broker.scheduled.selection import Rows
+from dispatcher.core.ack_sets import AckSet
+from managed_ledger.headers import EntryHeaders
+from managed_ledger.position import Position
+from managed_ledger.readable_log import ReadableLog
+
+Json = dict[str, Any]
+
+READ_ENTRIES: Final = 256
+"""Entries whose metadata is looked at in one go: some milliseconds."""
+PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Most bytes of entries behind one page; a page ends early where they weigh more."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageId:
+    """A message: an entry, or one of a batch."""
+
+    position: Position
+    batch_index: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.position) if self.batch_index is None else f"{self.position}:{self.batch_index}"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """What the metadata of an entry must have."""
+
+    key: bytes | None = None
+    """An ordering key, or where there is none a partition key."""
+    properties: Mapping[str, str] | None = None
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether every entry has it."""
+        return self.key is None and not self.properties
+
+    def takes(self, entry: bytes) -> bool:
+        """Whether an entry has it; of a batch, one of its messages must have all of the properties."""
+        # A search for bytes is a tenth of taking the metadata apart, and nearly always enough to know.
+        if self.properties and not all(
+            name.encode() in entry and value.encode() in entry for name, value in self.properties.items()
+        ):
+            return self._is_hidden(entry)
+        try:
+            if self.key is not None and key_of(metadata_of(entry)) != self.key:
+                return False
+            return not self.properties or any(self._has_properties(one) for one in messages_of(entry))
+        except ProtocolError:
+            return False
+
+    def _is_hidden(self, entry: bytes) -> bool:
+        """Whether an entry that lacks the bytes has them all the same: a batch that is compressed."""
+        try:
+            metadata = metadata_of(entry)
+            if not metadata.compression or not metadata.HasField("num_messages_in_batch"):
+                return False
+            if self.key is not None and key_of(metadata) != self.key:
+                return False
+            return any(self._has_properties(one) for one in messages_of(entry))
+        except ProtocolError:
+            return False
+
+    def _has_properties(self, message: StoredMessage) -> bool:
+        assert self.properties
+        return all(message.properties.get(name) == value for name, value in self.properties.items())
+
+
+def time_text(at_ms: int) -> str | None:
+    """Write a time as ISO 8601 in UTC; None for one that a calendar does not have.
+
+    >>> time_text(1_800_000_000_123)
+    '2027-01-15T08:00:00.123Z'
+    """
+    try:
+        at = _EPOCH + timedelta(milliseconds=at_ms)
+    except OverflowError:
+        return None
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def both(name: str, at_ms: int | None) -> Json:
+    """Return a time as milliseconds and as text.
+
+    >>> both("deliverAt", 0)
+    {'deliverAtMs': 0, 'deliverAt': '1970-01-01T00:00:00.000Z'}
+    """
+    return {f"{name}Ms": at_ms, name: None if at_ms is None else time_text(at_ms)}
+
+
+def described(
+    entry: bytes, row: int, headers: EntryHeaders, *, has_payload: bool, left: AckSet | None = None
+) -> list[tuple[MessageId, Json]]:
+    """Return the messages of an entry as JSON.
+
+    Args:
+        entry: The entry.
+        row: Its row in `headers`.
+        headers: Headers of some entries.
+        has_payload: Whether the payload is wanted, in base64.
+        left: Which messages of a batch are not acknowledged; None for all.
+    """
+    position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
+    try:
+        messages = messages_of(entry)
+    except ProtocolError:
+        messages = [StoredMessage(None, None, {}, "", entry, "UNREADABLE", len(entry))]
+    found = []
+    for message in messages:
+        if left is not None and message.batch_index is not None and not _is_left(left, message.batch_index):
+            continue
+        message_id = MessageId(position, message.batch_index)
+        json: Json = {
+            "messageId": str(message_id),
+            **both("deliverAt", int(headers.deliver_at_ms[row])),
+            **both("publishTime", int(headers.publish_time_ms[row])),
+            **key_json(message.key),
+            "properties": dict(message.properties),
+            "sizeBytes": message.size,
+            "producerName": message.producer_name,
+        }
+        if has_payload:
+            json["payload"] = base64.b64encode(message.payload).decode()
+            json["payloadCompression"] = message.payload_compression
+        found.append((message_id, json))
+    return found
+
+
+def key_json(key: bytes | None) -> Json:
+    """Return a key as text, and one that is no text in base64."""
+    if key is None:
+        return {"key": None, "keyBase64": None}
+    try:
+        return {"key": key.decode(), "keyBase64": None}
+    except UnicodeDecodeError:
+        return {"key": None, "keyBase64": base64.b64encode(key).decode()}
+
+
+def _is_left(left: AckSet, index: int) -> bool:
+    word, bit = divmod(index, 64)
+    return word < len(left) and bool(left[word] >> bit & 1)
+
+
+async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> AsyncIterator[NDArray[np.bool_]]:
+    """Say of the rows which are meant, `READ_ENTRIES` at a time; others have their turn in between."""
+    turns = Turns()
+    for begin in range(0, len(rows), READ_ENTRIES):
+        part = rows.take(slice(begin, begin + READ_ENTRIES))
+        entries = await log.read_payloads(part.ledger_ids, part.entry_ids)
+        is_meant = np.zeros(len(part), np.bool_)
+        for row, entry in enumerate(entries):
+            is_meant[row] = entry is not None and wanted.takes(entry)
+            await turns.give_way()
+        yield is_meant
+
+
+def fitting(headers: EntryHeaders, bytes_max: int) -> int:
+    """Return how many of the first entries weigh no more than this together, but at least one."""
+    return max(1, int(np.searchsorted(np.cumsum(headers.sizes, dtype=np.int64), bytes_max, side="right")))
+
+
+def ids_of(ids: Sequence[MessageId]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the positions as columns."""
+    return (
+        np.array([one.position.ledger_id for one in ids], np.int64),
+        np.array([one.position.entry_id for one in ids], np.int64),
+    )

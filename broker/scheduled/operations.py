@@ -1,0 +1,327 @@
+"""Cancel, reschedule, deliver now: what somebody means is found first, then acted upon in portions.
+
+A cancelled message is an acknowledged one. A rescheduled one is a copy with another time, and the old one acknowledged
+in the same synced write (`managed_ledger.replacing`); one to be delivered now is a copy that is due. So the log and the
+cursors alone say what became of a message, whatever the index knows.
+
+Of what is due already a copy could come beside the old one, so it stays: unless a pause has held it since before its
+time came, for then nobody can have got it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.protocol.entries import with_delivery_time
+from broker.scheduled.catalog import Turns
+from broker.scheduled.messages import READ_ENTRIES, MessageFilter, MessageId, ids_of, matching
+from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered
+from broker.scheduled.topic_schedule import TopicSchedule
+from broker.topics.subscription import Subscription
+from dispatcher.slots import sticky_hash
+from managed_ledger.completion import completed
+from managed_ledger.cursor import Cursor
+from managed_ledger.headers import EntryHeaders
+from managed_ledger.position import Position
+from managed_ledger.replacing import Entries, NewEntry, by_ledger
+
+log = logging.getLogger(__name__)
+
+ORIGINAL_PUBLISH_TIME: Final = "postdate.originalPublishTime"
+"""The property of a copy that says when the first one was published, in milliseconds."""
+
+_CANCEL_ENTRIES: Final = 500
+_HOLDERS_PER_TURN: Final = 2_000
+_LOG_INTERVAL_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Which messages are meant: these, or all that fulfil everything that is said."""
+
+    message_ids: Sequence[MessageId] | None = None
+    key: bytes | None = None
+    properties: Mapping[str, str] | None = None
+    from_ms: int | None = None
+    until_ms: int | None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        """What of it the columns can tell."""
+        hashed = None if self.key is None else sticky_hash(self.key)
+        return Wanted(self.from_ms, self.until_ms, hashed)
+
+    @property
+    def filter(self) -> MessageFilter:
+        """What of it the entries themselves tell."""
+        return MessageFilter(self.key, self.properties)
+
+
+@dataclass(slots=True)
+class Matched:
+    """What a selector has found."""
+
+    rows: Rows = NO_ROWS
+    """Whole entries."""
+    parts: list[MessageId] = field(default_factory=list)
+    """Messages of batches."""
+    unknown: int = 0
+    """Ids of nothing that is scheduled."""
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.parts)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an operation is."""
+
+    matched: int = 0
+    done: int = 0
+
+
+class Operations:
+    """What can be done with scheduled messages of one topic; made for one request.
+
+    Args:
+        schedule: The topic's schedule for the subscriptions that are concerned.
+        now_ms: The clock.
+        early_ms: How early a message may be delivered.
+        progress: Where it is told how far this is.
+    """
+
+    def __init__(
+        self, schedule: TopicSchedule, *, now_ms: Callable[[], int], early_ms: int, progress: Progress
+    ) -> None:
+        self._schedule = schedule
+        self._topic = schedule.topic
+        self._subscriptions = schedule.subscriptions
+        self._now_ms = now_ms
+        self._early_ms = early_ms
+        self._progress = progress
+        self._logged_s = asyncio.get_running_loop().time()
+
+    async def find(self, selector: Selector) -> Matched:
+        """Find what is meant.
+
+        Raises:
+            TooManyRowsError: It is too much for one operation.
+            LedgerError: The log cannot be read.
+        """
+        if selector.message_ids is not None:
+            return await self._find_ids(selector.message_ids)
+        rows = await self._schedule.rows(selector.wanted)
+        if not selector.filter.is_trivial:
+            masks = [mask async for mask in matching(self._topic.ledger, rows, selector.filter)]
+            rows = rows.take(np.concatenate(masks)) if masks else NO_ROWS
+        self._progress.matched = len(rows)
+        return Matched(rows)
+
+    def due_count(self, matched: Matched) -> int:
+        """Return how many of the entries are due already."""
+        return int(np.count_nonzero(matched.rows.due_ms <= self._now_ms()))
+
+    async def movable(self, matched: Matched) -> Matched:
+        """Leave out what somebody may have got already: what is due, and was not held before it was."""
+        rows = matched.rows
+        is_movable = np.zeros(len(rows), np.bool_)
+        for subscription in self._subscriptions:
+            is_movable |= rows.due_ms > self._got_through_ms(subscription)
+        return Matched(rows.take(is_movable), [], matched.unknown)
+
+    @completed
+    async def cancel(self, matched: Matched) -> int:
+        """Acknowledge what was found, for all subscriptions concerned; durable on return.
+
+        Raises:
+            LedgerWriteError: It is not durable yet; it is acknowledged in memory all the same, and written later.
+        """
+        rows, done = matched.rows, 0
+        turns = Turns()
+        portion = self._cancel_portion()
+        for begin in range(0, len(rows), portion):
+            part = rows.take(slice(begin, begin + portion))
+            positions = list(zip(part.ledger_ids.tolist(), part.entry_ids.tolist(), strict=True))
+            is_new: set[tuple[int, int]] = set()
+            for subscription in self._subscriptions:
+                new = [at for at in positions if not subscription.cursor.is_acknowledged(*at)]
+                subscription.cancel(new)
+                is_new.update(new)
+            done += len(is_new)
+            self._note(len(part))
+            await turns.give_way()
+        for subscription in self._subscriptions:
+            parts = [one for one in matched.parts if not subscription.cursor.is_acknowledged(*one.position)]
+            if parts:
+                counts = await self._message_counts(parts)
+                await subscription.cancel_parts(
+                    [(one.position, one.batch_index or 0, count) for one, count in zip(parts, counts, strict=True)]
+                )
+        await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
+        return done + len(matched.parts)
+
+    @completed
+    async def move(self, matched: Matched, due_ms_of: Callable[[int], int]) -> dict[Position, Position]:
+        """Put copies with another time in the place of what was found; durable on return, portion by portion.
+
+        Args:
+            matched: What `movable` left.
+            due_ms_of: Gives the new time of a message from its old one.
+
+        Returns:
+            Where the copies are, by where the old ones were. What was delivered or cancelled meanwhile is not in it.
+
+        Raises:
+            LedgerError: The log cannot be read or written; what is done by then is done, the rest is as it was.
+        """
+        moved: dict[Position, Position] = {}
+        # Copies of one time are delivered in the order in which they are appended, so it is that of the new times.
+        new_ms = np.array([due_ms_of(due_ms) for due_ms in matched.rows.due_ms.tolist()], np.int64)
+        order = np.argsort(new_ms, kind="stable")
+        rows, new_ms = matched.rows.take(order), new_ms[order]
+        for begin in range(0, len(rows), READ_ENTRIES):
+            part = slice(begin, begin + READ_ENTRIES)
+            moved |= await self._move_portion(rows.take(part), new_ms[part])
+            self._note(len(rows.take(part)))
+        return moved
+
+    async def _move_portion(self, rows: Rows, new_ms: NDArray[np.int64]) -> dict[Position, Position]:
+        ledger = self._topic.ledger
+        headers = await ledger.read_headers_at(rows.ledger_ids, rows.entry_ids)
+        payloads = await ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        new_of = dict(
+            zip(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True), new_ms.tolist(), strict=True)
+        )
+        copies: dict[Position, NewEntry] = {}
+        turns = Turns()
+        now_ms = self._now_ms()
+        for row, payload in enumerate(payloads):
+            position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
+            if payload is not None:
+                copies[position] = _copy(payload, headers, row, new_of[position], now_ms)
+            await turns.give_way()
+        # From here to the call of `replace` nothing waits: who has what is decided and acted upon in one turn.
+        gone, hidden, kept = self._who_gives_up(copies, rows)
+        if not kept:
+            return {}
+        replacement = ledger.replace(
+            [copies[position] for position in kept],
+            acknowledged={cursor: by_ledger(positions) for cursor, positions in gone.items()},
+            hidden=hidden,
+        )
+        withdrawn: list[tuple[Subscription, Entries]] = []
+        for subscription in self._subscriptions:
+            positions = gone.get(subscription.cursor)
+            if positions:
+                entries = by_ledger(positions)
+                withdrawn.append((subscription, entries))
+                subscription.withdraw(entries)
+        try:
+            await asyncio.shield(replacement.durable)
+        except BaseException:
+            for subscription, entries in withdrawn:
+                subscription.give_back(entries)
+            raise
+        self._topic.note_copies(len(kept))
+        return dict(zip(kept, replacement.positions, strict=True))
+
+    def _who_gives_up(
+        self, copies: Mapping[Position, NewEntry], rows: Rows
+    ) -> tuple[dict[Cursor, list[Position]], dict[Cursor, list[int]], list[Position]]:
+        """Say which old entries each subscription gives up, which copies it must not have, and what is copied."""
+        due_ms = dict(
+            zip(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True), rows.due_ms.tolist(), strict=True)
+        )
+        gone: dict[Cursor, list[Position]] = {}
+        for subscription in self._subscriptions:
+            through_ms = self._got_through_ms(subscription)
+            cursor = subscription.cursor
+            given = subscription.in_hand(copies.keys())
+            gone[cursor] = [
+                position
+                for position in copies
+                if due_ms[position] > through_ms and position not in given and not cursor.is_acknowledged(*position)
+            ]
+        given_up = {cursor: set(positions) for cursor, positions in gone.items()}
+        anybody = set().union(*given_up.values())
+        kept = [position for position in copies if position in anybody]
+        hidden = {
+            one.cursor: [place for place, at in enumerate(kept) if at not in given_up.get(one.cursor, ())]
+            for one in self._topic.subscriptions.values()
+        }
+        return (
+            {cursor: positions for cursor, positions in gone.items() if positions},
+            {cursor: places for cursor, places in hidden.items() if places},
+            kept,
+        )
+
+    def _got_through_ms(self, subscription: Subscription) -> int:
+        """Return the time up to which messages may have been delivered."""
+        paused_since_ms = subscription.pause.paused_since_ms
+        return (self._now_ms() if paused_since_ms is None else paused_since_ms) + self._early_ms
+
+    async def _find_ids(self, ids: Sequence[MessageId]) -> Matched:
+        unique = list(dict.fromkeys(ids))
+        headers = await self._topic.ledger.read_headers_at(*ids_of(unique))
+        known = await self._schedule.known(headers)
+        places = set(zip(known.ledger_ids.tolist(), known.entry_ids.tolist(), strict=True))
+        counts = dict(
+            zip(
+                zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True),
+                headers.message_counts.tolist(),
+                strict=True,
+            )
+        )
+        whole = {one.position for one in unique if one.batch_index is None and one.position in places}
+        parts = [
+            one
+            for one in unique
+            if one.batch_index is not None
+            and one.position in places
+            and one.position not in whole
+            and one.batch_index < counts[one.position]
+            and any(subscription.has_part(one.position, one.batch_index) for subscription in self._subscriptions)
+        ]
+        matched_ids = len([one for one in unique if one.position in whole]) + len(parts)
+        is_whole = np.array([at in whole for at in zip(known.ledger_ids, known.entry_ids, strict=True)], np.bool_)
+        rows = known.take(is_whole) if len(known) else NO_ROWS
+        self._progress.matched = len(rows) + len(parts)
+        return Matched(ordered([rows]), parts, len(unique) - matched_ids)
+
+    async def _message_counts(self, parts: Sequence[MessageId]) -> list[int]:
+        headers = await self._topic.ledger.read_headers_at(*ids_of(parts))
+        counts = {
+            (ledger_id, entry_id): count
+            for ledger_id, entry_id, count in zip(
+                headers.ledger_ids.tolist(), headers.entry_ids.tolist(), headers.message_counts.tolist(), strict=True
+            )
+        }
+        return [counts.get(one.position, 1) for one in parts]
+
+    def _cancel_portion(self) -> int:
+        """Return how many entries to acknowledge in one step: each is looked for at every consumer."""
+        consumers = max((len(subscription.consumers) for subscription in self._subscriptions), default=0)
+        return max(10, min(_CANCEL_ENTRIES, 10 * _HOLDERS_PER_TURN // max(1, consumers)))
+
+    def _note(self, count: int) -> None:
+        self._progress.done += count
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._logged_s >= _LOG_INTERVAL_S:
+            self._logged_s = now_s
+            log.info("%s: %d of %d scheduled messages", self._topic.name, self._progress.done, self._progress.matched)
+
+
+def _copy(payload: bytes, headers: EntryHeaders, row: int, deliver_at_ms: int, now_ms: int) -> NewEntry:
+    original = {ORIGINAL_PUBLISH_TIME: str(int(headers.publish_time_ms[row]))}
+    return NewEntry(
+        with_delivery_time(payload, deliver_at_ms=deliver_at_ms, publish_time_ms=now_ms, more_properties=original),
+        now_ms,
+        deliver_at_ms,
+        int(headers.sticky_hashes[row]),
+        int(headers.message_counts[row]),
+    )

@@ -1,0 +1,43 @@
+"""Where a listing goes on: what `next` gives and `after` takes. Opaque to callers, who may keep it for ever."""
+
+import base64
+import binascii
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - the library calls a class like a variable
+from typing import Final, NamedTuple
+
+from broker.scheduled.selection import Place
+
+_TOKEN: Final = Struct(">Bqqqi")
+_VERSION: Final = 1
+WHOLE: Final = -1
+
+
+class PageToken(NamedTuple):
+    """The last message that was told."""
+
+    place: Place
+    batch_index: int = WHOLE
+    """Its place in a batch of which the rest follows; `WHOLE` where nothing more of the entry follows."""
+
+    def __str__(self) -> str:
+        return base64.urlsafe_b64encode(_TOKEN.pack(_VERSION, *self.place, self.batch_index)).decode().rstrip("=")
+
+    @classmethod
+    def parse(cls, text: str) -> "PageToken":
+        """Return what a text means.
+
+        >>> PageToken.parse(str(PageToken(Place(5, 3, 9), 2)))
+        PageToken(place=Place(due_ms=5, ledger_id=3, entry_id=9), batch_index=2)
+
+        Raises:
+            ValueError: It was given by no listing.
+        """
+        try:
+            data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            version, due_ms, ledger_id, entry_id, batch_index = _TOKEN.unpack(data)
+        except (binascii.Error, StructError, ValueError) as error:
+            raise ValueError("it is not what next gave") from error
+        if version != _VERSION or batch_index < WHOLE:
+            raise ValueError("it is not what next gave")
+        return cls(Place(due_ms, ledger_id, entry_id), batch_index)

@@ -1,0 +1,162 @@
+"""Which scheduled messages somebody means, over the columns of a topic's ledgers: a page, a count, all positions. Pure.
+
+Rows are ordered by (delivery time, ledger id, entry id) everywhere, which is the order of delivery.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule, Mask
+
+
+class Place(NamedTuple):
+    """Where a row is in the order of delivery."""
+
+    due_ms: int
+    ledger_id: int
+    entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of the columns: a stretch of time, and the hash of a key."""
+
+    from_ms: int | None = None
+    until_ms: int | None = None
+    sticky_hash: int | None = None
+    after: Place | None = None
+    """Only rows behind this one."""
+
+    @property
+    def first_ms(self) -> int | None:
+        """The earliest time that is wanted."""
+        if self.after is None:
+            return self.from_ms
+        return self.after.due_ms if self.from_ms is None else max(self.from_ms, self.after.due_ms)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Some rows, in order of delivery."""
+
+    due_ms: Int64s
+    ledger_ids: Int64s
+    entry_ids: Int64s
+
+    def __len__(self) -> int:
+        return len(self.due_ms)
+
+    def place(self, row: int) -> Place:
+        """Return where a row is."""
+        return Place(int(self.due_ms[row]), int(self.ledger_ids[row]), int(self.entry_ids[row]))
+
+    def take(self, rows: NDArray[np.intp] | Mask | slice) -> "Rows":
+        """Return some of the rows, in this order."""
+        return Rows(self.due_ms[rows], self.ledger_ids[rows], self.entry_ids[rows])
+
+
+_NOTHING: Final[Int64s] = np.empty(0, np.int64)
+NO_ROWS: Final = Rows(_NOTHING, _NOTHING, _NOTHING)
+
+
+def ordered(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of all parts, in order of delivery."""
+    if not parts:
+        return NO_ROWS
+    rows = Rows(
+        np.concatenate([part.due_ms for part in parts]),
+        np.concatenate([part.ledger_ids for part in parts]),
+        np.concatenate([part.entry_ids for part in parts]),
+    )
+    return rows.take(np.lexsort((rows.entry_ids, rows.ledger_ids, rows.due_ms)))
+
+
+def rows_of(schedule: LedgerSchedule, acknowledged: BitMap | None, wanted: Wanted, rows_max: int | None = None) -> Rows:
+    """Return the first rows of a ledger that are wanted and not acknowledged.
+
+    Args:
+        schedule: The ledger.
+        acknowledged: What is acknowledged of it.
+        wanted: What is asked for.
+        rows_max: How many at most, None for all.
+    """
+    begin, end = schedule.rows_between(wanted.first_ms, wanted.until_ms)
+    is_wanted = schedule.unacknowledged(begin, end, acknowledged)
+    if wanted.sticky_hash is not None:
+        has_hash = schedule.sticky_hashes[begin:end] == wanted.sticky_hash
+        is_wanted = has_hash if is_wanted is None else is_wanted & has_hash
+    after = wanted.after
+    if after is not None and begin < end and int(schedule.times_ms[begin]) == after.due_ms:
+        ties = int(np.searchsorted(schedule.times_ms[begin:end], after.due_ms, side="right"))
+        is_wanted = np.ones(end - begin, np.bool_) if is_wanted is None else is_wanted
+        if schedule.ledger_id < after.ledger_id:
+            is_wanted[:ties] = False
+        elif schedule.ledger_id == after.ledger_id:
+            is_wanted[:ties] &= schedule.entry_ids[begin : begin + ties] > after.entry_id
+    if is_wanted is None:
+        chosen: NDArray[np.intp] = np.arange(begin, end if rows_max is None else min(end, begin + rows_max))
+    else:
+        chosen = begin + np.flatnonzero(is_wanted)[:rows_max]
+    return Rows(
+        schedule.times_ms[chosen],
+        np.full(len(chosen), schedule.ledger_id, np.int64),
+        schedule.entry_ids[chosen].astype(np.int64),
+    )
+
+
+class PageBuilder:
+    """Collects the first rows over many ledgers, whatever order the ledgers come in.
+
+    Args:
+        rows_max: How many rows the page has.
+    """
+
+    def __init__(self, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self._rows = NO_ROWS
+
+    def add(self, rows: Rows) -> None:
+        """Take in rows of another ledger."""
+        if len(rows):
+            self._rows = ordered([self._rows, rows]).take(slice(0, self._rows_max))
+
+    @property
+    def last_ms(self) -> int | None:
+        """The time of the last row once the page is full: later ones are not needed. None before."""
+        return int(self._rows.due_ms[-1]) if len(self._rows) == self._rows_max else None
+
+    def rows(self) -> Rows:
+        """Return the page."""
+        return self._rows
+
+
+def bucket_edges(from_ms: int, until_ms: int, buckets: int) -> list[int]:
+    """Cut a stretch of time into equal parts, as far as milliseconds allow; the edges, one more than parts.
+
+    >>> bucket_edges(0, 10, 4)
+    [0, 2, 5, 7, 10]
+    >>> bucket_edges(5, 7, 10)
+    [5, 6, 7]
+    """
+    count = max(1, min(buckets, until_ms - from_ms))
+    return [from_ms + (until_ms - from_ms) * number // count for number in range(count + 1)]
+
+
+def times_of(
+    schedule: LedgerSchedule, acknowledged: BitMap | None, from_ms: int | None, until_ms: int | None
+) -> Int64s:
+    """Return the times of a ledger's rows in a stretch of time that are not acknowledged, ascending."""
+    begin, end = schedule.rows_between(from_ms, until_ms)
+    is_alive = schedule.unacknowledged(begin, end, acknowledged)
+    times = schedule.times_ms[begin:end]
+    return times if is_alive is None else times[is_alive]
+
+
+def counts_between(times_ms: Int64s, edges: Sequence[int]) -> Int64s:
+    """Return how many of ascending times lie in each bucket; the first edge is included, the last is not."""
+    return np.diff(np.searchsorted(times_ms, np.array(edges, np.int64), side="left"))

@@ -1,0 +1,225 @@
+"""What is scheduled on a topic for some of its subscriptions: pages, counts and all rows, over catalog and cursors.
+
+An entry is scheduled while one of the subscriptions has not acknowledged it. Nothing here waits for the delayed index.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from pyroaring import BitMap
+
+from broker.scheduled.catalog import ScheduleCatalog, Turns
+from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule
+from broker.scheduled.selection import (
+    PageBuilder,
+    Rows,
+    Wanted,
+    bucket_edges,
+    counts_between,
+    ordered,
+    rows_of,
+    times_of,
+)
+from broker.topics.subscription import Subscription, delays_through
+from broker.topics.topic import Topic
+from managed_ledger.headers import EntryHeaders
+from managed_ledger.position import AFTER_EVERYTHING
+
+ROWS_MAX: Final = 5_000_000
+"""Most messages of one operation: 24 bytes each while it runs. The jobs on Spark are for more."""
+
+
+class TooManyRowsError(Exception):
+    """More is meant than one operation can take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How much is scheduled, and when."""
+
+    count: int
+    """All of it, also what is due and not acknowledged."""
+    future_count: int
+    """Of that, what still waits for its time."""
+    next_ms: int | None
+    """When the next of these comes due."""
+    last_ms: int | None
+    """When the last one does."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histogram:
+    """How much is due when."""
+
+    totals: Totals
+    edges: Sequence[int]
+    counts: Int64s
+
+
+class TopicSchedule:
+    """The schedule of one topic, for some of its subscriptions; made for one request.
+
+    Args:
+        topic: The topic.
+        catalog: The columns.
+        subscriptions: For whom.
+        now_ms: The clock.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        catalog: ScheduleCatalog,
+        subscriptions: Sequence[Subscription],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.topic = topic
+        self.subscriptions = subscriptions
+        self._catalog = catalog
+        self._now_ms = now_ms
+
+    def acknowledged_in(self, ledger_id: int, entries: int) -> BitMap | None:
+        """Return what every subscription has acknowledged of a ledger, or does not delay; None for nothing."""
+        found: BitMap | None = None
+        for subscription in self.subscriptions:
+            acknowledged = subscription.cursor.acknowledged_in(ledger_id)
+            through = delays_through(subscription.cursor, self.topic.delayed_delivery)
+            if through != AFTER_EVERYTHING and ledger_id >= through.ledger_id:
+                begin = max(0, through.entry_id + 1) if ledger_id == through.ledger_id else 0
+                acknowledged.add_range(begin, max(begin, entries))
+            if not acknowledged:
+                return None
+            found = acknowledged if found is None else found & acknowledged
+        return found
+
+    async def page(self, wanted: Wanted, rows_max: int) -> Rows:
+        """Return the first rows that are wanted.
+
+        Raises:
+            LedgerError: The log cannot be read.
+        """
+        page = PageBuilder(rows_max)
+        ledgers = [
+            ledger
+            for ledger in self.topic.ledger.ledgers()
+            if ledger.ledger_id >= self._first_ledger_id
+            and self._catalog.may_have(self.topic.ledger, ledger, wanted.first_ms, wanted.until_ms)
+        ]
+        # Those that begin early first: once the page is full, what begins later is not looked at.
+        firsts = {one.ledger_id: self._catalog.first_ms(self.topic.ledger, one) for one in ledgers}
+        ledgers.sort(key=lambda one: -1 if (first := firsts[one.ledger_id]) is None else first)
+        turns = Turns()
+        for ledger in ledgers:
+            first_ms = self._catalog.first_ms(self.topic.ledger, ledger)
+            if page.last_ms is not None and first_ms is not None and first_ms > page.last_ms:
+                continue
+            schedule = await self._catalog.schedule(self.topic.ledger, ledger)
+            page.add(rows_of(schedule, self.acknowledged_in(ledger.ledger_id, schedule.entries), wanted, rows_max))
+            await turns.give_way()
+        return page.rows()
+
+    async def rows(self, wanted: Wanted) -> Rows:
+        """Return all rows that are wanted, in order of delivery.
+
+        Raises:
+            TooManyRowsError: There are more than `ROWS_MAX`.
+            LedgerError: The log cannot be read.
+        """
+        parts: list[Rows] = []
+        count = 0
+        async for schedule in self._schedules(wanted.first_ms, wanted.until_ms):
+            rows = rows_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), wanted)
+            count += len(rows)
+            if count > ROWS_MAX:
+                raise TooManyRowsError(f"more than {ROWS_MAX} messages are meant")
+            parts.append(rows)
+        return await _in_order(parts)
+
+    async def histogram(self, from_ms: int | None, until_ms: int | None, buckets: int) -> Histogram:
+        """Count what is due in equal parts of a stretch of time, by default of all that is scheduled.
+
+        Raises:
+            LedgerError: The log cannot be read.
+        """
+        if from_ms is None or until_ms is None:
+            spans = [(int(times[0]), int(times[-1])) async for times in self._times(from_ms, until_ms) if len(times)]
+            from_ms = min((first for first, _ in spans), default=self._now_ms()) if from_ms is None else from_ms
+            until_ms = max((last for _, last in spans), default=from_ms) + 1 if until_ms is None else until_ms
+            until_ms = max(until_ms, from_ms + 1)
+        edges = bucket_edges(from_ms, until_ms, buckets)
+        counts = np.zeros(len(edges) - 1, np.int64)
+        totals = _Totals(self._now_ms())
+        async for times in self._times(from_ms, until_ms):
+            counts += counts_between(times, edges)
+            totals.add(times)
+        return Histogram(totals.result(), edges, counts)
+
+    async def totals(self) -> Totals:
+        """Count all that is scheduled.
+
+        Raises:
+            LedgerError: The log cannot be read.
+        """
+        totals = _Totals(self._now_ms())
+        async for times in self._times(None, None):
+            totals.add(times)
+        return totals.result()
+
+    async def known(self, headers: EntryHeaders) -> Rows:
+        """Return the rows of these entries that are scheduled, in order of delivery."""
+        is_scheduled = headers.deliver_at_ms >= 0
+        for ledger_id in np.unique(headers.ledger_ids).tolist():
+            rows = np.flatnonzero(headers.ledger_ids == ledger_id)
+            acknowledged = self.acknowledged_in(ledger_id, int(headers.entry_ids[rows].max()) + 1)
+            if acknowledged:
+                is_scheduled[rows] &= [entry_id not in acknowledged for entry_id in headers.entry_ids[rows].tolist()]
+        rows_kept = np.flatnonzero(is_scheduled)
+        return ordered(
+            [Rows(headers.deliver_at_ms[rows_kept], headers.ledger_ids[rows_kept], headers.entry_ids[rows_kept])]
+        )
+
+    @property
+    def _first_ledger_id(self) -> int:
+        """The first ledger of which one of the subscriptions lacks something; behind all without a subscription."""
+        positions = [one.cursor.next_unacknowledged_position for one in self.subscriptions]
+        return min(positions, default=AFTER_EVERYTHING).ledger_id
+
+    async def _schedules(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[LedgerSchedule]:
+        log = self.topic.ledger
+        async for schedule in self._catalog.schedules(log, self._first_ledger_id, from_ms, until_ms):
+            yield schedule
+
+    async def _times(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[Int64s]:
+        async for schedule in self._schedules(from_ms, until_ms):
+            yield times_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), from_ms, until_ms)
+
+
+class _Totals:
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._count = self._future_count = 0
+        self._next_ms: int | None = None
+        self._last_ms: int | None = None
+
+    def add(self, times: Int64s) -> None:
+        """Count ascending times."""
+        self._count += len(times)
+        begin = int(np.searchsorted(times, self._now_ms, side="right"))
+        if begin < len(times):
+            self._future_count += len(times) - begin
+            first, last = int(times[begin]), int(times[-1])
+            self._next_ms = first if self._next_ms is None else min(self._next_ms, first)
+            self._last_ms = last if self._last_ms is None else max(self._last_ms, last)
+
+    def result(self) -> Totals:
+        return Totals(self._count, self._future_count, self._next_ms, self._last_ms)
+
+
+async def _in_order(parts: list[Rows]) -> Rows:
+    if sum(len(part) for part in parts) < 20_000:
+        return ordered(parts)
+    # Sorting gives the interpreter away.
+    return await asyncio.to_thread(ordered, parts)
