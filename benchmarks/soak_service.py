@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from broker.cli.common import configure_logging
 from broker.configuration.config import load_config
+from broker.server.event_loop import run_on_service_loop
 from broker.server.server import serve
 from managed_ledger.block_cache import BlockCache
 from managed_ledger.database import RocksDatabase
@@ -125,7 +126,7 @@ def main(overrides: list[str]) -> int:
     def announce() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, write_census)
 
-    return asyncio.run(serve(config, announce=announce))
+    return run_on_service_loop(serve(config, announce=announce))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ decided before, by `broker.admin.web_access`.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -22,6 +22,7 @@ from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from broker.admin.scheduled_routes import PREFIX
+from broker.admin.streaming import stream_text
 from broker.network.listener import Listener, Port, TlsContexts, listen
 from broker.network.listening import WebAudience
 
@@ -61,13 +62,17 @@ class WebPort:
     advice: str = ""
 
 
+async def _no_problems() -> list[str]:
+    return []
+
+
 async def start_web(
     host: str,
     *ports: int | WebPort,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
-    metrics: Callable[[], bytes | Awaitable[bytes]],
+    metrics: Callable[[], AsyncIterator[bytes]],
     health: Callable[[], dict[str, Any]],
-    problems: Callable[[], list[str]] = list,
+    problems: Callable[[], Awaitable[list[str]]] = _no_problems,
     routes: Iterable[web.RouteDef] = (),
     access: Middleware | None = None,
     audience: WebAudience | None = None,
@@ -78,7 +83,7 @@ async def start_web(
         host: The address to listen on.
         ports: The ports, a number for one without TLS; 0 takes a free one, which `WebServer.port` tells.
         connect_timeout_s: How long a caller may stay silent, from its connection to its first byte.
-        metrics: Gives the Prometheus text, at once or later.
+        metrics: Gives the Prometheus text, piece by piece.
         health: Gives what `/health` says besides the status and the version.
         problems: Gives what keeps the service from doing its job, one text each.
         routes: What else is answered.
@@ -90,7 +95,7 @@ async def start_web(
     """
 
     async def get_health(_: web.Request) -> web.Response:
-        found = problems()
+        found = await problems()
         if access is not None:
             # Everybody may see it, and problems name topics: those are for who may see /admin/v2/brokers/health.
             return web.json_response(health() | {"status": "failing" if found else "ok"}, status=503 if found else 200)
@@ -98,14 +103,12 @@ async def start_web(
         return web.json_response(answer | {"problems": found} if found else answer, status=503 if found else 200)
 
     async def get_broker_health(_: web.Request) -> web.Response:
-        found = problems()
+        found = await problems()
         health()
         return web.Response(text="\n".join(found) or "ok", status=503 if found else 200)
 
-    async def get_metrics(_: web.Request) -> web.Response:
-        text = metrics()
-        body = await text if isinstance(text, Awaitable) else text
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+    async def get_metrics(request: web.Request) -> web.StreamResponse:
+        return await stream_text(request, metrics(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     middlewares: list[Middleware] = [_errors_as_json]
     if audience is not None:

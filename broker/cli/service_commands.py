@@ -1,6 +1,5 @@
 """The commands of `postdate` that are the service's own: start it, see it work, show what is configured."""
 
-import asyncio
 import logging
 import os
 import shlex
@@ -64,6 +63,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
         log.warning("%s", warning)
     # Imported late: the other commands need none of it, and it takes most of a second.
     from broker.network.listener import allow_open_files
+    from broker.server.event_loop import run_on_service_loop
     from broker.server.server import serve as run_service
     from tracker.process.tuning import tune_process
 
@@ -76,7 +76,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
         else:
             click.echo(announcement(config))
 
-    sys.exit(asyncio.run(run_service(config, announce=announce)))
+    sys.exit(run_on_service_loop(run_service(config, announce=announce)))
 
 
 def warnings_at_start(config: BrokerConfig) -> list[str]:

@@ -142,6 +142,7 @@ class BrokerConfig:
     Never those of security. Default off.
     """
     has_topic_metrics: bool = field(default=True, metadata={"key": "exposeTopicLevelMetricsInPrometheus"})
+    has_consumer_metrics: bool = field(default=False, metadata={"key": "exposeConsumerLevelMetricsInPrometheus"})
     """Whether `/metrics` has series for each topic and subscription; else for each namespace. Default on."""
 
     limits: LimitsConfig = field(default_factory=LimitsConfig)

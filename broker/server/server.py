@@ -19,7 +19,6 @@ from typing import Final
 
 from aiohttp.typedefs import Middleware
 
-from broker.admin.metrics import render_metrics
 from broker.admin.permission_routes import permission_routes
 from broker.admin.policy_routes import policy_routes
 from broker.admin.scheduled_routes import scheduled_routes
@@ -72,7 +71,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                 config.bind_address,
                 *web_ports(config, tls),
                 connect_timeout_s=config.limits.connect_timeout_s,
-                metrics=lambda: render_metrics(service.metrics()),
+                metrics=service.metrics,
                 health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
                 problems=service.problems,
                 routes=[

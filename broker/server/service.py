@@ -18,7 +18,7 @@ from importlib.metadata import version
 from random import Random
 from typing import Any, Final
 
-from broker.admin.metrics import ServiceSnapshot
+from broker.admin.metrics import stream_metrics
 from broker.authentication.authenticator import Authenticator
 from broker.authorization.grants import Actions, GrantBook
 from broker.authorization.permissions import Authorizer
@@ -27,7 +27,9 @@ from broker.configuration.config import BrokerConfig
 from broker.errors import NotAllowedError, ServiceStartError
 from broker.network.hosts import is_wildcard
 from broker.scheduled.catalog import ScheduleCatalog
+from broker.server.event_loop import turns_of
 from broker.server.scheduler import Job
+from broker.server.slices import in_slices
 from broker.server.snapshot_storages import service_storage_of
 from broker.server.storage_opening import StorageOpening
 from broker.topics.limits import ConnectionController
@@ -215,13 +217,15 @@ class Service:
         self._producers_named += 1
         return f"{self._producer_name_prefix}-{self._producers_named}"
 
-    def metrics(self) -> ServiceSnapshot:
-        """Give the figures for `/metrics`."""
-        return ServiceSnapshot(
-            cluster=self.config.cluster_name,
+    def metrics(self) -> AsyncIterator[bytes]:
+        """Give the text for `/metrics`, a slice at a time."""
+        return stream_metrics(
+            self.config.cluster_name,
+            (topic.metrics() for topic in list(self.topics.values())),
             connection_count=len(self.connections),
-            topics=[topic.metrics() for topic in self.topics.values()],
             is_by_topic=self.config.has_topic_metrics,
+            is_by_consumer=self.config.has_consumer_metrics,
+            turns=turns_of(asyncio.get_running_loop()),
         )
 
     @property
@@ -235,12 +239,14 @@ class Service:
         """Why new messages are refused, until there is room again; None while they are taken."""
         return self._store.refusal
 
-    def problems(self) -> list[str]:
+    async def problems(self) -> list[str]:
         """Say what keeps the service from doing its job, for `/health`; empty when all is well."""
         problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
         if self._opening_storage is not None and self._opening_storage.problem is not None:
             problems.append(self._opening_storage.problem)
-        return problems + [f"{topic.name}: {problem}" for topic in self.topics.values() for problem in topic.problems()]
+        async for topic in in_slices(list(self.topics.values())):
+            problems += [f"{topic.name}: {problem}" for problem in topic.problems()]
+        return problems
 
     # ---- lifecycle ----
 
@@ -375,12 +381,12 @@ class Service:
             delays_through=delays_through(cursor, policies),
         )
 
-    def _check_connections(self) -> None:
-        for connection in list(self.connections):
+    async def _check_connections(self) -> None:
+        async for connection in in_slices(list(self.connections)):
             connection.check_alive()
 
-    def _check_credentials(self) -> None:
-        for connection in list(self.connections):
+    async def _check_credentials(self) -> None:
+        async for connection in in_slices(list(self.connections)):
             connection.check_credentials()
 
     async def _roll_over_and_trim(self) -> None:
@@ -395,7 +401,7 @@ class Service:
         await self._for_each_topic(lambda topic: topic.expire(self.now_ms(), self.config.ttl_ms))
 
     async def _for_each_topic(self, work: Callable[[Topic], Awaitable[None]]) -> None:
-        for topic in list(self.topics.values()):
+        async for topic in in_slices(list(self.topics.values())):
             if self._store.is_failing:
                 # The next turn does it, once a commit has succeeded.
                 return
@@ -405,14 +411,16 @@ class Service:
                 # A damaged topic must not keep the others from their turn.
                 log.error("housekeeping of %s failed: %s", topic.name, error)
 
-    def _end_rate_window(self) -> None:
-        for topic in self.topics.values():
+    async def _end_rate_window(self) -> None:
+        messages_in_total = 0
+        async for topic in in_slices(list(self.topics.values())):
             topic.end_rate_window(self.now_ms())
+            messages_in_total += topic.messages_in_total
         log.info(
             "%d topics, %d connections, %d messages in since the start",
             len(self.topics),
             len(self.connections),
-            sum(topic.messages_in_total for topic in self.topics.values()),
+            messages_in_total,
         )
 
 

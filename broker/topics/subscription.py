@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pyroaring import BitMap
 
-from broker.admin.metrics import SubscriptionSnapshot
+from broker.admin.figures import SubscriptionSnapshot
 from broker.clients.consumer import Consumer
 from broker.clients.link import ClientLink
 from broker.errors import ConsumerBusyError, MetadataError

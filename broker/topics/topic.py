@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
-from broker.admin.metrics import TopicSnapshot
+from broker.admin.figures import TopicSnapshot
 from broker.clients.consumer import Consumer
 from broker.clients.producer import Producer, ProducerAccessMode
 from broker.errors import (

@@ -1,6 +1,7 @@
 """A connection's end without a socket: a service on a folder of the test's own, and a transport that remembers."""
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,8 @@ async def until(look: Callable[[], Any]) -> Any:
     async with asyncio.timeout(60):
         while True:
             found = look()
+            if inspect.isawaitable(found):
+                found = await found
             if found:
                 return found
             await asyncio.sleep(0.001)

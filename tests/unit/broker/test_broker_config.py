@@ -75,6 +75,7 @@ REFUSED = {
     "statsUpdateFrequencyInSecs": ("1.5", "must be a whole number"),
     "unsupportedConfigIgnored": ("1", "must be true or false"),
     "exposeTopicLevelMetricsInPrometheus": ("yes", "must be true or false"),
+    "exposeConsumerLevelMetricsInPrometheus": ("yes", "must be true or false"),
     "brokerMaxConnections": ("-1", "must be from 0 to 2147483647"),
     "brokerMaxConnectionsPerIp": ("2147483648", "must be from 0 to 2147483647"),
     "connectTimeoutSeconds": ("0", "must be from 1 to 3600"),

@@ -253,7 +253,9 @@ def test_credentials_are_looked_at_twice_a_second(tmp_path: Path) -> None:
         (job,) = [job for job in service.housekeeping() if job.name == "check credentials"]
         peer = connect(service, token(exp=NOW_S + 600))
         clock.now_ms += 600_000
-        job.run()
+        ran = job.run()
+        assert ran is not None
+        await ran
 
         assert job.interval_s == 0.5
         assert peer.transport.closed

@@ -79,14 +79,14 @@ async def subscribe(service: Service) -> Peer:
 def test_nothing_is_wrong_with_a_service_that_works(tmp_path: Path) -> None:
     async def story(service: Service, _: FaultInjectingBucketSnapshotStorage) -> None:
         await subscribe(service)
-        assert service.problems() == []
+        assert await service.problems() == []
 
     play(tmp_path, story)
 
 
 def test_a_log_that_takes_no_messages_is_told(tmp_path: Path) -> None:
     async def story(service: Service, _: FaultInjectingBucketSnapshotStorage) -> None:
-        assert service.problems() == ["new messages are refused: There is no room for the log: no space left"]
+        assert await service.problems() == ["new messages are refused: There is no room for the log: no space left"]
 
     play(tmp_path, story, _FullDisk)
 
@@ -104,7 +104,11 @@ def test_an_outage_of_the_snapshots_is_told_until_it_is_over(tmp_path: Path) -> 
         assert problem.startswith(f"{_TOPIC}: subscription s: snapshots fail: ")
 
         storage.is_down = False
-        await until(lambda: service.problems() == [])
+
+        async def is_well() -> bool:
+            return await service.problems() == []
+
+        await until(is_well)
 
     play(tmp_path, story)
 

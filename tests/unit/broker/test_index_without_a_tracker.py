@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from broker.admin.figures import ServiceSnapshot
 from broker.admin.metrics import metrics_text
 from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageIdData
@@ -537,10 +538,15 @@ def buckets_recovered(topic: Topic) -> int:
     return snapshot.tracker.buckets_recovered
 
 
+def metrics_of(service: Service) -> bytes:
+    topics = [topic.metrics() for topic in service.topics.values()]
+    return metrics_text(ServiceSnapshot(cluster="standalone", connection_count=0, topics=topics))
+
+
 def creates(service: Service) -> dict[str, float]:
     """Return the snapshots that were created, by subscription, `topic` and `namespace`."""
     found = {}
-    for family in text_string_to_metric_families(metrics_text(service.metrics()).decode()):
+    for family in text_string_to_metric_families(metrics_of(service).decode()):
         for sample in family.samples:
             labels = sample.labels
             if sample.name.endswith("bucket_op_count") and (labels["type"], labels["state"]) == ("create", "succeed"):

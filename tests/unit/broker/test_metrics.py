@@ -8,7 +8,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.admin.metrics import ServiceSnapshot, SubscriptionSnapshot, TopicSnapshot, metrics_text, render_metrics
+from broker.admin.figures import ServiceSnapshot, SubscriptionSnapshot, TopicSnapshot
+from broker.admin.metrics import metrics_text, stream_metrics
+from broker.server.event_loop import TurnHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from tracker.stats import BucketOperation, TrackerStats
 
@@ -346,12 +348,61 @@ def test_a_service_without_topics_reports_itself() -> None:
     assert any(name == "process_resident_memory_bytes" for name, _ in found)
 
 
-def test_rendering_beside_the_loop_gives_the_same() -> None:
+def test_streaming_gives_the_same() -> None:
     snapshot = ServiceSnapshot(cluster="standalone", connection_count=1, topics=[topic(subscription())])
 
-    beside = samples(asyncio.run(render_metrics(snapshot)).decode())
+    async def stream() -> bytes:
+        text = stream_metrics(
+            "standalone", snapshot.topics, connection_count=1, is_by_topic=True, is_by_consumer=False, turns=None
+        )
+        return b"".join([chunk async for chunk in text])
+
+    streamed = samples(asyncio.run(stream()).decode())
 
     at_once = samples(metrics_text(snapshot).decode())
-    assert {key: value for key, value in beside.items() if not key[0].startswith("process_")} == {
+    assert {key: value for key, value in streamed.items() if not key[0].startswith("process_")} == {
         key: value for key, value in at_once.items() if not key[0].startswith("process_")
     }
+
+
+def test_consumers_have_series_of_their_own_if_they_are_asked_for() -> None:
+    topics = [topic(subscription())]
+    usual = ServiceSnapshot(cluster="standalone", connection_count=1, topics=topics)
+
+    found = samples(metrics_text(replace(usual, is_by_consumer=True)).decode())
+
+    one = at(ORDERS, consumer_name="c1", consumer_id="1")
+    assert found["pulsar_consumer_unacked_messages", one] == 4
+    assert found["pulsar_consumer_available_permits", one] == 10
+    assert found["pulsar_consumer_blocked_on_unacked_messages", one] == 0
+    assert found["pulsar_out_messages_total", one] == 100
+    assert found["pulsar_out_bytes_total", one] == 1000
+    assert not any("consumer_name" in dict(labels) for _, labels in samples(metrics_text(usual).decode()))
+    by_namespace = replace(usual, is_by_topic=False, is_by_consumer=True)
+    assert not any("consumer_name" in dict(labels) for _, labels in samples(metrics_text(by_namespace).decode()))
+
+
+def test_the_turns_of_the_event_loop_are_a_histogram() -> None:
+    turns = TurnHistogram()
+    for seconds in (0.0001, 0.003, 0.003, 0.015, 7.0):
+        turns.note(seconds)
+
+    found = samples(metrics_text(ServiceSnapshot(cluster="standalone", connection_count=0, turns=turns)).decode())
+
+    name = "postdate_event_loop_turn_seconds"
+    ends = {"0.0005": 1, "0.002": 1, "0.005": 3, "0.01": 3, "0.02": 4, "1": 4, "+Inf": 5}
+    assert {end: found[f"{name}_bucket", at(CLUSTER, le=end)] for end in ends} == ends
+    assert found[f"{name}_count", at(CLUSTER)] == 5
+    assert found[f"{name}_max", at(CLUSTER)] == 7.0
+
+
+def test_labels_that_have_to_be_escaped_are() -> None:
+    strange = 'a"b\\c\nd'
+
+    found = samples(
+        metrics_text(
+            ServiceSnapshot(cluster="standalone", connection_count=1, topics=[topic(subscription(strange))])
+        ).decode()
+    )
+
+    assert found["pulsar_out_messages_total", at(TOPIC, subscription=strange)] > 0

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -17,14 +17,23 @@ from broker.network.listening import WebAudience
 AUDIENCE = WebAudience.of(BrokerConfig(advertised_address="post.example"), public_host="post.example")
 
 
+async def pieces(*texts: bytes) -> AsyncIterator[bytes]:
+    for text in texts:
+        await asyncio.sleep(0)
+        yield text
+
+
 async def start(
     *,
-    metrics: Callable[[], bytes | Awaitable[bytes]] = lambda: b"one 1.0\n",
+    metrics: Callable[[], AsyncIterator[bytes]] = lambda: pieces(b"one 1.0\n"),
     health: Callable[[], dict[str, Any]] = lambda: {"pid": 7, "uptime_ms": 12},
     problems: Callable[[], list[str]] = list,
     audience: WebAudience | None = None,
 ) -> WebServer:
-    return await start_web("127.0.0.1", 0, metrics=metrics, health=health, problems=problems, audience=audience)
+    async def found() -> list[str]:
+        return problems()
+
+    return await start_web("127.0.0.1", 0, metrics=metrics, health=health, problems=found, audience=audience)
 
 
 def ask(
@@ -76,12 +85,31 @@ def test_metrics_are_prometheus_text(path: str) -> None:
     assert ask("GET", path)[:3] == (200, "text/plain; version=0.0.4; charset=utf-8", "one 1.0\n")
 
 
-def test_metrics_may_come_later() -> None:
-    async def later() -> bytes:
-        await asyncio.sleep(0)
-        return b"two 2.0\n"
+def test_metrics_come_in_pieces() -> None:
+    lines = [b"line %d\n" % number for number in range(100_000)]
 
-    assert ask("GET", "/metrics", metrics=later)[2] == "two 2.0\n"
+    _, _, body, headers = ask(
+        "GET", "/metrics", metrics=lambda: pieces(*lines), headers={"Accept-Encoding": "identity"}
+    )
+
+    assert body.encode() == b"".join(lines)
+    assert headers["Transfer-Encoding"] == "chunked"
+    assert "Content-Encoding" not in headers
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_compressed"),
+    [("gzip", True), ("deflate, gzip;q=0.5", True), ("*", True), ("br", False), ("gzip;q=0", False), ("", False)],
+)
+def test_metrics_are_compressed_for_who_takes_gzip(accepted: str, is_compressed: bool) -> None:
+    lines = [b"line %d\n" % number for number in range(20_000)]
+
+    # The client unpacks what it is sent.
+    _, _, body, headers = ask("GET", "/metrics", metrics=lambda: pieces(*lines), headers={"Accept-Encoding": accepted})
+
+    assert body.encode() == b"".join(lines)
+    assert (headers.get("Content-Encoding") == "gzip") == is_compressed
+    assert headers["Vary"] == "Accept-Encoding"
 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/health/", "/admin/v2/brokers/health/x"])

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,14 @@ Ask = Callable[..., Awaitable[Answer]]
 Story = Callable[[Service, Ask], Awaitable[None]]
 
 
+async def _metrics() -> AsyncIterator[bytes]:
+    yield b"one 1.0\n"
+
+
+async def _problems() -> list[str]:
+    return ["shop/eu/orders: a secret problem"]
+
+
 def play_web(folder: Path, story: Story, **access: Any) -> None:
     """Run a story on a service with its web port; `ask(role, method, path, body)` sends a request."""
 
@@ -36,9 +44,9 @@ def play_web(folder: Path, story: Story, **access: Any) -> None:
         server = await start_web(
             "127.0.0.1",
             0,
-            metrics=lambda: b"one 1.0\n",
+            metrics=_metrics,
             health=lambda: {"pid": 7},
-            problems=lambda: ["shop/eu/orders: a secret problem"],
+            problems=_problems,
             routes=[*policy_routes(service), *permission_routes(service), *stats_routes(service)],
             access=access_of(service),
         )

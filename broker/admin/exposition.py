@@ -1,0 +1,104 @@
+"""Prometheus' text format: samples in, lines out, some hundred at a time.
+
+Numbers and labels are written as the Prometheus client library writes them, byte for byte, which takes a dictionary and
+two objects a sample and gives all of the text at once. Here labels are text from the beginning, and the lines of one
+metric come in chunks, so that whoever sends them can let others have a turn in between.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Final
+
+from prometheus_client.utils import floatToGoString
+
+Labels = Mapping[str, str]
+Sample = tuple[str, float]
+"""Labels as text, and the value."""
+
+LINES_AT_A_TIME: Final = 500
+"""Half a millisecond, and some 64 KB."""
+
+
+def label_text(labels: Labels) -> str:
+    """Return labels as they stand in a line.
+
+    >>> label_text({"topic": "a", "cluster": "c"})
+    '{cluster="c",topic="a"}'
+    """
+    return "{" + ",".join([f'{name}="{_escaped(labels[name])}"' for name in sorted(labels)]) + "}"
+
+
+def _number(value: float) -> str:
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
+
+
+def _escaped(value: str) -> str:
+    if "\\" in value or "\n" in value or '"' in value:
+        value = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return value
+
+
+def family(name: str, documentation: str, samples: Iterable[Sample]) -> Iterator[bytes]:
+    """Write a metric with its samples; a name that ends in `_total` makes it a counter."""
+    is_counter = name.endswith("_total") and not name.endswith("bucket_total")
+    yield f"# HELP {name} {documentation}\n# TYPE {name} {'counter' if is_counter else 'gauge'}\n".encode()
+    remaining = iter(samples)
+    while some := list(islice(remaining, LINES_AT_A_TIME)):
+        lines = [f"{name}{labels} {_number(value) if value else '0.0'}\n" for labels, value in some]
+        yield "".join(lines).encode()
+
+
+class Samples:
+    """Samples in columns."""
+
+    def __init__(self) -> None:
+        self._labels: list[str] = []
+        self._values = array("d")
+
+    def __iter__(self) -> Iterator[Sample]:
+        return zip(self._labels, self._values, strict=True)
+
+    def add(self, labels: str, value: float) -> None:
+        """Take one more."""
+        self._labels.append(labels)
+        self._values.append(value)
+
+
+class SummedSamples:
+    """Samples of subscriptions, and their sums for each topic and each namespace before them.
+
+    A sample of a topic, for an index that its subscriptions share or for those that are gone, counts in the sums and
+    is not told twice.
+
+    Args:
+        has_zeros: Whether a sample of zero is written.
+    """
+
+    def __init__(self, *, has_zeros: bool = False) -> None:
+        self._has_zeros = has_zeros
+        self._namespaces: dict[str, float] = {}
+        self._topics: dict[str, float] = {}
+        self._subscriptions = Samples()
+
+    def __iter__(self) -> Iterator[Sample]:
+        samples = chain(self._namespaces.items(), self._topics.items(), self._subscriptions)
+        return samples if self._has_zeros else (sample for sample in samples if sample[1])
+
+    def add(self, at: Labels, more: Labels, value: float) -> None:
+        """Take the sample of a subscription, a topic or a namespace, with labels that stay in the sums."""
+        if "subscription" in at:
+            self._subscriptions.add(label_text({**at, **more}), value)
+        if "topic" in at:
+            _add_to(self._topics, _without(at, "subscription"), more, value)
+        _add_to(self._namespaces, _without(at, "subscription", "topic"), more, value)
+
+
+def _add_to(sums: dict[str, float], at: Labels, more: Labels, value: float) -> None:
+    text = label_text({**at, **more})
+    sums[text] = sums.get(text, 0.0) + value
+
+
+def _without(labels: Labels, *left_out: str) -> Labels:
+    return {name: value for name, value in labels.items() if name not in left_out}

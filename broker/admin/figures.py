@@ -1,0 +1,251 @@
+"""What `/metrics` tells of topics, subscriptions, consumers and delayed indexes, and the plain numbers it is told from.
+
+Names, labels and units are a real Pulsar's wherever the thing exists here; rates are left to Prometheus, which computes
+them from the counters. What Pulsar has no metric for is called `postdate_...`, among it PIP-379's figures.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from broker.admin.exposition import Labels
+from broker.server.event_loop import TurnHistogram
+from dispatcher.stats import ConsumerStats, SubscriptionStats
+from tracker.stats import TrackerCounters, TrackerStats
+
+T = TypeVar("T")
+
+INDEX: Final = "pulsar_delayed_message_index_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionSnapshot:
+    """One subscription.
+
+    Attributes:
+        name: Its name.
+        backlog: Entries that are not acknowledged.
+        messages_out_total: Messages sent to consumers since the start.
+        bytes_out_total: Bytes sent to them.
+        dispatcher: The dispatcher's figures, None while there is no dispatcher.
+        tracker: The figures of its delayed index, None without a bucket tracker.
+        index_counters_before: What its trackers that are gone have done, None if there was none.
+        rebuilds_total: How often its dispatcher was rebuilt after a defect.
+    """
+
+    name: str
+    backlog: int
+    messages_out_total: int
+    bytes_out_total: int
+    dispatcher: SubscriptionStats | None = None
+    tracker: TrackerStats | None = None
+    index_counters_before: TrackerCounters | None = None
+    rebuilds_total: int = 0
+
+    @property
+    def delayed(self) -> int:
+        """Entries that wait for their time."""
+        return self.dispatcher.msg_delayed if self.dispatcher is not None else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSnapshot:
+    """One topic.
+
+    Attributes:
+        name: Its full name, `persistent://tenant/namespace/topic`.
+        namespace: `tenant/namespace`.
+        producer_count: Producers that are connected.
+        messages_in_total: Messages published since the start.
+        bytes_in_total: Bytes published since the start.
+        storage_size_bytes: Bytes of its log.
+        subscriptions: Its subscriptions.
+        shared_index: The figures of the delayed index that they share, None where each has its own.
+        index_counters_before: What the trackers of subscriptions that are gone have done, and those of the index that
+            they shared; None if there was none.
+    """
+
+    name: str
+    namespace: str
+    producer_count: int
+    messages_in_total: int
+    bytes_in_total: int
+    storage_size_bytes: int
+    subscriptions: Sequence[SubscriptionSnapshot] = ()
+    shared_index: TrackerStats | None = None
+    index_counters_before: TrackerCounters | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSnapshot:
+    """The whole service at one moment."""
+
+    cluster: str
+    connection_count: int
+    topics: Sequence[TopicSnapshot] = ()
+    is_by_topic: bool = True
+    """Whether each topic and subscription has series of its own; else each namespace has."""
+    is_by_consumer: bool = False
+    """Whether each consumer has some, too."""
+    turns: TurnHistogram | None = None
+    """How long the turns of the event loop took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure(Generic[T]):
+    """One metric over things of a kind; a name that ends in `_total` makes it a counter."""
+
+    name: str
+    documentation: str
+    value: Callable[[T], float]
+    has_sum: bool = True
+    """Whether it is told for a namespace."""
+
+
+LABELS_OF_SUMS: Final[Mapping[str, Labels]] = {"pulsar_msg_backlog": {"remote_cluster": "local"}}
+"""What Pulsar adds to the labels of a namespace."""
+
+TOPIC_FIGURES: Final[tuple[Figure[TopicSnapshot], ...]] = (
+    Figure("pulsar_subscriptions_count", "Subscriptions.", lambda topic: len(topic.subscriptions)),
+    Figure("pulsar_producers_count", "Connected producers.", lambda topic: topic.producer_count),
+    Figure(
+        "pulsar_consumers_count",
+        "Connected consumers of all subscriptions.",
+        lambda topic: sum(len(_consumers(subscription)) for subscription in topic.subscriptions),
+    ),
+    Figure(
+        "pulsar_msg_backlog",
+        "Entries that are not acknowledged, of all subscriptions.",
+        lambda topic: sum(subscription.backlog for subscription in topic.subscriptions),
+    ),
+    Figure("pulsar_storage_size", "Bytes of the log.", lambda topic: topic.storage_size_bytes),
+    Figure("pulsar_in_messages_total", "Messages published.", lambda topic: topic.messages_in_total),
+    Figure("pulsar_in_bytes_total", "Bytes published.", lambda topic: topic.bytes_in_total),
+)
+
+SUBSCRIPTION_FIGURES: Final[tuple[Figure[SubscriptionSnapshot], ...]] = (
+    Figure("pulsar_subscription_back_log", "Entries that are not acknowledged.", lambda one: one.backlog, False),
+    Figure(
+        "pulsar_subscription_back_log_no_delayed",
+        "Entries that are not acknowledged and do not wait for their time.",
+        # The two are counted at different places: between them, an entry may have come due.
+        lambda one: max(one.backlog - one.delayed, 0),
+        has_sum=False,
+    ),
+    Figure("pulsar_subscription_delayed", "Entries that wait for their time.", lambda one: one.delayed),
+    Figure("pulsar_subscription_consumers_count", "Connected consumers.", lambda one: len(_consumers(one)), False),
+    Figure("pulsar_out_messages_total", "Messages sent.", lambda one: one.messages_out_total),
+    Figure("pulsar_out_bytes_total", "Bytes sent.", lambda one: one.bytes_out_total),
+    Figure(
+        "postdate_dispatcher_rebuilds_total",
+        "Dispatchers that stopped for a defect and were rebuilt from the log; report each.",
+        lambda one: one.rebuilds_total,
+    ),
+)
+
+DISPATCHER_FIGURES: Final[tuple[Figure[SubscriptionStats], ...]] = (
+    Figure("pulsar_subscription_in_replay", "Entries that wait for a consumer.", lambda one: one.msg_in_replay),
+    Figure(
+        "pulsar_subscription_unacked_messages",
+        "Messages that were sent and are not acknowledged.",
+        lambda one: one.unacked_messages,
+        has_sum=False,
+    ),
+    Figure(
+        "pulsar_subscription_blocked_on_unacked_messages",
+        "1 while sending waits because too many messages are not acknowledged.",
+        lambda one: one.blocked_subscription_on_unacked_msgs,
+        has_sum=False,
+    ),
+    Figure(
+        "pulsar_subscription_last_acked_timestamp",
+        "When a consumer last acknowledged, in milliseconds since the epoch.",
+        lambda one: _latest(one.consumers, lambda consumer: consumer.last_acked_timestamp),
+        has_sum=False,
+    ),
+    Figure(
+        "pulsar_subscription_last_consumed_timestamp",
+        "When a message was last sent, in milliseconds since the epoch.",
+        lambda one: _latest(one.consumers, lambda consumer: consumer.last_consumed_timestamp),
+        has_sum=False,
+    ),
+    Figure(
+        "pulsar_subscription_last_consumed_flow_timestamp",
+        "When a consumer last asked for messages, in milliseconds since the epoch.",
+        lambda one: _latest(one.consumers, lambda consumer: consumer.last_consumed_flow_timestamp),
+        has_sum=False,
+    ),
+    Figure(
+        "postdate_subscription_draining_hashes",
+        "Hashes whose former consumer must finish first (PIP-379).",
+        lambda one: one.draining_hashes_count,
+    ),
+    Figure(
+        "postdate_subscription_draining_hashes_unacked_messages",
+        "Entries that draining hashes wait for (PIP-379).",
+        lambda one: one.draining_hashes_unacked_messages,
+    ),
+    Figure(
+        "postdate_subscription_draining_hashes_cleared",
+        "Hashes that have drained, of the consumers that are connected (PIP-379).",
+        lambda one: one.draining_hashes_cleared_total,
+    ),
+    Figure(
+        "postdate_delayed_reread_at_recovery_total",
+        "Delayed messages that the last start had to read again, because no snapshot held them.",
+        lambda one: one.delayed_reread_at_recovery_total,
+    ),
+    Figure(
+        "postdate_entries_read_total",
+        "Headers read from the log since the dispatcher was made; after a start, what recovery had to read again.",
+        lambda one: one.entries_read_total,
+    ),
+)
+
+INDEX_GAUGES: Final[tuple[Figure[TrackerStats], ...]] = (
+    Figure(INDEX + "bucket_total", "Buckets, with the mutable one.", lambda stats: stats.bucket_total),
+    Figure(INDEX + "loaded", "Indexes in memory.", lambda stats: stats.index_loaded),
+    Figure(INDEX + "bucket_snapshot_size_bytes", "Bytes of all snapshots.", lambda stats: stats.snapshot_size_bytes),
+)
+
+
+INDEX_COUNTERS: Final[tuple[Figure[TrackerCounters], ...]] = (
+    Figure(
+        "postdate_delayed_buckets_recovered_total",
+        "Snapshots that recovery found and used.",
+        lambda stats: stats.buckets_recovered,
+    ),
+    Figure(
+        "postdate_delayed_buckets_lost_total",
+        "Snapshots that were missing or unreadable; their messages were read from the log again.",
+        lambda stats: stats.buckets_lost,
+    ),
+)
+
+
+CONSUMER_FIGURES: Final[tuple[Figure[ConsumerStats], ...]] = (
+    Figure(
+        "pulsar_consumer_unacked_messages",
+        "Messages that the consumer was sent and has not acknowledged.",
+        lambda one: one.unacked_messages,
+    ),
+    Figure(
+        "pulsar_consumer_blocked_on_unacked_messages",
+        "1 while the consumer is sent nothing because too many messages are not acknowledged.",
+        lambda one: one.blocked_consumer_on_unacked_msgs,
+    ),
+    Figure(
+        "pulsar_consumer_available_permits",
+        "Messages that the consumer has asked for and was not sent.",
+        lambda one: one.available_permits,
+    ),
+)
+"""`pulsar_out_messages_total` and `pulsar_out_bytes_total` of consumers stand beside those of subscriptions."""
+
+
+def _consumers(subscription: SubscriptionSnapshot) -> Sequence[ConsumerStats]:
+    return subscription.dispatcher.consumers if subscription.dispatcher is not None else ()
+
+
+def _latest(consumers: Sequence[ConsumerStats], timestamp: Callable[[ConsumerStats], int]) -> int:
+    return max((timestamp(consumer) for consumer in consumers), default=0)

@@ -1,0 +1,109 @@
+"""The service's event loop: how long its turns took, and what the collector of garbage looks at."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import textwrap
+
+from broker.server.event_loop import ServiceEventLoop, turns_of
+from broker.server.slices import SLICE_S, in_slices
+
+
+class _Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_turn_lasts_from_one_look_for_events_to_the_next() -> None:
+    clock = _Clock()
+
+    async def story() -> None:
+        # Each of these is within a turn of its own.
+        for seconds in (0.003, 0.3, 0.0):
+            clock.now += seconds
+            await asyncio.sleep(0)
+
+    loop = ServiceEventLoop(clock)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(story())
+
+        assert loop.turns.longest_s == 0.3
+        assert loop.turns.counts[3] == 1
+        assert loop.turns.counts[9] == 1
+        assert abs(loop.turns.sum_s - 0.303) < 1e-9
+
+
+def test_a_loop_of_another_kind_has_no_histogram() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+
+    assert turns_of(loop) is None
+
+
+def test_what_waits_is_in_no_turn() -> None:
+    clock = _Clock()
+
+    async def story() -> None:
+        asyncio.get_running_loop().call_later(0, lambda: None)
+        await asyncio.sleep(0.01)
+
+    loop = ServiceEventLoop(clock)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(story())
+
+        assert loop.turns.sum_s == 0
+
+
+def test_a_full_collection_looks_at_no_object_twice() -> None:
+    """In a process of its own, as it is the whole process's."""
+    program = """
+        import gc
+        from broker.server.event_loop import spare_old_objects
+
+        spare_old_objects()
+        kept = [[] for _ in range(200_000)]
+        gc.collect()
+        # What is left for the next one is what came since.
+        print(gc.get_freeze_count() > 200_000, len(gc.get_objects(generation=2)) < 10_000)
+        # An old object goes when nothing refers to it any more.
+        before = gc.get_freeze_count()
+        del kept
+        print(before - gc.get_freeze_count() > 199_000)
+    """
+    output = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert output.split() == ["True", "True", "True"]
+    assert not any(getattr(one, "__name__", "") == "_freeze_survivors" for one in gc.callbacks)
+
+
+def test_others_have_a_turn_after_each_slice() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def story() -> list[int]:
+        task = asyncio.get_running_loop().create_task(other())
+        seen = []
+        async for number in in_slices(range(5)):
+            seen.append(number)
+            # Busy for longer than a slice takes.
+            end = asyncio.get_running_loop().time() + SLICE_S
+            while asyncio.get_running_loop().time() < end:
+                pass
+        task.cancel()
+        return seen
+
+    assert asyncio.run(story()) == [0, 1, 2, 3, 4]
+    assert turns >= 4
