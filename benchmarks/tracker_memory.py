@@ -144,7 +144,7 @@ async def settle(tracker: BucketDelayedDeliveryTracker) -> None:
     """Wait until nothing is being sealed, read or removed."""
     await asyncio.sleep(0)
     # Nothing of the tracker's is to be measured while waiting.
-    while tracker._core.unsettled_count or tracker._core.is_dirty or tracker._tasks:  # noqa: ASYNC110
+    while tracker._core.unsettled_count or tracker._core.has_work or tracker._tasks:  # noqa: ASYNC110
         await asyncio.sleep(0.002)
 
 
@@ -169,7 +169,7 @@ async def add(folder: Path, law: str, ledgers: int) -> Figures:
                 await asyncio.sleep(0)
             world.clock.now_ms = START_MS - ADDS_TAKE_MS + ADDS_TAKE_MS * ledger_id // ledgers
             # Whoever publishes faster than the storage takes it is asked to wait.
-            while tracker._core._buckets.unsealed_row_count > UNSEALED_ROWS_MAX:  # noqa: ASYNC110
+            while tracker._core.unsealed_row_count > UNSEALED_ROWS_MAX:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             if ledger_id % 20 == 0:
                 world.above_empty()

@@ -262,7 +262,7 @@ class Run:
 async def settle(tracker: BucketDelayedDeliveryTracker, *, every_s: float = 0.005) -> None:
     """Wait until nothing is being sealed, merged or recovered."""
     # Nothing of the tracker's is to be measured while waiting.
-    while tracker._core.unsettled_count or tracker._core.is_dirty or tracker._tasks:  # noqa: ASYNC110
+    while tracker._core.unsettled_count or tracker._core.has_work or tracker._tasks:  # noqa: ASYNC110
         await asyncio.sleep(every_s)
 
 

@@ -1,13 +1,16 @@
 """One immutable bucket: a closed range of ledgers, its snapshot, and where it is in its life.
 
     SEALING ────┐                                  ┌─► DELETING ─► UNREGISTERING ─► GONE
-                ├─► REGISTERING ─────► SEALED ─────┤
-    MERGING ────┘                        ▲         │
+                ├─► REGISTERING ─────► SEALED ─────┤       ▲
+    MERGING ────┘        │               ▲         │       │
+       └─────────────────┴─► DISCARDED ──┼─────────┼───────┘
                           RECOVERING ────┴─────────┘
 
 Order matters for crash safety: (1) the snapshot is durable before (2) its property is written, and (3) the
 snapshot is deleted before (4) its property is removed. A crash after 1 leaves a snapshot that no property names,
 which recovery finds by listing; a crash after 3 leaves a property that names nothing, which recovery removes.
+
+Here are the fields and what follows from them. Only `transitions` changes them; a test holds every other module to it.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -19,13 +22,12 @@ from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
+from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import LEDGER_ID_MAX
 from tracker.columns.row_queue import NEVER, RowKey
 from tracker.columns.segment_table import SegmentTable, is_in_order
-from tracker.core.actions import Action, LoadSegments
-from tracker.core.holding import Holding
-from tracker.core.retry import Retry
-from tracker.core.unloaded_positions import UnreadPositions
+from tracker.core.actions import Action, LoadSegments, ReadPositions
+from tracker.core.backoff import Backoff
 
 
 class BucketState(Enum):
@@ -41,6 +43,8 @@ class BucketState(Enum):
     """A property named it; which segments it has is not known yet."""
     SEALED = "sealed"
     """Snapshot and property are durable; segments are loaded when their time comes."""
+    DISCARDED = "discarded"
+    """Nobody wants it any more, and a call in flight may still store its snapshot or its property."""
     DELETING = "deleting"
     """It is not served any more; the snapshot is being deleted."""
     UNREGISTERING = "unregistering"
@@ -49,24 +53,27 @@ class BucketState(Enum):
     """Nothing is left of it."""
 
 
-TRANSITIONS: Final[dict[BucketState, frozenset[BucketState]]] = {
-    BucketState.SEALING: frozenset({BucketState.REGISTERING, BucketState.DELETING, BucketState.GONE}),
-    BucketState.MERGING: frozenset({BucketState.REGISTERING, BucketState.DELETING, BucketState.GONE}),
-    BucketState.REGISTERING: frozenset({BucketState.SEALED, BucketState.DELETING}),
+NEXT_STATES: Final[dict[BucketState, frozenset[BucketState]]] = {
+    BucketState.SEALING: frozenset({BucketState.REGISTERING, BucketState.DISCARDED, BucketState.GONE}),
+    BucketState.MERGING: frozenset({BucketState.REGISTERING, BucketState.DISCARDED, BucketState.GONE}),
+    BucketState.REGISTERING: frozenset({BucketState.SEALED, BucketState.DISCARDED, BucketState.DELETING}),
     BucketState.RECOVERING: frozenset({BucketState.SEALED, BucketState.DELETING, BucketState.UNREGISTERING}),
     BucketState.SEALED: frozenset({BucketState.DELETING}),
+    BucketState.DISCARDED: frozenset({BucketState.DELETING, BucketState.GONE}),
     BucketState.DELETING: frozenset({BucketState.UNREGISTERING, BucketState.GONE}),
     BucketState.UNREGISTERING: frozenset({BucketState.GONE}),
     BucketState.GONE: frozenset(),
 }
 
-NOT_SERVED: Final = frozenset({BucketState.DELETING, BucketState.UNREGISTERING, BucketState.GONE})
+NOT_SERVED: Final = frozenset(
+    {BucketState.DISCARDED, BucketState.DELETING, BucketState.UNREGISTERING, BucketState.GONE}
+)
 """States in which a bucket counts no more."""
 
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """What is known of one bucket; changed by `BucketSet` alone."""
+    """What is known of one bucket."""
 
     serial: int
     ledgers: LedgerRange
@@ -78,70 +85,73 @@ class Bucket:
     size_bytes: int = 0
     table: SegmentTable | None = None
     """The snapshot's segments, in spans; None while recovery has not read the metadata."""
+    has_property: bool = False
+    """Whether its property may exist."""
 
+    work: Action | None = None
+    """The state's own action, while it is in flight."""
+    work_backoff: Backoff = field(default_factory=Backoff)
     parts: Sequence[DelayedIndexes] = ()
     """The rows to be stored, until they are."""
     tracked_parts: Mapping[int, BitMap] | None = None
     """Which of the rows to store; None is all."""
-    resident: Holding | None = None
-    """The rows from which it is served, until snapshot and property are durable."""
+
     sources: tuple[int, ...] = ()
     """Serials of the buckets that are merged into this one, until it has taken over."""
     merging_into: int | None = None
     """Serial of the bucket that this one is being merged into; until it has taken over, this one stays."""
+    is_merge_barred: bool = False
+    """Whether it, or one beside it in a merge, cannot be read: it is left alone."""
 
     first_segments: Sequence[bytes] = ()
     """Segments 1 to k as they came with the metadata, until they are loaded."""
     loaded_spans: int = 0
     loaded_key: RowKey | None = None
     """The last row that was loaded, if any was."""
-    needed_since_ms: int | None = None
+    waited_for_since_ms: int | None = None
     """When the next span, or the metadata, was first wanted; None when nothing is."""
-    unread: UnreadPositions = field(default_factory=UnreadPositions)
-    """What is known of the positions that are not loaded."""
-    doubt_ms: int = -1
-    """Rows up to this time may be handed out from elsewhere before they are loaded (`Doubts`)."""
-
-    work: Action | None = None
-    """The state's own action, while it is in flight."""
-    work_retry: Retry = field(default_factory=Retry)
     load: LoadSegments | None = None
     """The load in flight."""
     load_row_count: int = 0
     """How many rows it will bring, or the last one brought."""
-    load_retry: Retry = field(default_factory=Retry)
-    merge_retry_at_ms: int = -1
+    load_backoff: Backoff = field(default_factory=Backoff)
 
-    is_doomed: bool = False
-    """It is to be removed as soon as the action in flight is over."""
-    has_property: bool = False
-    """Whether its property may exist."""
+    unloaded_count: int = 0
+    """How many messages its unloaded segments hold, as far as that is known without their bitmaps."""
+    cached: PositionSet | None = None
+    """The positions of its unloaded segments, while they are in the cache."""
+    cached_bytes: int = 0
+    """About how much memory they took at most."""
+    was_cached: bool = False
+    """Whether anyone may have passed over its positions in the log, trusting that they come from here."""
+    is_cache_used: bool = False
+    """Whether anyone has looked at the cached positions since `cache_used_ms`."""
+    cache_used_ms: int = -1
+    needs_positions: bool = False
+    """Whether its segments hold rows that its bitmaps do not: then they cannot be loaded without these."""
+    position_sum: int | None = None
+    """What the rows that are to come must add up to (`position_sums`), None where entry 0 was not asked."""
+    read: ReadPositions | None = None
+    """The read of its positions in flight."""
+    read_backoff: Backoff = field(default_factory=Backoff)
+    loaded_meanwhile: list[DelayedIndexes] = field(default_factory=list)
+    """What was loaded while that read was in flight."""
+    overlap_ms: int = -1
+    """Rows up to this time may be handed out from elsewhere before they are loaded."""
 
-    def forget_waits(self, now_ms: int) -> None:
-        """Let what waits for another try begin at once: the clock was put back to `now_ms`."""
-        for retry in (self.work_retry, self.load_retry, self.unread.retry):
-            retry.at_ms = -1
-        if self.merge_retry_at_ms != NEVER:
-            self.merge_retry_at_ms = -1
-        if self.needed_since_ms is not None:
-            self.needed_since_ms = min(self.needed_since_ms, now_ms)
+    # What follows from the fields.
 
-    def move_to(self, state: BucketState) -> None:
-        """Change the state, along one of `TRANSITIONS`; the new state's action starts afresh."""
-        assert state in TRANSITIONS[self.state], f"{self.key}: {self.state} to {state}"
-        self.state = state
-        self.is_doomed = False
-        self.work = None
-        self.work_retry.reset()
+    @property
+    def is_served(self) -> bool:
+        """Whether it counts: all do but those that are being deleted, and merges that are not done."""
+        return self.state not in NOT_SERVED and not self.sources
 
-    def narrow(self, ledgers: LedgerRange | None) -> None:
-        """Take over where the rows are, as the metadata says; what it says beyond the key does not count."""
-        if ledgers is None:
-            return
-        first = max(self.ledgers.first_ledger_id, ledgers.first_ledger_id)
-        last = min(self.ledgers.last_ledger_id, ledgers.last_ledger_id)
-        if first <= last:
-            self.ledgers = LedgerRange(first, last)
+    @property
+    def owns_key(self) -> bool:
+        """Whether its property exists, or may come to exist."""
+        if self.state is BucketState.DELETING:
+            return self.has_property
+        return self.state is not BucketState.GONE
 
     def covers(self, ledger_id: int) -> bool:
         """Whether a ledger is within the bucket's range."""
@@ -158,18 +168,32 @@ class Bucket:
         return self.state is BucketState.SEALED and not self.is_fully_loaded
 
     @property
-    def is_warm(self) -> bool:
+    def holds_up(self) -> bool:
+        """Whether it has rows that are not loaded, known or not."""
+        return self.has_unloaded or self.state is BucketState.RECOVERING
+
+    @property
+    def is_known(self) -> bool:
         """Whether it is known which positions it tracks, beside those in memory."""
         if self.state is BucketState.SEALED:
-            return self.unread.known is not None or self.is_fully_loaded
+            return self.cached is not None or self.is_fully_loaded
         return self.state is not BucketState.RECOVERING
 
     def may_hold(self, ledger_id: int, entry_ids: BitMap) -> bool:
         """Whether any of these positions may be in a segment that is still to be loaded, as far as that is known."""
-        if self.unread.known is not None:
-            known = self.unread.known.bitmaps.get(ledger_id)
+        if self.cached is not None:
+            known = self.cached.bitmaps.get(ledger_id)
             return known is not None and known.intersect(entry_ids)
         return not (self.state is BucketState.SEALED and self.is_fully_loaded)
+
+    @property
+    def is_overlapped(self) -> bool:
+        """Whether a row that it will load may have been handed out from elsewhere."""
+        if self.state in NOT_SERVED:
+            return False
+        if self.state is BucketState.SEALED:
+            return self.has_unloaded and self.next_segment_ms <= self.overlap_ms
+        return self.overlap_ms >= 0
 
     @property
     def loaded_row_count(self) -> int:
@@ -181,12 +205,12 @@ class Bucket:
         """How many rows its snapshot has beyond those that are loaded."""
         return 0 if self.table is None else self.table.row_count - self.loaded_row_count
 
-    def unread_count_through(self, time_ms: int) -> int:
+    def unloaded_count_through(self, time_ms: int) -> int:
         """Return how many messages are in segments that are not loaded and end by a time."""
         if self.table is None or self.next_segment_ms > time_ms:
             return 0
         span = int(self.table.last_times.searchsorted(time_ms, "right"))
-        return min(self.unread.count, max(0, self.table.rows_before(span) - self.loaded_row_count))
+        return min(self.unloaded_count, max(0, self.table.rows_before(span) - self.loaded_row_count))
 
     @property
     def next_segment_ms(self) -> int:
@@ -225,11 +249,14 @@ class Bucket:
     def segments_to_load(self, through_ms: int, row_count_max: int) -> tuple[int, int]:
         """Return the numbers of the first and last segment of the next load, counted from 1.
 
-        At least one span; further ones as long as they begin by `through_ms` and the rows stay within the limit. With
-        widely spread times a segment has few rows, and one call each would be most of the cost.
+        Those that came with the metadata are taken as they are. Else it is at least one span; further ones as long as
+        they begin by `through_ms` and the rows stay within the limit. With widely spread times a segment has few rows,
+        and one call each would be most of the cost.
         """
         assert self.table is not None
         first = self.loaded_spans
+        if not first and self.first_segments:
+            return 1, len(self.first_segments)
         by_time = int(self.table.first_times.searchsorted(through_ms, "right"))
         by_rows = int(self.table.row_ends.searchsorted(self.table.rows_before(first) + row_count_max, "right"))
         end = max(first + 1, min(by_time, by_rows))
@@ -254,28 +281,25 @@ class Bucket:
     def check(self) -> None:
         """Assert every invariant of a single bucket."""
         assert (self.parts != ()) <= (self.state is BucketState.SEALING)
-        if self.state is BucketState.SEALING:
-            assert self.is_doomed == (self.resident is None)
-        if self.resident is not None:
-            assert self.state in (BucketState.SEALING, BucketState.REGISTERING)
         if self.state in (BucketState.REGISTERING, BucketState.SEALED, BucketState.RECOVERING):
             assert self.bucket_id is not None
+        if self.state is BucketState.DISCARDED:
+            assert self.work is not None
         if self.state is BucketState.SEALED:
             assert self.has_property
             assert self.table is not None
-            assert not self.is_doomed
         else:
             assert self.load is None
         if not self.has_unloaded:
-            assert self.unread.known is None
-        if self.unread.known is not None:
-            self.unread.known.check()
-            assert self.unread.count <= self.unread.known.count
-            assert all(self.covers(ledger_id) for ledger_id in self.unread.known.bitmaps)
+            assert self.cached is None
+        if self.cached is not None:
+            self.cached.check()
+            assert self.unloaded_count <= self.cached.count
+            assert all(self.covers(ledger_id) for ledger_id in self.cached.bitmaps)
         if self.table is not None:
             assert is_in_order(self.table)
             assert 0 <= self.loaded_spans <= len(self.table)
-            assert 0 <= self.unread.count <= self.rows_left
+            assert 0 <= self.unloaded_count <= self.rows_left
 
 
 def free_key(ledgers: LedgerRange, taken: Container[str]) -> str:

@@ -1,16 +1,17 @@
 """When storage calls may start: how many at once, and how patiently after failures.
 
-There is one lane for each thing that can be down by itself: segments, metadata, other reads of the snapshot storage,
-creates, deletes (a full disk refuses the second alone), and the cursor's properties. After a few failures in a row a
-lane sends one call at a time, and waits longer after each; the first success opens it again. So what is down for an
-hour costs a handful of calls a minute, whatever number of buckets wait for it and whatever else goes well.
+There is one circuit breaker for each thing that can be down by itself: segments, metadata, other reads of the snapshot
+storage, creates, deletes (a full disk refuses the second alone), and the cursor's properties. After a few failures in a
+row it opens: one call at a time is let through, after a longer wait each time; the first success closes it. So what
+is down for an hour costs a handful of calls a minute, whatever number of buckets wait and whatever else goes well.
 
-Where some buckets fail and others do not, each of the former waits by itself (`Retry`). A failure says that the lane is
-down only if nothing has succeeded since the same bucket failed before; and when one call at a time is sent, who has
-failed least is tried first. So those that fail cannot keep the lane from the others.
+Where some buckets fail and others do not, each of the former waits by itself (`Backoff`). A failure says that the thing
+is down only if nothing has succeeded since the same bucket failed before; and while one call at a time is let through,
+who has failed least is tried first. So those that fail cannot keep the others from it.
 """
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Final
 
@@ -34,10 +35,11 @@ from tracker.core.actions import (
     SnapshotDeleted,
     SnapshotIsAlien,
 )
+from tracker.core.backoff import Backoff, backoff_ms
 from tracker.core.bucket import Bucket, BucketState
-from tracker.core.retry import Retry, backoff_ms
+from tracker.core.timers import Timers, Why
 
-FAILURES_BEFORE_PROBING: Final = 3
+FAILURES_BEFORE_OPENING: Final = 3
 """One failing call may be the fault of one bucket; so many in a row are the storage's."""
 
 METADATA_PER_CALL: Final = 8
@@ -47,47 +49,52 @@ FIRST_TRY_WAIT_MS_MAX: Final = 7_500
 """A load that has not failed yet waits no longer while loads seem to be down: its messages may be such that come."""
 
 
-class Lane:
-    """Counts calls in flight and failures, and holds the buckets whose state needs a call of this kind."""
+class CircuitBreaker:
+    """Counts calls of one kind in flight, and failures.
+
+    Args:
+        config: How many calls at once, and how long to wait.
+        rng: For the jitter.
+        first_try_wait_ms_max: How long a call that has not failed yet waits at most while the breaker is open.
+        buckets_per_call: How many buckets the shell calls the storage for at once.
+    """
 
     def __init__(
         self, config: TrackerConfig, rng: Random, first_try_wait_ms_max: int = NEVER, *, buckets_per_call: int = 1
     ) -> None:
         self._config = config
-        self._in_flight_max = config.operations_in_flight_max * buckets_per_call
         self._rng = rng
         self._first_try_wait_ms_max = first_try_wait_ms_max
         self._failures = 0
         self._successes = 0
         self._failed_at_ms = -1
-        self._was_down = False
-        """The thing behind the lane seemed to be down, and no call that had failed has succeeded since."""
+        self._was_open = False
+        """It was open, and no call that had failed has succeeded since."""
         self._wait_ms = 0
         self.in_flight = 0
-        self.work: dict[int, Bucket] = {}
-        """Buckets whose state has an action of this lane, by serial, in the order in which they came to it."""
+        self._in_flight_max = config.operations_in_flight_max * buckets_per_call
 
     @property
-    def is_probing(self) -> bool:
-        """Whether the thing behind the lane seems to be down."""
-        return self._failures >= FAILURES_BEFORE_PROBING
+    def is_open(self) -> bool:
+        """Whether the thing behind it seems to be down."""
+        return self._failures >= FAILURES_BEFORE_OPENING
 
     @property
     def is_full(self) -> bool:
         """Whether only an answer makes room for another call."""
-        return self.in_flight >= (1 if self.is_probing else self._in_flight_max)
+        return self.in_flight >= (1 if self.is_open else self._in_flight_max)
 
-    def starts_at_ms(self, retry: Retry) -> int:
+    def starts_at_ms(self, backoff: Backoff) -> int:
         """Return when a call may start, `NEVER` if only an answer to another one makes room."""
         if self.is_full:
             return NEVER
-        if not self.is_probing:
-            return retry.at_ms
+        if not self.is_open:
+            return backoff.at_ms
         # A little less for who has failed less.
-        wait_ms = self._wait_ms - self._wait_ms // (8 * (retry.attempts + 1))
-        if not retry.attempts:
+        wait_ms = self._wait_ms - self._wait_ms // (8 * (backoff.attempts + 1))
+        if not backoff.attempts:
             wait_ms = min(wait_ms, self._first_try_wait_ms_max)
-        return max(retry.at_ms, self._failed_at_ms + wait_ms)
+        return max(backoff.at_ms, self._failed_at_ms + wait_ms)
 
     def started(self) -> None:
         """Note that a call was started."""
@@ -98,39 +105,39 @@ class Lane:
 
         It has not while all that succeeds had never failed: then some buckets can be read, and others cannot.
         """
-        has_ended = self._was_down and had_failed
-        self._was_down = self._was_down and not had_failed
+        has_ended = self._was_open and had_failed
+        self._was_open = self._was_open and not had_failed
         self.in_flight -= 1
         self._failures = 0
         self._successes += 1
         assert self.in_flight >= 0
         return has_ended
 
-    def refused(self, retry: Retry, now_ms: int) -> None:
+    def refused(self, backoff: Backoff, now_ms: int) -> None:
         """Note that a call came back in vain: what it needs is not there."""
         self.succeeded()
-        self._put_off(retry, now_ms)
+        self._put_off(backoff, now_ms)
 
-    def failed(self, retry: Retry, now_ms: int) -> None:
+    def failed(self, backoff: Backoff, now_ms: int) -> None:
         """Note that a call failed, and when it is to be tried again."""
         self.in_flight -= 1
         assert self.in_flight >= 0
-        is_alone = retry.attempts > 0 and retry.successes_before != self._successes
-        self._put_off(retry, now_ms)
+        is_alone = backoff.attempts > 0 and backoff.successes_before != self._successes
+        self._put_off(backoff, now_ms)
         # Of calls that were sent together, some say as much as all.
-        if is_alone or (self.is_probing and self.in_flight):
+        if is_alone or (self.is_open and self.in_flight):
             return
         self._failures += 1
         self._failed_at_ms = now_ms
-        self._was_down = self._was_down or self.is_probing
-        if self.is_probing:
-            attempts = self._failures - FAILURES_BEFORE_PROBING + 1
+        self._was_open = self._was_open or self.is_open
+        if self.is_open:
+            attempts = self._failures - FAILURES_BEFORE_OPENING + 1
             self._wait_ms = backoff_ms(self._config, attempts, self._rng)
 
-    def _put_off(self, retry: Retry, now_ms: int) -> None:
-        retry.attempts += 1
-        retry.at_ms = now_ms + backoff_ms(self._config, retry.attempts, self._rng)
-        retry.successes_before = self._successes
+    def _put_off(self, backoff: Backoff, now_ms: int) -> None:
+        backoff.attempts += 1
+        backoff.at_ms = now_ms + backoff_ms(self._config, backoff.attempts, self._rng)
+        backoff.successes_before = self._successes
 
     def forget_wait(self) -> None:
         """Let the next call start at once."""
@@ -138,50 +145,169 @@ class Lane:
         self._wait_ms = 0
 
 
-class Lanes:
-    """The lanes of one tracker."""
+class CallQueue:
+    """The buckets whose state needs a call of one kind: who has failed least first, then in the order of coming.
 
-    def __init__(self, config: TrackerConfig, rng: Random) -> None:
-        self.loads = Lane(config, rng, FIRST_TRY_WAIT_MS_MAX)
-        self.metadata = Lane(config, rng, buckets_per_call=METADATA_PER_CALL)
-        self.reads, self.creates, self.deletes, self.properties = (Lane(config, rng) for _ in range(4))
-        self.all = (self.loads, self.metadata, self.reads, self.creates, self.deletes, self.properties)
+    Args:
+        breaker: When calls of this kind may start.
+        timers: Is told when that is.
+        why: As what it is told.
+    """
 
-    def of_state(self, state: BucketState) -> Lane:
-        """Return the lane of a state's action."""
-        match state:
+    def __init__(self, breaker: CircuitBreaker, timers: Timers, why: Why) -> None:
+        self.breaker = breaker
+        self._timers = timers
+        self._why = why
+        self._buckets: dict[int, Bucket] = {}
+        """By serial, in the order of coming; with those whose call is in flight."""
+        self._ready: list[tuple[int, int]] = []
+        """A heap by failures and serial; in both, entries of buckets that have gone on stay until they come up."""
+        self._waiting: list[tuple[int, int]] = []
+        """A heap by when it may be tried again, and serial."""
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def __contains__(self, serial: int) -> bool:
+        return serial in self._buckets
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return iter(tuple(self._buckets.values()))
+
+    def join(self, bucket: Bucket) -> None:
+        """Take a bucket whose state needs a call."""
+        self._buckets[bucket.serial] = bucket
+        self._queue(bucket)
+
+    def leave(self, serial: int) -> None:
+        """Let go of a bucket."""
+        self._buckets.pop(serial, None)
+
+    def again(self, bucket: Bucket) -> None:
+        """Try a bucket's call again, when its back-off is over."""
+        if bucket.serial in self._buckets:
+            heapq.heappush(self._waiting, (bucket.work_backoff.at_ms, bucket.serial))
+            self._timers.wake(self._why)
+
+    def forget_waits(self) -> None:
+        """Let all go on at once."""
+        for bucket in self._buckets.values():
+            if bucket.work is None:
+                self._queue(bucket)
+
+    def _queue(self, bucket: Bucket) -> None:
+        heapq.heappush(self._ready, (bucket.work_backoff.attempts, bucket.serial))
+        self._timers.wake(self._why)
+
+    def next(self, now_ms: int) -> Bucket | None:
+        """Return the bucket whose call may start now, None if there is none; it comes again until it has started.
+
+        Where one has only to wait, the timer is set.
+        """
+        if self.breaker.is_full:
+            return None
+        while self._waiting:
+            at_ms, serial = self._waiting[0]
+            bucket = self._idle(serial)
+            if bucket is not None and bucket.work_backoff.at_ms > now_ms:
+                if bucket.work_backoff.at_ms == at_ms:
+                    self._timers.at(self._why, at_ms)
+                    break
+            elif bucket is not None:
+                heapq.heappush(self._ready, (bucket.work_backoff.attempts, serial))
+            heapq.heappop(self._waiting)
+        while self._ready:
+            attempts, serial = self._ready[0]
+            bucket = self._idle(serial)
+            if bucket is not None and bucket.work_backoff.attempts == attempts:
+                starts_at_ms = self.breaker.starts_at_ms(bucket.work_backoff)
+                if starts_at_ms <= now_ms:
+                    return bucket
+                self._timers.at(self._why, starts_at_ms)
+                return None
+            heapq.heappop(self._ready)
+        return None
+
+    def _idle(self, serial: int) -> Bucket | None:
+        bucket = self._buckets.get(serial)
+        return bucket if bucket is not None and bucket.work is None else None
+
+    def check(self, buckets: Mapping[int, Bucket]) -> None:
+        """Assert that nobody is missing."""
+        assert self._buckets.keys() <= buckets.keys()
+        queued = {serial for _, serial in (*self._ready, *self._waiting)}
+        for serial, bucket in self._buckets.items():
+            assert bucket.work is not None or serial in queued
+        if any(bucket.work is None for bucket in self._buckets.values()) and not self.breaker.is_full:
+            assert self._timers.when(self._why) < NEVER, f"nobody looks at {self._why.name}"
+
+
+class Calls:
+    """The circuit breakers of one tracker, and who waits behind them."""
+
+    def __init__(self, config: TrackerConfig, rng: Random, timers: Timers) -> None:
+        self._timers = timers
+        self.loads = CircuitBreaker(config, rng, FIRST_TRY_WAIT_MS_MAX)
+        """Segments; who waits for them is in the `LoadQueue`."""
+        self.reads = CircuitBreaker(config, rng)
+        """Positions, and the list of snapshots."""
+        metadata = CircuitBreaker(config, rng, buckets_per_call=METADATA_PER_CALL)
+        self.metadata = CallQueue(metadata, timers, Why.METADATA)
+        self.creates, self.deletes, self.properties = (
+            CallQueue(CircuitBreaker(config, rng), timers, why) for why in (Why.CREATES, Why.DELETES, Why.PROPERTIES)
+        )
+        self.queues = (self.metadata, self.creates, self.deletes, self.properties)
+
+    @property
+    def breakers(self) -> Iterator[CircuitBreaker]:
+        """All breakers."""
+        return iter((self.loads, self.reads, *(queue.breaker for queue in self.queues)))
+
+    def queue_of(self, bucket: Bucket) -> CallQueue | None:
+        """Return where a bucket's state has its call, None if it has none."""
+        match bucket.state:
             case BucketState.SEALING | BucketState.MERGING:
                 return self.creates
-            case BucketState.DELETING:
-                return self.deletes
+            case BucketState.DISCARDED:
+                return self.creates if bucket.bucket_id is None else self.properties
             case BucketState.REGISTERING | BucketState.UNREGISTERING:
                 return self.properties
+            case BucketState.DELETING:
+                return self.deletes
             case BucketState.RECOVERING:
                 return self.metadata
-            case _:
-                return self.reads
+            case BucketState.SEALED | BucketState.GONE:
+                return None
 
-    def of(self, call: Action | Event) -> Lane:
-        """Return the lane of an action, or of its answer if it did not fail."""
+    def breaker_of(self, call: Action | Event) -> CircuitBreaker:
+        """Return the breaker of an action, or of its answer if it did not fail."""
         match call:
             case LoadSegments() | SegmentsLoaded():
                 return self.loads
             case PersistBucket() | MergeBuckets() | SnapshotCreated():
-                return self.creates
+                return self.creates.breaker
             case DeleteSnapshot() | SnapshotDeleted():
-                return self.deletes
+                return self.deletes.breaker
             case PutProperty() | RemoveProperty() | PropertyPut() | PropertyRemoved():
-                return self.properties
+                return self.properties.breaker
             case ReadMetadata() | MetadataRead() | SnapshotIsAlien():
-                return self.metadata
+                return self.metadata.breaker
             case _:
                 return self.reads
 
-    def forget(self, serial: int) -> None:
-        """Let a bucket be in no lane."""
-        for lane in self.all:
-            lane.work.pop(serial, None)
-
-    def waiting(self) -> Iterator[Bucket]:
-        """Yield the buckets whose state has an action."""
-        return (bucket for lane in self.all for bucket in tuple(lane.work.values()))
+    def note_answered(self, call: Action | Event) -> None:
+        """Look again at who waits behind the breaker of an answered call."""
+        breaker = self.breaker_of(call)
+        if breaker is self.loads:
+            self._timers.wake(Why.LOADS)
+        elif breaker is self.reads:
+            for why in (Why.CACHE, Why.ORPHANS):
+                self._timers.wake(why)
+        elif breaker is self.metadata.breaker:
+            self._timers.wake(Why.METADATA)
+        elif breaker is self.creates.breaker:
+            self._timers.wake(Why.CREATES)
+        elif breaker is self.deletes.breaker:
+            self._timers.wake(Why.DELETES)
+        else:
+            self._timers.wake(Why.PROPERTIES)

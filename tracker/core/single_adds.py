@@ -1,8 +1,8 @@
-"""Messages of one ledger that were added one by one, until the index takes them over together.
+"""Messages of one ledger that were added one by one, until they are put among the rows together.
 
 A row that gets into a bitmap and into a queue by itself costs a microsecond; a few hundred at once cost a tenth of that
-each. Nothing is decided here: the core has settled for every row that it is tracked, and for how many there is room,
-and the index takes them over before it is asked anything (`Index.mutable`).
+each. Nothing is decided here: the core has settled for every row that it is tracked, and for how many there is room;
+they are taken over before anything is asked but whether one of them is tracked.
 """
 
 from array import array
@@ -19,26 +19,38 @@ _NO_LEDGER = -1
 class SingleAdds:
     """Rows of one ledger, in the order in which they came."""
 
-    __slots__ = ("entry_ids", "ledger_id", "row_count_max", "times")
+    __slots__ = ("_known", "_known_count", "_row_count_max", "entry_ids", "ledger_id", "room", "times")
 
-    def __init__(self) -> None:
+    def __init__(self, row_count_max: int = SINGLES_MAX) -> None:
+        self._row_count_max = row_count_max
         self.ledger_id = _NO_LEDGER
-        self.row_count_max = 0
+        self.room = 0
         """Only below this may a row be appended; 0 until `open`."""
         self.times: list[int] = []
         self.entry_ids: list[int] = []
+        self._known: set[int] = set()
+        """The first so many of the entry ids, as somebody has asked for one of them."""
+        self._known_count = 0
 
-    def open(self, ledger_id: int, row_count_max: int) -> None:
+    def contains(self, entry_id: int) -> bool:
+        """Whether an entry is among them; O(1), spread over all questions."""
+        if self._known_count < len(self.entry_ids):
+            self._known.update(self.entry_ids[self._known_count :])
+            self._known_count = len(self.entry_ids)
+        return entry_id in self._known
+
+    def open(self, ledger_id: int, room: int) -> None:
         """Let rows of a ledger be appended, at most so many."""
         assert not self.times
         self.ledger_id = ledger_id
-        self.row_count_max = min(row_count_max, SINGLES_MAX)
+        self.room = min(room, self._row_count_max)
 
     def take(self) -> tuple[int, list[int], list[int], BitMap]:
         """Return ledger, times, entry ids and the bitmap of these, of all rows, and be closed."""
         times, entry_ids = self.times, self.entry_ids
         self.times, self.entry_ids = [], []
-        self.row_count_max = 0
+        self.room = self._known_count = 0
+        self._known = set()
         try:
             return self.ledger_id, times, entry_ids, BitMap(array("I", entry_ids))
         except TypeError:
@@ -48,4 +60,4 @@ class SingleAdds:
 
     def check(self) -> None:
         """Assert every invariant of the rows."""
-        assert len(self.times) == len(self.entry_ids) <= self.row_count_max <= SINGLES_MAX
+        assert len(self.times) == len(self.entry_ids) <= self.room <= self._row_count_max

@@ -23,6 +23,7 @@ from managed_ledger.position import Position
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.columns.row_queue import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -121,6 +122,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._metadata_calls = asyncio.Semaphore(config.operations_in_flight_max)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms: int | None = None
+        self._wakes_before_ms = NEVER
+        """A message that is added and due before this wants another timer."""
+        self._wanted_ledger_id = -1
+        """The ledger that was wanted last, in this turn."""
         self._turn_handle: asyncio.Handle | None = None
         self._is_news = False
         self._wake_up = WakeUp()
@@ -154,7 +159,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         except Exception as error:
             self._note_error(error)
             raise
-        if deliver_at < core.stirs_before_ms if is_tracked else core.is_dirty:
+        if core.has_work or (is_tracked and deliver_at < self._wakes_before_ms):
             self._turn_soon()
         return is_tracked
 
@@ -171,18 +176,24 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         core = self._core
         try:
             is_tracked = core.contains_message(ledger_id, entry_id)
+            if ledger_id != self._wanted_ledger_id:
+                self._want(ledger_id)
         except Exception as error:
             self._note_error(error)
             raise
-        if core.is_dirty:
-            self._turn_soon()
         return is_tracked
+
+    def _want(self, ledger_id: int) -> None:
+        """Tell the core that a ledger is read; once a turn for each is enough."""
+        self._wanted_ledger_id = ledger_id
+        self._core.want(ledger_id)
+        self._turn_if_needed()
 
     @_guarded
     def tracked_in(self, ledger_id: int) -> BitMap | None:
         """See base."""
         tracked = self._core.tracked_in(ledger_id)
-        self._turn_if_asked()
+        self._want(ledger_id)
         return tracked
 
     def tracked_ledger_ids(self) -> list[int]:
@@ -193,7 +204,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     def is_recovering(self, ledger_id: int) -> bool:
         """See base."""
         is_recovering = self._core.is_recovering(ledger_id)
-        self._turn_if_asked()
+        self._want(ledger_id)
         return is_recovering
 
     def take_untracked(self) -> Mapping[int, BitMap]:
@@ -340,8 +351,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     @_guarded
     def _on_mark_delete_moved(self, mark_delete: Position) -> None:
         self._core.trim(mark_delete.ledger_id)
-        if self._core.is_dirty:
-            self._turn_soon()
+        self._turn_if_needed()
 
     # The loop: take answers, plan, start actions, set the timer, tell the dispatcher.
 
@@ -357,14 +367,14 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._turn_handle is None and not self._is_closed:
             self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
-    def _turn_if_asked(self) -> None:
-        """Read what a question was about and is not known."""
-        if self._core.is_dirty:
+    def _turn_if_needed(self) -> None:
+        if self._core.has_work:
             self._turn_soon()
 
     def _turn(self) -> None:
         """Bring everything up to date, once per turn of the loop, and tell the dispatcher."""
         self._turn_handle = None
+        self._wanted_ledger_id = -1
         try:
             is_wanted = self._bring_up_to_date()
         except Exception as defect:
@@ -411,7 +421,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         is_wanted = is_wanted or self._is_news
         self._is_news = False
         # There may be more than one turn should take.
-        self._turn_if_asked()
+        self._turn_if_needed()
         return is_wanted
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -436,6 +446,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def _set_timer(self, now_ms: int) -> None:
         wakeup_ms = self._core.next_wakeup_ms(now_ms=now_ms)
+        self._wakes_before_ms = NEVER if wakeup_ms is None else wakeup_ms
         if wakeup_ms == self._timer_at_ms:
             return
         if self._timer is not None:

@@ -141,6 +141,8 @@ class Life:
         for _ in range(LEDGERS):
             # All of them are asked.
             asked = [self.core.is_recovering(ledger_id) for ledger_id in range(LEDGERS)]
+            for ledger_id in range(LEDGERS):
+                self.core.want(ledger_id)
             if not any(asked):
                 return
             self.go_on()

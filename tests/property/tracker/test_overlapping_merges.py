@@ -119,6 +119,7 @@ class Run:
         for ledger_id in self.ledger_ids():
             known = set(self.core.tracked_in(ledger_id) or ())
             is_recovering = self.core.is_recovering(ledger_id)
+            self.core.want(ledger_id)
             tracked = {entry_id for ledger, entry_id in self.tracked if ledger == ledger_id}
             assert known <= tracked if is_recovering else known == tracked
 
@@ -127,9 +128,7 @@ class Run:
 
     def cool(self) -> None:
         """Nobody has asked for a while."""
-        if not self.core._buckets.questions.keeps_all:
-            for bucket in self.core._buckets.questions.warm.values():
-                bucket.unread.known = None
+        self.core.evict_positions()
 
     # What the storage does.
 
@@ -141,7 +140,7 @@ class Run:
                     self.merges += 1
                     self.tracked_at[action.serial] = set(self.tracked)
             self.pending += planned
-            if not self.core.is_dirty:
+            if not self.core.has_work:
                 return
 
     async def take_effect(self) -> None:
@@ -211,6 +210,8 @@ class Run:
         self.read_again()
 
     def ask_whether_recovering(self) -> list[bool]:
+        for ledger_id in self.ledger_ids():
+            self.core.want(ledger_id)
         are_recovering = [self.core.is_recovering(ledger_id) for ledger_id in self.ledger_ids()]
         self.plan()
         return are_recovering
@@ -268,15 +269,14 @@ class Run:
         for _ in range(200):
             self.plan()
             await self.rest()
-            if not self.poll(5) and not self.core.is_dirty:
+            if not self.poll(5) and not self.core.has_work:
                 break
         assert self.tracked == {}
         self.plan()
         await self.rest()
         assert self.core.message_count == 0
         assert await self.storage.list_bucket_snapshots() == []
-        assert not self.core._index.settled
-        assert not len(self.core._index.watched)
+        assert not self.core.remembered_ledger_count
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -316,7 +316,7 @@ def test_what_is_handed_out_of_a_merged_bucket_is_remembered_no_longer_than_it_c
         await run.answer()
         run.plan()
         assert any(isinstance(action, MergeBuckets) for action in run.pending)
-        assert len(run.core._index.watched)
+        assert run.core.remembered_ledger_count
         run.now_ms += 40
         run.plan()
         await run.answer()
@@ -326,7 +326,7 @@ def test_what_is_handed_out_of_a_merged_bucket_is_remembered_no_longer_than_it_c
         await run.rest()
         run.plan()
         run.core._check()
-        assert not len(run.core._index.watched)
+        assert not run.core.remembered_ledger_count
         assert run.core.message_count == 3
 
     asyncio.run(story())

@@ -211,7 +211,7 @@ class CoreMachine(RuleBasedStateMachine):
         """Offer what the tracker does not know, as a dispatcher does that reads the log."""
         self.forget_damaged()
         for position, time_ms in sorted(self.log.items()):
-            is_known = self.core.contains_message(*position) or self.core.is_recovering(position[0])
+            is_known = self.core.contains_message(*position) or self.is_recovering(position[0])
             if self.is_wanted(position) and position not in self.handed_out and not is_known:
                 self.offer(position, time_ms)
         self.plan()
@@ -224,7 +224,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.forget_damaged()
         tracked = {entry_id for ledger, entry_id in self.tracked if ledger == ledger_id}
         known = set(self.core.tracked_in(ledger_id) or ())
-        if not self.core.is_recovering(ledger_id):
+        if not self.is_recovering(ledger_id):
             assert known == tracked
         else:
             assert known <= tracked
@@ -235,8 +235,12 @@ class CoreMachine(RuleBasedStateMachine):
     @rule()
     def cool(self) -> None:
         """Nobody has asked for a while."""
-        for bucket in self.core._buckets.questions.warm.values():
-            bucket.unread.known = None
+        self.core.evict_positions()
+
+    def is_recovering(self, ledger_id: int) -> bool:
+        """Whoever asks reads the ledger."""
+        self.core.want(ledger_id)
+        return self.core.is_recovering(ledger_id)
 
     # Time and hand-out.
 
@@ -281,7 +285,7 @@ class CoreMachine(RuleBasedStateMachine):
         for ledgers in self.core.take_untracked_ranges():
             assert any(first <= ledgers.first_ledger_id <= last for first, last in self.damaged)
         for position in list(self.tracked):
-            is_known = self.core.contains_message(*position) or self.core.is_recovering(position[0])
+            is_known = self.core.contains_message(*position) or self.is_recovering(position[0])
             if not is_known and any(first <= position[0] <= last for first, last in self.damaged):
                 del self.tracked[position]
 
@@ -416,7 +420,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.held.clear()
         self.rest()
         for ledger_id in range(8):
-            self.core.is_recovering(ledger_id)
+            self.is_recovering(ledger_id)
         self.rest()
         self.forget_damaged()
         self.read_again()
@@ -442,7 +446,7 @@ class CoreMachine(RuleBasedStateMachine):
                 self.run(self.pending.pop(0))
                 continue
             # A poll that drops rows nobody wants any more makes room for a load, and gives nothing.
-            if self.pop(1_000) or self.core.is_dirty:
+            if self.pop(1_000) or self.core.has_work:
                 continue
             wakeup_ms = self.core.next_wakeup_ms(now_ms=self.now_ms)
             # Every retry comes within the longest back-off; what wakes up later is a message or a load.

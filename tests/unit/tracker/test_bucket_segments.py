@@ -9,7 +9,7 @@ from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.row_queue import NEVER, RowKey
 from tracker.columns.segment_table import SegmentTable, is_in_order, spans_of
-from tracker.core.bucket import TRANSITIONS, Bucket, BucketState
+from tracker.core.bucket import Bucket, BucketState
 
 
 def bucket_with(segments: list[tuple[int, int, int]], *, loaded: int = 0) -> Bucket:
@@ -72,20 +72,6 @@ def test_overlapping_segments_are_noticed() -> None:
     table = bucket_with([(10, 30, 1), (20, 40, 1)]).table
     assert table is not None
     assert not is_in_order(table)
-
-
-def test_every_state_is_in_the_table_and_gone_is_the_only_end() -> None:
-    """From every state there is a way on, but from the last."""
-    assert set(TRANSITIONS) == set(BucketState)
-    assert [state for state, targets in TRANSITIONS.items() if not targets] == [BucketState.GONE]
-
-
-def test_a_transition_that_is_not_in_the_table_fails() -> None:
-    """A bucket that is gone does not come back."""
-    bucket = bucket_with(SEGMENTS)
-
-    with pytest.raises(AssertionError, match="bucket_1_5"):
-        bucket.move_to(BucketState.SEALING)
 
 
 def test_small_segments_are_taken_together_as_spans() -> None:

@@ -27,7 +27,7 @@ from tracker.core.actions import (
     ReadPositions,
 )
 from tracker.core.bucket import Bucket
-from tracker.core.position_cache import COOL_AFTER_MS, READS_IN_FLIGHT_MAX
+from tracker.core.position_cache import CACHED_BYTES_MAX, CACHED_FOR_MS, READS_IN_FLIGHT_MAX
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, StorageWork, is_lost, lost_bucket_id
@@ -39,7 +39,9 @@ NOW_MS = 1_000
 class Driver:
     """A core with a storage in memory, and its actions held until they are asked for."""
 
-    def __init__(self, runner: asyncio.Runner, **settings: int | bool) -> None:
+    def __init__(
+        self, runner: asyncio.Runner, *, cached_bytes_max: int = CACHED_BYTES_MAX, **settings: int | bool
+    ) -> None:
         values: dict[str, int | bool] = {"index_count_per_bucket_min": 5, "is_deliver_at_time_strict": True}
         self.config = TrackerConfig(**(values | settings))  # type: ignore[arg-type]  # Names are checked there.
         self.runner = runner
@@ -50,6 +52,7 @@ class Driver:
         runner.run(self.storage.start())
         self.now_ms = NOW_MS
         self.keeps_positions = False
+        self.cached_bytes_max = cached_bytes_max
         self.recover()
 
     def recover(self) -> None:
@@ -58,6 +61,7 @@ class Driver:
             acknowledged_in=self.cursor.acknowledged_in,
             rng=Random(1),
             keeps_positions=self.keeps_positions,
+            cached_bytes_max=self.cached_bytes_max,
         )
         self.pending: list[Action] = []
         self.core.trim(self.cursor.mark_delete_position.ledger_id)
@@ -101,11 +105,24 @@ class Driver:
 
     def is_tracked(self, ledger_id: int, entry_id: int) -> bool:
         """Ask as whoever reads the log does: first whether it is known, and wait until it is."""
-        if self.core.is_recovering(ledger_id):
+        if self.is_recovering(ledger_id):
             self.plan()
             self.answer_all()
-        assert not self.core.is_recovering(ledger_id)
+        assert not self.is_recovering(ledger_id)
+        return self.contains(ledger_id, entry_id)
+
+    def is_recovering(self, ledger_id: int) -> bool:
+        """Whether it is not known what is tracked in a ledger; whoever asks reads it."""
+        self.core.want(ledger_id)
+        return self.core.is_recovering(ledger_id)
+
+    def contains(self, ledger_id: int, entry_id: int) -> bool:
+        self.core.want(ledger_id)
         return self.core.contains_message(ledger_id, entry_id)
+
+    def tracked_in(self, ledger_id: int) -> BitMap | None:
+        self.core.want(ledger_id)
+        return self.core.tracked_in(ledger_id)
 
     def waiting(self, kind: type[Action]) -> list[Action]:  # type: ignore[valid-type]  # A union's members.
         return [action for action in self.pending if isinstance(action, kind)]
@@ -154,7 +171,7 @@ def test_only_what_is_due_after_the_cutoff_is_tracked(
 
     assert driver.add((deliver_at_ms, 1, 1)) == [is_tracked]
     assert driver.core.add_messages([1], [2], [deliver_at_ms], now_ms=NOW_MS).tolist() == [is_tracked]
-    assert driver.core.contains_message(1, 1) == is_tracked
+    assert driver.contains(1, 1) == is_tracked
 
 
 @pytest.mark.parametrize("position", [(1, -1), (1, 2**32), (-1, 1), (2**63, 1)])
@@ -342,7 +359,7 @@ def test_a_late_message_within_a_sealed_range_gets_into_the_next_snapshot(driver
     driver.add((90_000, 3, 99))
     driver.add(*((90_000, n, n) for n in range(7, 12)))
     driver.answer_all()
-    assert driver.core.contains_message(3, 99)
+    assert driver.contains(3, 99)
     assert driver.bucket_names == ["1_5", "3_9"]
 
     driver.recover()
@@ -389,7 +406,7 @@ def test_recovery_learns_from_the_metadata_where_rows_are(runner: asyncio.Runner
 
     driver.cursor.mark_delete_position = Position(1, -1)
     driver.recover()
-    assert driver.core.is_recovering(2)
+    assert driver.is_recovering(2)
     driver.answer_all()
 
     assert driver.bucket_names == []
@@ -554,12 +571,12 @@ def test_segments_that_are_due_are_loaded_at_recovery_in_order(driver: Driver) -
 
     driver.now_ms = 9_000
     driver.recover()
-    assert driver.core.is_recovering(3)
-    assert not driver.core.is_recovering(6)
+    assert driver.is_recovering(3)
+    assert not driver.is_recovering(6)
     assert driver.pop() == []
     driver.answer_all()
 
-    assert not driver.core.is_recovering(3)
+    assert not driver.is_recovering(3)
     assert driver.pop() == [(2_000 + n, n, n) for n in range(2, 6)]
     driver.answer_all()
     assert driver.cursor.properties == {}
@@ -572,19 +589,19 @@ def test_the_first_messages_do_not_wait_for_bitmaps(driver: Driver) -> None:
     driver.answer_all()
     driver.now_ms = 90_000
     driver.recover()
-    assert driver.core.is_recovering(3)
+    assert driver.is_recovering(3)
     driver.answer(driver.waiting(ReadMetadata)[0])
-    assert driver.core.is_recovering(3)
+    assert driver.is_recovering(3)
     [question] = driver.waiting(ReadPositions)
     driver.answer(driver.waiting(LoadSegments)[0])
 
     assert len(driver.pop()) == 4
-    assert driver.core.is_recovering(3)
+    assert driver.is_recovering(3)
     driver.answer(question)
-    assert not driver.core.is_recovering(3)
+    assert not driver.is_recovering(3)
     assert driver.core.message_count == 1
-    assert not driver.core.contains_message(3, 3)
-    assert driver.core.contains_message(5, 5)
+    assert not driver.contains(3, 3)
+    assert driver.contains(5, 5)
 
 
 # Cold and warm.
@@ -599,8 +616,8 @@ def test_a_bucket_of_few_bitmaps_is_warm_after_recovery(driver: Driver, monkeypa
     driver.recover()
     driver.answer(driver.waiting(ReadMetadata)[0])
 
-    assert not driver.core.is_recovering(3)
-    assert [n for n in range(1, 6) if driver.core.contains_message(n, n)] == [1, 2, 3, 5]
+    assert not driver.is_recovering(3)
+    assert [n for n in range(1, 6) if driver.contains(n, n)] == [1, 2, 3, 5]
     assert driver.core.message_count == 4
 
 
@@ -624,14 +641,14 @@ def test_a_bucket_is_warm_after_its_seal_and_cools_when_nobody_asks(driver: Driv
         assert driver.is_tracked(3, 3)
         assert not driver.waiting(ReadPositions)
 
-    driver.now_ms += COOL_AFTER_MS + 1_000
+    driver.now_ms += CACHED_FOR_MS + 1_000
     driver.plan()
-    driver.now_ms += COOL_AFTER_MS + 1_000
+    driver.now_ms += CACHED_FOR_MS + 1_000
     driver.plan()
 
-    assert not driver.core._buckets.questions.warm
-    assert driver.core.is_recovering(3)
-    assert not driver.core.contains_message(3, 3)
+    assert not driver.core.cached_bucket_count
+    assert driver.is_recovering(3)
+    assert not driver.contains(3, 3)
     driver.plan()
     assert len(driver.waiting(ReadPositions)) == 1
     assert driver.is_tracked(3, 3)
@@ -642,7 +659,7 @@ def test_nothing_of_a_cold_bucket_is_in_memory_but_its_table(runner: asyncio.Run
     """Neither rows nor positions; they are counted all the same."""
     driver = cold_driver(runner)
 
-    assert driver.core._index.position_count == 0
+    assert driver.core.tracked_ledger_ids() == []
     assert driver.core.loaded_row_count == 0
     assert driver.core.message_count == 5
 
@@ -683,7 +700,7 @@ def test_a_position_of_a_cold_bucket_that_is_refused_does_not_come(runner: async
 def test_what_is_loaded_while_a_question_is_answered_is_not_known_as_unread(runner: asyncio.Runner) -> None:
     """Or it would be tracked for ever."""
     driver = cold_driver(runner, segment_row_count_max=2, loaded_row_count_max=2)
-    assert driver.core.is_recovering(5)
+    assert driver.is_recovering(5)
     driver.plan()
     [question] = driver.waiting(ReadPositions)
     driver.now_ms = 60_002
@@ -692,38 +709,32 @@ def test_what_is_loaded_while_a_question_is_answered_is_not_known_as_unread(runn
     assert len(driver.pop()) == 2
     driver.answer(question)
 
-    assert [ledger for ledger in range(1, 6) if driver.core.contains_message(ledger, ledger)] == [3, 4, 5]
+    assert [ledger for ledger in range(1, 6) if driver.contains(ledger, ledger)] == [3, 4, 5]
     assert driver.core.message_count == 3
 
 
-def test_only_so_many_buckets_are_read_and_kept_warm_at_once(
-    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_so_many_buckets_are_read_and_kept_warm_at_once(runner: asyncio.Runner) -> None:
     """Memory stays bounded when the whole log is asked about; each gets its turn."""
-    monkeypatch.setattr("tracker.core.position_cache.WARM_BYTES_MAX", 2_000)
-    driver = Driver(runner)
+    driver = Driver(runner, cached_bytes_max=2_000)
     driver.add(*((900_000, n, n) for n in range(1, 42)))
     driver.answer_all()
     driver.recover()
     driver.answer_all()
     ledgers = set(range(1, 41))
     while ledgers:
-        ledgers = {ledger for ledger in ledgers if driver.core.is_recovering(ledger)}
+        ledgers = {ledger for ledger in ledgers if driver.is_recovering(ledger)}
         driver.plan()
         assert len(driver.waiting(ReadPositions)) <= READS_IN_FLIGHT_MAX
         driver.answer_all()
-        assert len(driver.core._buckets.questions.warm) <= READS_IN_FLIGHT_MAX + 2
+        assert driver.core.cached_bucket_count <= READS_IN_FLIGHT_MAX + 2
         driver.now_ms += 500
         driver.plan()
     assert driver.core.message_count == 40
 
 
-def test_all_buckets_that_have_a_ledger_become_known_together(
-    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_buckets_that_have_a_ledger_become_known_together(runner: asyncio.Runner) -> None:
     """Whatever their bitmaps take: if one cooled before the next is read, nobody would ever read that ledger."""
-    monkeypatch.setattr("tracker.core.position_cache.WARM_BYTES_MAX", 1)
-    driver = Driver(runner, index_count_per_bucket_min=3, index_count_per_bucket_max=3)
+    driver = Driver(runner, cached_bytes_max=1, index_count_per_bucket_min=3, index_count_per_bucket_max=3)
     driver.add(*((900_000, ledger, entry) for entry, ledger in enumerate([1, 1, 2, 2, 2, 2, 2, 3, 3])))
     driver.core.seal(index_count_min=1)
     driver.plan()
@@ -735,7 +746,7 @@ def test_all_buckets_that_have_a_ledger_become_known_together(
 
     # The reader asks when it is told that something was read.
     for _ in range(3):
-        is_known = not driver.core.is_recovering(2)
+        is_known = not driver.is_recovering(2)
         if is_known:
             break
         driver.plan()
@@ -745,27 +756,24 @@ def test_all_buckets_that_have_a_ledger_become_known_together(
         driver.answer_all()
 
     assert is_known
-    assert driver.core.tracked_in(2) == BitMap(range(2, 7))
+    assert driver.tracked_in(2) == BitMap(range(2, 7))
 
 
-def test_a_ledger_that_is_asked_about_all_the_time_does_not_keep_another_one_waiting(
-    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_that_is_asked_about_all_the_time_does_not_keep_another_one_waiting(runner: asyncio.Runner) -> None:
     """Its bucket never cools, and takes all the memory that there is."""
-    monkeypatch.setattr("tracker.core.position_cache.WARM_BYTES_MAX", 1)
-    driver = Driver(runner)
+    driver = Driver(runner, cached_bytes_max=1)
     driver.add(*((900_000, n, n) for n in range(1, 12)))
     driver.answer_all()
     driver.recover()
     driver.answer_all()
     assert driver.is_tracked(1, 1)
-    is_recovering = driver.core.is_recovering(6)
+    is_recovering = driver.is_recovering(6)
     for _ in range(20):
         driver.now_ms += 500
-        assert driver.core.contains_message(1, 1)
+        assert driver.contains(1, 1)
         driver.plan()
         driver.answer_all()
-        is_recovering = is_recovering and driver.core.is_recovering(6)
+        is_recovering = is_recovering and driver.is_recovering(6)
 
     assert not is_recovering
 
@@ -774,7 +782,7 @@ def test_a_question_that_fails_is_asked_again(runner: asyncio.Runner) -> None:
     """After a while, and again and again."""
     driver = cold_driver(runner)
     for _ in range(3):
-        assert driver.core.is_recovering(3)
+        assert driver.is_recovering(3)
         driver.plan()
         driver.fail(driver.waiting(ReadPositions)[0])
         wakeup_ms = driver.core.next_wakeup_ms(now_ms=driver.now_ms)
@@ -795,7 +803,7 @@ def test_whoever_asked_about_a_bucket_that_is_merged_is_answered_by_the_target(r
     driver.recover()
     while not (merges := driver.waiting(MergeBuckets)):
         driver.answer(driver.pending[0])
-    assert driver.core.is_recovering(3)
+    assert driver.is_recovering(3)
     driver.plan()
     [question] = driver.waiting(ReadPositions)
     driver.answer(merges[0])
@@ -804,7 +812,7 @@ def test_whoever_asked_about_a_bucket_that_is_merged_is_answered_by_the_target(r
     driver.answer_all()
 
     assert driver.bucket_names == ["1_10"]
-    assert not driver.core.is_recovering(3)
+    assert not driver.is_recovering(3)
 
 
 def test_what_is_added_below_the_mark_delete_position_gets_into_no_snapshot(driver: Driver) -> None:
@@ -883,9 +891,8 @@ def test_positions_that_have_no_row_are_read_again_where_somebody_may_have_passe
     for now_ms in (54_000, 60_001, 84_000, 90_000):
         if when_loaded.startswith("cold"):
             driver.now_ms = now_ms - 2_000
-            driver.core._buckets.questions.cool(driver.now_ms + 2 * COOL_AFTER_MS)
-            driver.core._buckets.questions.cool(driver.now_ms + 4 * COOL_AFTER_MS)
-            assert not driver.core._buckets.questions.warm
+            driver.core.evict_positions()
+            assert not driver.core.cached_bucket_count
         if when_loaded == "warm":
             assert driver.is_tracked(1, 5)
         driver.now_ms = now_ms
@@ -1011,8 +1018,8 @@ def test_a_missing_snapshot_costs_only_itself(driver: Driver) -> None:
     driver.recover()
     driver.answer_all()
 
-    assert not driver.core.is_recovering(3)
-    assert not driver.core.contains_message(3, 3)
+    assert not driver.is_recovering(3)
+    assert not driver.contains(3, 3)
     assert driver.is_tracked(6, 6)
     assert driver.bucket_names == ["6_10"]
     assert [key for key, _ in driver.core.take_losses()] == [f"{BUCKET_KEY_PREFIX}_1_5"]
@@ -1025,7 +1032,7 @@ def test_a_snapshot_that_is_lost_later_is_reported_for_reading_again(driver: Dri
     [bucket_id] = map(int, driver.cursor.properties.values())
     driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
     driver.now_ms = 58_000
-    assert driver.core.contains_message(3, 3)
+    assert driver.contains(3, 3)
     driver.plan()
     driver.answer_all()
 
@@ -1043,11 +1050,11 @@ def test_a_snapshot_that_is_lost_before_anyone_knew_it_need_not_be_read_again(ru
     driver = cold_driver(runner)
     [bucket_id] = map(int, driver.cursor.properties.values())
     driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
-    assert driver.core.is_recovering(3)
+    assert driver.is_recovering(3)
     driver.plan()
     driver.answer_all()
 
-    assert not driver.core.is_recovering(3)
+    assert not driver.is_recovering(3)
     assert driver.core.take_untracked() == {}
     assert driver.core.take_untracked_ranges() == []
     assert len(driver.core.take_losses()) == 1
@@ -1058,7 +1065,7 @@ def test_a_snapshot_that_is_lost_when_it_is_cold_again_is_reported_as_a_range(dr
     driver.add(*((60_000, n, n) for n in range(1, 7)))
     driver.answer_all()
     for _ in range(2):
-        driver.now_ms += COOL_AFTER_MS + 1_000
+        driver.now_ms += CACHED_FOR_MS + 1_000
         driver.plan()
     [bucket_id] = map(int, driver.cursor.properties.values())
     driver.runner.run(driver.storage.delete_bucket_snapshot(bucket_id))
@@ -1104,7 +1111,7 @@ def test_a_bucket_below_the_mark_delete_position_is_deleted_unread(driver: Drive
     driver.cursor.mark_delete_position = Position(6, 0)
 
     driver.recover()
-    assert not driver.core.is_recovering(3)
+    assert not driver.is_recovering(3)
     driver.answer_all()
 
     assert driver.bucket_names == ["6_10"]
@@ -1238,11 +1245,10 @@ def test_a_clock_that_steps_back_delays_and_does_not_repeat(driver: Driver) -> N
 
 
 def test_what_was_handed_out_before_a_clock_stepped_back_does_not_come_from_the_snapshot(
-    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+    runner: asyncio.Runner,
 ) -> None:
     """It is in a segment that is due later now, and nobody knows which of its positions are tracked."""
-    monkeypatch.setattr("tracker.core.position_cache.WARM_BYTES_MAX", 0)
-    driver = Driver(runner, prefetch_ms=0, segment_step_ms_max=1)
+    driver = Driver(runner, cached_bytes_max=0, prefetch_ms=0, segment_step_ms_max=1)
     driver.add(*((2_000 + n, n, n) for n in range(1, 7)))
     driver.now_ms = 2_003
     assert len(driver.pop()) == 3

@@ -13,15 +13,15 @@ def backoff_ms(config: TrackerConfig, attempts: int, rng: Random) -> int:
 
 
 @dataclass(slots=True)
-class Retry:
-    """The failures of one kind of call for one bucket; `Lane` counts them."""
+class Backoff:
+    """The failures of one kind of call for one bucket; `CircuitBreaker` counts them."""
 
     attempts: int = 0
     """How many calls have failed since one succeeded."""
     at_ms: int = -1
     """When the next one may start."""
     successes_before: int = 0
-    """How many calls of the lane had succeeded when this one last failed."""
+    """How many calls of the kind had succeeded when this one last failed."""
 
     def reset(self) -> None:
         """Begin afresh: a call succeeded, or another kind of call is next."""

@@ -1,0 +1,109 @@
+"""The buckets in order of what they hold up: heaps of barriers.
+
+Nothing is handed out past a row that is not loaded and could come before it. A bucket's barrier is the last row that
+may go before its next segment is loaded; it moves when one is. Its old entry stays in the heap then and is recognised
+as stale when it comes up, which is cheaper than looking at every bucket each time, and exact. A bucket that has held up
+others for long enough is waived, until its barrier moves or the clock is put back.
+"""
+
+import heapq
+from collections.abc import Mapping
+
+from tracker.columns.row_queue import NEVER, RowKey, last_key_at
+from tracker.config import UNLIMITED
+from tracker.core.bucket import Bucket
+from tracker.core.timers import Timers, Why
+
+
+class Barriers:
+    """Buckets with rows that are not loaded, the one that holds up hand-out first.
+
+    Args:
+        buckets: All buckets, by serial.
+        order_wait_ms_max: How long a bucket holds up others, once it is waited for.
+        timers: Is told when one has held up others for long enough.
+    """
+
+    def __init__(self, buckets: Mapping[int, Bucket], order_wait_ms_max: int, timers: Timers) -> None:
+        self._buckets = buckets
+        self._order_wait_ms_max = order_wait_ms_max
+        self._timers = timers
+        self._barriers: dict[int, RowKey] = {}
+        """The barriers of both heaps' buckets as they are now: other entries are stale."""
+        self._unloaded: list[tuple[RowKey, int]] = []
+        """Buckets whose segments are known."""
+        self._holding_up: list[tuple[RowKey, int]] = []
+        """Those, and the ones that are being recovered; without those that are waived."""
+        self.is_closed = False
+        """Nothing may be handed out at all: not every bucket has been opened yet."""
+
+    def note(self, bucket: Bucket) -> None:
+        """Take a bucket's barrier as it is now; call whenever it has changed."""
+        if not bucket.holds_up:
+            self.forget(bucket.serial)
+            return
+        entry = (bucket.barrier, bucket.serial)
+        self._barriers[bucket.serial] = entry[0]
+        heapq.heappush(self._holding_up, entry)
+        if bucket.has_unloaded:
+            heapq.heappush(self._unloaded, entry)
+        self._timers.wake(Why.ORDER_WAIT)
+
+    def forget(self, serial: int) -> None:
+        """Let a bucket hold up nothing: it is served no more."""
+        if self._barriers.pop(serial, None) is not None:
+            self._timers.wake(Why.ORDER_WAIT)
+
+    def forget_waivers(self) -> None:
+        """Let those hold up others again that have done so for long enough."""
+        self._holding_up = [(barrier, serial) for serial, barrier in self._barriers.items()]
+        heapq.heapify(self._holding_up)
+        self._timers.wake(Why.ORDER_WAIT)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._barriers, self._unloaded, self._holding_up = {}, [], []
+
+    def first_unloaded(self) -> Bucket | None:
+        """Return the bucket with the lowest barrier, of those whose segments are known."""
+        return self._first(self._unloaded)
+
+    @property
+    def barrier(self) -> RowKey:
+        """The last row that may be handed out: an earlier one may be in a segment that is not loaded."""
+        if self.is_closed:
+            return RowKey(-1, -1, -1)
+        bucket = self._first(self._holding_up)
+        return last_key_at(NEVER) if bucket is None else self._barriers[bucket.serial]
+
+    def waive(self, now_ms: int) -> None:
+        """Let those hold up nothing that could not be read for long enough, and see when the next one has.
+
+        Runtime complexity: O(log n), amortised.
+        """
+        while (bucket := self._first(self._holding_up)) is not None:
+            until_ms = self._waived_at_ms(bucket)
+            if now_ms < until_ms:
+                self._timers.at(Why.ORDER_WAIT, until_ms)
+                return
+            heapq.heappop(self._holding_up)
+
+    def _waived_at_ms(self, bucket: Bucket) -> int:
+        if bucket.waited_for_since_ms is None or self._order_wait_ms_max == UNLIMITED:
+            return NEVER
+        return max(bucket.waited_for_since_ms, bucket.next_segment_ms) + self._order_wait_ms_max
+
+    def _first(self, heap: list[tuple[RowKey, int]]) -> Bucket | None:
+        while heap:
+            barrier, serial = heap[0]
+            if self._barriers.get(serial) == barrier:
+                return self._buckets[serial]
+            heapq.heappop(heap)
+        return None
+
+    def check(self) -> None:
+        """Assert that no bucket is missing."""
+        assert self._barriers == {serial: one.barrier for serial, one in self._buckets.items() if one.holds_up}
+        entries = set(self._unloaded)
+        for serial, bucket in self._buckets.items():
+            assert not bucket.has_unloaded or (bucket.barrier, serial) in entries

@@ -1,0 +1,177 @@
+"""What may be handed out next: rows in order of time, whatever their positions. Pulsar's two priority queues.
+
+Rows are in several queues: the loaded ones (segments, and what was kept when a bucket left memory), the mutable
+bucket's, and one for each bucket whose snapshot is not durable yet, which leaves memory as a whole. They are read as
+one. Whether a row still counts is not known here: that is `tracked_positions`.
+
+A storage that is slower than the adds may leave a thousand buckets unsealed, and some things are asked of all of them
+in every turn: so their earliest time and the number of their rows are kept, and counted again only when rows are taken.
+"""
+
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from tracker.columns.row_queue import NEVER, Columns, RowKey, RowQueue, pop_sorted
+
+MUTABLE: Final = -1
+"""Stands for the mutable bucket where others are named by their serial."""
+
+NO_COLUMNS: Final[Columns] = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+class Popped(NamedTuple):
+    """Rows that were taken in order, and what was taken beyond them."""
+
+    rows: Columns
+    rest: Columns
+    """Rows that were taken with the others, in order; to be put back or dropped."""
+    sources: list[int]
+    """Whose rows are among both, beside loaded ones: serials, or `MUTABLE`."""
+
+
+class DueRows:
+    """All queues of one tracker."""
+
+    def __init__(self) -> None:
+        self.loaded = RowQueue()
+        self.mutable = RowQueue()
+        self._unsealed: dict[int, RowQueue] = {}
+        """By the bucket's serial, in the order in which they came."""
+        self._unsealed_times: list[tuple[int, int]] = []
+        """A heap of their first times and serials; also of some that are gone."""
+        self._unsealed_row_count = 0
+        self._empty: set[int] = set()
+        self.popped: set[int] = set()
+        """Unsealed buckets of which rows were taken from the front."""
+        self._rest = NO_COLUMNS
+
+    # Asking.
+
+    @property
+    def unsealed(self) -> Mapping[int, RowQueue]:
+        """The queues of buckets whose snapshot is not durable, by serial; for reading only."""
+        return self._unsealed
+
+    @property
+    def unsealed_row_count(self) -> int:
+        """How many rows these have."""
+        return self._unsealed_row_count
+
+    @property
+    def emptied(self) -> set[int]:
+        """Which of these have no row any more; for reading only."""
+        return self._empty
+
+    @property
+    def _unsealed_next_ms(self) -> int:
+        times = self._unsealed_times
+        while times:
+            next_ms, serial = times[0]
+            queue = self._unsealed.get(serial)
+            if queue is not None and queue.next_ms == next_ms:
+                return next_ms
+            heappop(times)
+        return NEVER
+
+    @property
+    def next_ms(self) -> int:
+        """The earliest time of a row, `NEVER` if there is none."""
+        return min(self.mutable.next_ms, self.loaded.next_ms, self._unsealed_next_ms)
+
+    @property
+    def row_count(self) -> int:
+        """How many rows there are, including those of positions that are tracked no more."""
+        return len(self.loaded) + len(self.mutable) + self._unsealed_row_count
+
+    @property
+    def queues(self) -> list[RowQueue]:
+        """All queues."""
+        return [self.loaded, self.mutable, *self._unsealed.values()]
+
+    def due_sources(self, due_ms: int) -> list[int]:
+        """Return whose rows begin by a time, beside loaded ones."""
+        sources = [MUTABLE] if self.mutable.next_ms <= due_ms else []
+        if self._unsealed_next_ms <= due_ms:
+            sources += [serial for serial, queue in self._unsealed.items() if queue.next_ms <= due_ms]
+        return sources
+
+    def queue_of(self, source: int) -> RowQueue:
+        """Return the queue of an unsealed bucket or the mutable one."""
+        return self.mutable if source == MUTABLE else self._unsealed[source]
+
+    # Rows come and go.
+
+    def seal_mutable(self, serial: int) -> RowQueue:
+        """Let the mutable bucket's rows be those of an unsealed one, and begin a new queue."""
+        queue, self.mutable = self.mutable, RowQueue()
+        assert len(queue)
+        self._unsealed[serial] = queue
+        self._unsealed_row_count += len(queue)
+        heappush(self._unsealed_times, (queue.next_ms, serial))
+        return queue
+
+    def drop_mutable(self) -> None:
+        """Forget the mutable bucket's rows."""
+        self.mutable = RowQueue()
+
+    def take_unsealed(self, serial: int) -> RowQueue:
+        """Let go of an unsealed bucket's rows, and return them."""
+        queue = self._unsealed.pop(serial)
+        self._unsealed_row_count -= len(queue)
+        self._empty.discard(serial)
+        self.popped.discard(serial)
+        return queue
+
+    def pop(self, through: RowKey, limit: int, sources: Iterable[int]) -> Popped | None:
+        """Take rows at or before a key, in order, those of these sources and loaded ones; None if there are none.
+
+        Fewer than `limit` may come although more are due: call again until none come.
+        """
+        counts = [(source, len(self.queue_of(source))) for source in sources]
+        self._rest = NO_COLUMNS
+        rows = pop_sorted(self.queues, through, limit, rest=self)
+        if not len(rows[0]):
+            return None
+        touched = [source for source, count in counts if len(self.queue_of(source)) != count]
+        self.note_taken(touched)
+        rest, self._rest = self._rest, NO_COLUMNS
+        return Popped(rows, rest, touched)
+
+    def push_front(self, times: np.ndarray, ledger_ids: np.ndarray, entry_ids: np.ndarray) -> None:
+        """Keep rows that `pop_sorted` took with others, until it is known which of them count."""
+        self._rest = (times, ledger_ids, entry_ids)
+
+    def put_back(self, rest: Columns) -> None:
+        """Put back rows that were taken with others; they are loaded ones from now on."""
+        if len(rest[0]):
+            self.loaded.push_front(*rest)
+
+    def note_taken(self, sources: Iterable[int] | None = None) -> None:
+        """Count again: rows of these were taken, or of nobody knows which."""
+        changed = list(self._unsealed) if sources is None else [source for source in sources if source != MUTABLE]
+        if sources is not None:
+            self.popped.update(changed)
+        if not changed:
+            return
+        self._unsealed_times = [(queue.next_ms, serial) for serial, queue in self._unsealed.items()]
+        heapify(self._unsealed_times)
+        self._unsealed_row_count = sum(map(len, self._unsealed.values()))
+        self._empty = {serial for serial, queue in self._unsealed.items() if queue.next_ms == NEVER}
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self.loaded, self.mutable = RowQueue(), RowQueue()
+        self._unsealed, self._unsealed_times, self._empty, self.popped = {}, [], set(), set()
+        self._unsealed_row_count = 0
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        for queue in self.queues:
+            queue.check()
+        assert self.next_ms == min(queue.next_ms for queue in self.queues)
+        assert self._unsealed_row_count == sum(map(len, self._unsealed.values()))
+        assert self._empty == {serial for serial, queue in self._unsealed.items() if queue.next_ms == NEVER}
+        assert self.popped <= self._unsealed.keys()

@@ -1,0 +1,185 @@
+"""What can be asked of a tracker's state. A question changes nothing; who wants something says so.
+
+Row queues and heaps may put their insides in order when they are looked at; what they hold stays the same.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from pyroaring import BitMap
+
+from tracker.columns.positions import Int64Array
+from tracker.columns.row_queue import NEVER, RowKey, RowQueue, last_key_at
+from tracker.columns.stale_rows import first_tracked_ms
+from tracker.core.state import TrackerState
+
+# By position.
+
+
+def contains(state: TrackerState, ledger_id: int, entry_id: int) -> bool:
+    """Whether a position is tracked, as far as that is known."""
+    if state.positions.contains(ledger_id, entry_id):
+        return True
+    for serial in state.ranges.covering(ledger_id):
+        cached = state.buckets[serial].cached
+        if cached is not None:
+            bitmap = cached.bitmaps.get(ledger_id)
+            if bitmap is not None and entry_id in bitmap:
+                handed_out = state.positions.handed_out.get(ledger_id)
+                return handed_out is None or entry_id not in handed_out
+    return False
+
+
+def tracked_in(state: TrackerState, ledger_id: int) -> BitMap | None:
+    """Return the tracked entry ids of a ledger as far as they are known, for reading only, or None."""
+    bitmaps = state.positions.bitmaps_of(ledger_id) + _cached_of(state, ledger_id)
+    if len(bitmaps) > 1:
+        return BitMap.union(*bitmaps)
+    return bitmaps[0] if bitmaps else None
+
+
+def _cached_of(state: TrackerState, ledger_id: int) -> list[BitMap]:
+    """Return the cached positions of a ledger, without those that were handed out from elsewhere."""
+    cached = (bucket.cached for bucket in state.covering(ledger_id))
+    bitmaps = [known.bitmaps[ledger_id] for known in cached if known is not None and ledger_id in known.bitmaps]
+    handed_out = state.positions.handed_out.get(ledger_id)
+    if handed_out is None:
+        return bitmaps
+    return [left for bitmap in bitmaps if (left := bitmap - handed_out)]
+
+
+def tracked_ledger_ids(state: TrackerState) -> list[int]:
+    """Return the ledgers in which something is tracked, in no order; as far as they are known."""
+    cached = (bucket.cached for bucket in state.cache.buckets.values())
+    known = {ledger_id for positions in cached if positions is not None for ledger_id in positions.bitmaps}
+    return list(state.positions.ledger_ids() | known)
+
+
+def is_recovering(state: TrackerState, ledger_id: int) -> bool:
+    """Whether it is not known yet what is tracked in a ledger."""
+    unopened = state.recovery.unopened
+    if unopened and not state.recovery.are_unwanted and ledger_id >= unopened[0].ledgers.first_ledger_id:
+        return True
+    buckets = state.buckets
+    return not all(buckets[serial].is_known for serial in state.ranges.covering(ledger_id))
+
+
+# By time.
+
+
+def first_ms_through(state: TrackerState, through: RowKey) -> int | None:
+    """Return the time of the first row of a tracked position at or before a key, None if there is none.
+
+    PERFORMANCE: where each row is a position's only one, which is nearly always so, no row is looked at.
+    """
+    next_ms = state.rows.next_ms
+    if next_ms > through.deliver_at_ms:
+        return None
+    sources = state.rows.due_sources(through.deliver_at_ms)
+    if next_ms < through.deliver_at_ms and not may_have_stale(state, sources):
+        return next_ms
+    return first_tracked_ms(_queues(state, sources), through, state.positions.mask)
+
+
+def may_have_stale(state: TrackerState, sources: Sequence[int]) -> bool:
+    """Whether the loaded rows, or those of these buckets, are more than their positions."""
+    row_counts = {source: len(state.rows.queue_of(source)) for source in sources}
+    return not state.positions.have_one_row_each(len(state.rows.loaded), row_counts)
+
+
+def _queues(state: TrackerState, sources: Sequence[int]) -> list[RowQueue]:
+    return [state.rows.loaded, *(state.rows.queue_of(source) for source in sources)]
+
+
+def first_due_ms(state: TrackerState, now_ms: int) -> int | None:
+    """Return the time of the first message that can be handed out, None if there is none."""
+    cutoff_ms = state.due_through_ms(now_ms)
+    if state.rows.next_ms > cutoff_ms:
+        return None
+    return first_ms_through(state, hand_out_through(state, now_ms))
+
+
+def hand_out_through(state: TrackerState, now_ms: int) -> RowKey:
+    """Return the last row that may be handed out: what is due, before whatever may be in a segment not loaded."""
+    return min(last_key_at(state.due_through_ms(now_ms)), state.barriers.barrier)
+
+
+def next_delivery_ms(state: TrackerState) -> int | None:
+    """Return when the next message is due, None if nothing is tracked; never later than it is."""
+    first = state.barriers.first_unloaded()
+    loaded_ms = state.rows.next_ms if state.positions else NEVER
+    next_ms = min(loaded_ms, NEVER if first is None else first.next_segment_ms)
+    return None if next_ms == NEVER else next_ms
+
+
+def first_withheld_ms(state: TrackerState, now_ms: int) -> int | None:
+    """Return the time of the first due row that may be in a segment that is not loaded, None if there is none."""
+    withheld_ms = state.barriers.barrier.deliver_at_ms
+    return withheld_ms if withheld_ms <= state.due_through_ms(now_ms) else None
+
+
+def due_positions(state: TrackerState, now_ms: int) -> tuple[Int64Array, Int64Array]:
+    """Return the ledger and entry ids of what is due and loaded."""
+    return _positions_through(state, last_key_at(state.due_through_ms(now_ms)))
+
+
+def _positions_through(state: TrackerState, through: RowKey) -> tuple[Int64Array, Int64Array]:
+    runs = [run for queue in state.rows.queues for run in queue.runs_through(through.deliver_at_ms)]
+    if not runs:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    columns = zip(*(run.columns(run.end_through(through)) for run in runs), strict=True)
+    _, ledger_ids, entry_ids = (np.concatenate(column) for column in columns)
+    is_tracked = state.positions.mask(ledger_ids, entry_ids)
+    return ledger_ids[is_tracked], entry_ids[is_tracked]
+
+
+# How many.
+
+
+def message_count(state: TrackerState) -> int:
+    """Return how many messages are tracked; see `TrackerCore.message_count`."""
+    return state.positions.count + state.unloaded_count
+
+
+def future_count(state: TrackerState, now_ms: int) -> int:
+    """Return how many messages are tracked and not due, as `message_count` counts."""
+    cutoff_ms = state.due_through_ms(now_ms)
+    unloaded = sum(one.unloaded_count_through(cutoff_ms) for one in state.buckets.values() if one.unloaded_count)
+    return max(0, message_count(state) - _loaded_count_through(state, last_key_at(cutoff_ms)) - unloaded)
+
+
+def _loaded_count_through(state: TrackerState, through: RowKey) -> int:
+    """Return how many tracked positions have a row in memory at or before a key.
+
+    Runtime complexity: O(runs), but O(rows found) where some row in memory is of a position that is not tracked.
+    """
+    if state.rows.row_count != state.positions.count:
+        return len(_positions_through(state, through)[0])
+    runs = (run for queue in state.rows.queues for run in queue.runs_through(through.deliver_at_ms))
+    return sum(run.end_through(through) - run.head for run in runs)
+
+
+def bucket_total(state: TrackerState) -> int:
+    """Return how many buckets there are, with the mutable one."""
+    return 1 + sum(bucket.is_served for bucket in state.buckets.values()) + len(state.recovery.unopened)
+
+
+def unsettled_count(state: TrackerState) -> int:
+    """Return how many buckets are being sealed, merged, registered or removed."""
+    calls, recovery = state.calls, state.recovery
+    unwanted_count = len(recovery.unopened) if recovery.are_unwanted else 0
+    return unwanted_count + len(calls.creates) + len(calls.deletes) + len(calls.properties)
+
+
+def next_wakeup_ms(state: TrackerState, now_ms: int, latest_ms: int) -> int:
+    """Return when to look again if nothing happens before, `NEVER` if nothing will ever come.
+
+    What is due already is no reason to wake up: whoever was told of it will ask for it. But it is due no more when the
+    clock is put back, so somebody has to look some time: that is `latest_ms`.
+    """
+    wakeup_ms = state.timers.next_ms
+    # Rows of messages that are tracked no more wake nobody.
+    next_ms = state.rows.next_ms if state.positions else NEVER
+    if next_ms <= state.barriers.barrier.deliver_at_ms:
+        wakeup_ms = min(wakeup_ms, next_ms if next_ms > now_ms else latest_ms)
+    return wakeup_ms

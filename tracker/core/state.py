@@ -1,0 +1,190 @@
+"""All that a tracker's core knows, in one place. `transitions` changes it, and nobody else.
+
+    mutable     the bucket that takes what is added                  (PIP-195's last mutable bucket)
+    buckets     the immutable ones, by serial, each with its state    `bucket`
+    rows        when: what may be handed out next                     `due_rows`
+    positions   whether: what is tracked where                        `tracked_positions`
+    cache       positions of segments that are not loaded             `position_cache`
+    loads       which segments to load next                           `load_queue`
+    barriers    how far hand-out may go                               `barriers`
+    calls       when the storage may be called                        `circuit_breakers`
+    timers      what to look at, and when                             `timers`
+
+What is kept beside what it follows from has one function that keeps it, and `checks` compares it with the slow way.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from pyroaring import BitMap
+
+from snapshot_storage.bucket_key import LedgerRange
+from tracker.bucket_properties import SnapshotProperty
+from tracker.columns.ledger_ranges import LedgerRanges
+from tracker.columns.row_queue import NEVER
+from tracker.config import UNLIMITED, TrackerConfig
+from tracker.core.actions import ListSnapshots
+from tracker.core.backoff import Backoff
+from tracker.core.barriers import Barriers
+from tracker.core.bucket import Bucket
+from tracker.core.circuit_breakers import Calls
+from tracker.core.due_rows import DueRows
+from tracker.core.load_queue import LoadQueue
+from tracker.core.position_cache import PositionCache
+from tracker.core.single_adds import SingleAdds
+from tracker.core.timers import Timers
+from tracker.core.tracked_positions import TrackedPositions
+
+NO_LEDGER = -1
+
+
+@dataclass(slots=True)
+class MutableBucket:
+    """Which ledgers the mutable bucket has; its rows and positions are among the others."""
+
+    row_count_max: int
+    first_ledger_id: int = NO_LEDGER
+    last_ledger_id: int = NO_LEDGER
+    ledger_id: int = NO_LEDGER
+    """Of what was added last."""
+    singles: SingleAdds = field(default_factory=SingleAdds)
+    """What was added one by one and is not among the rows yet."""
+
+
+@dataclass(slots=True)
+class Merging:
+    """The merge that is under way, and those to come."""
+
+    target: Bucket | None = None
+    """What was merged last, or is being merged: then it has sources."""
+    planned: deque[list[int]] = field(default_factory=deque)
+    """The serials of buckets that are to be merged after those, where many merges were decided on together."""
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+@dataclass(slots=True)
+class OrphanSearch:
+    """The search for snapshots that no property names."""
+
+    is_wanted: bool = False
+    in_flight: ListSnapshots | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    malformed_ids: frozenset[int] = frozenset()
+    """Snapshots that malformed properties seem to name: nobody's to delete."""
+
+
+@dataclass(slots=True)
+class Recovery:
+    """The buckets that the cursor's properties name and that are still to be opened, in order of ledgers."""
+
+    unopened: deque[SnapshotProperty] = field(default_factory=deque)
+    opened_ids: set[int] = field(default_factory=set)
+    """Snapshots of those that were opened."""
+    since_ms: int = -1
+    are_unwanted: bool = False
+    """The index was cleared meanwhile: they are opened to be deleted."""
+
+
+@dataclass(slots=True)
+class Reports:
+    """What the core has found out and nobody has taken yet."""
+
+    untracked: dict[int, BitMap] = field(default_factory=dict)
+    """Positions that a lost bucket tracked; they are to be read from the log again."""
+    untracked_ranges: list[LedgerRange] = field(default_factory=list)
+    """The ranges of lost buckets of which that is not known, likewise."""
+    losses: list[tuple[str, str]] = field(default_factory=list)
+    """Key and reason of buckets that were given up."""
+
+
+class TrackerState:
+    """Everything that one tracker's core knows."""
+
+    def __init__(
+        self,
+        config: TrackerConfig,
+        *,
+        acknowledged_in: Callable[[int], BitMap],
+        rng: Random,
+        keeps_positions: bool,
+        cached_bytes_max: int,
+    ) -> None:
+        self.config = config
+        self.timers = Timers()
+        self.now_ms = -1
+        """The time that was seen last."""
+        self.lead_ms = 0
+        """How early rows count as due."""
+        row_count_max = config.index_count_per_bucket_max
+        if row_count_max == UNLIMITED:
+            # What rows without a snapshot may take is a limit for a ledger that never ends, too.
+            row_count_max = max(config.index_count_per_bucket_min, config.unsealed_row_count_max)
+        self.mutable = MutableBucket(row_count_max)
+        self.buckets: dict[int, Bucket] = {}
+        """Every bucket that is not gone, by serial."""
+        self.last_serial = 0
+        self.keys: set[str] = set()
+        """The property keys that no new bucket may have."""
+        self.ranges = LedgerRanges()
+        """The ranges of the buckets that are served, by serial."""
+        self.rows = DueRows()
+        self.positions = TrackedPositions(acknowledged_in)
+        self.cache = PositionCache(self.timers, keeps_all=keeps_positions, bytes_max=cached_bytes_max)
+        self.calls = Calls(config, rng, self.timers)
+        self.loads = LoadQueue(self.buckets, self.calls.loads, self.timers)
+        self.barriers = Barriers(self.buckets, config.order_wait_ms_max, self.timers)
+        self.overlapped: dict[int, LedgerRange] = {}
+        """The ranges that `positions` remembers as overlapping, by serial."""
+        self.overlaps_changed: set[int] = set()
+        """Which of these buckets have changed since it was last looked."""
+        self.ending: list[tuple[int, int]] = []
+        """Of sealed buckets whose rows are all in memory, a heap of when the last one is due, and the serial."""
+        self.held_rows: dict[int, int] = {}
+        """How many rows came with a bucket's metadata and are not loaded yet, by serial."""
+        self.held_row_count = 0
+        """How many that are together."""
+        self.merging = Merging()
+        self.orphans = OrphanSearch()
+        self.recovery = Recovery()
+        self.reports = Reports()
+        self._unloaded_count: int | None = None
+
+    # What is asked of all of it.
+
+    def due_through_ms(self, now_ms: int, ahead_ms: int = 0) -> int:
+        """Return the last time that counts as due, now or so long ahead of now."""
+        return min(now_ms + self.lead_ms + ahead_ms, NEVER - 1)
+
+    def covering(self, ledger_id: int) -> list[Bucket]:
+        """Return the buckets that are served and whose range holds a ledger."""
+        return [self.buckets[serial] for serial in self.ranges.covering(ledger_id)]
+
+    @property
+    def unloaded_count(self) -> int:
+        """How many messages are in segments that are not loaded; remembered until `note_counts_changed`."""
+        if self._unloaded_count is None:
+            self._unloaded_count = sum(bucket.unloaded_count for bucket in self.buckets.values())
+        return self._unloaded_count
+
+    def note_counts_changed(self) -> None:
+        """Count again what is in segments that are not loaded."""
+        self._unloaded_count = None
+
+    @property
+    def next_end_ms(self) -> int:
+        """When the last row of a bucket that is fully loaded is due, `NEVER` if there is no such bucket."""
+        while self.ending:
+            end_ms, serial = self.ending[0]
+            bucket = self.buckets.get(serial)
+            if bucket is not None and bucket.is_fully_loaded and bucket.is_served and bucket.last_ms == end_ms:
+                return end_ms
+            heapq.heappop(self.ending)
+        return NEVER
+
+    @property
+    def is_creating(self) -> bool:
+        """Whether a snapshot exists or may come to exist whose id is not known."""
+        return bool(len(self.calls.creates))

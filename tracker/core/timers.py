@@ -1,0 +1,88 @@
+"""What the core has to look at, and when: one queue of (when, why).
+
+A transition that leaves something to be done says why and when it can be done, `AT_ONCE` or at a time. `planning`
+takes what has come due and looks at it; what is wanted then follows from the state. A reason that is set twice comes
+once, at the earlier time. So there is no flag to be put right, and nothing to be done means that no time is set.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+from tracker.columns.row_queue import NEVER
+
+AT_ONCE: Final = -1
+
+
+class Why(IntEnum):
+    """Reasons to look, in the order in which they are looked at."""
+
+    RECOVERY = 0
+    """Buckets that the cursor's properties name are still to be opened."""
+    EXHAUSTED = 1
+    """The last row of a bucket may have been handed out."""
+    OVERLAPS = 2
+    """Buckets that may have overlapped others may do so no more."""
+    EVICTION = 3
+    """Cached positions may have been unused for long enough."""
+    MERGE = 4
+    """There may be too many buckets."""
+    LOADS = 5
+    """A segment begins soon, or a load may go on."""
+    METADATA = 6
+    """Metadata is to be read."""
+    CREATES = 7
+    DELETES = 8
+    PROPERTIES = 9
+    CACHE = 10
+    """Positions are wanted that are not cached."""
+    LATE_ORPHANS = 11
+    """A create that failed may have taken effect by now."""
+    ORPHANS = 12
+    """Snapshots are to be listed."""
+    ORDER_WAIT = 13
+    """A bucket that cannot be read has held up others for long enough."""
+
+
+class Timers:
+    """The earliest time of each reason; there are so few that looking at all of them is fastest."""
+
+    __slots__ = ("_times", "next_ms")
+
+    def __init__(self) -> None:
+        self._times = [NEVER] * len(Why)
+        self.next_ms = NEVER
+        """When the first of them comes due, `NEVER` if none is set."""
+
+    def wake(self, why: Why) -> None:
+        """Let a reason be due at once."""
+        self._times[why] = self.next_ms = AT_ONCE
+
+    def at(self, why: Why, at_ms: int) -> None:
+        """Let a reason come due at a time, if it does not come earlier."""
+        if at_ms < self._times[why]:
+            self._times[why] = at_ms
+            self.next_ms = min(self.next_ms, at_ms)
+
+    def when(self, why: Why) -> int:
+        """Return when a reason comes due, `NEVER` if it does not."""
+        return self._times[why]
+
+    def take(self, why: Why) -> None:
+        """Forget when a reason comes due."""
+        if self._times[why] != NEVER:
+            self._times[why] = NEVER
+            self.next_ms = min(self._times)
+
+    def take_due(self, now_ms: int) -> list[Why]:
+        """Return the reasons that have come due, in their order, and forget when."""
+        if self.next_ms > now_ms:
+            return []
+        due = [why for why in Why if self._times[why] <= now_ms]
+        for why in due:
+            self._times[why] = NEVER
+        self.next_ms = min(self._times)
+        return due
+
+    def check(self) -> None:
+        """Assert that what is kept is what is there."""
+        assert self.next_ms == min(self._times)

@@ -1,0 +1,341 @@
+"""Where a position is tracked, and the promise: each position is handed out once.
+
+A position with a row in memory has a bit here, with the rows that it belongs to: loaded, mutable, or of one bucket
+whose snapshot is not durable. A row without a bit is stale. It is handed out if any of them has its bit, and then none
+has it any more. Of the segments that are not loaded nothing is here but what must not come back from them:
+
+    in memory        one bit a position, until it is handed out, refused, acknowledged or trimmed
+    cached           the positions of a bucket's unloaded segments, while somebody reads its part of the log (`cache`)
+    unknown          all other unloaded segments; nobody else has their positions, but for
+    overlapping      ranges of which a position may be in two places: what is handed out of them is remembered here,
+                     and dropped when it is loaded
+
+When a row is due is not known here: that is `due_rows`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from snapshot_storage.bucket_key import LedgerRange
+from snapshot_storage.encoding.columns import DelayedIndexes
+from tracker.columns.ledger_ranges import LedgerRanges
+from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import Int64Array, bitmap_of, is_in, ledger_bitmaps, ledger_groups
+from tracker.core.due_rows import MUTABLE
+
+_NONE: Final = BitMap()
+
+_LEDGERS_LOOKED_AT_MAX: Final = 1_000
+
+_TAKEN_ROWS_MAX: Final = 32_768
+"""Rows that were handed out and whose positions are still to be forgotten: 512 KiB."""
+
+
+class TrackedPositions:
+    """The positions of one tracker that are in memory, and what must not come back."""
+
+    def __init__(self, acknowledged_in: Callable[[int], BitMap]) -> None:
+        self._loaded = PositionSet()
+        self._taken: list[tuple[Int64Array, Int64Array]] = []
+        self._taken_count = 0
+        self.mutable = PositionSet()
+        self.unsealed: dict[int, PositionSet] = {}
+        """Of buckets whose snapshot is not durable, by serial."""
+        self.first_ledger_id = -1
+        """Ledgers below this one are of no interest any more: the cursor is past them."""
+        self.overlapping = LedgerRanges()
+        """Ranges of which something may be handed out that a bucket has in a segment that is not loaded, by serial."""
+        self.handed_out: dict[int, BitMap] = {}
+        """What was handed out or refused of overlapping ranges, by ledger."""
+        self.refused: dict[int, BitMap] = {}
+        """What was refused, by ledger, and may still have a row in a queue: that is dropped when it is added again."""
+        self._acknowledged_in = acknowledged_in
+
+    # Asking.
+
+    @property
+    def loaded(self) -> PositionSet:
+        """Those of loaded rows."""
+        if self._taken_count:
+            self._forget_taken()
+        return self._loaded
+
+    @property
+    def loaded_count(self) -> int:
+        """How many positions have a loaded row."""
+        return self._loaded.count - self._taken_count
+
+    @property
+    def count(self) -> int:
+        """How many positions have a row in memory; one that is in two places counts twice; O(unsealed buckets)."""
+        return self.loaded_count + self.mutable.count + sum([one.count for one in self.unsealed.values()])
+
+    @property
+    def _sets(self) -> list[PositionSet]:
+        return [self.loaded, self.mutable, *self.unsealed.values()]
+
+    def set_of(self, source: int) -> PositionSet:
+        """Return the positions of an unsealed bucket or the mutable one."""
+        return self.mutable if source == MUTABLE else self.unsealed[source]
+
+    def __bool__(self) -> bool:
+        return bool(self.loaded_count or self.mutable.count or any(one.count for one in self.unsealed.values()))
+
+    def contains(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether a position has a row in memory; the entry id must be one that a bitmap can hold."""
+        if self._taken_count:
+            self._forget_taken()
+        bitmap = self.mutable.bitmaps.get(ledger_id)
+        if bitmap is not None and entry_id in bitmap:
+            return True
+        bitmap = self._loaded.bitmaps.get(ledger_id)
+        if bitmap is not None and entry_id in bitmap:
+            return True
+        for unsealed in self.unsealed.values():
+            bitmap = unsealed.bitmaps.get(ledger_id)
+            if bitmap is not None and entry_id in bitmap:
+                return True
+        return False
+
+    def mask(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
+        """Return which of these rows are of a position that has one in memory."""
+        if len(ledger_ids) == 1:
+            return np.array([self.contains(int(ledger_ids[0]), int(entry_ids[0]))])
+        are_tracked = np.zeros(len(ledger_ids), np.bool_)
+        for positions in self._sets:
+            if positions:
+                are_tracked |= is_in(positions.bitmaps, ledger_ids, entry_ids)
+        return are_tracked
+
+    def ledger_ids(self) -> set[int]:
+        """Return the ledgers of which a position has a row in memory."""
+        return {ledger_id for positions in self._sets for ledger_id in positions.bitmaps}
+
+    def bitmaps_of(self, ledger_id: int) -> list[BitMap]:
+        """Return the positions of a ledger that have a row in memory, for reading only."""
+        return [positions.bitmaps[ledger_id] for positions in self._sets if ledger_id in positions.bitmaps]
+
+    def have_one_row_each(self, loaded_row_count: int, row_counts: Mapping[int, int]) -> bool:
+        """Whether each of so many rows, by whose they are, is a position's only one there."""
+        return loaded_row_count == self.loaded_count and all(
+            row_count == self.set_of(source).count for source, row_count in row_counts.items()
+        )
+
+    def are_in_one_place(self, ledger_ids: Int64Array) -> bool:
+        """Whether no position of these ledgers is in two of the sets.
+
+        PERFORMANCE: at every poll; that two have a ledger in common at all is found out without looking at each.
+        """
+        seen = dict(self._loaded.bitmaps)
+        for positions in (self.mutable, *self.unsealed.values()):
+            bitmaps = positions.bitmaps
+            common = {ledger_id: bitmaps[ledger_id] | seen[ledger_id] for ledger_id in bitmaps.keys() & seen.keys()}
+            for ledger_id, union in common.items():
+                has_twice = len(union) < len(bitmaps[ledger_id]) + len(seen[ledger_id])
+                if has_twice and (ledger_ids == ledger_id).any():
+                    return False
+            seen.update(bitmaps)
+            seen.update(common)
+        return True
+
+    def may_be_acknowledged_in(self, ledgers: LedgerRange) -> bool:
+        """Whether something of a range may be trimmed or acknowledged; of a wide range nobody looks."""
+        first, last = ledgers
+        if first < self.first_ledger_id or last - first >= _LEDGERS_LOOKED_AT_MAX:
+            return True
+        return any(self._acknowledged_in(ledger_id) for ledger_id in range(first, last + 1))
+
+    def unacknowledged(self, bitmaps: Mapping[int, BitMap], ledgers: LedgerRange) -> list[tuple[int, BitMap]]:
+        """Return what of a bucket's bitmaps is within its range, not trimmed and not acknowledged."""
+        first = max(ledgers.first_ledger_id, self.first_ledger_id)
+        return [
+            (ledger_id, entry_ids - self._acknowledged_in(ledger_id))
+            for ledger_id, entry_ids in bitmaps.items()
+            if first <= ledger_id <= ledgers.last_ledger_id
+        ]
+
+    def copy_loaded(self, ledgers: LedgerRange) -> dict[int, BitMap]:
+        """Return copies of the bitmaps of loaded rows of a range of ledgers."""
+        first, last = ledgers
+        return {k: bitmap.copy() for k, bitmap in self.loaded.bitmaps.items() if first <= k <= last}
+
+    def copy_handed_out(self, ledgers: LedgerRange) -> dict[int, BitMap]:
+        """Return copies of what must not come back of a range of ledgers."""
+        first, last = ledgers
+        return {k: bitmap.copy() for k, bitmap in self.handed_out.items() if first <= k <= last}
+
+    # Positions come.
+
+    def seal_mutable(self, serial: int) -> PositionSet:
+        """Let the mutable bucket's positions be those of an unsealed one, which go into a snapshot; return them."""
+        sealed, self.mutable = self.mutable, PositionSet()
+        self.unsealed[serial] = sealed
+        # They were added again since they were handed out, if they were: they may come from a snapshot again.
+        for ledger_id in self.handed_out.keys() & sealed.bitmaps.keys():
+            self.handed_out[ledger_id] -= sealed.bitmaps[ledger_id]
+        return sealed
+
+    def note_loaded(
+        self, rows: DelayedIndexes, ledgers: LedgerRange, cached: PositionSet | None
+    ) -> tuple[DelayedIndexes, int]:
+        """Track rows of a bucket's segments, but for those that are acknowledged, trimmed or handed out.
+
+        Args:
+            rows: The rows.
+            ledgers: The bucket's range; rows outside it are not its own.
+            cached: The bucket's unloaded positions, where they are known; the rows' are taken out.
+
+        Returns:
+            The rows to be kept, some of which may be stale, and how many positions had no loaded row before.
+        """
+        first, last = max(ledgers.first_ledger_id, self.first_ledger_id), ledgers.last_ledger_id
+        is_own = (rows.ledger_ids >= first) & (rows.ledger_ids <= last)
+        if not is_own.all():
+            rows = rows.take(is_own)
+        count_before = self.loaded_count
+        gone: dict[int, BitMap] = {}
+        for ledger_id, entry_ids in ledger_bitmaps(rows.ledger_ids, rows.entry_ids):
+            if cached is None:
+                entry_ids -= self._acknowledged_in(ledger_id)
+            else:
+                entry_ids &= cached.bitmaps.get(ledger_id, _NONE)
+                cached.subtract(ledger_id, entry_ids)
+            handed_out = self.handed_out.get(ledger_id)
+            if handed_out is not None and handed_out.intersect(entry_ids):
+                # Added again since, one of them would be handed out at the time of this row.
+                gone[ledger_id] = entry_ids & handed_out
+                entry_ids -= handed_out
+            self._unite_loaded(ledger_id, entry_ids)
+        if gone:
+            rows = rows.take(~is_in(gone, rows.ledger_ids, rows.entry_ids))
+        return rows, self.loaded_count - count_before
+
+    def _unite_loaded(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Track positions of loaded rows.
+
+        PERFORMANCE: what was taken is forgotten before only where it may be one of these again.
+        """
+        tracked = self._loaded.bitmaps.get(ledger_id)
+        if self._taken_count and tracked is not None and tracked.intersect(entry_ids):
+            self._forget_taken()
+        self._loaded.unite(ledger_id, entry_ids)
+
+    def keep(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        """Let positions of rows that stay in memory be those of loaded ones."""
+        for ledger_id, kept in ledger_bitmaps(ledger_ids, entry_ids):
+            self.loaded.unite(ledger_id, kept)
+
+    # Positions go.
+
+    def note_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        """Forget the positions of loaded rows, when each of them is its position's only one.
+
+        PERFORMANCE: many at a time, later: a poll takes a few rows of each of many ledgers.
+        """
+        self._taken.append((ledger_ids, entry_ids))
+        self._taken_count += len(ledger_ids)
+        if self._taken_count >= _TAKEN_ROWS_MAX:
+            self._forget_taken()
+
+    def _forget_taken(self) -> None:
+        ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*self._taken, strict=True))
+        self._taken, self._taken_count = [], 0
+        for ledger_id, taken in ledger_bitmaps(ledger_ids, entry_ids):
+            self._loaded.subtract(ledger_id, taken)
+
+    def take(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
+        """Forget the positions of these rows everywhere and return which rows were the first of a tracked one."""
+        sets = [positions for positions in self._sets if positions]
+        if len(sets) == 1:
+            return sets[0].take(ledger_ids, entry_ids)
+        is_tracked = np.zeros(len(ledger_ids), np.bool_)
+        for ledger_id, rows in ledger_groups(ledger_ids):
+            for positions in sets:
+                if ledger_id in positions.bitmaps:
+                    is_tracked[rows] |= positions.take_in(ledger_id, entry_ids[rows])
+        return is_tracked
+
+    def move_to_loaded(self, sources: Sequence[int], ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        """Let these positions, each of which is in one place, be those of loaded rows where they are these buckets'."""
+        holders: dict[int, list[PositionSet]] = {}
+        for source in sources:
+            positions = self.set_of(source)
+            for ledger_id in positions.bitmaps:
+                holders.setdefault(ledger_id, []).append(positions)
+        is_theirs = np.isin(ledger_ids, np.fromiter(holders, np.int64, len(holders)))
+        for ledger_id, entries in ledger_bitmaps(ledger_ids[is_theirs], entry_ids[is_theirs]):
+            for positions in holders[ledger_id]:
+                moved = entries & positions.bitmaps.get(ledger_id, _NONE)
+                positions.subtract(ledger_id, moved)
+                self._loaded.unite(ledger_id, moved)
+
+    def refuse(self, ledger_id: int, entry_ids: BitMap) -> bool:
+        """Forget positions of a ledger, as others have them; return whether any had a row in memory."""
+        has_any = False
+        for positions in self._sets:
+            tracked = positions.bitmaps.get(ledger_id)
+            if tracked is not None and tracked.intersect(entry_ids):
+                self.refused[ledger_id] = (tracked & entry_ids) | self.refused.get(ledger_id, _NONE)
+                positions.subtract(ledger_id, entry_ids)
+                has_any = True
+        if self.overlapping.holds(ledger_id):
+            self.handed_out.setdefault(ledger_id, BitMap()).update(entry_ids)
+        return has_any
+
+    def take_refused(self, ledger_id: int, entry_ids: BitMap) -> BitMap:
+        """Return which of these positions, which are added again, may still have a row from before; once."""
+        again = self.refused.get(ledger_id, _NONE) & entry_ids
+        if again:
+            self.refused[ledger_id] -= again
+            if not self.refused[ledger_id]:
+                del self.refused[ledger_id]
+        return again
+
+    def drop_below(self, ledger_id: int) -> None:
+        """Forget the ledgers below this one."""
+        for positions in self._sets:
+            positions.drop_below(ledger_id)
+        for passed in [passed for passed in self.refused if passed < ledger_id]:
+            del self.refused[passed]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._loaded, self.mutable, self.unsealed = PositionSet(), PositionSet(), {}
+        self._taken, self._taken_count = [], 0
+        self.handed_out, self.refused = {}, {}
+
+    # Overlap.
+
+    def note_handed_out(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        """Remember what was handed out of overlapping ranges."""
+        if len(self.overlapping):
+            for ledger_id, entries in ledger_bitmaps(ledger_ids, entry_ids):
+                if self.overlapping.holds(ledger_id):
+                    self.handed_out.setdefault(ledger_id, BitMap()).update(entries)
+
+    def forget_handed_out(self, ledgers: LedgerRange) -> None:
+        """Forget what was handed out of a range that overlaps no more, but for what other ranges have of it."""
+        first, last = ledgers
+        within: Iterable[int] = range(first, last + 1)
+        if last - first >= len(self.handed_out):
+            within = [ledger_id for ledger_id in self.handed_out if first <= ledger_id <= last]
+        for ledger_id in within:
+            if ledger_id in self.handed_out and not self.overlapping.holds(ledger_id):
+                del self.handed_out[ledger_id]
+
+    def add(self, ledger_id: int, entry_ids: Int64Array) -> BitMap:
+        """Track positions of a ledger in the mutable bucket; return their bitmap."""
+        bitmap = bitmap_of(entry_ids)
+        self.mutable.unite(ledger_id, bitmap)
+        return bitmap
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        for positions in self._sets:
+            positions.check()
+        assert all(self.overlapping.holds(ledger_id) for ledger_id in self.handed_out)
+        self.overlapping.check()

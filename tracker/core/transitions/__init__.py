@@ -1,0 +1,18 @@
+"""What changes a tracker's state: one file for each part of PIP-195's sentence, and the table of all that can happen.
+
+    adding         what is added goes into the mutable bucket, or is refused
+    sealing        it becomes an immutable bucket with a snapshot of segments
+    loading        the next segments are loaded
+    caching        positions of segments that are not loaded are read, and forgotten again
+    handing_out    what is due is handed out
+    merging        buckets that are too many are merged
+    deleting       a bucket of which nothing is left is deleted
+    recovering     buckets that the cursor names are opened again
+
+    life           how a bucket comes, moves from state to state, and goes
+    overlapping    which ranges may have a position in two places
+    table          (event, state of the bucket) -> function
+    planning       timers that have come due -> actions
+
+No other module changes a field of a bucket; `tests/unit/tracker/test_one_writer.py` holds them to it.
+"""

@@ -1,0 +1,122 @@
+"""The mutable bucket: what is added, and what is refused because it is due.
+
+PIP-195's last mutable bucket: it is sealed when a new ledger begins and it has enough rows, or when it has as many as
+it may. It takes late ledgers too, so that every row gets into a snapshot in the end; ranges may overlap.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from tracker.columns.positions import Int64Array, bitmap_of, ledger_groups
+from tracker.columns.row_queue import LATEST_MS, NEVER
+from tracker.core.state import NO_LEDGER, TrackerState
+from tracker.core.timers import Why
+from tracker.core.transitions.overlapping import note_overlap
+from tracker.core.transitions.sealing import seal
+
+
+def begin_singles(state: TrackerState, ledger_id: int, entry_id: int, deliver_at_ms: int) -> None:
+    """Add a row that is not just the next of its ledger, and let others of the ledger follow one by one."""
+    take_singles(state)
+    state.mutable.singles.open(ledger_id, _make_room(state, ledger_id))
+    state.mutable.singles.times.append(min(deliver_at_ms, LATEST_MS))
+    state.mutable.singles.entry_ids.append(entry_id)
+
+
+def take_singles(state: TrackerState) -> None:
+    """Let what was added one by one be among the rows."""
+    singles = state.mutable.singles
+    if singles.room:
+        ledger_id, times, entry_ids, bitmap = singles.take()
+        _drop_refused(state, ledger_id, bitmap)
+        state.positions.mutable.unite(ledger_id, bitmap)
+        state.rows.mutable.push_few(times, ledger_id, entry_ids)
+
+
+def add(
+    state: TrackerState, ledgers: Int64Array, entries: Int64Array, times: Int64Array, now_ms: int
+) -> NDArray[np.bool_]:
+    """Track rows that are not due, and refuse the others; return which are tracked. The arrays are kept."""
+    cutoff_ms = max(-1, min(NEVER, now_ms + state.lead_ms))
+    is_late = np.ones(len(times), np.bool_) if times.min() > cutoff_ms else times > cutoff_ms
+    if not is_late.all():
+        is_due = ~is_late & (times >= 0)
+        due_ledgers, due_entries = ledgers[is_due], entries[is_due]
+        for ledger_id, rows in ledger_groups(due_ledgers):
+            refuse(state, ledger_id, bitmap_of(due_entries[rows]))
+        ledgers, entries, times = ledgers[is_late], entries[is_late], times[is_late]
+    # Ledger by ledger, since a seal comes between two; in pieces where a cap demands it.
+    start = 0
+    for end in _ledger_ends(ledgers):
+        while start < end:
+            rows = slice(start, min(end, start + _make_room(state, int(ledgers[start]))))
+            _push(state, np.minimum(times[rows], LATEST_MS), ledgers[rows], entries[rows])
+            start = rows.stop
+    return is_late
+
+
+def _push(state: TrackerState, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+    ledger_id = int(ledger_ids[0])
+    bitmap = bitmap_of(entry_ids)
+    _drop_refused(state, ledger_id, bitmap)
+    state.positions.mutable.unite(ledger_id, bitmap)
+    state.rows.mutable.push_rows(times, ledger_ids, entry_ids)
+
+
+def _make_room(state: TrackerState, ledger_id: int) -> int:
+    """Return how many rows of this ledger may be added now, at least one: seal what is here before, if it is time."""
+    mutable = state.mutable
+    # Memory is of rows. But Pulsar counts positions: one that is offered again is one message all the same.
+    row_count = len(state.rows.mutable)
+    is_next = NO_LEDGER not in (mutable.ledger_id, ledger_id) and ledger_id != mutable.ledger_id
+    has_enough = state.positions.mutable.count >= state.config.index_count_per_bucket_min
+    if row_count >= mutable.row_count_max or (is_next and has_enough):
+        seal(state)
+        row_count = 0
+    if ledger_id != mutable.ledger_id:
+        # They may have a position that is added again.
+        note_overlap(state, state.covering(ledger_id))
+        mutable.ledger_id = ledger_id
+        is_first = mutable.first_ledger_id == NO_LEDGER
+        mutable.first_ledger_id = ledger_id if is_first else min(mutable.first_ledger_id, ledger_id)
+        mutable.last_ledger_id = max(mutable.last_ledger_id, ledger_id)
+    return mutable.row_count_max - row_count
+
+
+def refuse(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
+    """Forget messages that are due when they are offered: whoever offered them delivers them.
+
+    A bucket that may have one of them in a segment that is not loaded must not bring it again.
+    """
+    note_overlap(state, [one for one in state.covering(ledger_id) if one.may_hold(ledger_id, entry_ids)])
+    if state.positions.refuse(ledger_id, entry_ids):
+        # Another message may be the first now.
+        note_rows_gone(state)
+
+
+def note_rows_gone(state: TrackerState) -> None:
+    """Look again at what waits until rows are handed out: some will never be."""
+    for why in (Why.EXHAUSTED, Why.LOADS):
+        state.timers.wake(why)
+
+
+def _drop_refused(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
+    """Drop the rows that positions had before they were refused: they are added again, with a time of their own.
+
+    Runtime complexity: O(rows in memory) where any was refused, which hardly ever happens; O(1) otherwise.
+    """
+    if state.positions.refused:
+        again = state.positions.take_refused(ledger_id, entry_ids)
+        if again:
+            for queue in state.rows.queues:
+                queue.drop(ledger_id, again)
+            state.rows.note_taken()
+
+
+def _ledger_ends(ledger_ids: Int64Array) -> list[int]:
+    """Return the exclusive end row of each stretch of one ledger."""
+    if not len(ledger_ids):
+        return []
+    ends: list[int] = (np.flatnonzero(ledger_ids[1:] != ledger_ids[:-1]) + 1).tolist()
+    return [*ends, len(ledger_ids)]

@@ -1,0 +1,159 @@
+"""Positions of segments that are not loaded: wanted, read, looked at, and forgotten again."""
+
+from collections.abc import Iterator
+
+from pyroaring import BitMap
+
+from snapshot_storage.encoding.columns import DelayedIndexes
+from tracker.columns.position_set import PositionSet
+from tracker.columns.position_sums import subtract, sum_of
+from tracker.core.actions import ActionFailed, PositionsRead, ReadPositions
+from tracker.core.bucket import Bucket
+from tracker.core.position_cache import EVICTION_STEP_MS
+from tracker.core.state import TrackerState
+from tracker.core.timers import Why
+from tracker.core.transitions.life import drop_read
+from tracker.core.transitions.losing import give_up, report_range
+from tracker.core.transitions.overlapping import note_overlap
+
+
+def want_ledger(state: TrackerState, ledger_id: int) -> None:
+    """Note that somebody reads a ledger: what is tracked in it is to be known, and stay so for a while."""
+    for serial in state.ranges.covering(ledger_id):
+        want(state, state.buckets[serial])
+
+
+def want(state: TrackerState, bucket: Bucket) -> None:
+    """Keep a bucket's positions in the cache, or have them read."""
+    if bucket.is_known:
+        bucket.is_cache_used = True
+    else:
+        state.cache.want(bucket)
+
+
+def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet) -> None:
+    """Know a bucket's unloaded positions from now on."""
+    bucket.cached = positions
+    bucket.cached_bytes = positions.size_bytes()
+    bucket.unloaded_count = positions.count
+    bucket.was_cached = True
+    bucket.is_cache_used = True
+    state.note_counts_changed()
+    state.cache.note_cached(bucket)
+    state.loads.note_known(bucket)
+    state.timers.wake(Why.MERGE)
+
+
+def cache_if_there_is_room(state: TrackerState, bucket: Bucket, positions: PositionSet) -> None:
+    """Keep positions that nobody has asked for, and that happen to be known."""
+    has_room = state.cache.keeps_all or state.cache.has_room(positions.size_bytes())
+    if bucket.has_unloaded and has_room:
+        put_into_cache(state, bucket, positions)
+
+
+def start_reads(state: TrackerState, now_ms: int) -> Iterator[ReadPositions]:
+    """Start the reads that are wanted and may start."""
+    breaker = state.calls.reads
+    for bucket in state.cache.startable(now_ms):
+        if breaker.is_full:
+            break
+        starts_at_ms = breaker.starts_at_ms(bucket.read_backoff)
+        if starts_at_ms > now_ms:
+            state.timers.at(Why.CACHE, starts_at_ms)
+            continue
+        assert bucket.bucket_id is not None
+        assert bucket.table is not None
+        first_segment = bucket.table.segments_before(bucket.loaded_spans) + 1
+        bucket.read = ReadPositions(bucket.serial, bucket.bucket_id, first_segment)
+        breaker.started()
+        state.cache.note_started(bucket)
+        yield bucket.read
+
+
+def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_ms: int) -> None:
+    """What the bucket tracks is known: its part of the log may be read."""
+    del now_ms
+    if bucket.read is None or bucket.read.first_segment != event.first_segment:
+        return
+    if event.has_repeats:
+        # The first row of a position counts, and forgets the others.
+        note_overlap(state, [bucket])
+    known = PositionSet.of(state.positions.unacknowledged(event.bitmaps, bucket.ledgers))
+    position_sum = event.position_sum
+    for rows in bucket.loaded_meanwhile:
+        known.take(rows.ledger_ids, rows.entry_ids)
+        position_sum = subtract(position_sum, sum_of(rows.ledger_ids, rows.entry_ids))
+    if bucket.position_sum is not None and bucket.position_sum != position_sum:
+        report_range(state, bucket)
+    # Rows without a bit make it useless; then the bucket stays in the cache.
+    bucket.position_sum = None if bucket.needs_positions else position_sum
+    drop_read(bucket)
+    bucket.read_backoff.reset()
+    put_into_cache(state, bucket, known)
+    # What has a loaded row is counted there: after a merge, some rows are loaded again.
+    bucket.unloaded_count = known.count - known.common_count(state.positions.loaded)
+
+
+def on_read_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+    """Try again, unless the snapshot is lost."""
+    del now_ms
+    if bucket.read is not event.action:
+        return
+    if event.is_lost:
+        give_up(state, bucket, event.reason)
+        return
+    drop_read(bucket)
+    state.cache.note_failed(bucket)
+
+
+def note_rows_loaded(bucket: Bucket, rows: DelayedIndexes, new_count: int) -> None:
+    """Note that rows have left a bucket's unloaded part, of which so many were not tracked in memory before."""
+    if bucket.read is not None:
+        bucket.loaded_meanwhile.append(rows)
+    if bucket.position_sum is not None:
+        bucket.position_sum = subtract(bucket.position_sum, sum_of(rows.ledger_ids, rows.entry_ids))
+    known_max = bucket.rows_left if bucket.cached is None else bucket.cached.count
+    bucket.unloaded_count = min(bucket.rows_left, known_max, max(0, bucket.unloaded_count - new_count))
+
+
+def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
+    """Forget positions in segments that are not loaded; where they are not known, their bitmaps are read first."""
+    for bucket in state.covering(ledger_id):
+        if bucket.cached is not None:
+            count_before = bucket.cached.count
+            bucket.cached.subtract(ledger_id, entry_ids)
+            bucket.unloaded_count = max(0, bucket.unloaded_count - (count_before - bucket.cached.count))
+        elif bucket.unloaded_count:
+            want(state, bucket)
+    state.note_counts_changed()
+
+
+def evict(state: TrackerState, now_ms: int) -> None:
+    """Forget positions that nobody has looked at for a while."""
+    cache = state.cache
+    is_needed = cache.needed()
+    has_evicted = False
+    for serial, bucket in list(cache.buckets.items()):
+        # Who reads a ledger needs all that have it.
+        if bucket.is_cache_used or is_needed(bucket.ledgers):
+            bucket.is_cache_used, bucket.cache_used_ms = False, now_ms
+        # A clock that is put back must not make it longer.
+        bucket.cache_used_ms = min(bucket.cache_used_ms, now_ms)
+        is_idle = now_ms - bucket.cache_used_ms >= cache.cached_for_ms and not cache.keeps_all
+        if not bucket.has_unloaded or (is_idle and not bucket.needs_positions):
+            bucket.cached = None
+        if bucket.cached is None:
+            cache.note_evicted(serial)
+            has_evicted = True
+    if has_evicted and cache.has_wanted:
+        state.timers.wake(Why.CACHE)
+    if cache.buckets and not cache.keeps_all:
+        state.timers.at(Why.EVICTION, now_ms + EVICTION_STEP_MS)
+
+
+def evict_all(state: TrackerState) -> None:
+    """Forget all cached positions at once, as if nobody had looked at them for long."""
+    for serial, bucket in list(state.cache.buckets.items()):
+        if not state.cache.keeps_all and not bucket.needs_positions:
+            bucket.cached = None
+            state.cache.note_evicted(serial)

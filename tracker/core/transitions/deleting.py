@@ -1,0 +1,175 @@
+"""A bucket is deleted when nothing of it is left to be handed out: (3) its snapshot, then (4) its property.
+
+That is so when its last row was handed out, when it was merged, when the cursor has passed all its ledgers, and when
+the index is cleared. Here is also the search for snapshots that no property names: orphans.
+"""
+
+import heapq
+from itertools import islice
+from typing import Final
+
+from pyroaring import BitMap
+
+from snapshot_storage.bucket_key import LedgerRange
+from tracker.core.actions import ActionFailed, ListSnapshots, PropertyRemoved, SnapshotDeleted, SnapshotsListed
+from tracker.core.bucket import Bucket, BucketState
+from tracker.core.state import TrackerState
+from tracker.core.timers import Why
+from tracker.core.transitions.adding import note_rows_gone
+from tracker.core.transitions.caching import acknowledge as acknowledge_unloaded
+from tracker.core.transitions.caching import want
+from tracker.core.transitions.life import move, new_bucket, remove
+from tracker.core.transitions.sealing import forget_ledgers, try_again
+
+REMOVALS_MAX: Final = 256
+"""So many buckets that are exhausted are removed in one turn, which takes some milliseconds."""
+
+ORPHANS_SERIAL: Final = 0
+"""`ListSnapshots` belongs to no bucket."""
+
+
+def remove_exhausted(state: TrackerState) -> None:
+    """Remove buckets of which every row was handed out; if there are more than one turn should take, look again."""
+    ended = [state.buckets[serial] for serial in islice(state.rows.emptied, REMOVALS_MAX)]
+    next_ms = state.rows.loaded.next_ms
+    merging: list[tuple[int, int]] = []
+    while state.ending and state.ending[0][0] < next_ms and len(ended) < REMOVALS_MAX:
+        entry = heapq.heappop(state.ending)
+        bucket = state.buckets.get(entry[1])
+        if bucket is None or not (bucket.state is BucketState.SEALED and bucket.is_fully_loaded):
+            continue
+        if bucket.merging_into is None:
+            ended.append(bucket)
+        else:
+            merging.append(entry)
+    for bucket in ended:
+        remove(state, bucket)
+    for entry in merging:
+        heapq.heappush(state.ending, entry)
+    if len(ended) >= REMOVALS_MAX:
+        state.timers.wake(Why.EXHAUSTED)
+
+
+def trim(state: TrackerState, first_ledger_id: int) -> None:
+    """Forget all ledgers below this one: the cursor is past them."""
+    positions = state.positions
+    if first_ledger_id == positions.first_ledger_id:
+        return
+    if first_ledger_id > positions.first_ledger_id:
+        positions.drop_below(first_ledger_id)
+        # Another message may be the first now.
+        note_rows_gone(state)
+    positions.first_ledger_id = first_ledger_id
+    for bucket in list(state.buckets.values()):
+        if bucket.ledgers.last_ledger_id < first_ledger_id:
+            remove(state, bucket)
+        elif bucket.ledgers.first_ledger_id < first_ledger_id and bucket.is_served:
+            if bucket.cached is not None:
+                bucket.cached.drop_below(first_ledger_id)
+                bucket.unloaded_count = min(bucket.unloaded_count, bucket.cached.count)
+                state.note_counts_changed()
+            # How many messages are left is in its bitmaps alone.
+            want(state, bucket)
+
+
+def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
+    """Forget messages that were acknowledged without being handed out."""
+    if state.positions.refuse(ledger_id, entry_ids):
+        note_rows_gone(state)
+    acknowledge_unloaded(state, ledger_id, entry_ids)
+
+
+def clear(state: TrackerState) -> None:
+    """Forget every message and begin to delete every snapshot."""
+    state.recovery.are_unwanted = bool(state.recovery.unopened)
+    state.barriers.is_closed = False
+    for bucket in list(state.buckets.values()):
+        remove(state, bucket)
+    state.reports.untracked.clear()
+    state.reports.untracked_ranges.clear()
+    state.rows.clear()
+    state.positions.clear()
+    forget_ledgers(state)
+    note_rows_gone(state)
+
+
+def on_deleted(state: TrackerState, bucket: Bucket, event: SnapshotDeleted, now_ms: int) -> None:
+    """The snapshot is gone: its property is next."""
+    del event, now_ms
+    bucket.size_bytes = 0
+    move(state, bucket, BucketState.UNREGISTERING if bucket.has_property else BucketState.GONE)
+
+
+def on_delete_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+    """Try again: the property names it until it is gone."""
+    del event, now_ms
+    try_again(state, bucket)
+
+
+def on_property_removed(state: TrackerState, bucket: Bucket, event: PropertyRemoved, now_ms: int) -> None:
+    """Nothing is left."""
+    del event, now_ms
+    move(state, bucket, BucketState.GONE)
+
+
+def on_discarded_stored(state: TrackerState, bucket: Bucket, event: object, now_ms: int) -> None:
+    """A snapshot or a property that nobody wants any more is there after all."""
+    del now_ms
+    bucket.bucket_id = getattr(event, "bucket_id", bucket.bucket_id)
+    move(state, bucket, BucketState.DELETING)
+
+
+def on_discarded_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+    """Nothing was stored, or the search for orphans finds it; a property may be written, so it is removed."""
+    del event, now_ms
+    move(state, bucket, BucketState.GONE if bucket.bucket_id is None else BucketState.DELETING)
+
+
+# Orphans.
+
+
+def start_search(state: TrackerState, now_ms: int) -> ListSnapshots | None:
+    """Look for snapshots without a property if that is wanted, and none is being created."""
+    orphans, breaker = state.orphans, state.calls.reads
+    if not orphans.is_wanted or orphans.in_flight is not None or state.is_creating or breaker.is_full:
+        return None
+    starts_at_ms = breaker.starts_at_ms(orphans.backoff)
+    if starts_at_ms > now_ms:
+        state.timers.at(Why.ORPHANS, starts_at_ms)
+        return None
+    # What goes wrong from now on wants another one.
+    orphans.is_wanted = False
+    orphans.in_flight = ListSnapshots(ORPHANS_SERIAL)
+    breaker.started()
+    return orphans.in_flight
+
+
+def want_search(state: TrackerState) -> None:
+    """Look for orphans as soon as nothing is being created."""
+    state.orphans.is_wanted = True
+    state.timers.wake(Why.ORPHANS)
+
+
+def on_listed(state: TrackerState, event: SnapshotsListed, now_ms: int) -> None:
+    """Delete what nobody owns."""
+    orphans = state.orphans
+    orphans.in_flight = None
+    orphans.backoff.reset()
+    if state.is_creating or state.recovery.unopened:
+        # One of the snapshots may be of a bucket that does not know its id yet: list again when it does.
+        want_search(state)
+        orphans.backoff.at_ms = now_ms + state.config.retry_backoff_ms_min
+        return
+    owned = {bucket.bucket_id for bucket in state.buckets.values()} | orphans.malformed_ids
+    for bucket_id in event.bucket_ids:
+        if bucket_id not in owned:
+            orphan = new_bucket(state, LedgerRange(0, 0), "", BucketState.DELETING)
+            orphan.bucket_id = bucket_id
+
+
+def on_list_failed(state: TrackerState, now_ms: int) -> None:
+    """Look again later."""
+    orphans = state.orphans
+    orphans.in_flight = None
+    orphans.backoff.at_ms = max(orphans.backoff.at_ms, now_ms + state.config.retry_backoff_ms_max)
+    want_search(state)

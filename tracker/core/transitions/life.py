@@ -1,0 +1,176 @@
+"""How a bucket comes, moves from state to state, and goes, and who is told of it."""
+
+import heapq
+from collections.abc import Sequence
+
+from snapshot_storage.bucket_key import LedgerRange
+from tracker.core.backoff import Backoff
+from tracker.core.bucket import NEXT_STATES, NOT_SERVED, Bucket, BucketState
+from tracker.core.state import TrackerState
+from tracker.core.timers import Why
+from tracker.core.transitions.overlapping import note_change, note_overlap
+
+
+def new_bucket(state: TrackerState, ledgers: LedgerRange, key: str, bucket_state: BucketState) -> Bucket:
+    """Make a bucket in a state; its call is planned next."""
+    state.last_serial += 1
+    bucket = Bucket(state.last_serial, ledgers, key, bucket_state)
+    state.buckets[bucket.serial] = bucket
+    if bucket.owns_key:
+        state.keys.add(key)
+    join_queue(state, bucket)
+    if bucket_state in (BucketState.SEALING, BucketState.RECOVERING):
+        serve(state, bucket)
+    return bucket
+
+
+def serve(state: TrackerState, bucket: Bucket) -> None:
+    """Let a bucket count; where its range overlaps another's, one position may be in both."""
+    others = [state.buckets[serial] for serial in state.ranges.overlapping(bucket.ledgers)]
+    if others:
+        note_overlap(state, (bucket, *others))
+    state.ranges.add(bucket.serial, bucket.ledgers)
+    state.note_counts_changed()
+    state.timers.wake(Why.MERGE)
+
+
+def move(state: TrackerState, bucket: Bucket, to: BucketState) -> None:
+    """Move a bucket to a state and to the queue of its call, which starts afresh."""
+    assert to in NEXT_STATES[bucket.state], f"{bucket.key}: {bucket.state} to {to}"
+    for queue in state.calls.queues:
+        queue.leave(bucket.serial)
+    owned_key = bucket.owns_key
+    bucket.state = to
+    if to is not BucketState.DISCARDED:
+        bucket.work = None
+        bucket.work_backoff = Backoff()
+    if owned_key and not bucket.owns_key:
+        state.keys.discard(bucket.key)
+    bucket.parts, bucket.tracked_parts = (), None
+    if to is BucketState.GONE:
+        del state.buckets[bucket.serial]
+    join_queue(state, bucket)
+    note_change(state, bucket)
+    state.note_counts_changed()
+    # What is at rest may be merged, and when nothing is created any more, snapshots may be listed.
+    for why in (Why.MERGE, Why.ORPHANS):
+        state.timers.wake(why)
+
+
+def join_queue(state: TrackerState, bucket: Bucket) -> None:
+    """Let a bucket wait for the call that its state stands for, if it has one."""
+    queue = state.calls.queue_of(bucket)
+    if queue is not None:
+        queue.join(bucket)
+
+
+def progressed(state: TrackerState, bucket: Bucket) -> None:
+    """Note that more of a bucket is loaded, or that it has come to be served from segments."""
+    state.barriers.note(bucket)
+    state.loads.note(bucket)
+    state.cache.note(bucket)
+    note_change(state, bucket)
+    state.note_counts_changed()
+    if bucket.is_fully_loaded:
+        heapq.heappush(state.ending, (bucket.last_ms, bucket.serial))
+        state.timers.wake(Why.EXHAUSTED)
+
+
+def remove(state: TrackerState, bucket: Bucket) -> None:
+    """Stop serving a bucket and delete what is stored of it, now or when its call in flight is over."""
+    if bucket.state in NOT_SERVED:
+        return
+    if bucket.merging_into is not None:
+        remove(state, state.buckets[bucket.merging_into])
+    let_sources_go(state, bucket)
+    forget_rows(state, bucket)
+    if bucket.state in (BucketState.SEALING, BucketState.MERGING, BucketState.REGISTERING) and bucket.work is not None:
+        move(state, bucket, BucketState.DISCARDED)
+    elif bucket.bucket_id is None:
+        move(state, bucket, BucketState.UNREGISTERING if bucket.has_property else BucketState.GONE)
+    else:
+        move(state, bucket, BucketState.DELETING)
+
+
+def forget_rows(state: TrackerState, bucket: Bucket) -> None:
+    """Let nothing come from a bucket any more; what is loaded of it stays."""
+    if bucket.serial in state.rows.unsealed:
+        state.rows.take_unsealed(bucket.serial)
+        del state.positions.unsealed[bucket.serial]
+    bucket.load = None
+    state.barriers.forget(bucket.serial)
+    state.loads.forget(bucket.serial)
+    state.cache.forget(bucket.serial)
+    drop_first_segments(state, bucket)
+    forget_unloaded(state, bucket)
+    state.ranges.discard(bucket.serial, bucket.ledgers)
+
+
+def forget_unloaded(state: TrackerState, bucket: Bucket) -> None:
+    """Note that a bucket has no unloaded part any more, or that it is served no more."""
+    bucket.cached = None
+    bucket.unloaded_count = 0
+    state.cache.note_evicted(bucket.serial)
+    state.note_counts_changed()
+    drop_read(bucket)
+
+
+def drop_read(bucket: Bucket) -> None:
+    """Want no answer to the read of a bucket's positions in flight."""
+    bucket.read = None
+    bucket.loaded_meanwhile = []
+
+
+def let_sources_go(state: TrackerState, target: Bucket) -> None:
+    """Let the sources of a merge go on by themselves."""
+    for serial in target.sources:
+        source = state.buckets.get(serial)
+        if source is not None:
+            source.merging_into = None
+            if source.is_fully_loaded:
+                state.timers.wake(Why.EXHAUSTED)
+    if target.sources:
+        target.sources = ()
+        state.timers.wake(Why.MERGE)
+
+
+def hold_first_segments(state: TrackerState, bucket: Bucket, segments: Sequence[bytes]) -> None:
+    """Keep segments that came with the metadata, until they are loaded."""
+    assert bucket.table is not None
+    if segments:
+        bucket.first_segments = segments
+        state.held_rows[bucket.serial] = bucket.table.rows_before(bucket.table.spans_of(len(segments)))
+        state.held_row_count += state.held_rows[bucket.serial]
+
+
+def drop_first_segments(state: TrackerState, bucket: Bucket) -> Sequence[bytes]:
+    """Return what was kept, and keep it no longer."""
+    segments, bucket.first_segments = bucket.first_segments, ()
+    state.held_row_count -= state.held_rows.pop(bucket.serial, 0)
+    return segments
+
+
+def forget_waits(state: TrackerState, *, waited_for_since_ms_max: int | None = None, restarts_at_ms: int = -1) -> None:
+    """Let what waits for another try begin at once.
+
+    Args:
+        state: The state.
+        waited_for_since_ms_max: What is waited for is so from this time on at the latest.
+        restarts_at_ms: If not below 0, it is waited for from this time on instead.
+    """
+    for breaker in state.calls.breakers:
+        breaker.forget_wait()
+    for bucket in state.buckets.values():
+        for backoff in (bucket.work_backoff, bucket.load_backoff, bucket.read_backoff):
+            backoff.at_ms = -1
+        if bucket.waited_for_since_ms is not None:
+            if restarts_at_ms >= 0:
+                bucket.waited_for_since_ms = restarts_at_ms
+            elif waited_for_since_ms_max is not None:
+                bucket.waited_for_since_ms = min(bucket.waited_for_since_ms, waited_for_since_ms_max)
+    state.barriers.forget_waivers()
+    state.loads.forget_waits()
+    for queue in state.calls.queues:
+        queue.forget_waits()
+    for why in (Why.LOADS, Why.CACHE, Why.ORPHANS, Why.MERGE):
+        state.timers.wake(why)

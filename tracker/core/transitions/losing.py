@@ -1,0 +1,52 @@
+"""A snapshot that is gone, or does not hold what it says: what it tracked is read from the log again.
+
+Ground truth is the log, so nothing is patched. Where nobody could know a bucket's positions, nobody has passed over
+them in the log: being readable is enough. Otherwise they are reported, or the bucket's range where they are not known
+now. What is loaded of it stays.
+"""
+
+from pyroaring import BitMap
+
+from tracker.core.bucket import Bucket
+from tracker.core.state import TrackerState
+from tracker.core.transitions.life import remove
+
+
+def give_up(state: TrackerState, bucket: Bucket, reason: str) -> None:
+    """Remove a bucket whose snapshot is gone or unreadable."""
+    state.reports.losses.append((bucket.key, reason))
+    if bucket.cached is not None:
+        _report_cached(state, bucket)
+    elif bucket.was_cached and bucket.has_unloaded:
+        state.reports.untracked_ranges.append(bucket.ledgers)
+    remove(state, bucket)
+
+
+def report_missing_rows(state: TrackerState, bucket: Bucket) -> None:
+    """Have read again what entry 0 names and no row has: whoever took it for tracked has passed over it."""
+    if bucket.cached is not None:
+        count = _report_cached(state, bucket)
+        if count:
+            state.reports.losses.append((bucket.key, f"entry 0 names {count} positions that have no row"))
+    elif bucket.position_sum:
+        report_range(state, bucket)
+
+
+def report_range(state: TrackerState, bucket: Bucket) -> None:
+    """Have a bucket's range read again: its rows are not the positions that entry 0 names, and it may not say which."""
+    if bucket.was_cached:
+        state.reports.losses.append((bucket.key, "its rows are not those that entry 0 names"))
+        state.reports.untracked_ranges.append(bucket.ledgers)
+
+
+def _report_cached(state: TrackerState, bucket: Bucket) -> int:
+    """Have read again what is cached of a bucket and has no row in memory; return how many positions that are."""
+    assert bucket.cached is not None
+    count = 0
+    for ledger_id, entry_ids in bucket.cached.bitmaps.items():
+        lost = entry_ids - state.positions.handed_out.get(ledger_id, BitMap())
+        lost = lost.difference(*state.positions.bitmaps_of(ledger_id))
+        if lost:
+            count += len(lost)
+            state.reports.untracked[ledger_id] = lost | state.reports.untracked.get(ledger_id, BitMap())
+    return count

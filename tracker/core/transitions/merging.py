@@ -1,0 +1,163 @@
+"""Adjacent buckets are merged when there are too many: PIP-195's limit, with `merge_windows`' choice of which.
+
+The target is made of its sources' rows while those are still handed out from them. Then it takes over, and the sources
+are deleted. Until it has, a failure or a crash changes nothing.
+"""
+
+from itertools import pairwise
+
+from snapshot_storage.bucket_key import LedgerRange
+from tracker.columns.position_set import PositionSet
+from tracker.core.actions import ActionFailed, MergeBuckets, MergeSource
+from tracker.core.bucket import Bucket, BucketState, free_key
+from tracker.core.merge_windows import windows_to_merge
+from tracker.core.state import TrackerState
+from tracker.core.timers import Why
+from tracker.core.transitions.caching import put_into_cache
+from tracker.core.transitions.life import let_sources_go, move, new_bucket, remove, serve
+from tracker.core.transitions.losing import give_up
+from tracker.core.transitions.overlapping import lower_overlap, note_overlap
+
+
+def begin_merge(state: TrackerState, now_ms: int) -> None:
+    """Merge what is too many, once what is on its way has come to rest.
+
+    A bucket that is being sealed counts when it is sealed: the newest one mostly is in the cheapest window, and a
+    choice without it is that of a limit lower by one, which costs several times as much where the limit is low.
+    """
+    limit, merging = state.config.bucket_count_max, state.merging
+    if limit <= 0 or len(state.ranges) <= limit or (merging.target is not None and merging.target.sources):
+        return
+    if now_ms < merging.backoff.at_ms:
+        state.timers.at(Why.MERGE, merging.backoff.at_ms)
+        return
+    sources = _sources_to_merge(state)
+    if not sources:
+        return
+    ledgers = LedgerRange(
+        min(source.ledgers.first_ledger_id for source in sources),
+        max(source.ledgers.last_ledger_id for source in sources),
+    )
+    target = new_bucket(state, ledgers, free_key(ledgers, state.keys), BucketState.MERGING)
+    merging.target = target
+    target.sources = tuple(source.serial for source in sources)
+    for source in sources:
+        source.merging_into = target.serial
+    # Rows of the sources are handed out while it is made of them.
+    note_overlap(state, [target])
+
+
+def _sources_to_merge(state: TrackerState) -> list[Bucket]:
+    """Return the buckets to merge next, as planned before where that still holds; none if not too many are at rest."""
+    planned = state.merging.planned
+    while planned:
+        named = [state.buckets.get(serial) for serial in planned.popleft()]
+        sources = [bucket for bucket in named if bucket is not None and _may_merge(state, bucket)]
+        if len(sources) == len(named):
+            return sources
+    excess = _count_at_rest(state) - state.config.bucket_count_max
+    if excess <= 0:
+        return []
+    served = [state.buckets[serial] for serial in state.ranges.in_order()]
+    windows = windows_to_merge(
+        [bucket.table.row_count if bucket.table is not None else 0 for bucket in served],
+        [_may_merge(state, bucket) for bucket in served],
+        excess,
+    )
+    planned.extend([served[place].serial for place in window] for window in windows[1:])
+    return [served[place] for place in windows[0]] if windows else []
+
+
+def _may_merge(state: TrackerState, bucket: Bucket) -> bool:
+    """Whether a bucket is at rest; where all positions are kept, also whether its own are known already.
+
+    Otherwise the target would know none, and which of them somebody has passed over would be forgotten.
+    """
+    is_known = bucket.is_known or not state.cache.keeps_all
+    return bucket.state is BucketState.SEALED and not bucket.is_merge_barred and is_known
+
+
+def _count_at_rest(state: TrackerState) -> int:
+    """Return how many buckets count for the limit; at least so many, if that is too many already."""
+    queues = (state.calls.metadata, state.calls.creates, state.calls.properties)
+    count = len(state.ranges) - sum(map(len, queues))
+    if count > state.config.bucket_count_max:
+        return count
+    return len(state.ranges) - sum(_is_on_its_way(bucket) for queue in queues for bucket in queue)
+
+
+def _is_on_its_way(bucket: Bucket) -> bool:
+    """Whether a bucket will be one that may be merged before long."""
+    if bucket.state is BucketState.RECOVERING:
+        # One that cannot be read may stay so for long, and the others must not wait for it.
+        return not bucket.work_backoff.attempts
+    return bucket.state in (BucketState.SEALING, BucketState.REGISTERING) and not bucket.sources
+
+
+def action_of(state: TrackerState, target: Bucket) -> MergeBuckets:
+    """Return what a merge is to do."""
+    sources = [state.buckets[serial] for serial in target.sources]
+    # They are in order of their ranges.
+    may_repeat = any(a.ledgers.last_ledger_id >= b.ledgers.first_ledger_id for a, b in pairwise(sources))
+    return MergeBuckets(
+        target.serial,
+        target.key,
+        [_merge_source(source) for source in sources],
+        state.positions.copy_loaded(target.ledgers),
+        state.positions.copy_handed_out(target.ledgers),
+        state.positions.first_ledger_id,
+        may_repeat,
+    )
+
+
+def _merge_source(bucket: Bucket) -> MergeSource:
+    assert bucket.bucket_id is not None
+    assert bucket.table is not None
+    return MergeSource(bucket.bucket_id, bucket.table, bucket.loaded_spans)
+
+
+def take_over(state: TrackerState, target: Bucket) -> None:
+    """Serve a merge's rows from the target from now on, and delete the sources.
+
+    Rows that any source had not loaded are loaded from the target, and with them some that another source had:
+    they come twice then, and are handed out once.
+    """
+    sources = [state.buckets[serial] for serial in target.sources]
+    assert all(source.state is BucketState.SEALED for source in sources)
+    let_sources_go(state, target)
+    target.loaded_spans = target.spans_before(min(source.next_segment_ms for source in sources))
+    waited = [source.waited_for_since_ms for source in sources if source.waited_for_since_ms is not None]
+    target.waited_for_since_ms = min(waited, default=None)
+    state.merging.backoff.reset()
+    count = sum(source.unloaded_count for source in sources)
+    target.was_cached = any(source.was_cached for source in sources)
+    overlap_ms = max(max(source.last_loaded_ms, source.overlap_ms) for source in sources)
+    state.cache.pass_on(sources, target)
+    # What a source has loaded is left out: its rows stay, and those of the target are dropped when they come.
+    cached = [source.cached for source in sources if source.has_unloaded]
+    for source in sources:
+        remove(state, source)
+    move(state, target, BucketState.SEALED)
+    if target.has_unloaded and all(positions is not None for positions in cached):
+        put_into_cache(state, target, PositionSet.union(one for one in cached if one is not None))
+        count = min(count, target.unloaded_count)
+    target.unloaded_count = min(count, target.rows_left)
+    lower_overlap(state, target, overlap_ms)
+    serve(state, target)
+
+
+def on_merge_failed(state: TrackerState, target: Bucket, event: ActionFailed, now_ms: int) -> None:
+    """Forget the merge; the sources stay as they are, but for one that is lost."""
+    del now_ms
+    sources = [state.buckets[serial] for serial in target.sources]
+    let_sources_go(state, target)
+    move(state, target, BucketState.GONE)
+    if not event.is_lost:
+        return
+    lost = next((source for source in sources if source.bucket_id == event.lost_bucket_id), None)
+    if lost is not None:
+        give_up(state, lost, event.reason)
+        return
+    for source in sources:
+        # Whichever it is will be found out when its segments are loaded; until then, leave all of them alone.
+        source.is_merge_barred = True

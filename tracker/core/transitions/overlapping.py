@@ -1,0 +1,55 @@
+"""Which buckets' unloaded rows may be handed out from elsewhere, so that what is handed out has to be remembered.
+
+A row of a segment that is not loaded has no bit that could be cleared. Nearly always none is needed, since nobody else
+has its position. Where somebody may (ranges that overlap, a late message within a sealed range, a merge that is under
+way), what is handed out of the range is remembered, and rows of these positions are dropped when they are loaded.
+"""
+
+from collections.abc import Iterable
+
+from tracker.columns.row_queue import NEVER
+from tracker.core.bucket import Bucket
+from tracker.core.state import TrackerState
+from tracker.core.timers import Why
+
+
+def note_overlap(state: TrackerState, buckets: Iterable[Bucket], through_ms: int = NEVER) -> None:
+    """Remember what is handed out of buckets' ranges until they have loaded their rows up to a time."""
+    for bucket in buckets:
+        if bucket.overlap_ms < through_ms:
+            bucket.overlap_ms = through_ms
+            if bucket.serial not in state.overlapped:
+                _remember(state, bucket)
+            note_change(state, bucket)
+
+
+def lower_overlap(state: TrackerState, bucket: Bucket, through_ms: int) -> None:
+    """Remember what is handed out of a bucket's range only until it has loaded its rows up to this time."""
+    bucket.overlap_ms = through_ms
+    note_change(state, bucket)
+
+
+def note_change(state: TrackerState, bucket: Bucket) -> None:
+    """Look again, in the next plan, at a bucket whose state, range, or loaded part has changed."""
+    if bucket.serial in state.overlapped:
+        state.overlaps_changed.add(bucket.serial)
+        state.timers.wake(Why.OVERLAPS)
+
+
+def refresh(state: TrackerState) -> None:
+    """Forget what nobody needs any more."""
+    changed, state.overlaps_changed = state.overlaps_changed, set()
+    for serial in changed:
+        ledgers, bucket = state.overlapped[serial], state.buckets.get(serial)
+        is_overlapped = bucket is not None and bucket.is_overlapped
+        if bucket is not None and is_overlapped and bucket.ledgers == ledgers:
+            continue
+        state.positions.overlapping.discard(serial, state.overlapped.pop(serial))
+        if bucket is not None and is_overlapped:
+            _remember(state, bucket)
+        state.positions.forget_handed_out(ledgers)
+
+
+def _remember(state: TrackerState, bucket: Bucket) -> None:
+    state.overlapped[bucket.serial] = bucket.ledgers
+    state.positions.overlapping.add(bucket.serial, bucket.ledgers)

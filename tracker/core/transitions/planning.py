@@ -1,0 +1,176 @@
+"""What has come due is looked at, and gives the actions to start.
+
+Nothing is remembered between two looks but the state: a retry is nothing special (the state still wants its call), and
+no chain of callbacks has to survive a failure.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from tracker.core.actions import (
+    Action,
+    DeleteSnapshot,
+    ListSnapshots,
+    LoadSegments,
+    MergeBuckets,
+    PersistBucket,
+    PutProperty,
+    ReadMetadata,
+    ReadPositions,
+    RemoveProperty,
+)
+from tracker.core.bucket import Bucket, BucketState
+from tracker.core.circuit_breakers import CallQueue
+from tracker.core.load_queue import LOAD_ROW_COUNT_MAX
+from tracker.core.state import TrackerState
+from tracker.core.timers import Why
+from tracker.core.transitions.adding import take_singles
+from tracker.core.transitions.caching import evict, start_reads
+from tracker.core.transitions.deleting import remove_exhausted, start_search, want_search
+from tracker.core.transitions.handing_out import drop_stale_rows
+from tracker.core.transitions.life import forget_waits
+from tracker.core.transitions.loading import start_loads
+from tracker.core.transitions.merging import action_of as merge_of
+from tracker.core.transitions.merging import begin_merge
+from tracker.core.transitions.overlapping import refresh
+from tracker.core.transitions.recovering import open_some
+
+_LOOKS_MAX: Final = 3
+"""What one look has caused is looked at in the same turn, but not for ever."""
+
+ACTION_OF_STATE: Final[Mapping[BucketState, type[Action]]] = {
+    BucketState.SEALING: PersistBucket,
+    BucketState.MERGING: MergeBuckets,
+    BucketState.REGISTERING: PutProperty,
+    BucketState.RECOVERING: ReadMetadata,
+    BucketState.DELETING: DeleteSnapshot,
+    BucketState.UNREGISTERING: RemoveProperty,
+}
+
+
+def plan(state: TrackerState, now_ms: int) -> list[Action]:
+    """Return what is to be started now.
+
+    Runtime complexity: O(what has changed); O(1) when the time of nothing has come.
+    """
+    note_time(state, now_ms)
+    drop_stale_rows(state, now_ms)
+    actions: list[Action] = []
+    for _ in range(_LOOKS_MAX):
+        due = state.timers.take_due(now_ms)
+        if not due:
+            break
+        for why in due:
+            actions += _look(state, why, now_ms)
+    return actions
+
+
+def note_time(state: TrackerState, now_ms: int) -> None:
+    """Note what time it is; when the clock was put back, what waits for a time it has left waits no longer."""
+    take_singles(state)
+    if now_ms < state.now_ms:
+        state.merging.backoff.at_ms = state.orphans.backoff.at_ms = -1
+        late_ms = now_ms + state.config.operation_timeout_ms
+        if state.timers.when(Why.LATE_ORPHANS) > late_ms:
+            _put_forward(state, Why.LATE_ORPHANS, late_ms)
+        forget_waits(state, waited_for_since_ms_max=now_ms)
+        state.cache.forget_waits()
+    state.now_ms = now_ms
+
+
+def set_lead(state: TrackerState, lead_ms: int) -> None:
+    """Set how early rows count as due."""
+    state.lead_ms = lead_ms
+    for why in (Why.EXHAUSTED, Why.LOADS, Why.ORDER_WAIT):
+        state.timers.wake(why)
+
+
+def _put_forward(state: TrackerState, why: Why, at_ms: int) -> None:
+    if state.timers.when(why) < 2**62:
+        state.timers.at(why, at_ms)
+
+
+def _look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
+    """Do what a reason asks for, and yield the actions that follow; whoever has to wait sets the timer again."""
+    calls = state.calls
+    match why:
+        case Why.RECOVERY:
+            open_some(state)
+        case Why.EXHAUSTED:
+            remove_exhausted(state)
+        case Why.OVERLAPS:
+            refresh(state)
+        case Why.EVICTION:
+            evict(state, now_ms)
+        case Why.MERGE:
+            begin_merge(state, now_ms)
+        case Why.LOADS:
+            yield from start_loads(state, now_ms)
+        case Why.METADATA:
+            yield from _start_calls(state, calls.metadata, now_ms)
+        case Why.CREATES:
+            yield from _start_calls(state, calls.creates, now_ms)
+        case Why.DELETES:
+            yield from _start_calls(state, calls.deletes, now_ms)
+        case Why.PROPERTIES:
+            yield from _start_calls(state, calls.properties, now_ms)
+        case Why.CACHE:
+            yield from start_reads(state, now_ms)
+        case Why.LATE_ORPHANS:
+            want_search(state)
+        case Why.ORPHANS:
+            listing = start_search(state, now_ms)
+            if listing is not None:
+                yield listing
+        case Why.ORDER_WAIT:
+            state.barriers.waive(now_ms)
+
+
+def _start_calls(state: TrackerState, queue: CallQueue, now_ms: int) -> Iterator[Action]:
+    while (bucket := queue.next(now_ms)) is not None:
+        bucket.work = _action_of(state, bucket, now_ms)
+        queue.breaker.started()
+        yield bucket.work
+
+
+def _action_of(state: TrackerState, bucket: Bucket, now_ms: int) -> Action:
+    """Return the one action that a bucket's state stands for."""
+    if bucket.state is BucketState.SEALING:
+        return PersistBucket(bucket.serial, bucket.key, bucket.parts, bucket.tracked_parts)
+    if bucket.state is BucketState.MERGING:
+        return merge_of(state, bucket)
+    if bucket.state is BucketState.UNREGISTERING:
+        return RemoveProperty(bucket.serial, bucket.key)
+    assert bucket.bucket_id is not None
+    if bucket.state is BucketState.REGISTERING:
+        bucket.has_property = True
+        return PutProperty(bucket.serial, bucket.key, bucket.bucket_id)
+    if bucket.state is BucketState.DELETING:
+        # What nobody has read yet may be another cursor's, whatever the property says.
+        return DeleteSnapshot(
+            bucket.serial, bucket.bucket_id, is_own=bucket.table is not None or not bucket.has_property
+        )
+    assert bucket.state is BucketState.RECOVERING
+    room = state.config.loaded_row_count_max - len(state.rows.loaded) - state.held_row_count
+    through_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
+    return ReadMetadata(bucket.serial, bucket.bucket_id, through_ms, min(room, LOAD_ROW_COUNT_MAX))
+
+
+def retried(state: TrackerState) -> set[type[Action]]:
+    """Return the kinds of actions that have failed and are wanted still.
+
+    Runtime complexity: O(buckets).
+    """
+    kinds: set[type[Action]] = set()
+    for bucket in state.buckets.values():
+        if bucket.work_backoff.attempts and bucket.state in ACTION_OF_STATE:
+            kinds.add(ACTION_OF_STATE[bucket.state])
+        if bucket.has_unloaded and bucket.load_backoff.attempts:
+            kinds.add(LoadSegments)
+        if bucket.has_unloaded and bucket.read_backoff.attempts and state.cache.is_wanted(bucket.serial):
+            kinds.add(ReadPositions)
+    if state.orphans.backoff.attempts:
+        kinds.add(ListSnapshots)
+    if state.merging.backoff.attempts and len(state.ranges) > state.config.bucket_count_max:
+        kinds.add(MergeBuckets)
+    return kinds

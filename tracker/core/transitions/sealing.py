@@ -1,0 +1,123 @@
+"""The mutable bucket becomes an immutable one: (1) its snapshot is stored, (2) its property is written.
+
+Its rows are served from memory until both are durable. Then those that are due soon stay, and the others leave memory
+as a whole: from now on they come from segments.
+"""
+
+from snapshot_storage.bucket_key import LedgerRange
+from tracker.columns.position_set import PositionSet
+from tracker.columns.positions import Int64Array
+from tracker.columns.row_queue import NEVER, RowKey, first_key_at, last_key_at, pop_sorted
+from tracker.columns.segment_table import is_in_order
+from tracker.core.actions import ActionFailed, PropertyPut, SnapshotCreated
+from tracker.core.bucket import Bucket, BucketState, free_key
+from tracker.core.state import NO_LEDGER, TrackerState
+from tracker.core.transitions.caching import cache_if_there_is_room
+from tracker.core.transitions.life import move, new_bucket, progressed
+from tracker.core.transitions.merging import take_over
+from tracker.core.transitions.overlapping import note_overlap
+
+
+def seal(state: TrackerState) -> None:
+    """Freeze the mutable bucket's rows; sorting, encoding and storing happen elsewhere."""
+    mutable = state.mutable
+    if mutable.first_ledger_id < state.positions.first_ledger_id:
+        # What was added although the cursor was past it is acknowledged, and no row of it would be loaded again.
+        state.positions.drop_below(state.positions.first_ledger_id)
+    if state.positions.mutable.count:
+        _freeze(state, LedgerRange(mutable.first_ledger_id, mutable.last_ledger_id))
+    else:
+        state.rows.drop_mutable()
+    forget_ledgers(state)
+
+
+def forget_ledgers(state: TrackerState) -> None:
+    """Let the mutable bucket begin anew: nothing of it is among the rows any more."""
+    mutable = state.mutable
+    mutable.first_ledger_id = mutable.last_ledger_id = mutable.ledger_id = NO_LEDGER
+
+
+def _freeze(state: TrackerState, ledgers: LedgerRange) -> None:
+    bucket = new_bucket(state, ledgers, free_key(ledgers, state.keys), BucketState.SEALING)
+    positions = state.positions.seal_mutable(bucket.serial)
+    rows = state.rows.seal_mutable(bucket.serial)
+    if len(rows) != positions.count:
+        # A position was added twice, or refused: not every row is one to be stored.
+        bucket.tracked_parts = positions.copy()
+    bucket.parts = rows.rows_of()
+    if positions.common_count(state.positions.loaded):
+        note_overlap(state, [bucket])
+
+
+def on_created(state: TrackerState, bucket: Bucket, event: SnapshotCreated, now_ms: int) -> None:
+    """The snapshot is durable: its property is next."""
+    del now_ms
+    assert is_in_order(event.table)
+    bucket.bucket_id = event.bucket_id
+    bucket.size_bytes = event.size_bytes
+    bucket.table = event.table
+    move(state, bucket, BucketState.REGISTERING)
+
+
+def on_create_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+    """Try again; what it may have stored all the same is found by the search for orphans."""
+    del event, now_ms
+    try_again(state, bucket)
+
+
+def try_again(state: TrackerState, bucket: Bucket) -> None:
+    """Let a bucket's own call be made again, when its back-off is over."""
+    bucket.work = None
+    queue = state.calls.queue_of(bucket)
+    assert queue is not None
+    queue.again(bucket)
+
+
+def on_property_put(state: TrackerState, bucket: Bucket, event: PropertyPut, now_ms: int) -> None:
+    """Snapshot and property are durable: serve from segments what is not due soon."""
+    del event
+    if bucket.sources:
+        take_over(state, bucket)
+    else:
+        _leave_memory(state, bucket, now_ms)
+    progressed(state, bucket)
+
+
+def on_property_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
+    """Try again: it may have been written, which changes nothing."""
+    del event, now_ms
+    try_again(state, bucket)
+
+
+def _leave_memory(state: TrackerState, bucket: Bucket, now_ms: int) -> None:
+    """Keep the rows that are due soon, and whole spans of them."""
+    horizon_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
+    if bucket.serial in state.rows.popped:
+        # What was handed out before the clock was put back must not come again.
+        horizon_ms = max(horizon_ms, state.rows.unsealed[bucket.serial].next_ms)
+    bucket.loaded_spans = bucket.spans_through(horizon_ms)
+    kept = bucket.next_segment_ms
+    left = _release(state, bucket, last_key_at(NEVER) if kept == NEVER else first_key_at(kept))
+    move(state, bucket, BucketState.SEALED)
+    bucket.unloaded_count = left.count
+    bucket.was_cached = True
+    cache_if_there_is_room(state, bucket, left)
+
+
+def _release(state: TrackerState, bucket: Bucket, through: RowKey) -> PositionSet:
+    """Keep a bucket's rows up to a key as loaded ones, and return the positions of those that leave memory."""
+    queue = state.rows.take_unsealed(bucket.serial)
+    positions = state.positions.unsealed.pop(bucket.serial)
+    if through.deliver_at_ms == NEVER:
+        state.positions.loaded.absorb(positions)
+        state.rows.loaded.absorb(queue)
+        return PositionSet()
+    while True:
+        columns = pop_sorted([queue], through, len(queue), rest=queue)
+        if not len(columns[0]):
+            return positions
+        is_tracked = positions.take(columns[1], columns[2])
+        # Copies, so that the columns these are cut from can be freed.
+        kept: tuple[Int64Array, ...] = tuple(column[is_tracked] for column in columns)
+        state.positions.keep(kept[1], kept[2])
+        state.rows.loaded.push_sorted(*kept)
