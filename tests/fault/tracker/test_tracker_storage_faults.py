@@ -158,6 +158,18 @@ def told(story: Story, main: object) -> None:
 @pytest.mark.parametrize("seed", range(5, 15))
 def test_every_message_comes_once_and_nothing_is_leaked_whatever_goes_wrong(seed: int) -> None:
     """With every fault; a delete that was lost is found at the next start."""
+    met = go_through_everything(seed)
+
+    assert set(Fault) - met <= {Fault.LOST_DELETE, Fault.UNREADABLE}
+
+
+def test_the_stories_meet_snapshots_that_stay_unreadable() -> None:
+    """Not each of them does: a fault of one read in a thousand."""
+    assert any(Fault.UNREADABLE in go_through_everything(seed) for seed in range(5, 10))
+
+
+def go_through_everything(seed: int) -> set[Fault]:
+    """Play a story with every fault to its end; return the faults that it met."""
     story = Story(FaultPlan(seed=seed, rate=0.25, latency_ms_max=400, timeout_ms=600))
 
     async def main() -> None:
@@ -169,7 +181,7 @@ def test_every_message_comes_once_and_nothing_is_leaked_whatever_goes_wrong(seed
         await story.finish()
 
     told(story, main())
-    assert {*story.storage.fault_counts, Fault.LOST_DELETE} == set(Fault)
+    return set(story.storage.fault_counts)
 
 
 @pytest.mark.parametrize("seed", range(4))
