@@ -437,3 +437,71 @@ ITEMS: Final = [
     ),
 ]
 """The faults of issue 13 (items 1 to 5 and 9), each put back alone into the code of today."""
+
+FOUND: Final = [
+    Mutant(
+        "closed-ledger-without-its-end",
+        "dispatcher/ports.py",
+        "ledger.entries - 1, ledger.has_ended)",
+        "ledger.entries - 1, not ledger.is_open)",
+        "a ledger that was closed is not scanned beyond what was durable when the plan was made",
+    ),
+    Mutant(
+        "batch-weighs-more-than-its-rest",
+        "dispatcher/core/key_shared.py",
+        "            if items and consumer.heads:\n",
+        "            if entries_max <= 0 and consumer.heads:\n",
+        "a consumer is not served again after a batch of which a part is acknowledged",
+    ),
+    Mutant(
+        "held-for-a-dry-tracker",
+        "dispatcher/reader.py",
+        "                return bool(self._intake.held_due)\n",
+        "                return False\n",
+        "held entries wait for a message that the tracker turned out not to have",
+    ),
+    Mutant(
+        "expiry-told-at-its-end",
+        "broker/topics/topic.py",
+        "        await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,), on_expired=self._on_expired)\n",
+        "        for expired in (await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,))).items():\n"
+        "            self._on_expired(*expired)\n",
+        "a dispatcher hears of what expired when all subscriptions had their turn",
+    ),
+    Mutant(
+        "trimmed-and-not-acknowledged",
+        "managed_ledger/cursor_state.py",
+        "        if ledger_id == self.mark_delete.ledger_id:\n            # It can",
+        "        if False:\n            # It can",
+        "of the trimmed ledger at whose end the cursor stands, nothing counts as acknowledged",
+    ),
+    Mutant(
+        "read-again-and-nothing-offered",
+        "dispatcher/core/intake.py",
+        "        return [TrackDelayed(headers.take(np.array(rows, dtype=np.intp)))]\n",
+        "        return [TrackDelayed(headers.take(np.array(rows, dtype=np.intp)))] if rows else []\n",
+        "a shared index waits for what it had read again and what was acknowledged meanwhile",
+    ),
+    Mutant(
+        "timer-each-half-second",
+        "tracker/core/position_cache.py",
+        "_COOLING_STEP_MS_WHEN_KEPT: Final = 5_000",
+        "_COOLING_STEP_MS_WHEN_KEPT: Final = 500",
+        "a shared index at rest sets a timer each half second",
+    ),
+    Mutant(
+        "closed-index-is-a-defect",
+        "dispatcher/dispatcher.py",
+        "        if isinstance(defect, TrackerClosedError):",
+        "        if False:",
+        "a consumer that comes while its topic closes meets a closed index, which is told as a defect",
+    ),
+    Mutant(
+        "taken-and-acknowledged-counts-twice",
+        "tracker/shared/shared_view.py",
+        "        ledger_ids, entry_ids = ledger_ids[is_own], entry_ids[is_own]\n",
+        "",
+        "msgDelayed of a shared index: what was taken and acknowledged is subtracted twice",
+    ),
+]
+"""Faults that the simulation found, each put back alone."""

@@ -1,6 +1,6 @@
 """Judges the simulation: in how many seeds it finds each of the faults of `known_mutants.py`.
 
-    python tests/simulation/mutants.py [--group dispatcher tracker items] [--seeds 300] [--only NAME]
+    python tests/simulation/mutants.py [--group dispatcher tracker items found] [--seeds 300] [--only NAME]
 
 Each fault is put into a copy of the project and seeds are run on it until one fails that passes without it; with
 `--all` every seed is run and those that fail are counted. `docs/simulation.md` has the last tables. A fault whose old
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.simulation.known_mutants import DISPATCHER, ITEMS, TRACKER, Mutant
+from tests.simulation.known_mutants import DISPATCHER, FOUND, ITEMS, TRACKER, Mutant
 
 PARTS: Final = (
     "broker",
@@ -33,7 +33,7 @@ PARTS: Final = (
     "tests/simulation",
     "tests/helpers/fakes",
 )
-GROUPS: Final = {"dispatcher": DISPATCHER, "tracker": TRACKER, "items": ITEMS}
+GROUPS: Final = {"dispatcher": DISPATCHER, "tracker": TRACKER, "items": ITEMS, "found": FOUND}
 
 
 class Verdict(NamedTuple):

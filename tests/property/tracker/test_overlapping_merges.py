@@ -17,7 +17,15 @@ from snapshot_storage.encoding.codec import decode_metadata, decode_segments
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.config import TrackerConfig
-from tracker.core.actions import Action, ActionFailed, Event, MergeBuckets, PutProperty, SnapshotCreated
+from tracker.core.actions import (
+    Action,
+    ActionFailed,
+    Event,
+    LoadSegments,
+    MergeBuckets,
+    PutProperty,
+    SnapshotCreated,
+)
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.snapshot_work import SnapshotWork, StorageWork, is_lost, lost_bucket_id
@@ -368,6 +376,58 @@ def test_what_is_handed_out_during_a_merge_does_not_come_from_its_target_again()
         while run.poll(10):
             run.plan()
             await run.rest()
+        assert run.tracked.keys() == {(3, 0)}
+
+    asyncio.run(story())
+
+
+def test_what_a_source_had_loaded_and_handed_out_during_a_merge_does_not_come_from_its_target_again() -> None:
+    """Two buckets have a row of one time; the first one's goes out while the other's segment is still being loaded."""
+
+    async def story() -> None:
+        run = Run(Random(0))
+        run.config = TrackerConfig(
+            index_count_per_bucket_min=2,
+            segment_row_count_max=1,
+            bucket_count_max=1,
+            prefetch_ms=10,
+            is_deliver_at_time_strict=True,
+        )
+        run.keeps_positions = False
+        run.core = run.new_core()
+        await run.storage.start()
+        for ledger_id, delays_ms in enumerate(((20, 300), (30, 300), (10_000,)), start=1):
+            for entry_id, delay_ms in enumerate(delays_ms):
+                run.add((ledger_id, entry_id), delay_ms)
+            run.plan()
+        await run.answer()
+        await run.answer()
+        run.now_ms += 40
+        run.plan()
+        await run.answer()
+        assert run.poll(10) == 2
+        run.now_ms += 260
+        run.plan()
+        loads = {one.serial: one for one in run.pending if isinstance(one, LoadSegments)}
+        run.pending = [one for one in run.pending if one not in loads.values()]
+        run.core.handle(await run.event_of(loads[1]), now_ms=run.now_ms)
+        run.plan()
+
+        assert run.poll(10) == 1
+        assert run.tracked.keys() == {(2, 1), (3, 0)}
+        # Otherwise it is known which of the target's positions are still to come.
+        run.cool()
+        (merge,) = [one for one in run.pending if isinstance(one, MergeBuckets)]
+        run.pending.remove(merge)
+        run.core.handle(await run.event_of(merge), now_ms=run.now_ms)
+        run.plan()
+        await run.rest()
+        run.pending.append(loads[2])
+        await run.rest()
+        while run.poll(10):
+            run.plan()
+            await run.rest()
+
         assert run.tracked.keys() == {(3, 0)}
 
     asyncio.run(story())

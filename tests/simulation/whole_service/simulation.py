@@ -447,6 +447,8 @@ class Simulation:
             lost = (sub.synced if self.is_after_power_cut else sub.stored) & self.oracle.entries.keys() - durable
             if lost:
                 self.complain(f"{sub.name}: stored as acknowledged before, and not after a restart: {sorted(lost)[:5]}")
+        else:
+            sub.synced = set()
         sub.stored = set(durable)
         if self.is_after_power_cut:
             sub.synced = set(durable)
