@@ -65,6 +65,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
     from broker.network.listener import allow_open_files
     from broker.server.event_loop import run_on_service_loop
     from broker.server.server import serve as run_service
+    from broker.server.service_manager import ServiceManager
     from tracker.process.tuning import tune_process
 
     tune_process()
@@ -76,7 +77,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
         else:
             click.echo(announcement(config))
 
-    sys.exit(run_on_service_loop(run_service(config, announce=announce)))
+    sys.exit(run_on_service_loop(run_service(config, announce=announce, manager=ServiceManager.of(os.environ))))
 
 
 def warnings_at_start(config: BrokerConfig) -> list[str]:

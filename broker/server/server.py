@@ -30,6 +30,7 @@ from broker.network.listening import WebAudience
 from broker.network.ports import listen_for_clients, open_tls, web_ports
 from broker.server.scheduler import Housekeeping, Job
 from broker.server.service import Service
+from broker.server.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +43,13 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
+async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: ServiceManager | None = None) -> int:
     """Run the service until SIGTERM or SIGINT.
 
     Args:
         config: The configuration.
         announce: Called once when clients can connect.
+        manager: The supervisor of the process, None if there is none.
 
     Returns:
         The process's exit code: 0, or 1 when it stopped because nothing could be stored any more (if it closes at all).
@@ -62,6 +64,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     started_ms = now_ms()
+    manager = manager or ServiceManager()
     tls = open_tls(config)
     service = await Service.open(config, now_ms=now_ms)
     try:
@@ -90,6 +93,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                     stop.set()
 
             jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
+            jobs.append(Job("watchdog", manager.watchdog_interval_s, manager.note_alive))
             if tls is not None:
                 jobs.append(Job("certificates", config.tls.refresh_interval_s, partial(asyncio.to_thread, tls.refresh)))
             housekeeping = Housekeeping(jobs)
@@ -97,8 +101,10 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None]) -> int:
                 housekeeping.start()
                 service.spawn(service.open_topics())
                 announce()
+                manager.note_ready()
                 await stop.wait()
                 log.info("stopping")
+                manager.note_stopping()
             finally:
                 await listeners.aclose()
                 await housekeeping.close()
