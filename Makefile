@@ -11,7 +11,7 @@ S3_SERVERS := build/s3-servers
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run demo test simulate test-s3 test-installation s3-servers check lint types imports proto proto-check bench clean
+.PHONY: help setup run demo test simulate test-s3 test-installation s3-servers check lint types imports proto proto-check docs bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,7 +57,7 @@ $(S3_SERVERS)/versitygw:
 $(S3_SERVERS)/minio:
 	$(call go_install,$(MINIO))
 
-check: setup lint types imports proto-check test ## Everything CI checks: lint, types, imports, schemas, tests
+check: setup lint types imports proto-check docs test ## Everything CI checks: lint, types, imports, schemas, documentation, tests
 
 lint: setup ## Lint and check the format
 	$(BIN)/ruff check .
@@ -83,6 +83,9 @@ proto-check: setup ## Check that generating again changes nothing
 	$(call protoc,build/proto)
 	diff -r -x __init__.py -x __pycache__ build/proto/snapshot_storage/pb snapshot_storage/pb
 	diff -r -x __init__.py -x __pycache__ build/proto/broker/protocol/pb broker/protocol/pb
+
+docs: setup ## Build the documentation into build/docs; a link that leads nowhere is an error
+	$(BIN)/mkdocs build
 
 bench: setup ## Compare with a real Pulsar, side by side (needs Java 17 and Maven)
 	$(BIN)/python -m benchmarks

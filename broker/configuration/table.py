@@ -1,4 +1,4 @@
-"""Write the configuration down for people: as the lines of a `broker.conf`, and as the table in README.md.
+"""Write the configuration down for people: as the lines of a `broker.conf`, and as the table of the docs.
 
 The meaning of a key is the comment above it in `config/broker.conf`, and only there is it written by hand.
 """

@@ -1,10 +1,11 @@
-"""ARCHITECTURE.md names tests for what it says: they exist."""
+"""ARCHITECTURE.md and the documentation name tests for what they say: they exist."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "ARCHITECTURE.md").read_text()
+PAGES = (ROOT / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md"))
+TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
 def test_every_test_that_is_named_exists() -> None:

@@ -1,12 +1,15 @@
-"""The README's program runs as it stands and prints what the README says."""
+"""The programs of the README and the documentation run as they stand, and print what is said there."""
 
 import ast
+import re
 import subprocess
 import sys
 
 import pytest
 
-from tests.helpers.pages import PAGES, example_of
+from tests.helpers.pages import PAGES, ROOT, example_of
+
+LINES_MAX = 120
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -28,3 +31,18 @@ def test_an_embedding_program_imports_postdate_alone(page: str) -> None:
 
     assert imported == {"asyncio", "postdate"}
     assert not any(isinstance(node, ast.ImportFrom) for node in nodes)
+
+
+def test_the_readme_is_read_in_a_few_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= LINES_MAX
+
+
+def test_every_page_that_the_readme_names_exists() -> None:
+    named = re.findall(r"\]\(([\w/.-]+)(?:#[\w-]+)?\)", (ROOT / "README.md").read_text())
+
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {*named} <= {
+        "docs/index.md",
+        "docs/mutants-of-merges.md",
+        "docs/rocksdict-reports.md",
+    }
+    assert [path for path in named if not (ROOT / path).exists()] == []

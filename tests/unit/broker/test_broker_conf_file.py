@@ -1,4 +1,4 @@
-"""`config/broker.conf`, README.md and the dataclasses say the same."""
+"""`config/broker.conf`, docs/configuration.md and the dataclasses say the same."""
 
 import re
 from pathlib import Path
@@ -94,10 +94,10 @@ def test_the_table_has_a_row_for_every_key_with_its_default() -> None:
         assert meaning.endswith(".")
 
 
-def test_the_readme_has_the_table() -> None:
-    """Between two markers, as `postdate config --config config/broker.conf --table` prints it."""
-    readme = (REPOSITORY / "README.md").read_text()
-    found = re.search(r"<!-- config-table -->\n+(.*?)\n*<!-- /config-table -->", readme, re.DOTALL)
+def test_the_documentation_has_the_table() -> None:
+    """Between two markers, as `postdate config --table` prints it."""
+    page = (REPOSITORY / "docs/configuration.md").read_text()
+    found = re.search(r"<!-- config-table -->\n+(.*?)\n*<!-- /config-table -->", page, re.DOTALL)
 
     assert found is not None
     assert f"{found[1].strip()}\n" == config_table(FILE.read_text())
