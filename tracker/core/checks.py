@@ -23,9 +23,9 @@ def _check_buckets(state: TrackerState) -> None:
     buckets = state.buckets
     keys = [bucket.key for bucket in buckets.values() if bucket.has_property]
     assert len(keys) == len(set(keys))
-    assert state.keys == {bucket.key for bucket in buckets.values() if bucket.owns_key} | {
-        named.key for named in state.recovery.unopened
-    }
+    own_keys = {bucket.key for bucket in buckets.values() if bucket.owns_key}
+    own_keys |= {bucket.key for bucket in state.cleared} | {named.key for named in state.recovery.unopened}
+    assert state.keys == own_keys
     served = [bucket for bucket in buckets.values() if bucket.is_served]
     ids = [bucket.bucket_id for bucket in served if bucket.bucket_id is not None]
     assert len(ids) == len(set(ids))

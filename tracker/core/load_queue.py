@@ -87,10 +87,13 @@ class LoadQueue:
             self.forget(serial)
 
     def forget_waits(self) -> None:
-        """Look at all of them again."""
-        for bucket in list(self._due.values()):
-            if bucket.load is None:
-                self.note(bucket)
+        """Let those that wait for another try go on."""
+        waiting, self._waiting = self._waiting, []
+        for _, serial in waiting:
+            bucket = self._due.get(serial)
+            if bucket is not None and bucket.load is None:
+                self._queue(bucket)
+        self._timers.wake(Why.LOADS)
 
     def note_started(self, bucket: Bucket) -> None:
         """Note that a load of a bucket is in flight."""

@@ -168,7 +168,7 @@ def unsettled_count(state: TrackerState) -> int:
     """Return how many buckets are being sealed, merged, registered or removed."""
     calls, recovery = state.calls, state.recovery
     unwanted_count = len(recovery.unopened) if recovery.are_unwanted else 0
-    return unwanted_count + len(calls.creates) + len(calls.deletes) + len(calls.properties)
+    return unwanted_count + len(state.cleared) + len(calls.creates) + len(calls.deletes) + len(calls.properties)
 
 
 def next_wakeup_ms(state: TrackerState, now_ms: int, latest_ms: int) -> int:

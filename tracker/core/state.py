@@ -26,7 +26,7 @@ from tracker.bucket_properties import SnapshotProperty
 from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.row_queue import NEVER
 from tracker.config import UNLIMITED, TrackerConfig
-from tracker.core.actions import ListSnapshots
+from tracker.core.actions import Action, ListSnapshots
 from tracker.core.backoff import Backoff
 from tracker.core.barriers import Barriers
 from tracker.core.bucket import Bucket
@@ -126,6 +126,8 @@ class TrackerState:
         self.buckets: dict[int, Bucket] = {}
         """Every bucket that is not gone, by serial."""
         self.last_serial = 0
+        self.cleared: deque[Bucket] = deque()
+        """Buckets of an index that was cleared, which are not among the others and still to be deleted."""
         self.keys: set[str] = set()
         """The property keys that no new bucket may have."""
         self.ranges = LedgerRanges()
@@ -150,6 +152,8 @@ class TrackerState:
         self.orphans = OrphanSearch()
         self.recovery = Recovery()
         self.reports = Reports()
+        self.failed: dict[type[Action], set[int]] = {}
+        """For which buckets a kind of action has failed; also for some that succeeded, or are gone, since."""
         self._unloaded_count: int | None = None
 
     # What is asked of all of it.

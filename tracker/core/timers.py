@@ -18,28 +18,30 @@ class Why(IntEnum):
 
     RECOVERY = 0
     """Buckets that the cursor's properties name are still to be opened."""
-    EXHAUSTED = 1
+    CLEARED = 1
+    """Buckets of a cleared index are still to be deleted."""
+    EXHAUSTED = 2
     """The last row of a bucket may have been handed out."""
-    OVERLAPS = 2
+    OVERLAPS = 3
     """Buckets that may have overlapped others may do so no more."""
-    EVICTION = 3
+    EVICTION = 4
     """Cached positions may have been unused for long enough."""
-    MERGE = 4
+    MERGE = 5
     """There may be too many buckets."""
-    LOADS = 5
+    LOADS = 6
     """A segment begins soon, or a load may go on."""
-    METADATA = 6
+    METADATA = 7
     """Metadata is to be read."""
-    CREATES = 7
-    DELETES = 8
-    PROPERTIES = 9
-    CACHE = 10
+    CREATES = 8
+    DELETES = 9
+    PROPERTIES = 10
+    CACHE = 11
     """Positions are wanted that are not cached."""
-    LATE_ORPHANS = 11
+    LATE_ORPHANS = 12
     """A create that failed may have taken effect by now."""
-    ORPHANS = 12
+    ORPHANS = 13
     """Snapshots are to be listed."""
-    ORDER_WAIT = 13
+    ORDER_WAIT = 14
     """A bucket that cannot be read has held up others for long enough."""
 
 

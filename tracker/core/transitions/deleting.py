@@ -11,6 +11,7 @@ from typing import Final
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange
+from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.core.actions import ActionFailed, ListSnapshots, PropertyRemoved, SnapshotDeleted, SnapshotsListed
 from tracker.core.bucket import Bucket, BucketState
 from tracker.core.state import TrackerState
@@ -18,7 +19,7 @@ from tracker.core.timers import Why
 from tracker.core.transitions.adding import note_rows_gone
 from tracker.core.transitions.caching import acknowledge as acknowledge_unloaded
 from tracker.core.transitions.caching import want
-from tracker.core.transitions.life import move, new_bucket, remove
+from tracker.core.transitions.life import forget_rows, move, new_bucket, remove
 from tracker.core.transitions.sealing import forget_ledgers, try_again
 
 REMOVALS_MAX: Final = 256
@@ -84,13 +85,39 @@ def clear(state: TrackerState) -> None:
     state.recovery.are_unwanted = bool(state.recovery.unopened)
     state.barriers.is_closed = False
     for bucket in list(state.buckets.values()):
-        remove(state, bucket)
+        if bucket.state is BucketState.SEALED:
+            # There may be many, and nothing of them is in flight that would have to be waited for.
+            del state.buckets[bucket.serial]
+            state.cleared.append(bucket)
+        else:
+            remove(state, bucket)
+    state.barriers.clear()
+    state.loads.clear()
+    state.cache.clear()
+    state.ranges = LedgerRanges()
+    state.held_rows, state.held_row_count = {}, 0
+    state.overlaps_changed.update(state.overlapped)
+    state.note_counts_changed()
+    for why in (Why.CLEARED, Why.OVERLAPS):
+        state.timers.wake(why)
     state.reports.untracked.clear()
     state.reports.untracked_ranges.clear()
     state.rows.clear()
     state.positions.clear()
     forget_ledgers(state)
     note_rows_gone(state)
+
+
+def delete_cleared(state: TrackerState) -> None:
+    """Begin to delete the next buckets of a cleared index, as many as one turn should take."""
+    for _ in range(min(REMOVALS_MAX, len(state.cleared))):
+        bucket = state.cleared.popleft()
+        state.buckets[bucket.serial] = bucket
+        bucket.merging_into = None
+        forget_rows(state, bucket)
+        move(state, bucket, BucketState.DELETING)
+    if state.cleared:
+        state.timers.wake(Why.CLEARED)
 
 
 def on_deleted(state: TrackerState, bucket: Bucket, event: SnapshotDeleted, now_ms: int) -> None:
@@ -155,7 +182,7 @@ def on_listed(state: TrackerState, event: SnapshotsListed, now_ms: int) -> None:
     orphans = state.orphans
     orphans.in_flight = None
     orphans.backoff.reset()
-    if state.is_creating or state.recovery.unopened:
+    if state.is_creating or state.recovery.unopened or state.cleared:
         # One of the snapshots may be of a bucket that does not know its id yet: list again when it does.
         want_search(state)
         orphans.backoff.at_ms = now_ms + state.config.retry_backoff_ms_min

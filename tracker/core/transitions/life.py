@@ -160,9 +160,11 @@ def forget_waits(state: TrackerState, *, waited_for_since_ms_max: int | None = N
     """
     for breaker in state.calls.breakers:
         breaker.forget_wait()
+    for serial in set().union(*state.failed.values()):
+        failed = state.buckets.get(serial)
+        if failed is not None:
+            failed.work_backoff.at_ms = failed.load_backoff.at_ms = failed.read_backoff.at_ms = -1
     for bucket in state.buckets.values():
-        for backoff in (bucket.work_backoff, bucket.load_backoff, bucket.read_backoff):
-            backoff.at_ms = -1
         if bucket.waited_for_since_ms is not None:
             if restarts_at_ms >= 0:
                 bucket.waited_for_since_ms = restarts_at_ms

@@ -26,7 +26,7 @@ from tracker.core.state import TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.adding import take_singles
 from tracker.core.transitions.caching import evict, start_reads
-from tracker.core.transitions.deleting import remove_exhausted, start_search, want_search
+from tracker.core.transitions.deleting import delete_cleared, remove_exhausted, start_search, want_search
 from tracker.core.transitions.handing_out import drop_stale_rows
 from tracker.core.transitions.life import forget_waits
 from tracker.core.transitions.loading import start_loads
@@ -96,6 +96,8 @@ def _look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
     match why:
         case Why.RECOVERY:
             open_some(state)
+        case Why.CLEARED:
+            delete_cleared(state)
         case Why.EXHAUSTED:
             remove_exhausted(state)
         case Why.OVERLAPS:
@@ -157,20 +159,32 @@ def _action_of(state: TrackerState, bucket: Bucket, now_ms: int) -> Action:
 
 
 def retried(state: TrackerState) -> set[type[Action]]:
-    """Return the kinds of actions that have failed and are wanted still.
+    """Return the kinds of actions that have failed and are wanted still; forget which are wanted no more.
 
-    Runtime complexity: O(buckets).
+    Runtime complexity: O(1), amortised over the failures.
     """
     kinds: set[type[Action]] = set()
-    for bucket in state.buckets.values():
-        if bucket.work_backoff.attempts and bucket.state in ACTION_OF_STATE:
-            kinds.add(ACTION_OF_STATE[bucket.state])
-        if bucket.has_unloaded and bucket.load_backoff.attempts:
-            kinds.add(LoadSegments)
-        if bucket.has_unloaded and bucket.read_backoff.attempts and state.cache.is_wanted(bucket.serial):
-            kinds.add(ReadPositions)
-    if state.orphans.backoff.attempts:
-        kinds.add(ListSnapshots)
-    if state.merging.backoff.attempts and len(state.ranges) > state.config.bucket_count_max:
-        kinds.add(MergeBuckets)
+    for kind, serials in state.failed.items():
+        while serials:
+            serial = next(iter(serials))
+            if _is_retried(state, kind, serial):
+                kinds.add(kind)
+                break
+            serials.discard(serial)
     return kinds
+
+
+def _is_retried(state: TrackerState, kind: type[Action], serial: int) -> bool:
+    """Whether a kind of call that failed for a bucket is still to be made for it."""
+    if kind is ListSnapshots:
+        return state.orphans.backoff.attempts > 0
+    if kind is MergeBuckets:
+        return state.merging.backoff.attempts > 0 and len(state.ranges) > state.config.bucket_count_max
+    bucket = state.buckets.get(serial)
+    if bucket is None:
+        return False
+    if kind is LoadSegments:
+        return bucket.has_unloaded and bucket.load_backoff.attempts > 0
+    if kind is ReadPositions:
+        return bucket.has_unloaded and bucket.read_backoff.attempts > 0 and state.cache.is_wanted(serial)
+    return bucket.work_backoff.attempts > 0 and ACTION_OF_STATE.get(bucket.state) is kind

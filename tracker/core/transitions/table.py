@@ -137,6 +137,7 @@ def _note_call(state: TrackerState, event: Event, now_ms: int) -> None:
         return
     action = event.action
     breaker, backoff = state.calls.breaker_of(action), _backoff_of(state, action)
+    state.failed.setdefault(type(action), set()).add(action.serial)
     if event.is_lost:
         # The storage did answer.
         breaker.refused(backoff, now_ms)
