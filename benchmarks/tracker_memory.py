@@ -34,7 +34,7 @@ from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.process import SnapshotProcess
 from tracker.process.tuning import tune_process
-from tracker.shell.heap import TRIM_INTERVAL_MS
+from tracker.shell.heap import TRIM_INTERVAL_S
 from tracker.testing import FakeClock, FakeCursor
 
 LAWS: Final = ("fixed", "exponential", "week", "instant")
@@ -136,8 +136,8 @@ class World:
             tracker.has_message_available()
             tracker._turn_soon()
             await settle(tracker)
-        # The process for snapshots has a clock of its own.
-        await asyncio.sleep((TRIM_INTERVAL_MS + 1_000) / 1_000)
+        # Memory is given back by a clock of its own.
+        await asyncio.sleep(TRIM_INTERVAL_S + 1)
 
 
 async def settle(tracker: BucketDelayedDeliveryTracker) -> None:

@@ -14,7 +14,6 @@ import os
 import pickle
 import signal
 import sys
-import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,8 +25,7 @@ from typing import Any, Final
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
 from tracker.process.messages import Answer, Call, Cancel
 from tracker.process.tuning import give_way, tune_process
-from tracker.shell.heap import TRIM_INTERVAL_MS, Heap, trim_of_c_library
-from tracker.shell.snapshot_work import StorageWork, rows_handled
+from tracker.shell.snapshot_work import StorageWork
 
 PARENT_CHECK_S: Final = 1.0
 """A parent that dies closes the socket, unless a fork of it keeps that open."""
@@ -42,8 +40,6 @@ class _Host:
         self._sender = ThreadPoolExecutor(1)
         self._work: StorageWork | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._heap = Heap(trim_of_c_library())
-        self._is_trim_planned = False
 
     def receive_all(self) -> None:
         """Take what is sent until the parent has gone; the storage is closed then, or crash-safe."""
@@ -80,7 +76,7 @@ class _Host:
         if isinstance(message, Call):
             task = self._tasks[message.number] = self._loop.create_task(self._answer(message))
             # Also of one that is cancelled before it has begun.
-            task.add_done_callback(lambda _: self._done(message.number))
+            task.add_done_callback(lambda _: self._tasks.pop(message.number))
         elif message.number in self._tasks:
             self._tasks[message.number].cancel()
 
@@ -97,7 +93,6 @@ class _Host:
             self.send(Answer(call.number, error=error))
         else:
             self.send(Answer(call.number, value))
-            self._heap.note_freed(rows_handled(value))
 
     async def _start(self, make_storage: bytes, log_level: int) -> int:
         """Make and open the storage, and return how many heads it likes to be asked for at once."""
@@ -111,18 +106,6 @@ class _Host:
 
     async def _run(self, call: Call) -> Any:
         return await getattr(self._work, call.method)(*call.args)
-
-    def _done(self, number: int) -> None:
-        del self._tasks[number]
-        if not self._tasks and not self._is_trim_planned:
-            self._is_trim_planned = True
-            self._loop.call_later(TRIM_INTERVAL_MS / 1_000, self._trim)
-
-    def _trim(self) -> None:
-        """Give memory back; some time after it was freed, as it mostly is needed again at once."""
-        self._is_trim_planned = False
-        if (trim := self._heap.take_trim(time.monotonic_ns() // 1_000_000)) is not None:
-            self._loop.run_in_executor(None, trim)
 
 
 class _Forwarding(logging.handlers.QueueHandler):

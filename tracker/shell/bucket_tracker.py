@@ -47,7 +47,6 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.errors import TrackerClosedError, TrackerError
-from tracker.shell.heap import Heap, trim_of_c_library
 from tracker.shell.snapshot_merge import RunBlocking
 from tracker.shell.snapshot_work import (
     SnapshotWork,
@@ -55,7 +54,6 @@ from tracker.shell.snapshot_work import (
     in_thread,
     is_lost,
     lost_bucket_id,
-    rows_handled,
     worker_on,
 )
 from tracker.shell.wake_up import WakeUp
@@ -98,7 +96,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         now_ms: Clock,
         run_blocking: RunBlocking = in_thread,
         rng: Random | None = None,
-        heap: Heap | None = None,
     ) -> None:
         self._context = context
         self._config = config
@@ -113,7 +110,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
         self._run_blocking = run_blocking
-        self._heap = heap if heap is not None else Heap(trim_of_c_library())
         self._work = SnapshotWork(config, context, worker_on(storage, run_blocking))
         self._stats = TrackerStats()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -403,8 +399,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             if isinstance(action, PutProperty | RemoveProperty):
                 self._log_tasks.add(task)
                 task.add_done_callback(self._log_tasks.discard)
-        if not self._tasks and (trim := self._heap.take_trim(now_ms)) is not None:
-            self._start(self._trim(trim))
         if self._failing:
             # What nobody wants any more, as its bucket is gone, fails no longer.
             self._failing &= {kind.__name__ for kind in self._core.retried()}
@@ -429,10 +423,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _trim(self, trim: Callable[[], None]) -> None:
-        await self._run_blocking(trim)
-        self._turn_soon()
 
     def _tell_when_full(self) -> None:
         is_full = self._core.is_full
@@ -495,7 +485,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         else:
             event = answer
             self._note_works(action)
-            self._heap.note_freed(rows_handled(event))
         now_ms = self._now_ms()
         operation = operation_of(action)
         counters = None if operation is None else self._stats.operations[operation]
@@ -575,7 +564,6 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         self._run_blocking = run_blocking
         self._rng = rng if rng is not None else Random()
         self._worker = worker_on(storage, run_blocking)
-        self._heap = Heap(trim_of_c_library())
 
     async def start(self) -> None:
         """See base; opens the storage."""
@@ -594,7 +582,6 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
             now_ms=self._now_ms,
             run_blocking=self._run_blocking,
             rng=self._rng,
-            heap=self._heap,
         )
         tracker.start()
         return tracker

@@ -1,15 +1,18 @@
 """Give memory back to the system that the C library keeps after large pieces were freed.
 
 Sealing and loading go through megabytes of columns and protobuf in worker threads. glibc keeps what they free in the
-heaps of the threads, 50 MiB after a burst of adds, where it looks like memory that the index takes. Where there is no
-glibc, nothing is done.
+heaps of the threads, 50 MiB after a burst of adds, where it looks like memory that the index takes. So whoever does
+this work trims, the other process or this one. Where there is no glibc, nothing is done.
 """
 
+import asyncio
 import ctypes
 from collections.abc import Callable
 from typing import Final
 
-TRIM_INTERVAL_MS: Final = 5_000
+from tracker.shell.snapshot_merge import RunBlocking
+
+TRIM_INTERVAL_S: Final = 5.0
 """A trim takes some milliseconds, and what is freed will often be needed again at once."""
 
 ROWS_FREED_MIN: Final = 100_000
@@ -26,27 +29,30 @@ def trim_of_c_library() -> Callable[[], None]:
 
 
 class Heap:
-    """Says when it is time to trim the process's heaps, for all trackers of a factory.
+    """Trims the process's heaps some time after much was freed.
 
     Args:
+        run_blocking: Runs what takes long.
         trim: Gives free memory back.
     """
 
-    def __init__(self, trim: Callable[[], None]) -> None:
+    def __init__(self, run_blocking: RunBlocking, trim: Callable[[], None]) -> None:
+        self._run_blocking = run_blocking
         self._trim = trim
         self._rows_freed = 0
-        self._trimmed_ms = -TRIM_INTERVAL_MS
+        self._timer: asyncio.TimerHandle | None = None
+        self._trimming: asyncio.Future[None] | None = None
 
     def note_freed(self, row_count: int) -> None:
-        """Note that so many rows were encoded or decoded."""
+        """Note that so many rows were encoded or decoded; on the event loop."""
         self._rows_freed += row_count
+        loop = asyncio.get_running_loop()
+        # A timer of an event loop that has ended never comes.
+        is_planned = self._timer is not None and loop.time() <= self._timer.when()
+        if self._rows_freed >= ROWS_FREED_MIN and not is_planned:
+            self._timer = loop.call_later(TRIM_INTERVAL_S, self._start)
 
-    def take_trim(self, now_ms: int) -> Callable[[], None] | None:
-        """Return what to call now in a worker thread, if it is time."""
-        # A clock that is put back must not make the wait longer.
-        self._trimmed_ms = min(self._trimmed_ms, now_ms)
-        if self._rows_freed < ROWS_FREED_MIN or now_ms < self._trimmed_ms + TRIM_INTERVAL_MS:
-            return None
+    def _start(self) -> None:
         self._rows_freed = 0
-        self._trimmed_ms = now_ms
-        return self._trim
+        self._timer = None
+        self._trimming = asyncio.ensure_future(self._run_blocking(self._trim))

@@ -52,6 +52,7 @@ from tracker.core.actions import (
     SnapshotsListed,
 )
 from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.shell.heap import Heap, trim_of_c_library
 from tracker.shell.snapshot_creates import SnapshotCreates
 from tracker.shell.snapshot_merge import RunBlocking, SegmentCutter, merged_segments, source_readers
 
@@ -186,6 +187,7 @@ class StorageWork(StorageWorker):
     Args:
         storage: The storage.
         run_blocking: Runs what takes long.
+        trim: Gives free memory back to the system, by default as the C library does.
         decoded_at_once_bytes_max: What is no larger is decoded on the event loop.
     """
 
@@ -194,6 +196,7 @@ class StorageWork(StorageWorker):
         storage: BucketSnapshotStorage,
         run_blocking: RunBlocking = in_thread,
         *,
+        trim: Callable[[], None] | None = None,
         decoded_at_once_bytes_max: int = DECODED_AT_ONCE_BYTES_MAX,
     ) -> None:
         # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
@@ -202,14 +205,18 @@ class StorageWork(StorageWorker):
         self._storage = storage
         self._creates = SnapshotCreates(storage)
         self._run_blocking = run_blocking
+        self._heap = Heap(run_blocking, trim if trim is not None else trim_of_c_library())
         self._decoded_at_once_bytes_max = decoded_at_once_bytes_max
 
     async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
         """See base."""
         if isinstance(action, MergeBuckets):
-            return await self._merge(owner, action)
-        async with _in_time(owner):
-            return await self._run(owner, action)
+            event = await self._merge(owner, action)
+        else:
+            async with _in_time(owner):
+                event = await self._run(owner, action)
+        self._heap.note_freed(_rows_handled(event))
+        return event
 
     @property
     def metadata_at_once_max(self) -> int:
@@ -336,7 +343,7 @@ class StorageWork(StorageWorker):
             return await self._run_blocking(function)
 
 
-def rows_handled(value: object) -> int:
+def _rows_handled(value: object) -> int:
     """Return how many rows were encoded or decoded for an answer, which then are free memory."""
     match value:
         case SnapshotCreated() | MetadataRead():

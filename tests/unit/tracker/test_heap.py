@@ -1,28 +1,33 @@
 """When a process gives memory back."""
 
+import asyncio
 import ctypes
 from pathlib import Path
 
 import pytest
 
-from tracker.shell.heap import ROWS_FREED_MIN, TRIM_INTERVAL_MS, Heap, trim_of_c_library
+from tracker.shell.heap import ROWS_FREED_MIN, TRIM_INTERVAL_S, Heap, trim_of_c_library
+from tracker.testing import run_inline, run_virtually
 
 
-def test_a_heap_is_trimmed_after_much_was_freed_and_not_too_often() -> None:
-    """Little, or too soon, is not worth it; a clock that is put back does not hold it up."""
-    heap = Heap(lambda: None)
-    assert heap.take_trim(0) is None
-    heap.note_freed(ROWS_FREED_MIN - 1)
-    assert heap.take_trim(1_000_000) is None
-    heap.note_freed(1)
-    assert heap.take_trim(1_000_000) is not None
-    heap.note_freed(ROWS_FREED_MIN)
-    assert heap.take_trim(1_000_000 + TRIM_INTERVAL_MS - 1) is None
-    assert heap.take_trim(1_000_000 + TRIM_INTERVAL_MS) is not None
+def test_a_heap_is_trimmed_some_time_after_much_was_freed_and_not_too_often() -> None:
+    """Little is not worth it, and much at once is one time."""
 
-    heap.note_freed(ROWS_FREED_MIN)
-    assert heap.take_trim(5) is None
-    assert heap.take_trim(5 + TRIM_INTERVAL_MS) is not None
+    async def main() -> None:
+        trimmed_s: list[float] = []
+        loop = asyncio.get_running_loop()
+        heap, began_s = Heap(run_inline, lambda: trimmed_s.append(loop.time())), loop.time()
+        heap.note_freed(ROWS_FREED_MIN - 1)
+        await asyncio.sleep(100)
+        assert trimmed_s == []
+        for _ in range(10):
+            heap.note_freed(ROWS_FREED_MIN)
+            await asyncio.sleep(0.3 * TRIM_INTERVAL_S)
+        await asyncio.sleep(100)
+        steps = [round((at_s - began_s - 100) / TRIM_INTERVAL_S, 3) for at_s in trimmed_s]
+        assert steps == [1, 2.2, 3.4]
+
+    run_virtually(main())
 
 
 def resident_bytes() -> int:
