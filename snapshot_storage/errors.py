@@ -64,10 +64,6 @@ class StorageAccessError(SnapshotStorageError):
     """The storage cannot be used as it is configured: credentials, rights, a name or a clock are wrong."""
 
 
-class OwnerCorruptedError(StorageAccessError):
-    """What says or proves whose a prefix is was damaged: nobody uses it before someone decides whose it is."""
-
-
 class StorageReadOnlyError(SnapshotStorageError):
     """Something would be written to a storage that was opened to read."""
 

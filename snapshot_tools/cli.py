@@ -1,7 +1,7 @@
 """`postdate snapshots`: look at the index on disk, check it, clean up, move it, hand it to other tools.
 
-Here are the commands and their options; what they do is in `snapshot_tools.check`, `_copy`, `_export` and
-`_takeover`, what it looks like in `snapshot_tools.report`. What only reads works beside a running service.
+Here are the commands and their options; what they do is in `snapshot_tools.check`, `copy` and `export`, what
+it looks like in `report`. What only reads works beside a running service.
 """
 
 import asyncio
@@ -30,7 +30,6 @@ from snapshot_tools.json_output import (
     copied_json,
     exported_json,
     garbage_json,
-    owner_json,
     snapshot_json,
     summary_json,
     verdict_json,
@@ -43,7 +42,6 @@ from snapshot_tools.report import (
     print_garbage,
     print_histogram,
     print_list,
-    print_owner,
     print_segments,
     print_snapshot,
     print_verdict,
@@ -324,56 +322,6 @@ def checkpoint(config: BrokerConfig, *, path: Path, is_json: bool) -> None:
         f"{escape(str(snapshots_folder(config)))} is.",
         soft_wrap=True,
     )
-
-
-@snapshots.command(
-    "take-over",
-    short_help="Take an S3 prefix from a dead owner.",
-    epilog=help_end(
-        "postdate snapshots take-over --config config/broker.conf",
-        "postdate snapshots take-over --data /restored/postdate --yes",
-        "postdate snapshots take-over --data /restored/postdate --owner-is-dead && postdate snapshots verify",
-    ),
-)
-@on_config
-@click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
-@click.option(
-    "--owner-is-dead",
-    "is_owner_dead",
-    is_flag=True,
-    help="Also if something was written under the prefix in the last minutes.",
-)
-@json_option("one object; needs --yes")
-def take_over(config: BrokerConfig, *, is_sure: bool, is_owner_dead: bool, is_json: bool) -> None:
-    """Give the prefix on S3 to this data folder, though another one has it.
-
-    For a folder that was restored from a copy, or a service whose machine is gone for good; and where what says or
-    proves whose the prefix is was damaged, which is written anew then. Be sure that no other service uses it: an owner
-    that still runs notices nothing before its next start, and the two services delete each other's snapshots until
-    then. Refused while the owner is seen to run: its folder is on this machine and in use, or something was written
-    under the prefix in the last minutes.
-    """
-    if is_json and not is_sure:
-        raise click.UsageError("--json needs --yes: nobody is there to be asked")
-    # Boto3 is an extra, and slow to import.
-    from snapshot_tools.takeover import open_takeover
-
-    with open_takeover(config) as takeover:
-        seen = takeover.look()
-        if seen is not None:
-            takeover.refuse_alive(seen, was_just_written=is_owner_dead)
-            named_count = takeover.named_count(seen)
-            if not is_json:
-                print_owner(make_console(), seen, named_count)
-            if not is_sure:
-                click.confirm("Is that owner gone for good?", abort=True)
-            takeover.take(seen, was_just_written=is_owner_dead)
-    if is_json:
-        print_json(owner_json(seen) if seen is None else owner_json(seen, named_count))
-    elif seen is None:
-        click.echo("The prefix is this folder's, or nobody's: there is nothing to take over.")
-    else:
-        click.echo("Taken: it is refused to the old owner from its next start on.")
 
 
 @snapshots.command(

@@ -17,7 +17,7 @@ from snapshot_tools.export import Exported
 from snapshot_tools.place import Summary
 
 if TYPE_CHECKING:
-    from snapshot_storage.s3.takeover import OwnedPrefix
+    pass
 
 
 def info_json(info: BucketSnapshotInfo) -> dict[str, Any]:
@@ -134,14 +134,6 @@ def exported_json(exported: Exported, path: Path) -> dict[str, Any]:
         for reason in reasons
     ]
     return {"path": str(path), "rows": exported.rows, "snapshots": exported.snapshots, "failed": failed}
-
-
-def owner_json(seen: "OwnedPrefix | None", named_count: int = 0) -> dict[str, Any]:
-    """Return from whom a prefix was taken; null where there was nobody to take it from."""
-    if seen is None:
-        return {"taken": False, "old_owner": None}
-    owner = None if seen.owner.is_damaged else {"folder": str(seen.owner.folder), "host": seen.owner.host}
-    return {"taken": True, "old_owner": owner, "snapshots": len(seen.bucket_ids), "named_here": named_count}
 
 
 def _reasons(reasons: Mapping[int, str] | Mapping[int | None, str]) -> list[dict[str, Any]]:

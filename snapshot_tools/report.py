@@ -23,7 +23,7 @@ from snapshot_tools.export import Exported
 from snapshot_tools.place import Filter, Summary
 
 if TYPE_CHECKING:
-    from snapshot_storage.s3.takeover import OwnedPrefix
+    pass
 
 SEGMENTS_SHOWN_MAX: Final = 20
 PROBLEMS_SHOWN_MAX: Final = 50
@@ -213,24 +213,6 @@ def print_garbage(console: Console, garbage: Garbage, *, is_dry_run: bool) -> No
 def _whose(which: Filter) -> str:
     cursor = "" if which.cursor_name is None else f" of cursor {escape(subscription_of(which.cursor_name))}"
     return cursor + ("" if which.topic_name is None else f" of topic {escape(which.topic_name)}")
-
-
-def print_owner(console: Console, seen: "OwnedPrefix", named_count: int) -> None:
-    """Print whose a prefix is, what is under it, and what becomes of that."""
-    facts = {
-        "owner": "damaged" if seen.owner.is_damaged else f"{seen.owner.folder} on {seen.owner.host}",
-        "taken": f"{timedelta(seconds=round(seen.taken_s_ago))} ago",
-        "written": f"{timedelta(seconds=round(seen.written_s_ago))} ago",
-        "snapshots": f"{len(seen.bucket_ids):,}, of which this folder's cursors name {named_count:,}",
-    }
-    for name, value in facts.items():
-        console.print(f"  {name:<10} {value}", soft_wrap=True, markup=False)
-    if named_count < len(seen.bucket_ids):
-        console.print(
-            "[bold red]Warning:[/] what no cursor here names is garbage to this folder's service, which deletes what "
-            "is of its own subscriptions; `postdate snapshots gc` deletes the rest.",
-            soft_wrap=True,
-        )
 
 
 def print_exported(console: Console, exported: Exported, path: Path) -> None:

@@ -10,7 +10,6 @@ from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from snapshot_storage.s3.config import OWNER_FILE_NAME
 from snapshot_storage.s3.unreadable import PATIENT, Patience
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.process import SnapshotProcess
@@ -44,7 +43,7 @@ def snapshot_storage_of(
                     f"bucketSnapshotStorage=s3 needs `pip install 'postdate[s3]'`: {error}"
                 ) from error
             return S3BucketSnapshotStorage(
-                config.s3, is_read_only=is_read_only, owner_file=owner_file(config), patience=patience
+                config.s3, is_read_only=is_read_only, folder=config.data_directory, patience=patience
             )
         case _:
             return _on_rocksdb(config, is_read_only=is_read_only)()
@@ -75,11 +74,6 @@ def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> B
     patience = Patience(failures_min=RETRIES.tries_max, failing_s_min=0)
     storage = snapshot_storage_of(config, is_read_only=is_read_only, patience=patience)
     return RetryingBucketSnapshotStorage(storage, RETRIES)
-
-
-def owner_file(config: BrokerConfig) -> Path:
-    """Return the file by which the data folder proves that a prefix on S3 is its own."""
-    return config.data_directory / OWNER_FILE_NAME
 
 
 def snapshots_folder(config: BrokerConfig) -> Path:

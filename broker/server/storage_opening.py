@@ -2,7 +2,7 @@
 
 The snapshots are a derived index, so a service that cannot reach them serves: fresh messages are delivered, and what is
 delayed and in snapshots follows when they are there. What is wrong for good (no such bucket, refused credentials,
-another's prefix, a layout of another version) ends a start that finds it. A start that finds nobody to ask goes on
+an id that cannot be written) ends a start that finds it. A start that finds nobody to ask goes on
 without asking; when it turns out later, the service stays up and unhealthy, says what is wrong, and tries on, as
 someone may correct it where it is wrong.
 
@@ -10,8 +10,7 @@ someone may correct it where it is wrong.
                   ├──► wrong for good: the start ends
                   └──► away: serve, `problem` says so ──► open, some time
 
-Until it is open, its calls raise `StorageClosedError`, which trackers take for any other failure. So nothing is written
-or deleted before the storage has made sure that it may: on S3, that the prefix is this folder's own.
+Until it is open, its calls raise `StorageClosedError`, which trackers take for any other failure.
 """
 
 import asyncio

@@ -9,6 +9,7 @@ missed at opening, and the reader makes another view.
 
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Self
 
@@ -18,10 +19,11 @@ _COPIED = ("CURRENT", "MANIFEST-*", "IDENTITY", "rocksdict-config.json")
 class FolderView:
     """A temporary folder; `close` removes it."""
 
-    def __init__(self, path: Path, folder: tempfile.TemporaryDirectory[str]) -> None:
+    def __init__(self, path: Path) -> None:
         """Take over a folder that `of` fills."""
         self.path = path
-        self._folder = folder
+        # Also where whoever has it forgets to close it: at the latest when the process ends.
+        self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     @classmethod
     def of(cls, source: Path) -> Self:
@@ -30,8 +32,7 @@ class FolderView:
         Raises:
             OSError: There is no room for it, or the source cannot be read.
         """
-        folder = tempfile.TemporaryDirectory(prefix="postdate-view-", ignore_cleanup_errors=True)
-        view = cls(Path(folder.name), folder)
+        view = cls(Path(tempfile.mkdtemp(prefix="postdate-view-")))
         try:
             view._fill(source.resolve())
         except OSError:
@@ -56,4 +57,4 @@ class FolderView:
 
     def close(self) -> None:
         """Remove the view; nothing of the source."""
-        self._folder.cleanup()
+        self._removal()

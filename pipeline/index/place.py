@@ -3,7 +3,7 @@
 A location is one of
 
     FOLDER                  a data directory of a service (the index is in `snapshots`), or a RocksDB folder of its own
-    s3://BUCKET/PREFIX      objects on S3 (`s3_location`)
+    s3://BUCKET/PREFIX      objects on S3 (`s3_location`), under the id of the data folder (`s3.folder_id`)
     file:///FOLDER          the same objects as plain files (`objects.folder`): a copy of a prefix, a backup
     python://MODULE:NAME    any other `BucketSnapshotStorage`: what MODULE.NAME(is_read_only=...) gives each process
 """
@@ -27,7 +27,6 @@ from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb.config import RocksDBBulkMemory
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from snapshot_storage.s3.config import OWNER_FILE_NAME
 from snapshot_storage.s3.unreadable import Patience
 from snapshot_storage.storage import BucketSnapshotStorage
 
@@ -61,8 +60,7 @@ def open_index(location: str, *, log: Path | None = None, is_read_only: bool = F
 
     Args:
         location: Where.
-        log: What `cursor_folder` says. A prefix on S3 must belong to the data folder that it is in, as for a service;
-            who changes anything has to name it.
+        log: What `cursor_folder` says; what changes anything on S3 has to name it.
         is_read_only: Change nothing.
 
     Raises:
@@ -70,7 +68,7 @@ def open_index(location: str, *, log: Path | None = None, is_read_only: bool = F
     """
     if is_s3(location):
         assert is_read_only or log is not None
-        return _on_s3(location, None if log is None else log.parent / OWNER_FILE_NAME, is_read_only=is_read_only)
+        return _on_s3(own_index(location, log, is_read_only=is_read_only), is_read_only=is_read_only)
     if location.startswith(_FILE):
         return ObjectFolderBucketSnapshotStorage(_file_folder(location), is_read_only=is_read_only)
     if location.startswith(_PYTHON):
@@ -98,28 +96,40 @@ def _made_by(name: str, *, is_read_only: bool) -> BucketSnapshotStorage:
     return storage
 
 
-def _on_s3(location: str, owner_file: Path | None, *, is_read_only: bool) -> BucketSnapshotStorage:
+def own_index(location: str, log: Path | None, *, is_read_only: bool = False) -> str:
+    """Return a location that also a machine without the data folder finds: on S3, with the folder's id.
+
+    Args:
+        location: Where.
+        log: What `cursor_folder` says; None where only a location is known, under which one folder may have snapshots.
+        is_read_only: Whether a folder without an id is to get none.
+
+    Raises:
+        StorageAccessError: Several folders have snapshots there, or the one that is named has none.
+        SnapshotStorageError: The server does not answer.
+    """
+    if not is_s3(location):
+        return location
+    # Boto3 is an extra, and slow to import.
+    from snapshot_storage.s3.folder_id import config_of_folder, config_of_only_folder
+
+    config = s3_location(location).config
+    if log is None:
+        config = config_of_only_folder(config)
+    else:
+        config = config_of_folder(config, log.parent, is_read_only=is_read_only)
+    _, mark, options = location.partition("?")
+    return f"s3://{config.bucket}/{config.prefix}{mark}{options}"
+
+
+def _on_s3(location: str, *, is_read_only: bool) -> BucketSnapshotStorage:
     # Boto3 is an extra, and slow to import.
     from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 
     retries = Retries()
     patience = Patience(failures_min=retries.tries_max, failing_s_min=0)
-    storage = S3BucketSnapshotStorage(
-        s3_location(location).config, is_read_only=is_read_only, owner_file=owner_file, patience=patience
-    )
+    storage = S3BucketSnapshotStorage(s3_location(location).config, is_read_only=is_read_only, patience=patience)
     return RetryingBucketSnapshotStorage(storage, retries)
-
-
-async def check_owner(location: str, log: Path) -> None:
-    """Make sure that an index may be changed, before anything is.
-
-    Raises:
-        StorageAccessError: It is on S3 under a prefix that belongs to another data folder.
-        SnapshotStorageError: It cannot be opened.
-    """
-    if is_s3(location):
-        async with open_index(location, log=log, is_read_only=True):
-            pass
 
 
 def cursor_folder(index: str, log: str | None) -> Path:
@@ -224,10 +234,8 @@ def _runner() -> asyncio.Runner:
 async def _kept_open(location: str, job: str) -> BucketSnapshotStorage:
     """Return the storage that this job has open already, if so: a later job sees what was written since."""
     if (location, job) not in _opened:
-        # Whose a prefix on S3 is, the driver has proven: a worker may be on another machine than the data folder.
-        storage = (
-            _on_s3(location, None, is_read_only=False) if is_s3(location) else open_index(location, is_read_only=True)
-        )
+        # A worker may be on another machine than the data folder, so the driver has said where (`own_index`).
+        storage = _on_s3(location, is_read_only=False) if is_s3(location) else open_index(location, is_read_only=True)
         await storage.start()
         while len(_opened) >= STORAGES_OPEN_MAX:
             _opened.pop(next(iter(_opened)))

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.position import Position
 from pipeline.index.cursor_log import CursorLog, Selection, acknowledged_of, select
-from pipeline.index.place import cursor_folder, open_index, with_index
+from pipeline.index.place import cursor_folder, open_index, own_index, with_index
 from pipeline.index.readable import ReadableIndex, is_own, list_readable
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.logs.header_log import HeaderLog, LedgerExtent, split_ranges
@@ -135,6 +135,7 @@ def audit(
     selection = select([cursor.name for cursor in every], log.topics, topics, cursors)
     names = set(selection.of(cursor.name for cursor in every))
     # After the cursors: what was stored since then has no property among those that were read.
+    index = own_index(index, Path(folder), is_read_only=True)
     readable, sealed = asyncio.run(_read_index(index, Path(folder), every, names))
     infos = readable.infos
     report = AuditReport(now_ms, {name: Counter() for name in sorted(names)})

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.names import match_topic
 from pipeline.index.cursor_log import CursorLog, is_index_cursor, select
-from pipeline.index.place import check_owner, cursor_folder, may_have_index, open_index, staging_place, with_index
+from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_index
 from pipeline.index.publishing import each_of, publish
 from pipeline.index.readable import own_metadata
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
@@ -154,7 +154,7 @@ def cancel(
         if buckets and not may_have_index(data):
             raise ValueError(f"There is no index in {data}, but the log names snapshots: where is it?")
         if buckets:
-            asyncio.run(check_owner(data, folder))
+            data = own_index(data, folder)
         on_stage("index", len(buckets))
         with ExitStack() as stack:
             shrunk = _shrunk(positions.sparkSession, data, folder, buckets, stack, on_step)

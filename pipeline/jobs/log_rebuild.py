@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
 from pipeline.index.cursor_log import CursorLog
-from pipeline.index.place import cursor_folder, open_index, staging_place
+from pipeline.index.place import cursor_folder, open_index, own_index, staging_place
 from pipeline.index.publishing import Published, publish
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from pipeline.logs.open_logs import open_log, with_log
@@ -86,6 +86,7 @@ def rebuild_log(
     report = RebuildReport()
     with ExitStack() as stack:
         folder = cursor_folder(index, cursor_log)
+        index = own_index(index, folder)
         owners = stack.enter_context(CursorLog(folder))
         runner = stack.enter_context(asyncio.Runner())
         storage = open_index(index, log=folder)

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
 from pipeline.index.cursor_log import CursorLog
-from pipeline.index.place import cursor_folder, may_have_index, open_index, staging_place, with_index
+from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_index
 from pipeline.index.publishing import Published, publish
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from pipeline.planning.rules import RebuildRules
@@ -96,6 +96,7 @@ def merge(
         report.buckets_before = report.buckets_after = sum(map(len, buckets.values()))
         if not buckets:
             return report
+        index = own_index(index, folder, is_read_only=is_dry_run)
         if not may_have_index(index):
             raise StorageAccessError(f"there is no index in {index}, but the log names snapshots: where is it?")
         counted = _counted(jobs, index, job, buckets, on_stage, on_step)

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
 from pipeline.index.cursor_log import CursorLog, select
-from pipeline.index.place import cursor_folder, is_uri, open_index, staging_place, with_indexes
+from pipeline.index.place import cursor_folder, is_uri, open_index, own_index, staging_place, with_indexes
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from pipeline.logs.s3_location import is_s3
 from pipeline.spark.tasks import OnStage, OnStep, SparkTasks, as_they_come, attempt_name
@@ -118,6 +118,7 @@ def migrate(
     with ExitStack() as stack:
         owners = stack.enter_context(CursorLog(folder))
         runner = stack.enter_context(asyncio.Runner())
+        source, target = own_index(source, folder), own_index(target, folder)
         there = open_index(target, log=folder)
         runner.run(there.start())
         stack.callback(lambda: runner.run(there.close()))

@@ -32,7 +32,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructType
 
 from managed_ledger.names import subscription_of
-from pipeline.index.place import with_index
+from pipeline.index.place import own_index, with_index
 from pipeline.logs.header_log import BATCH_ROWS
 from pipeline.sources.index_writer import WRITTEN_COLUMNS, IndexWriter
 from pipeline.sources.ledger_source import required_path
@@ -85,7 +85,8 @@ class IndexDataSource(DataSource):
         """See base."""
         reader = FilteringIndexReader if is_pushing(self.options) else IndexReader
         filters = PushedFilters.of_options(self.options, INDEX_SCHEMA.names)
-        return reader(required_path(self.options, "postdate_index"), filters)
+        location = own_index(required_path(self.options, "postdate_index"), None, is_read_only=True)
+        return reader(location, filters)
 
     def writer(self, schema: StructType, overwrite: bool) -> IndexWriter:
         """See base."""

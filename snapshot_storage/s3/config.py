@@ -8,9 +8,6 @@ _REGION = re.compile(r"[A-Za-z0-9-]+")
 _PREFIX = re.compile(r"[A-Za-z0-9._=-]+(/[A-Za-z0-9._=-]+)*")
 _PREFIX_LENGTH_MAX = 500
 
-OWNER_FILE_NAME = "snapshot-owner.json"
-"""The file of a data folder by which it proves that a prefix is its own: see `owner`."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Config:
@@ -20,7 +17,7 @@ class S3Config:
     """The bucket, which must exist. Default none."""
 
     prefix: str = field(default="postdate/snapshots", metadata={"key": "bucketSnapshotS3Prefix"})
-    """What all keys begin with. Each service needs one of its own: see `owner`. Default postdate/snapshots."""
+    """What all keys begin with; behind it is the id of the data folder (`folder_id`). Default postdate/snapshots."""
 
     endpoint: str | None = field(default=None, metadata={"key": "bucketSnapshotS3Endpoint"})
     """The URL of a server other than AWS. Default none: AWS's, by region."""

@@ -5,7 +5,6 @@
 
     upload      <prefix>/uploads/<bucket id, 16 hex digits>-<nonce>     empty, while a snapshot comes in parts;
                                                                         of id 0: to see whether writing works
-    owner       <prefix>/owner                                          see `owner`
 
 A tracker knows a snapshot by its id alone, after a restart too, and must read it in one call: so the key comes from
 the id. Snapshots are listed by topic and cursor, of which there may be thousands under one prefix: so the id
@@ -80,11 +79,6 @@ def marked_id(prefix: str, key: str) -> int | None:
 def marks_prefix(prefix: str) -> str:
     """Return what the keys of all such marks begin with."""
     return f"{prefix}{_MARKS}"
-
-
-def owner_key(prefix: str) -> str:
-    """Return the key of the object that says whose the prefix is."""
-    return f"{prefix}/owner"
 
 
 def list_prefix(prefix: str, topic_name: str | None, cursor_name: str | None) -> str:

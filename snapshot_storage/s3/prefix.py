@@ -9,7 +9,6 @@ import logging
 import secrets
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
@@ -37,10 +36,8 @@ from snapshot_storage.s3.layout import (
     marked_id,
     marks_prefix,
     object_key,
-    owner_key,
     upload_mark,
 )
-from snapshot_storage.s3.owner import PrefixOwner
 from snapshot_storage.s3.writing import S3Writing, write_or_abort
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
 
@@ -61,16 +58,15 @@ _PROBE_BYTES = 256 * 2**10
 class S3Snapshots:
     """An open bucket and prefix."""
 
-    def __init__(self, config: S3Config, *, is_read_only: bool, owner_file: Path | None) -> None:
-        """Open it; to write, make sure whose prefix it is and remove uploads that nobody will complete.
+    def __init__(self, config: S3Config, *, is_read_only: bool) -> None:
+        """Open it; to write, remove uploads that nobody will complete.
 
         Args:
             config: Where.
             is_read_only: Ask and read only.
-            owner_file: With what this service proves that the prefix is its own; None asks for no proof.
 
         Raises:
-            StorageAccessError: Credentials, rights, names or clocks are wrong, or the prefix is another service's.
+            StorageAccessError: Credentials, rights, names or clocks are wrong.
             StorageUnavailableError: The server does not answer.
         """
         self._prefix = config.prefix
@@ -83,8 +79,6 @@ class S3Snapshots:
         try:
             # Whether the bucket can be used at all is asked now, not when the first snapshot is due.
             next(self._client.list(f"{self._prefix}/", count_max=1), None)
-            if owner_file is not None:
-                PrefixOwner(self._client, config.bucket, config.prefix, owner_file).check(is_read_only=is_read_only)
             if not is_read_only:
                 self._abort_abandoned_uploads(config.abandoned_upload_age_s_min)
         except BaseException:
@@ -205,14 +199,14 @@ class S3Snapshots:
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
 
     def reads_besides(self, bucket_id: int) -> bool:
-        """Whether the server reads something else than this snapshot: others, the owner, or what is written for it.
+        """Whether the server reads something else than this snapshot: others, or what is written for it.
 
         Raises:
             SnapshotStorageError: It does not even list.
         """
         keys = list(islice(self._client.list(f"{self._prefix}/", count_max=_PROBED_MAX), _PROBED_MAX))
         own_key = object_key(self._prefix, bucket_id) if bucket_id in _BUCKET_IDS else None
-        if any(self._is_readable(key) for key in (*keys, owner_key(self._prefix)) if key != own_key):
+        if any(self._is_readable(key) for key in keys if key != own_key):
             return True
         return not self._is_read_only and self.writes()
 

@@ -2,7 +2,7 @@
 
 The blocking work is in `prefix` and runs on threads (`threaded`), of which there are as many as calls may be in
 flight: recovery is parallel, and never more than that. The server must honour `If-None-Match: *` on writes, also of
-uploads in parts, and `If-Match` where a prefix has an owner (`owner`); AWS, MinIO and versitygw do.
+uploads in parts; AWS, MinIO and versitygw do.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.folder_id import config_of_folder
 from snapshot_storage.s3.prefix import S3Snapshots
 from snapshot_storage.s3.unreadable import PATIENT, Patience, UnreadableSnapshots
 from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotInfo, check_segment_range
@@ -34,7 +35,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         config: S3Config,
         *,
         is_read_only: bool = False,
-        owner_file: Path | None = None,
+        folder: Path | None = None,
         patience: Patience = PATIENT,
     ) -> None:
         """Remember where; `start` asks whether the bucket can be used, and does not create it.
@@ -42,8 +43,8 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         Args:
             config: Where.
             is_read_only: Change nothing: what would write raises `StorageReadOnlyError`.
-            owner_file: A file of the service that the prefix must belong to, and that no other one may use then: see
-                `owner`. None asks for no proof, for programs that know what they share.
+            folder: The data folder whose snapshots these are: they are under its id (`folder_id`), which is made where
+                it has none. None means those right under the prefix.
             patience: How long an object may fail before it counts as unreadable.
 
         Raises:
@@ -54,12 +55,15 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         super().__init__(threads_max=config.calls_in_flight_max)
         self._config = config
         self._is_read_only = is_read_only
-        self._owner_file = owner_file
+        self._folder = folder
         self._unreadable = UnreadableSnapshots(patience, self._reads_besides)
         self._undeletable = UnreadableSnapshots(patience, self._writes_besides)
 
     def _open_snapshots(self) -> S3Snapshots:
-        return S3Snapshots(self._config, is_read_only=self._is_read_only, owner_file=self._owner_file)
+        config = self._config
+        if self._folder is not None:
+            config = config_of_folder(config, self._folder, is_read_only=self._is_read_only)
+        return S3Snapshots(config, is_read_only=self._is_read_only)
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         """See base."""

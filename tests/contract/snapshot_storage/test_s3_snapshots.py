@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 import logging
 import shutil
 import threading
@@ -16,7 +15,6 @@ from botocore.awsrequest import AWSResponse
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
-    OwnerCorruptedError,
     SnapshotCorruptedError,
     SnapshotStorageError,
     StorageAccessError,
@@ -27,8 +25,8 @@ from snapshot_storage.errors import (
 from snapshot_storage.objects.format import SnapshotNames
 from snapshot_storage.s3.client import S3Client, Upload
 from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.folder_id import config_of_only_folder
 from snapshot_storage.s3.layout import Serials, bucket_id_for
-from snapshot_storage.s3.owner import PrefixOwner
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.s3.writing import S3Writing
 from snapshot_storage.storage import BucketSnapshotStorage
@@ -255,160 +253,74 @@ def test_a_read_only_storage_writes_nothing(moto: S3Server) -> None:
     asyncio.run(scenario())
 
 
-def test_a_prefix_belongs_to_the_folder_that_took_it(moto: S3Server, tmp_path: Path) -> None:
-    """Not to another one; not to a copy of it once the original went on; and to a new one when someone decided so."""
-    backend = S3Backend(moto)
-    config = moto.config(backend.prefix)
-
-    def start(folder: str, *, is_read_only: bool = False) -> None:
-        async def once() -> None:
-            owner_file = tmp_path / folder / "owner.json"
-            async with S3BucketSnapshotStorage(config, is_read_only=is_read_only, owner_file=owner_file):
-                pass
-
-        (tmp_path / folder).mkdir(exist_ok=True)
-        asyncio.run(once())
-
-    start("mine", is_read_only=True)
-    start("yours", is_read_only=True)
-    start("mine")
-    for is_read_only in (True, False):
-        with pytest.raises(StorageAccessError, match=r"was last taken by the folder .*mine on .*Prefix"):
-            start("yours", is_read_only=is_read_only)
-    shutil.copytree(tmp_path / "mine", tmp_path / "copy")
-    start("mine", is_read_only=True)
-    start("mine")
-    with pytest.raises(StorageAccessError, match=r"snapshots take-over.* deleting the object"):
-        start("copy")
-    start("mine")
-    moto.client.delete_object(Bucket=BUCKET, Key=f"{backend.prefix}/owner")
-    start("copy")
-    with pytest.raises(StorageAccessError, match=r"by the folder .*copy"):
-        start("mine")
+def _at(server: S3Server, prefix: str, folder: Path, *, is_read_only: bool = False) -> S3BucketSnapshotStorage:
+    return S3BucketSnapshotStorage(server.config(prefix), folder=folder, is_read_only=is_read_only)
 
 
-def test_any_flipped_bit_in_what_proves_an_owner_is_damage(moto: S3Server, tmp_path: Path) -> None:
-    """In the object and in the file: never another owner's, and never one who may go on with what was not written."""
-    config = moto.config(S3Backend(moto).prefix)
-    key = f"{config.prefix}/owner"
-    client = S3Client(config)
-    owner = PrefixOwner(client, config.bucket, config.prefix, tmp_path / "owner.json")
-    owner.check(is_read_only=False)
+def test_no_two_folders_meet_under_a_prefix(s3_server: S3Server, tmp_path: Path) -> None:
+    """Each lists, reads and deletes its own; a reader of a folder without snapshots is told so, and makes no id."""
+    prefix = S3Backend(s3_server).prefix
 
-    def put(body: bytes) -> None:
-        moto.client.put_object(Bucket=BUCKET, Key=key, Body=body)
+    async def scenario() -> None:
+        ids = {}
+        for name in ("mine", "yours"):
+            async with _at(s3_server, prefix, tmp_path / name) as storage:
+                ids[name] = await storage.create_bucket_snapshot(
+                    name.encode(), [], bucket_key="k", topic_name="t", cursor_name="c"
+                )
+        for name, bucket_id in ids.items():
+            async with _at(s3_server, prefix, tmp_path / name, is_read_only=True) as storage:
+                assert [info.bucket_id for info in await storage.list_bucket_snapshots()] == [bucket_id]
+                assert await storage.get_bucket_snapshot_metadata(bucket_id) == name.encode()
+        async with _at(s3_server, prefix, tmp_path / "mine") as storage:
+            with pytest.raises(BucketNotFoundError):
+                await storage.get_bucket_snapshot_metadata(ids["yours"])
+            await storage.delete_bucket_snapshot(ids["yours"])
+        async with _at(s3_server, prefix, tmp_path / "yours") as storage:
+            assert await storage.get_bucket_snapshot_metadata(ids["yours"]) == b"yours"
+        with pytest.raises(StorageAccessError, match="has no snapshots on S3: there is no id in its file snapshots-id"):
+            await _at(s3_server, prefix, tmp_path / "new", is_read_only=True).start()
+        assert not (tmp_path / "new").exists()
 
-    found = client.read_all(key)
-    assert found is not None
-    for whole, write in ((found.data, put), ((tmp_path / "owner.json").read_bytes(), owner._file.write_bytes)):
-        for offset in range(len(whole)):
-            flipped = bytearray(whole)
-            flipped[offset] ^= 1 << offset % 8
-            write(bytes(flipped))
-            with pytest.raises(OwnerCorruptedError, match=r"is damaged: .*snapshots take-over"):
-                owner.check(is_read_only=True)
-        # Without a checksum, as an older program wrote it.
-        older = json.loads(whole)
-        del older["crc32c"]
-        write(json.dumps(older).encode())
-        owner.check(is_read_only=True)
-
-
-def test_a_crash_while_a_prefix_is_taken_costs_nothing(moto: S3Server, tmp_path: Path) -> None:
-    """Whether the object had got the new token or not."""
-    backend = S3Backend(moto)
-    config = moto.config(backend.prefix)
-    file = tmp_path / "owner.json"
-
-    class KilledError(Exception):
-        pass
-
-    class Client(S3Client):
-        is_killed_before = True
-
-        def create(self, key: str, body: bytes, *, nonce: str = "") -> bool:
-            return self._killed(lambda: super(Client, self).create(key, body, nonce=nonce))
-
-        def replace(self, key: str, body: bytes, *, tag: str) -> bool:
-            return self._killed(lambda: super(Client, self).replace(key, body, tag=tag))
-
-        def _killed(self, write: Callable[[], bool]) -> bool:
-            if not self.is_killed_before:
-                write()
-            raise KilledError
-
-    client = Client(config)
-    for is_killed_before in (True, False, True, True, False, False):
-        client.is_killed_before = is_killed_before
-        with pytest.raises(KilledError):
-            PrefixOwner(client, config.bucket, config.prefix, file).check(is_read_only=False)
-    PrefixOwner(S3Client(config), config.bucket, config.prefix, file).check(is_read_only=False)
+    asyncio.run(scenario())
+    with pytest.raises(StorageAccessError, match=r"2 data folders have snapshots under .*: name one of them, as"):
+        config_of_only_folder(s3_server.config(prefix))
+    found = (tmp_path / "mine" / "snapshots-id").read_text().strip()
+    assert config_of_only_folder(s3_server.config(f"{prefix}/{found}")).prefix == f"{prefix}/{found}"
 
 
-def test_one_folder_may_take_many_prefixes_at_once(moto: S3Server, tmp_path: Path) -> None:
-    """Programs of one folder lose no token to each other, and none takes the proof from another."""
-    file = tmp_path / "owner.json"
-    prefixes = [S3Backend(moto).prefix for _ in range(4)] * 2
-    together = threading.Barrier(len(prefixes))
-
-    def take(prefix: str) -> None:
-        owner = PrefixOwner(S3Client(moto.config(prefix)), BUCKET, prefix, file)
-        together.wait()
-        owner.check(is_read_only=False)
-
-    with ThreadPoolExecutor(len(prefixes)) as threads:
-        list(threads.map(take, prefixes))
-
-    for prefix in prefixes:
-        PrefixOwner(S3Client(moto.config(prefix)), BUCKET, prefix, file).check(is_read_only=True)
-
-
-def test_a_prefix_of_one_name_on_two_servers_belongs_to_the_folder_on_both(moto: S3Server, tmp_path: Path) -> None:
-    """There and back again; and under another name of the server, and with a file of before endpoints were in it."""
-    file = tmp_path / "owner.json"
+def test_a_copied_folder_has_the_snapshots_of_the_original_until_it_gets_an_id_of_its_own(
+    moto: S3Server, tmp_path: Path
+) -> None:
+    """By removing the file; a damaged one is as good as none, and says so."""
     prefix = S3Backend(moto).prefix
-    other = MotoServer()
 
-    def take(endpoint: str) -> None:
-        PrefixOwner(S3Client(moto.config(prefix, endpoint=endpoint)), BUCKET, prefix, file).check(is_read_only=False)
+    async def listed(name: str) -> int:
+        async with _at(moto, prefix, tmp_path / name) as storage:
+            return len(await storage.list_bucket_snapshots())
 
-    try:
-        for endpoint in (moto.endpoint, other.endpoint, other.endpoint, moto.endpoint, f"http://localhost:{moto.port}"):
-            take(endpoint)
-        tokens = json.loads(file.read_text())[f"http://localhost:{moto.port}/{BUCKET}/{prefix}"]
-        file.write_text(json.dumps({f"{BUCKET}/{prefix}": tokens}))
-        for _ in range(20):
-            take(moto.endpoint)
-    finally:
-        other.stop()
-    assert len(json.loads(file.read_text())[f"{moto.endpoint}/{BUCKET}/{prefix}"]) == 16
+    async def scenario() -> None:
+        async with _at(moto, prefix, tmp_path / "one") as storage:
+            await storage.create_bucket_snapshot(b"", [], bucket_key="k", topic_name="t", cursor_name="c")
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+        assert await listed("two") == 1
+        (tmp_path / "two" / "snapshots-id").unlink()
+        assert await listed("two") == 0
+        (tmp_path / "two" / "snapshots-id").write_bytes(b"\xff\xfe damaged")
+        assert await listed("two") == 0
+        assert await listed("one") == 1
+
+    asyncio.run(scenario())
+    ids = {(tmp_path / name / "snapshots-id").read_text().strip() for name in ("one", "two")}
+    assert len(ids) == 2
+    assert all(len(one) == 32 for one in ids)
 
 
-def test_of_two_folders_that_take_a_prefix_at_once_one_gets_it(s3_server: S3Server, tmp_path: Path) -> None:
-    """One that belongs to nobody, and one that both may take."""
-    backend = S3Backend(s3_server)
-    config = s3_server.config(backend.prefix)
-    together = threading.Barrier(6)
-
-    def take(number: int) -> bool:
-        owner = PrefixOwner(S3Client(config), config.bucket, config.prefix, tmp_path / f"{number}.json")
-        together.wait()
-        try:
-            owner.check(is_read_only=False)
-        except StorageAccessError:
-            return False
-        return True
-
-    for number in range(6):
-        (tmp_path / f"{number}.json").write_text("{}")
-    with ThreadPoolExecutor(6) as threads:
-        assert sum(threads.map(take, range(6))) == 1
-        key = f"{backend.prefix}/owner"
-        clients = [S3Client(config) for _ in range(6)]
-        found = clients[0].read_all(key)
-        assert found is not None
-        replaced = threads.map(lambda client: client.replace(key, b"{}", tag=found.tag), clients)
-        assert sum(replaced) == 1
+def test_an_id_that_cannot_be_made_is_an_error_with_the_path(moto: S3Server, tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageUnavailableError, match=r"cannot use .*snapshots-id"):
+        asyncio.run(_at(moto, S3Backend(moto).prefix, tmp_path / "file" / "data").start())
 
 
 @pytest.mark.parametrize(

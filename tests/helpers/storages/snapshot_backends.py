@@ -184,9 +184,7 @@ class S3Backend(Backend):
 
     def keys(self) -> dict[int, str]:
         """Return the keys of all objects by bucket id."""
-        keys = [
-            key for key in self._keys("/") if not key.startswith((f"{self.prefix}/uploads/", f"{self.prefix}/owner"))
-        ]
+        keys = [key for key in self._keys("/") if not key.startswith(f"{self.prefix}/uploads/")]
         return {int(key.removeprefix(self.prefix).replace("/", ""), 16): key for key in keys}
 
     def _keys(self, begin: str) -> list[str]:

@@ -15,6 +15,7 @@ from demo.process import PostdateProcess, wait_until
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_storage.s3.folder_id import FOLDER_ID_FILE
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.helpers.services.programs.clients import Clients, subscribe, texts
 from tests.helpers.services.services import POSTDATE, make_service
@@ -72,13 +73,13 @@ def keys(server: S3Server, prefix: str) -> list[str]:
 
 
 def snapshot_keys(server: S3Server) -> list[str]:
-    return [key for key in keys(server, PREFIX) if not key.endswith("/owner")]
+    return keys(server, PREFIX)
 
 
 def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
     versity: RealServer, tmp_path: Path
 ) -> None:
-    """Each message once; what was delivered leaves nothing on S3; a second service is refused the prefix."""
+    """Each message once; what was delivered leaves nothing on S3; a second service under the prefix has its own."""
     settings = settings_of(versity, PREFIX) | {
         "bucketSnapshotStorage": "s3",
         "managedLedgerMaxEntriesPerLedger": "50",
@@ -122,10 +123,10 @@ def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
 
     other = make_service(POSTDATE, tmp_path / "other", settings)
     assert isinstance(other, PostdateProcess)
-    other.start(wait=False)
-    assert other.process is not None
-    assert other.process.wait(timeout=TIMEOUT_S) != 0
-    assert f"{BUCKET}/{PREFIX} was last taken by the folder {tmp_path}/service/data" in other.log_tail()
+    other.start()
+    assert other.stop() == 0
+    ids = {(one.folder / "data" / FOLDER_ID_FILE).read_text() for one in (service, other)}
+    assert len(ids) == 2
     assert SECRET_ACCESS_KEY not in service.log_path.read_text() + other.log_path.read_text()
 
 
@@ -155,12 +156,12 @@ def test_a_copy_that_was_killed_amid_an_upload_is_done_by_the_next_one(minio: Re
     first.kill()
     assert first.wait() < 0, "it was done before it could be killed"
     left = [key for key in keys(minio, "copied") if "/uploads/" in key]
-    assert sorted(keys(minio, "copied")) == ["copied/owner", *left]
+    assert sorted(keys(minio, "copied")) == left
     second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
     assert (second.returncode, second.stderr) == (0, "")
     assert "Copied 1 snapshot (" in second.stdout
-    asyncio.run(_check_copy(minio, segments))
+    asyncio.run(_check_copy(minio, data, segments))
     assert [key for key in keys(minio, "copied") if "/uploads/" in key] == []
 
 
@@ -174,8 +175,9 @@ async def _one_large_snapshot(data: Path, segments: list[bytes]) -> None:
     await store.close()
 
 
-async def _check_copy(server: S3Server, segments: list[bytes]) -> None:
-    async with S3BucketSnapshotStorage(server.config("copied", abandoned_upload_age_s_min=0)) as storage:
+async def _check_copy(server: S3Server, data: Path, segments: list[bytes]) -> None:
+    config = server.config("copied", abandoned_upload_age_s_min=0)
+    async with S3BucketSnapshotStorage(config, folder=data) as storage:
         (info,) = await storage.list_bucket_snapshots()
         for entry, segment in enumerate(segments, start=1):
             assert await storage.get_bucket_snapshot_segment(info.bucket_id, entry, entry) == [segment]

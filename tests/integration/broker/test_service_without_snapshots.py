@@ -28,7 +28,7 @@ from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.services.programs.clients import Clients, receive, subscribe, texts
 from tests.helpers.services.services import POSTDATE, make_service
 from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, RealServer, VersityServer
-from tests.integration.broker.test_service_on_s3 import counted, keys, named_snapshots, settings_of, snapshot_keys
+from tests.integration.broker.test_service_on_s3 import counted, named_snapshots, settings_of, snapshot_keys
 from tracker.process import SnapshotProcess
 
 TIMEOUT_S = 40
@@ -137,46 +137,6 @@ def test_a_service_starts_while_s3_is_away_and_delivers_what_it_has(
     finally:
         clients.close()
         service.stop()
-
-
-@pytest.mark.s3_server
-def test_a_prefix_of_another_that_is_found_after_an_outage_is_not_touched(versity: RealServer, tmp_path: Path) -> None:
-    """Nobody could be asked at the start: the service says so from then on, and goes on with what it has."""
-    settings = settings_of(versity, PREFIX) | {"bucketSnapshotStorage": "s3"}
-    owner = new_service(tmp_path / "owner", **settings)
-    owner.start()
-    clients = Clients(owner.url)
-    try:
-        client = clients.new()
-        subscribe(client, "orders").close()
-        publish(client.create_producer("orders", batching_enabled=False), 0, SEALED + 1, delay_s=3_600)
-        wait_until(lambda: named_snapshots(owner) == 4, timeout_s=TIMEOUT_S)
-    finally:
-        clients.close()
-        owner.stop()
-    before = keys(versity, PREFIX)
-    versity.kill()
-
-    service = new_service(tmp_path / "service", **settings)
-    service.start(wait=False)
-    clients = Clients(service.url)
-    try:
-        wait_until(lambda: bool(health(service)), timeout_s=TIMEOUT_S)
-        client = clients.new()
-        consumer = subscribe(client, "orders")
-        producer = client.create_producer("orders", batching_enabled=False)
-        publish(producer, 0, SEALED + 1, delay_s=3)
-        versity.start()
-        wait_until(
-            lambda: f"was last taken by the folder {tmp_path}/owner/data" in health(service)["problems"][0],
-            timeout_s=TIMEOUT_S,
-        )
-        assert sorted(numbers_of(consumer, SEALED + 1)) == list(range(SEALED + 1))
-        assert keys(versity, PREFIX) == before
-        assert " ERROR " in service.log_path.read_text()
-    finally:
-        clients.close()
-        assert service.stop() == 0
 
 
 @contextmanager

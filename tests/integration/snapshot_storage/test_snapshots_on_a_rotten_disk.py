@@ -21,7 +21,7 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
 from snapshot_storage.retrying import Retries
-from snapshot_storage.s3.config import OWNER_FILE_NAME
+from snapshot_storage.s3.folder_id import FOLDER_ID_FILE
 from snapshot_storage.s3.layout import object_key
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.s3.unreadable import Patience
@@ -63,7 +63,8 @@ class Service:
         return CliRunner().invoke(main, ["snapshots", *words, *sets], catch_exceptions=False)
 
     def key(self, bucket_id: int) -> str:
-        return object_key(self.prefix, bucket_id)
+        folder_id = (self.data / FOLDER_ID_FILE).read_text().strip()
+        return object_key(f"{self.prefix}/{folder_id}", bucket_id)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ async def _filled(server: MinioServer, prefix: str, data: Path) -> Service:
     store = await LedgerStore.open(data / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
     cursor = await (await store.open_managed_ledger(TOPIC)).open_cursor("billing")
     config = server.config(prefix)
-    async with S3BucketSnapshotStorage(config, owner_file=data / OWNER_FILE_NAME) as storage:
+    async with S3BucketSnapshotStorage(config, folder=data) as storage:
         *ids, orphan = [await _create(storage, first) for first in range(5)]
     await cursor.update_properties(put={_key(first): str(bucket_id) for first, bucket_id in enumerate(ids)})
     await store.close()

@@ -112,7 +112,7 @@ def add_orphan(data: Data) -> int:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("list",), ("show",), ("verify",), ("gc",), ("copy",), ("checkpoint",), ("export",), ("take-over",)]
+    "command", [(), ("list",), ("show",), ("verify",), ("gc",), ("copy",), ("checkpoint",), ("export",)]
 )
 def test_every_help_text_has_examples(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, ["snapshots", *command, "--help"])
