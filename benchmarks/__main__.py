@@ -14,6 +14,7 @@ NAMES: Final = (
     "many_buckets",
     "many_topics",
     "dispatcher",
+    "scheduled",
     "log_layout",
     "merge_curve",
     "snapshots",

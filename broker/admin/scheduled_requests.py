@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import numpy as np
+
+from broker.scheduled.ledger_schedule import Int64s
 from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Selector
 from managed_ledger.position import Position
@@ -246,6 +249,10 @@ class NewTime:
     def of(self, due_ms: int) -> int:
         """Return the new time of a message."""
         return due_ms + self.shift_ms if self.deliver_at_ms is None else self.deliver_at_ms
+
+    def all_of(self, due_ms: Int64s) -> Int64s:
+        """Return the new times of many messages."""
+        return due_ms + self.shift_ms if self.deliver_at_ms is None else np.full_like(due_ms, self.deliver_at_ms)
 
 
 def parse_new_time(body: Mapping[str, Any], now_ms: int) -> NewTime:

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
+import numpy as np
 from aiohttp import web
 
 from broker.admin import scheduled_requests as requests
@@ -316,8 +317,10 @@ class _Routes:
         }
         if not is_dry_run:
             now_ms = self._service.now_ms()
-            moved = await operations.move(movable, new_time.of if new_time is not None else lambda _: now_ms)
-            answer |= {verb: len(moved), "alreadyDue": len(matched) - len(moved)}
+            count, moved = await operations.move(
+                movable, new_time.all_of if new_time is not None else lambda due_ms: np.full_like(due_ms, now_ms)
+            )
+            answer |= {verb: count, "alreadyDue": len(matched) - count}
             if selector.message_ids is not None:
                 answer["ids"] = {str(old): str(new) for old, new in moved.items()}
         operation.is_finished = True

@@ -4,7 +4,7 @@ Metadata stands before the payload in each entry, so it is read with it, a few h
 """
 
 import base64
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from broker.protocol.entries import StoredMessage, key_of, messages_of, metadata_of
 from broker.protocol.errors import ProtocolError
 from broker.scheduled.catalog import Turns
+from broker.scheduled.ledger_schedule import Mask
 from broker.scheduled.selection import Rows
 from dispatcher.core.ack_sets import AckSet
 from managed_ledger.headers import EntryHeaders
@@ -23,8 +24,8 @@ from managed_ledger.readable_log import ReadableLog
 
 Json = dict[str, Any]
 
-READ_ENTRIES: Final = 256
-"""Entries whose metadata is looked at in one go: some milliseconds."""
+READ_ENTRIES: Final = 1_024
+"""Entries whose metadata is looked at in one go."""
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Most bytes of entries behind one page; a page ends early where they weigh more."""
 
@@ -63,9 +64,14 @@ class MessageFilter:
         ):
             return self._is_hidden(entry)
         try:
-            if self.key is not None and key_of(metadata_of(entry)) != self.key:
+            metadata = metadata_of(entry)
+            if self.key is not None and key_of(metadata) != self.key:
                 return False
-            return not self.properties or any(self._has_properties(one) for one in messages_of(entry))
+            if not self.properties:
+                return True
+            if not metadata.HasField("num_messages_in_batch"):
+                return self._has_properties({one.key: one.value for one in metadata.properties})
+            return any(self._has_properties(one.properties) for one in messages_of(entry))
         except ProtocolError:
             return False
 
@@ -77,13 +83,13 @@ class MessageFilter:
                 return False
             if self.key is not None and key_of(metadata) != self.key:
                 return False
-            return any(self._has_properties(one) for one in messages_of(entry))
+            return any(self._has_properties(one.properties) for one in messages_of(entry))
         except ProtocolError:
             return False
 
-    def _has_properties(self, message: StoredMessage) -> bool:
+    def _has_properties(self, properties: Mapping[str, str]) -> bool:
         assert self.properties
-        return all(message.properties.get(name) == value for name, value in self.properties.items())
+        return all(properties.get(name) == value for name, value in self.properties.items())
 
 
 def time_text(at_ms: int) -> str | None:
@@ -161,17 +167,22 @@ def _is_left(left: AckSet, index: int) -> bool:
     return word < len(left) and bool(left[word] >> bit & 1)
 
 
-async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> AsyncIterator[NDArray[np.bool_]]:
-    """Say of the rows which are meant, `READ_ENTRIES` at a time; others have their turn in between."""
+async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> Mask:
+    """Say of the rows which are meant; others have their turn in between.
+
+    Entries are looked at in the order of the log, where neighbours share a block.
+    """
+    is_meant = np.zeros(len(rows), np.bool_)
+    order = rows.by_position()
     turns = Turns()
     for begin in range(0, len(rows), READ_ENTRIES):
-        part = rows.take(slice(begin, begin + READ_ENTRIES))
-        entries = await log.read_payloads(part.ledger_ids, part.entry_ids)
-        is_meant = np.zeros(len(part), np.bool_)
-        for row, entry in enumerate(entries):
-            is_meant[row] = entry is not None and wanted.takes(entry)
+        portion = order[begin : begin + READ_ENTRIES]
+        entries = await log.read_payloads(rows.ledger_ids[portion], rows.entry_ids[portion])
+        for row, entry in zip(portion.tolist(), entries, strict=True):
+            if entry is not None and wanted.takes(entry):
+                is_meant[row] = True
             await turns.give_way()
-        yield is_meant
+    return is_meant
 
 
 def fitting(headers: EntryHeaders, bytes_max: int) -> int:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from broker.protocol.entries import with_delivery_time
 from broker.scheduled.catalog import Turns
-from broker.scheduled.messages import READ_ENTRIES, MessageFilter, MessageId, ids_of, matching
+from broker.scheduled.ledger_schedule import Int64s
+from broker.scheduled.messages import MessageFilter, MessageId, ids_of, matching
 from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.subscription import Subscription
@@ -28,14 +28,19 @@ from managed_ledger.completion import completed
 from managed_ledger.cursor import Cursor
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
-from managed_ledger.replacing import Entries, NewEntry, by_ledger
+from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 
 log = logging.getLogger(__name__)
 
 ORIGINAL_PUBLISH_TIME: Final = "postdate.originalPublishTime"
 """The property of a copy that says when the first one was published, in milliseconds."""
 
-_CANCEL_ENTRIES: Final = 500
+MOVED_TOLD_MAX: Final = 10_000
+"""Of so many it is known where their copies are: as many as can be asked for by their ids."""
+
+_CANCEL_ENTRIES: Final = 200
+_MOVE_ENTRIES: Final = 256
+_PORTIONS_MAX: Final = 4
 _HOLDERS_PER_TURN: Final = 2_000
 _LOG_INTERVAL_S: Final = 5.0
 
@@ -60,6 +65,10 @@ class Selector:
     def filter(self) -> MessageFilter:
         """What of it the entries themselves tell."""
         return MessageFilter(self.key, self.properties)
+
+
+Moved = dict[Position, Position]
+"""Where copies are, by where the old ones were."""
 
 
 @dataclass(slots=True)
@@ -117,8 +126,7 @@ class Operations:
             return await self._find_ids(selector.message_ids)
         rows = await self._schedule.rows(selector.wanted)
         if not selector.filter.is_trivial:
-            masks = [mask async for mask in matching(self._topic.ledger, rows, selector.filter)]
-            rows = rows.take(np.concatenate(masks)) if masks else NO_ROWS
+            rows = rows.take(await matching(self._topic.ledger, rows, selector.filter))
         self._progress.matched = len(rows)
         return Matched(rows)
 
@@ -166,31 +174,41 @@ class Operations:
         return done + len(matched.parts)
 
     @completed
-    async def move(self, matched: Matched, due_ms_of: Callable[[int], int]) -> dict[Position, Position]:
+    async def move(self, matched: Matched, new_time: Callable[[Int64s], Int64s]) -> tuple[int, Moved]:
         """Put copies with another time in the place of what was found; durable on return, portion by portion.
 
         Args:
             matched: What `movable` left.
-            due_ms_of: Gives the new time of a message from its old one.
+            new_time: Gives the new times from the old ones.
 
         Returns:
-            Where the copies are, by where the old ones were. What was delivered or cancelled meanwhile is not in it.
+            How many there are, and of the first of them where the copies are, by where the old ones were. What was
+            delivered or cancelled meanwhile does not count.
 
         Raises:
             LedgerError: The log cannot be read or written; what is done by then is done, the rest is as it was.
         """
-        moved: dict[Position, Position] = {}
-        # Copies of one time are delivered in the order in which they are appended, so it is that of the new times.
-        new_ms = np.array([due_ms_of(due_ms) for due_ms in matched.rows.due_ms.tolist()], np.int64)
-        order = np.argsort(new_ms, kind="stable")
-        rows, new_ms = matched.rows.take(order), new_ms[order]
-        for begin in range(0, len(rows), READ_ENTRIES):
-            part = slice(begin, begin + READ_ENTRIES)
-            moved |= await self._move_portion(rows.take(part), new_ms[part])
-            self._note(len(rows.take(part)))
-        return moved
+        rows, new_ms = await asyncio.to_thread(_in_order_of_appending, matched.rows, new_time(matched.rows.due_ms))
+        moved: Moved = {}
+        count = 0
+        under_way: list[asyncio.Task[Moved]] = []
+        try:
+            for begin in range(0, len(rows), _MOVE_ENTRIES):
+                part = slice(begin, begin + _MOVE_ENTRIES)
+                under_way.append(await self._move_portion(rows.take(part), new_ms[part]))
+                # Several at a time, as a synced write costs the same whatever is in it.
+                while len(under_way) > _PORTIONS_MAX or (begin + _MOVE_ENTRIES >= len(rows) and under_way):
+                    done = await under_way.pop(0)
+                    count += len(done)
+                    if len(moved) < MOVED_TOLD_MAX:
+                        moved |= done
+                    self._note(_MOVE_ENTRIES)
+        finally:
+            await asyncio.gather(*under_way, return_exceptions=True)
+        return count, moved
 
-    async def _move_portion(self, rows: Rows, new_ms: NDArray[np.int64]) -> dict[Position, Position]:
+    async def _move_portion(self, rows: Rows, new_ms: Int64s) -> "asyncio.Task[Moved]":
+        """Begin to move a portion: from the return on nobody gets the old ones, and the copies are to be written."""
         ledger = self._topic.ledger
         headers = await ledger.read_headers_at(rows.ledger_ids, rows.entry_ids)
         payloads = await ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
@@ -208,7 +226,7 @@ class Operations:
         # From here to the call of `replace` nothing waits: who has what is decided and acted upon in one turn.
         gone, hidden, kept = self._who_gives_up(copies, rows)
         if not kept:
-            return {}
+            return asyncio.ensure_future(_nothing_moved())
         replacement = ledger.replace(
             [copies[position] for position in kept],
             acknowledged={cursor: by_ledger(positions) for cursor, positions in gone.items()},
@@ -221,6 +239,11 @@ class Operations:
                 entries = by_ledger(positions)
                 withdrawn.append((subscription, entries))
                 subscription.withdraw(entries)
+        return asyncio.ensure_future(self._settle(replacement, kept, withdrawn))
+
+    async def _settle(
+        self, replacement: Replacement, kept: list[Position], withdrawn: list[tuple[Subscription, Entries]]
+    ) -> Moved:
         try:
             await asyncio.shield(replacement.durable)
         except BaseException:
@@ -314,6 +337,21 @@ class Operations:
         if now_s - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = now_s
             log.info("%s: %d of %d scheduled messages", self._topic.name, self._progress.done, self._progress.matched)
+
+
+async def _nothing_moved() -> Moved:
+    return {}
+
+
+def _in_order_of_appending(rows: Rows, new_ms: Int64s) -> tuple[Rows, Int64s]:
+    """Order rows so that those of one new time are appended in the order in which they would have been delivered.
+
+    Where that is told by their positions alone, it is the order of the log, which is read the fastest.
+    """
+    by_position = rows.by_position()
+    same_time = bool(len(new_ms)) and bool((new_ms == new_ms[0]).all())
+    order = np.arange(len(rows)) if same_time else by_position
+    return rows.take(order), new_ms[order]
 
 
 def _copy(payload: bytes, headers: EntryHeaders, row: int, deliver_at_ms: int, now_ms: int) -> NewEntry:

@@ -55,6 +55,10 @@ class Rows:
         """Return where a row is."""
         return Place(int(self.due_ms[row]), int(self.ledger_ids[row]), int(self.entry_ids[row]))
 
+    def by_position(self) -> NDArray[np.intp]:
+        """Return the rows in the order of the log."""
+        return np.lexsort((self.entry_ids, self.ledger_ids))
+
     def take(self, rows: NDArray[np.intp] | Mask | slice) -> "Rows":
         """Return some of the rows, in this order."""
         return Rows(self.due_ms[rows], self.ledger_ids[rows], self.entry_ids[rows])

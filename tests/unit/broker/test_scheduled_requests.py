@@ -1,0 +1,91 @@
+"""What requests about scheduled messages say, and what is refused, with the field that it is about."""
+
+import pytest
+
+from broker.admin import scheduled_requests as requests
+from broker.admin.scheduled_openapi import document
+from broker.admin.scheduled_requests import RequestError
+
+NOW_MS = 1_800_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "messageIds"),
+        ({"all": False}, "all"),
+        ({"all": 1}, "all"),
+        ({"all": True, "key": "k"}, "key"),
+        ({"messageIds": ["1:0"], "from": 5}, "from"),
+        ({"messageIds": []}, "messageIds"),
+        ({"messageIds": "1:0"}, "messageIds"),
+        ({"messageIds": ["1:0", "x"]}, "messageIds"),
+        ({"messageIds": ["99999999999999999999:0"]}, "messageIds"),
+        ({"messageIds": ["1:4294967296"]}, "messageIds"),
+        ({"messageIds": ["1:0"] * 10_001}, "messageIds"),
+        ({"key": 5}, "key"),
+        ({"key": "a", "keyBase64": "YQ=="}, "keyBase64"),
+        ({"keyBase64": "*"}, "keyBase64"),
+        ({"property": "no sign"}, "property"),
+        ({"property": []}, "property"),
+        ({"property": {"a": 1}}, "property"),
+        ({"property": ["a=1", "a=2"]}, "property"),
+        ({"from": "yesterday"}, "from"),
+        ({"from": True}, "from"),
+        ({"from": -1}, "from"),
+        ({"until": 2**60}, "until"),
+        ({"from": 5, "until": 5}, "until"),
+    ],
+)
+def test_a_selector_that_says_nothing_or_two_things_is_refused(body, field) -> None:
+    with pytest.raises(RequestError) as refused:
+        requests.parse_selector(body)
+
+    assert (refused.value.status, refused.value.field) == (400, field)
+    assert refused.value.advice
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "deliverAtMs"),
+        ({"deliverAtMs": NOW_MS - 1}, "deliverAtMs"),
+        ({"deliverAtMs": NOW_MS + 1, "delayMs": 1}, "delayMs"),
+        ({"delayMs": -1}, "delayMs"),
+        ({"delayMs": 1.5}, "delayMs"),
+        ({"shiftMs": "soon"}, "shiftMs"),
+        ({"shiftMs": None}, "shiftMs"),
+    ],
+)
+def test_a_new_time_that_is_none_or_past_is_refused(body, field) -> None:
+    with pytest.raises(RequestError) as refused:
+        requests.parse_new_time(body, NOW_MS)
+
+    assert (refused.value.status, refused.value.field) == (400, field)
+
+
+@pytest.mark.parametrize("rate", [0, -1, "fast", True, float("nan"), 10**9])
+def test_a_rate_that_is_none_is_refused(rate) -> None:
+    with pytest.raises(RequestError) as refused:
+        requests.parse_rate({"ratePerSecond": rate})
+
+    assert refused.value.field == "ratePerSecond"
+
+
+def test_a_field_that_is_not_known_is_refused_by_its_name() -> None:
+    with pytest.raises(RequestError) as refused:
+        requests.check_fields({"kye": "k"}, requests.SELECTION_FIELDS, "field")
+
+    assert (refused.value.status, refused.value.field) == (400, "kye")
+
+
+def test_times_are_taken_in_both_forms() -> None:
+    for text in (NOW_MS, str(NOW_MS), "2027-01-15T08:00:00Z", "2027-01-15T09:00:00+01:00", "2027-01-15T08:00:00"):
+        assert requests.parse_time("from", text) == NOW_MS
+
+
+def test_the_openapi_document_names_every_field_that_is_taken() -> None:
+    schemas = document()["components"]["schemas"]
+
+    assert set(schemas["Selection"]["properties"]) == requests.SELECTION_FIELDS
+    assert set(schemas["NewTime"]["properties"]) == requests.RESCHEDULE_FIELDS
