@@ -3,7 +3,7 @@
 Every run has late messages in ledgers that are sealed already, messages that are added again while they are tracked and
 after they were handed out, refusals, and a merge under way most of the time, of which the answer comes after some more
 has been handed out. What a program may see is compared with a dictionary: what is handed out, what is tracked where
-that is known, and that nothing is remembered once nothing can come back. The table at the end of `docs/mutants.md`
+that is known, and that nothing is remembered once nothing can come back. `docs/mutants-of-merges.md`
 says which mistakes this finds.
 """
 
