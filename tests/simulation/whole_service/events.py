@@ -121,7 +121,7 @@ def join(sim: "Simulation") -> None:
     """A consumer subscribes, and may ask for messages at once."""
     sub = _sub(sim)
     if sub is not None and not sub.is_busy and len(sub.consumers) + sub.joining < 5:
-        permits = sim.chance.choice([0, 1, 5, 50, 1_000, 10_000])
+        permits = sim.chance.choice([0, 0, 1] if sim.variant.is_stingy else [0, 1, 5, 50, 1_000, 10_000])
         sim.did("join" if permits else "join without permits", permits)
         sub.joining += 1
         sim.start_task(_attach(sim, sub, sim.new_consumer(sub), permits))
@@ -169,7 +169,7 @@ async def subscribe_anew(sim: "Simulation", kind: str) -> None:
     sim.oracle.begin_with(sub, {key for key in sim.oracle.entries if sim.cursor(sub).is_acknowledged(*key)})
     sim.watch_cursor(sub)
     consumer.is_attached = True
-    permits = sim.chance.choice([0, 3, 100])
+    permits = sim.chance.choice([0, 0, 1] if sim.variant.is_stingy else [0, 3, 100])
     if permits:
         give_permits(sim, sub, consumer, permits)
 
@@ -221,6 +221,7 @@ def give_permits(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedC
 
 
 _PERMITS: Final = (1, 1, 3, 10, 100, 1_000)
+_PERMITS_STINGY: Final = (1, 1, 1, 3)
 _PERMITS_BULKY: Final = (1, 100, 5_000, 20_000)
 
 
@@ -228,7 +229,9 @@ def flow(sim: "Simulation") -> None:
     """A consumer asks for messages."""
     found = _consumer(sim)
     if found is not None:
-        give_permits(sim, *found, sim.chance.choice(_PERMITS_BULKY if sim.variant.is_bulky else _PERMITS))
+        variant = sim.variant
+        choice = _PERMITS_BULKY if variant.is_bulky else _PERMITS_STINGY if variant.is_stingy else _PERMITS
+        give_permits(sim, *found, sim.chance.choice(choice))
 
 
 def stick(sim: "Simulation") -> None:
@@ -365,11 +368,14 @@ def cancel(sim: "Simulation") -> None:
     dispatcher = sim.dispatcher(sub) if sub is not None else None
     if sub is None or dispatcher is None or sub.is_busy:
         return
+    now_ms = sim.clock.now_ms()
+    due = [key for rows in sub.delayed.values() for due_ms, key in rows if due_ms <= now_ms]
     waiting = [key for rows in sub.delayed.values() for _, key in rows]
     if not waiting or sim.chance.random() < 0.2:
         waiting += [key for keys in sub.immediate.values() for key in keys]
     if waiting:
-        keys = _some(sim, waiting)
+        # Often all that is due, so that whoever was told of it finds nothing.
+        keys = due if due and sim.chance.random() < 0.5 else _some(sim, waiting)
         sim.note(f"{sub.name} cancels {keys[:20]}")
         sim.did("cancel what waits", len(keys))
         sim.oracle.acknowledged(sub, keys)

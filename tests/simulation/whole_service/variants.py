@@ -89,6 +89,8 @@ class Variant:
     is_bulky: bool
     """Thousands of entries at once."""
     has_clock_steps: bool
+    is_stingy: bool
+    """Consumers ask for few messages, so that much is due while nobody can take it."""
 
     @property
     def name(self) -> str:
@@ -145,6 +147,7 @@ def variant_of(seed: int, name: str | None = None) -> Variant:
         delay_laws=laws,
         is_bulky=is_bulky,
         has_clock_steps=has_clock_steps,
+        is_stingy=not is_bulky and chance.random() < 0.25,
     )
 
 
