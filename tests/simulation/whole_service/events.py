@@ -365,21 +365,41 @@ def _acknowledge_cumulative_part(
 def cancel(sim: "Simulation") -> None:
     """Somebody who holds nothing acknowledges what waits: messages are cancelled, delayed ones above all."""
     sub = _sub(sim)
-    dispatcher = sim.dispatcher(sub) if sub is not None else None
-    if sub is None or dispatcher is None or sub.is_busy:
+    if sub is None or sub.is_busy:
         return
-    now_ms = sim.clock.now_ms()
-    due = [key for rows in sub.delayed.values() for due_ms, key in rows if due_ms <= now_ms]
+    due = _due(sim, sub)
     waiting = [key for rows in sub.delayed.values() for _, key in rows]
     if not waiting or sim.chance.random() < 0.2:
         waiting += [key for keys in sub.immediate.values() for key in keys]
     if waiting:
         # Often all that is due, so that whoever was told of it finds nothing.
-        keys = due if due and sim.chance.random() < 0.5 else _some(sim, waiting)
-        sim.note(f"{sub.name} cancels {keys[:20]}")
+        cancel_keys(sim, sub, due if due and sim.chance.random() < 0.5 else _some(sim, waiting))
+
+
+def _due(sim: "Simulation", sub: SubscriptionModel) -> list[Key]:
+    now_ms = sim.clock.now_ms()
+    return [key for rows in sub.delayed.values() for due_ms, key in rows if due_ms <= now_ms]
+
+
+def cancel_keys(sim: "Simulation", sub: SubscriptionModel, keys: Sequence[Key]) -> None:
+    """Acknowledge what waits."""
+    dispatcher = sim.dispatcher(sub)
+    if dispatcher is not None:
+        sim.note(f"{sub.name} cancels {list(keys)[:20]}")
         sim.did("cancel what waits", len(keys))
         sim.oracle.acknowledged(sub, keys)
-        dispatcher.acknowledge(None, keys)
+        dispatcher.acknowledge(None, list(keys))
+
+
+def let_due_go_another_way(sim: "Simulation", sub: SubscriptionModel) -> None:
+    """What is due is cancelled or skipped, or stays."""
+    due = _due(sim, sub)
+    if due:
+        match sim.chance.choice(["cancel", "skip", "stay"]):
+            case "cancel":
+                cancel_keys(sim, sub, due)
+            case "skip":
+                _pass(sim, sub, min(due))
 
 
 def acknowledge_late(sim: "Simulation") -> None:

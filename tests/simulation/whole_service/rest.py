@@ -3,8 +3,10 @@
 1. *silent*   everybody can be sent to and nobody says anything: what is due must be on its way by itself; sometimes
               once more after some gave back all they have, while others can be sent everything
 2. *eager*    everybody acknowledges what it gets: all that is due is acknowledged, whatever it waited for
-3. *to the end* (of the final rest) time runs until the last message is due: silent, then eager
-4. the counts are those of the oracle, nothing runs or is scheduled for ever, no snapshot is without an owner
+3. *quiet*    sometimes: a few delayed messages, nobody who could take them, some of what is due goes another way, then
+              permits and silence: nothing but the tracker can tell of the rest
+4. *to the end* (of the final rest) time runs until the last message is due: silent, then eager
+5. the counts are those of the oracle, nothing runs or is scheduled for ever, no snapshot is without an owner
 """
 
 import asyncio
@@ -44,6 +46,8 @@ async def come_to_rest(sim: "Simulation", *, is_final: bool) -> None:
     sim.are_clients_eager = True
     await _acknowledge_all(sim)
     _judge_eager(sim)
+    if sim.chance.random() < 0.5:
+        await _play_quiet_round(sim)
     if is_final:
         await _run_to_the_end(sim)
     sim.are_clients_eager = False
@@ -141,6 +145,41 @@ def _judge_eager(sim: "Simulation") -> None:
             sim.complain(f"{sub.name}: the backlog is {backlog}, and {sim.oracle.backlog(sub)} are not acknowledged")
     if sim.complaints:
         sim.check()
+
+
+_QUIET_DELAY_MS_MAX: Final = 12_000
+
+
+async def _play_quiet_round(sim: "Simulation") -> None:
+    """Let delayed messages come due while nobody can take them, and some of them go another way."""
+    sim.are_clients_eager = False
+    subs = [sub for sub in sim.oracle.subs.values() if has_delays(sub.kind)]
+    for sub in subs:
+        for consumer in sim.open_consumers(sub):
+            await events.close_consumer(sim, sub, consumer)
+        ranges = tuple(events.free_ranges(sub)) if sub.kind == STICKY else ()
+        await events.attach(sim, sub, sim.new_consumer(sub, ranges), 0)
+    for delay_ms in sim.chance.sample(range(250, _QUIET_DELAY_MS_MAX, 250), sim.chance.choice([2, 4, 8])):
+        sim.publish(
+            key_hash=sim.chance.choice(sim.variant.keys),
+            deliver_at_ms=sim.clock.now_ms() + delay_ms,
+            count=1,
+            size=0,
+        )
+    sim.did("quiet round")
+    for _ in range(sim.chance.choice([1, 1, 3])):
+        await asyncio.sleep(sim.chance.random() * 3)
+        for sub in subs:
+            events.let_due_go_another_way(sim, sub)
+    await asyncio.sleep(sim.chance.random())
+    for sub in subs:
+        await _let_all_be_sent(sim, sub)
+    await asyncio.sleep(_QUIET_DELAY_MS_MAX / 1_000 + PATIENCE_S)
+    sim.check()
+    _judge_silence(sim)
+    sim.are_clients_eager = True
+    await _acknowledge_all(sim)
+    _judge_eager(sim)
 
 
 async def _run_to_the_end(sim: "Simulation") -> None:
