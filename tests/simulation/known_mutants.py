@@ -531,6 +531,13 @@ FOUND: Final = [
         "a shared index at rest sets a timer each half second",
     ),
     Mutant(
+        "gone-back-and-forgotten",
+        "tracker/shared/shared_index.py",
+        "        self.refresh()\n        was_indexed",
+        "        was_indexed",
+        "a shared index forgets what a subscription offers that went back behind the slowest one",
+    ),
+    Mutant(
         "closed-index-is-a-defect",
         "dispatcher/dispatcher.py",
         "        if isinstance(defect, TrackerClosedError):",

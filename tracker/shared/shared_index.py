@@ -113,6 +113,8 @@ class SharedDelayedIndex:
 
         What leaves the index because it is due when it is offered again is due for the other views.
         """
+        # The subscription may have gone back: the tracker keeps nothing of ledgers that it takes to be passed.
+        self.refresh()
         was_indexed = self.mask(rows.ledger_ids, rows.entry_ids)
         is_indexed = self.tracker.add_messages(rows.ledger_ids, rows.entry_ids, rows.deliver_at_ms)
         is_new = is_indexed & ~was_indexed

@@ -390,6 +390,24 @@ def test_the_index_goes_where_the_slowest_subscription_is() -> None:
     play(story, "a", "b")
 
 
+def test_what_a_subscription_offers_that_went_back_is_kept() -> None:
+    """The slowest one seeks to the beginning, and nobody has told the index before its messages are sealed."""
+
+    async def story(world: World) -> None:
+        world.cursors["a"].mark_delete_position = world.cursors["b"].mark_delete_position = Position(9, 0)
+        world.index.refresh()
+        world.cursors["a"].mark_delete_position = Position(0, -1)
+        view = world.views["a"]
+        for ledger_id in (1, 2):
+            assert view.add_messages([ledger_id] * 5, list(range(5)), [START_MS + 1_000 * ledger_id] * 5).all()
+        await asyncio.sleep(5)
+
+        assert [row[1:] for row in world.rows("a", 20)] == [(k, n) for k in (1, 2) for n in range(5)]
+        assert world.rows("b", 20) == []
+
+    play(story, "a", "b")
+
+
 def test_without_subscriptions_the_index_stays_where_its_own_cursor_is() -> None:
     cursor = FakeCursor()
     cursor.mark_delete_position = Position(7, 7)
