@@ -73,22 +73,22 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """See base."""
         self._check_open()
-        ledger_id, entry_id, deliver_at = check_offer(ledger_id, entry_id, deliver_at)
-        if deliver_at < 0 or deliver_at <= self._cutoff_ms():
+        ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at)
+        if deliver_at_ms < 0 or deliver_at_ms <= self._cutoff_ms():
             self._have_fixed_delays = False
             self._refuse(ledger_id, BitMap((entry_id,)))
             return False
         if self._forgotten:
             self._drop_forgotten(ledger_id, BitMap((entry_id,)))
-        window = self._window_at(self._window_of(deliver_at))
+        window = self._window_at(self._window_of(deliver_at_ms))
         entry_ids = window.get(ledger_id)
         if entry_ids is None:
             window[ledger_id] = BitMap((entry_id,))
         else:
             entry_ids.add(entry_id)
-        if deliver_at < self._highest_deliver_at_ms - self._tick_time_ms:
+        if deliver_at_ms < self._highest_deliver_at_ms - self._tick_time_ms:
             self._have_fixed_delays = False
-        self._highest_deliver_at_ms = max(self._highest_deliver_at_ms, deliver_at)
+        self._highest_deliver_at_ms = max(self._highest_deliver_at_ms, deliver_at_ms)
         self._members.add_one(ledger_id, entry_id)
         if self._timer_at_ms is None or self._times[0] < self._timer_at_ms:
             self._turn_soon()
@@ -97,8 +97,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
         """See base."""
         self._check_open()
-        ledgers, entries, times = columns_of(ledger_ids, entry_ids, deliver_ats)
-        rows = DelayedIndexes(times, ledgers, entries)
+        ledgers, entries, deliver_at_ms = columns_of(ledger_ids, entry_ids, deliver_ats)
+        rows = DelayedIndexes(deliver_at_ms, ledgers, entries)
         is_tracked = rows.deliver_at_ms > max(-1, self._cutoff_ms())
         if not is_tracked.all():
             self._have_fixed_delays = False

@@ -42,12 +42,12 @@ def columns_of(
     Raises:
         ValueError: A position cannot be tracked, something is no integer, or the lengths differ.
     """
-    ledgers, entries, times = (_column(values) for values in (ledger_ids, entry_ids, deliver_at_ms))
-    if not len(ledgers) == len(entries) == len(times):
-        raise ValueError(f"columns of {len(ledgers)}, {len(entries)} and {len(times)} rows do not belong together")
+    ledgers, entries, delivery = (_column(values) for values in (ledger_ids, entry_ids, deliver_at_ms))
+    if not len(ledgers) == len(entries) == len(delivery):
+        raise ValueError(f"columns of {len(ledgers)}, {len(entries)} and {len(delivery)} rows do not belong together")
     if len(ledgers):
         _check_positions(ledgers, entries)
-    return ledgers, entries, times
+    return ledgers, entries, delivery
 
 
 def check_tick_time(tick_time_ms: int) -> None:

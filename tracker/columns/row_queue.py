@@ -56,7 +56,7 @@ _FRONT_ROWS_MIN: Final = 512
 class Rest(Protocol):
     """Keeps rows that were taken with others."""
 
-    def push_front(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+    def push_front(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Take sorted rows."""
 
 
@@ -81,15 +81,15 @@ def first_key_at(deliver_at_ms: int) -> RowKey:
 class Run:
     """Sorted columns, and how many rows at their front are gone."""
 
-    __slots__ = ("_head_key", "end", "entry_ids", "head", "head_ms", "ledger_ids", "times")
+    __slots__ = ("_head_key", "deliver_at_ms", "end", "entry_ids", "head", "head_ms", "ledger_ids")
 
-    def __init__(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        self.times = times
+    def __init__(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+        self.deliver_at_ms = deliver_at_ms
         self.ledger_ids = ledger_ids
         self.entry_ids = entry_ids
         self.head = 0
-        self.end = len(times)
-        self.head_ms = int(times[0])
+        self.end = len(deliver_at_ms)
+        self.head_ms = int(deliver_at_ms[0])
         self._head_key: RowKey | None = None
 
     def __len__(self) -> int:
@@ -104,11 +104,11 @@ class Run:
     def end_through(self, through: RowKey) -> int:
         """Return the end of the rows that are not behind the key."""
         if through.ledger_id == NEVER:
-            return int(self.times.searchsorted(through.deliver_at_ms, "right"))
-        start = int(self.times.searchsorted(through.deliver_at_ms, "left"))
-        if start == self.end or self.times[start] > through.deliver_at_ms:
+            return int(self.deliver_at_ms.searchsorted(through.deliver_at_ms, "right"))
+        start = int(self.deliver_at_ms.searchsorted(through.deliver_at_ms, "left"))
+        if start == self.end or self.deliver_at_ms[start] > through.deliver_at_ms:
             return start
-        end = int(self.times.searchsorted(through.deliver_at_ms, "right"))
+        end = int(self.deliver_at_ms.searchsorted(through.deliver_at_ms, "right"))
         ledger_ids = self.ledger_ids[start:end]
         first = start + int(ledger_ids.searchsorted(through.ledger_id, "left"))
         last = start + int(ledger_ids.searchsorted(through.ledger_id, "right"))
@@ -117,33 +117,33 @@ class Run:
     def columns(self, end: int) -> Columns:
         """Return the rows from the head up to `end`."""
         rows = slice(self.head, end)
-        return self.times[rows], self.ledger_ids[rows], self.entry_ids[rows]
+        return self.deliver_at_ms[rows], self.ledger_ids[rows], self.entry_ids[rows]
 
     def advance(self, row_count: int) -> None:
         """Take rows from the front."""
         self.head += row_count
         self._head_key = None
-        self.head_ms = int(self.times[self.head]) if self.head < self.end else NEVER
+        self.head_ms = int(self.deliver_at_ms[self.head]) if self.head < self.end else NEVER
 
 
-def order_of_rows(times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.int64] | None:
+def order_of_rows(deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.int64] | None:
     """Return the indices that sort rows by (time, ledger, entry), or None where they are in order.
 
     Time and row number are packed into one integer and sorted as such, which is an order of magnitude faster than
     sorting indices. Rows of one time keep their order then, which mostly is the log's; where it is not, those rows
     alone are sorted by all three keys.
     """
-    row_count = len(times)
-    if _is_sorted(times, ledger_ids, entry_ids):
+    row_count = len(deliver_at_ms)
+    if _is_sorted(deliver_at_ms, ledger_ids, entry_ids):
         return None
-    earliest = int(times.min())
+    earliest = int(deliver_at_ms.min())
     row_bits = row_count.bit_length()
-    if (int(times.max()) - earliest).bit_length() + row_bits > 62:
-        return np.lexsort((entry_ids, ledger_ids, times))
-    order = ((times - earliest) << row_bits) | np.arange(row_count)
+    if (int(deliver_at_ms.max()) - earliest).bit_length() + row_bits > 62:
+        return np.lexsort((entry_ids, ledger_ids, deliver_at_ms))
+    order = ((deliver_at_ms - earliest) << row_bits) | np.arange(row_count)
     order.sort()
     order &= (1 << row_bits) - 1
-    sorted_times, sorted_ledger_ids, sorted_entry_ids = times[order], ledger_ids[order], entry_ids[order]
+    sorted_times, sorted_ledger_ids, sorted_entry_ids = deliver_at_ms[order], ledger_ids[order], entry_ids[order]
     if not _is_sorted(sorted_times, sorted_ledger_ids, sorted_entry_ids):
         is_tie = np.zeros(row_count + 1, np.bool_)
         is_tie[1:-1] = sorted_times[1:] == sorted_times[:-1]
@@ -154,10 +154,10 @@ def order_of_rows(times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Arr
     return order
 
 
-def _is_sorted(times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> bool:
-    if (times[:-1] > times[1:]).any():
+def _is_sorted(deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> bool:
+    if (deliver_at_ms[:-1] > deliver_at_ms[1:]).any():
         return False
-    is_tie = times[:-1] == times[1:]
+    is_tie = deliver_at_ms[:-1] == deliver_at_ms[1:]
     if not is_tie.any():
         return True
     ledgers, ledgers_next = ledger_ids[:-1], ledger_ids[1:]
@@ -194,44 +194,44 @@ class RowQueue:
     def __len__(self) -> int:
         return self._runs_rows + self._chunks_rows + len(self._few[0])
 
-    def push_few(self, times: list[int], ledger_id: int, entry_ids: list[int]) -> None:
+    def push_few(self, deliver_at_ms: list[int], ledger_id: int, entry_ids: list[int]) -> None:
         """Add rows of a ledger, in any order, which may be too few to be columns of their own."""
-        self._few[0].extend(times)
-        self._few[1].extend([ledger_id] * len(times))
+        self._few[0].extend(deliver_at_ms)
+        self._few[1].extend([ledger_id] * len(deliver_at_ms))
         self._few[2].extend(entry_ids)
-        self.next_ms = min(self.next_ms, int(min(times, default=NEVER)))
+        self.next_ms = min(self.next_ms, int(min(deliver_at_ms, default=NEVER)))
         if len(self._few[0]) >= FEW_ROWS_MAX:
             self._chunk_few()
             if self._chunks_rows >= RUN_ROWS_MAX:
                 self._fold()
 
     def _chunk_few(self) -> None:
-        times, ledger_ids, entry_ids = map(_column_of, self._few)
+        deliver_at_ms, ledger_ids, entry_ids = map(_column_of, self._few)
         self._few = ([], [], [])
-        self._chunks.append((times, ledger_ids, entry_ids))
-        self._chunks_rows += len(times)
+        self._chunks.append((deliver_at_ms, ledger_ids, entry_ids))
+        self._chunks_rows += len(deliver_at_ms)
 
-    def push_rows(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+    def push_rows(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Add rows in any order; the arrays are kept, and must not change any more."""
-        if not len(times):
+        if not len(deliver_at_ms):
             return
         # Slices keep a buffer's size bounded, so that no add waits for a sort of a million rows.
-        for start in range(0, len(times), RUN_ROWS_MAX):
+        for start in range(0, len(deliver_at_ms), RUN_ROWS_MAX):
             rows = slice(start, start + RUN_ROWS_MAX)
-            self._chunks.append((times[rows], ledger_ids[rows], entry_ids[rows]))
-            self._chunks_rows += len(times[rows])
+            self._chunks.append((deliver_at_ms[rows], ledger_ids[rows], entry_ids[rows]))
+            self._chunks_rows += len(deliver_at_ms[rows])
             if self._chunks_rows >= RUN_ROWS_MAX:
                 self._fold()
         if len(self._chunks) >= CHUNKS_MAX:
             self._chunks = [_joined(self._chunks)]
-        self.next_ms = min(self.next_ms, int(times.min()))
+        self.next_ms = min(self.next_ms, int(deliver_at_ms.min()))
 
-    def push_sorted(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+    def push_sorted(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Add rows that are in order; the arrays are kept, and must not change any more."""
-        if len(times) < RUN_ROWS_MIN:
-            self.push_rows(times, ledger_ids, entry_ids)
+        if len(deliver_at_ms) < RUN_ROWS_MIN:
+            self.push_rows(deliver_at_ms, ledger_ids, entry_ids)
         else:
-            self.push_front(times, ledger_ids, entry_ids)
+            self.push_front(deliver_at_ms, ledger_ids, entry_ids)
 
     def rows_of(self) -> list[DelayedIndexes]:
         """Return all rows as sorted parts that never change, without copying runs."""
@@ -269,14 +269,14 @@ class RowQueue:
         wanted = np.frombuffer(entry_ids.to_array(), np.uint32)
         runs: list[Run] = []
         for run in self._runs:
-            times, ledgers, entries = run.columns(run.end)
+            deliver_at_ms, ledgers, entries = run.columns(run.end)
             is_kept = ledgers != ledger_id
             if not is_kept.all():
                 is_kept |= ~np.isin(entries, wanted)
             if is_kept.all():
                 runs.append(run)
             elif is_kept.any():
-                runs.append(Run(times[is_kept], ledgers[is_kept], entries[is_kept]))
+                runs.append(Run(deliver_at_ms[is_kept], ledgers[is_kept], entries[is_kept]))
         self._runs = runs
         self.drop_empty_runs()
 
@@ -287,9 +287,9 @@ class RowQueue:
         self._fold()
         return [run for run in self._runs if run.head_ms <= through_ms]
 
-    def push_front(self, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+    def push_front(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Put sorted rows back that were popped with others."""
-        run = Run(times, ledger_ids, entry_ids)
+        run = Run(deliver_at_ms, ledger_ids, entry_ids)
         self._runs.append(run)
         self._runs_rows += len(run)
         self.next_ms = min(self.next_ms, run.head_ms)
@@ -312,13 +312,13 @@ class RowQueue:
         """Assert every invariant of the queue."""
         next_ms = NEVER
         for run in self._runs:
-            assert _is_sorted(run.times, run.ledger_ids, run.entry_ids)
-            assert run.head_ms == (int(run.times[run.head]) if len(run) else NEVER)
+            assert _is_sorted(run.deliver_at_ms, run.ledger_ids, run.entry_ids)
+            assert run.head_ms == (int(run.deliver_at_ms[run.head]) if len(run) else NEVER)
             next_ms = min(next_ms, run.head_ms)
-        for times, _, _ in self._chunks:
-            next_ms = min(next_ms, int(times.min()))
+        for deliver_at_ms, _, _ in self._chunks:
+            next_ms = min(next_ms, int(deliver_at_ms.min()))
         assert self._runs_rows == sum(map(len, self._runs))
-        assert self._chunks_rows == sum(len(times) for times, _, _ in self._chunks)
+        assert self._chunks_rows == sum(len(deliver_at_ms) for deliver_at_ms, _, _ in self._chunks)
         assert len(set(map(len, self._few))) == 1
         assert len(self._few[0]) < FEW_ROWS_MAX
         assert self.next_ms == min([next_ms, *self._few[0]])
@@ -330,8 +330,8 @@ def _column_of(numbers: list[int]) -> Int64Array:
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
-    times, ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return times, ledger_ids, entry_ids
+    deliver_at_ms, ledger_ids, entry_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return deliver_at_ms, ledger_ids, entry_ids
 
 
 def _sorted_run(parts: Sequence[Columns]) -> Run:
@@ -366,10 +366,10 @@ def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int, *, rest:
     columns = _pop_front(runs, through, limit) or _pop_merged(runs, through, limit)
     for queue in touched:
         queue.drop_empty_runs()
-    times, ledger_ids, entry_ids = columns
-    if len(times) > limit:
-        rest.push_front(times[limit:], ledger_ids[limit:], entry_ids[limit:])
-    return times[:limit], ledger_ids[:limit], entry_ids[:limit]
+    deliver_at_ms, ledger_ids, entry_ids = columns
+    if len(deliver_at_ms) > limit:
+        rest.push_front(deliver_at_ms[limit:], ledger_ids[limit:], entry_ids[limit:])
+    return deliver_at_ms[:limit], ledger_ids[:limit], entry_ids[:limit]
 
 
 _NO_ROWS: Final = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
@@ -420,12 +420,12 @@ def _time_of_rows(runs: list[Run], wanted: int) -> int:
     share = max(1, wanted // len(runs))
     places = (share << np.arange((wanted // share).bit_length())) - 1
     row_counts = np.diff(places, prepend=-1)
-    seen = [run.times[run.head :][places[: places.searchsorted(run.end - run.head)]] for run in runs]
-    times = np.concatenate(seen)
-    order = times.argsort()
+    seen = [run.deliver_at_ms[run.head :][places[: places.searchsorted(run.end - run.head)]] for run in runs]
+    deliver_at_ms = np.concatenate(seen)
+    order = deliver_at_ms.argsort()
     before = np.concatenate([row_counts[: len(part)] for part in seen])[order].cumsum()
     enough = int(before.searchsorted(wanted))
-    return int(times[order[enough]]) if enough < len(times) else NEVER - 1
+    return int(deliver_at_ms[order[enough]]) if enough < len(deliver_at_ms) else NEVER - 1
 
 
 def _pop_counted(runs: list[Run], through: RowKey, wanted: int) -> Columns:
@@ -434,10 +434,10 @@ def _pop_counted(runs: list[Run], through: RowKey, wanted: int) -> Columns:
     share = max(1, wanted // len(heads))
     ends = [min(end, run.head + share) for run, end in heads]
     parts = [run.columns(end) for (run, _), end in zip(heads, ends, strict=True)]
-    times, ledger_ids, entry_ids = _joined(parts)
-    order = order_of_rows(times, ledger_ids, entry_ids)
+    deliver_at_ms, ledger_ids, entry_ids = _joined(parts)
+    order = order_of_rows(deliver_at_ms, ledger_ids, entry_ids)
     if order is None:
-        order = np.arange(len(times))
+        order = np.arange(len(deliver_at_ms))
     part_ends = np.cumsum([len(part[0]) for part in parts])
     is_cut = np.array([end < run_end for (_, run_end), end in zip(heads, ends, strict=True)])
     if is_cut.any():
@@ -448,4 +448,4 @@ def _pop_counted(runs: list[Run], through: RowKey, wanted: int) -> Columns:
     taken = np.bincount(np.searchsorted(part_ends, order, "right"), minlength=len(heads))
     for (run, _), row_count in zip(heads, taken.tolist(), strict=True):
         run.advance(row_count)
-    return times[order], ledger_ids[order], entry_ids[order]
+    return deliver_at_ms[order], ledger_ids[order], entry_ids[order]

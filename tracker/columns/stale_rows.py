@@ -36,7 +36,7 @@ def first_tracked_ms(queues: Iterable[RowQueue], through: RowKey, are_tracked: A
         end = run.end_through(through)
         row = _first_tracked(run, end, are_tracked)
         if row < end:
-            time_ms = int(run.times[row])
+            time_ms = int(run.deliver_at_ms[row])
             first_ms = time_ms if first_ms is None else min(first_ms, time_ms)
     return first_ms
 

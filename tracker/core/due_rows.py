@@ -67,13 +67,13 @@ class DueRows:
 
     @property
     def _unsealed_next_ms(self) -> int:
-        times = self._unsealed_times
-        while times:
-            next_ms, serial = times[0]
+        deliver_at_ms = self._unsealed_times
+        while deliver_at_ms:
+            next_ms, serial = deliver_at_ms[0]
             queue = self._unsealed.get(serial)
             if queue is not None and queue.next_ms == next_ms:
                 return next_ms
-            heappop(times)
+            heappop(deliver_at_ms)
         return NEVER
 
     @property
@@ -140,9 +140,9 @@ class DueRows:
         rest, self._rest = self._rest, NO_COLUMNS
         return Popped(rows, rest, touched)
 
-    def push_front(self, times: np.ndarray, ledger_ids: np.ndarray, entry_ids: np.ndarray) -> None:
+    def push_front(self, deliver_at_ms: np.ndarray, ledger_ids: np.ndarray, entry_ids: np.ndarray) -> None:
         """Keep rows that `pop_sorted` took with others, until it is known which of them count."""
-        self._rest = (times, ledger_ids, entry_ids)
+        self._rest = (deliver_at_ms, ledger_ids, entry_ids)
 
     def put_back(self, rest: Columns) -> None:
         """Put back rows that were taken with others; they are loaded ones from now on."""

@@ -19,14 +19,14 @@ _NO_LEDGER = -1
 class SingleAdds:
     """Rows of one ledger, in the order in which they came."""
 
-    __slots__ = ("_known", "_known_count", "_row_count_max", "entry_ids", "ledger_id", "room", "times")
+    __slots__ = ("_known", "_known_count", "_row_count_max", "deliver_at_ms", "entry_ids", "ledger_id", "room")
 
     def __init__(self, row_count_max: int = SINGLES_MAX) -> None:
         self._row_count_max = row_count_max
         self.ledger_id = _NO_LEDGER
         self.room = 0
         """Only below this may a row be appended; 0 until `open`."""
-        self.times: list[int] = []
+        self.deliver_at_ms: list[int] = []
         self.entry_ids: list[int] = []
         self._known: set[int] = set()
         """The first so many of the entry ids, as somebody has asked for one of them."""
@@ -41,23 +41,23 @@ class SingleAdds:
 
     def open(self, ledger_id: int, room: int) -> None:
         """Let rows of a ledger be appended, at most so many."""
-        assert not self.times
+        assert not self.deliver_at_ms
         self.ledger_id = ledger_id
         self.room = min(room, self._row_count_max)
 
     def take(self) -> tuple[int, list[int], list[int], BitMap]:
         """Return ledger, times, entry ids and the bitmap of these, of all rows, and be closed."""
-        times, entry_ids = self.times, self.entry_ids
-        self.times, self.entry_ids = [], []
+        deliver_at_ms, entry_ids = self.deliver_at_ms, self.entry_ids
+        self.deliver_at_ms, self.entry_ids = [], []
         self.room = self._known_count = 0
         self._known = set()
         try:
-            return self.ledger_id, times, entry_ids, BitMap(array("I", entry_ids))
+            return self.ledger_id, deliver_at_ms, entry_ids, BitMap(array("I", entry_ids))
         except TypeError:
             # One of numpy's booleans: they calculate like integers.
             entry_ids = list(map(int, entry_ids))
-            return self.ledger_id, times, entry_ids, BitMap(entry_ids)
+            return self.ledger_id, deliver_at_ms, entry_ids, BitMap(entry_ids)
 
     def check(self) -> None:
         """Assert every invariant of the rows."""
-        assert len(self.times) == len(self.entry_ids) <= self.room <= self._row_count_max
+        assert len(self.deliver_at_ms) == len(self.entry_ids) <= self.room <= self._row_count_max

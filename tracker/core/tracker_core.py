@@ -91,9 +91,9 @@ class TrackerCore:
             )
         except (TypeError, OverflowError, IndexError):
             is_odd = True
-        if is_odd or len(singles.times) >= singles.room or deliver_at_ms <= now_ms + self._state.lead_ms:
+        if is_odd or len(singles.deliver_at_ms) >= singles.room or deliver_at_ms <= now_ms + self._state.lead_ms:
             return self._add_first(ledger_id, entry_id, deliver_at_ms, now_ms)
-        singles.times.append(deliver_at_ms)
+        singles.deliver_at_ms.append(deliver_at_ms)
         singles.entry_ids.append(entry_id)
         return True
 
@@ -117,10 +117,8 @@ class TrackerCore:
         Raises:
             ValueError: A position cannot be tracked, or the lengths differ; nothing has changed.
         """
-        ledgers, entries, times = columns_of(ledger_ids, entry_ids, deliver_at_ms)
-        if not len(ledgers):
-            return np.empty(0, np.bool_)
-        return adding.add(self._whole(), ledgers, entries, times, now_ms)
+        columns = columns_of(ledger_ids, entry_ids, deliver_at_ms)
+        return adding.add(self._whole(), *columns, now_ms) if len(columns[0]) else np.empty(0, np.bool_)
 
     def _whole(self) -> TrackerState:
         """Return the state, with what was added one by one among the rows."""

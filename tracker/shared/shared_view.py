@@ -88,17 +88,17 @@ class SharedIndexView(DelayedDeliveryTracker):
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """See base."""
         self._check_open()
-        ledger_id, entry_id, deliver_at = check_offer(ledger_id, entry_id, deliver_at)
-        if deliver_at < 0:
+        ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at)
+        if deliver_at_ms < 0:
             return False
         # A column holds no later time than the last one there is.
-        return bool(self.add_messages([ledger_id], [entry_id], [min(deliver_at, NEVER)])[0])
+        return bool(self.add_messages([ledger_id], [entry_id], [min(deliver_at_ms, NEVER)])[0])
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> Mask:
         """See base; what is due for this subscription already, or was lost and is indexed again, is left as it is."""
         self._check_open()
-        ledgers, entries, times = columns_of(ledger_ids, entry_ids, deliver_ats)
-        rows = DelayedIndexes(times, ledgers, entries)
+        ledgers, entries, deliver_at_ms = columns_of(ledger_ids, entry_ids, deliver_ats)
+        rows = DelayedIndexes(deliver_at_ms, ledgers, entries)
         if self._rows.returning:
             self._rows.take_back(rows)
             # It may have waited for nothing else, also when there are no rows: what is acknowledged is not offered.

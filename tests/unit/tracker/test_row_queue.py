@@ -125,7 +125,7 @@ def test_loaded_rows_are_not_sorted_again() -> None:
         queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
 
     assert [len(run) for run in queue._runs] == [9]
-    assert np.shares_memory(queue._runs[0].times, many.deliver_at_ms)
+    assert np.shares_memory(queue._runs[0].deliver_at_ms, many.deliver_at_ms)
     assert len(queue) == 10
 
 

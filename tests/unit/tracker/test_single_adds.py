@@ -67,12 +67,12 @@ def test_single_adds_that_wait_are_bounded_and_that_is_no_limit_for_what_is_trac
     singles = SingleAdds(row_count_max=3)
     held = []
     for entry_id in range(10):
-        if len(singles.times) >= singles.room:
+        if len(singles.deliver_at_ms) >= singles.room:
             singles.take()
             singles.open(1, 1_000)
-        singles.times.append(NOW_MS)
+        singles.deliver_at_ms.append(NOW_MS)
         singles.entry_ids.append(entry_id)
-        held.append(len(singles.times))
+        held.append(len(singles.deliver_at_ms))
     core = _core()
     for entry_id in range(3 * SINGLES_MAX):
         assert core.add_message(1, entry_id, NOW_MS + 10, NOW_MS)

@@ -20,7 +20,7 @@ def begin_singles(state: TrackerState, ledger_id: int, entry_id: int, deliver_at
     """Add a row that is not just the next of its ledger, and let others of the ledger follow one by one."""
     take_singles(state)
     state.mutable.singles.open(ledger_id, _make_room(state, ledger_id))
-    state.mutable.singles.times.append(min(deliver_at_ms, LATEST_MS))
+    state.mutable.singles.deliver_at_ms.append(min(deliver_at_ms, LATEST_MS))
     state.mutable.singles.entry_ids.append(entry_id)
 
 
@@ -28,40 +28,40 @@ def take_singles(state: TrackerState) -> None:
     """Let what was added one by one be among the rows."""
     singles = state.mutable.singles
     if singles.room:
-        ledger_id, times, entry_ids, bitmap = singles.take()
+        ledger_id, deliver_at_ms, entry_ids, bitmap = singles.take()
         _drop_refused(state, ledger_id, bitmap)
         state.positions.mutable.unite(ledger_id, bitmap)
-        state.rows.mutable.push_few(times, ledger_id, entry_ids)
+        state.rows.mutable.push_few(deliver_at_ms, ledger_id, entry_ids)
 
 
 def add(
-    state: TrackerState, ledgers: Int64Array, entries: Int64Array, times: Int64Array, now_ms: int
+    state: TrackerState, ledgers: Int64Array, entries: Int64Array, deliver_at_ms: Int64Array, now_ms: int
 ) -> NDArray[np.bool_]:
     """Track rows that are not due, and refuse the others; return which are tracked. The arrays are kept."""
     cutoff_ms = max(-1, min(NEVER, now_ms + state.lead_ms))
-    is_late = np.ones(len(times), np.bool_) if times.min() > cutoff_ms else times > cutoff_ms
+    is_late = np.ones(len(deliver_at_ms), np.bool_) if deliver_at_ms.min() > cutoff_ms else deliver_at_ms > cutoff_ms
     if not is_late.all():
-        is_due = ~is_late & (times >= 0)
+        is_due = ~is_late & (deliver_at_ms >= 0)
         due_ledgers, due_entries = ledgers[is_due], entries[is_due]
         for ledger_id, rows in ledger_groups(due_ledgers):
             refuse(state, ledger_id, bitmap_of(due_entries[rows]))
-        ledgers, entries, times = ledgers[is_late], entries[is_late], times[is_late]
+        ledgers, entries, deliver_at_ms = ledgers[is_late], entries[is_late], deliver_at_ms[is_late]
     # Ledger by ledger, since a seal comes between two; in pieces where a cap demands it.
     start = 0
     for end in _ledger_ends(ledgers):
         while start < end:
             rows = slice(start, min(end, start + _make_room(state, int(ledgers[start]))))
-            _push(state, np.minimum(times[rows], LATEST_MS), ledgers[rows], entries[rows])
+            _push(state, np.minimum(deliver_at_ms[rows], LATEST_MS), ledgers[rows], entries[rows])
             start = rows.stop
     return is_late
 
 
-def _push(state: TrackerState, times: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
+def _push(state: TrackerState, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
     ledger_id = int(ledger_ids[0])
     bitmap = bitmap_of(entry_ids)
     _drop_refused(state, ledger_id, bitmap)
     state.positions.mutable.unite(ledger_id, bitmap)
-    state.rows.mutable.push_rows(times, ledger_ids, entry_ids)
+    state.rows.mutable.push_rows(deliver_at_ms, ledger_ids, entry_ids)
 
 
 def _make_room(state: TrackerState, ledger_id: int) -> int:

@@ -38,7 +38,7 @@ def _next_rows(state: TrackerState, through: RowKey, limit: int) -> DelayedIndex
     popped = rows.pop(through, limit, sources)
     if popped is None:
         return None
-    times, ledger_ids, entry_ids = popped.rows
+    deliver_at_ms, ledger_ids, entry_ids = popped.rows
     taken = (ledger_ids, entry_ids)
     if popped.sources and len(popped.rest[0]):
         taken = np.append(ledger_ids, popped.rest[1]), np.append(entry_ids, popped.rest[2])
@@ -48,7 +48,7 @@ def _next_rows(state: TrackerState, through: RowKey, limit: int) -> DelayedIndex
     if popped.sources:
         positions.move_to_loaded(popped.sources, *taken)
     rows.put_back(popped.rest)
-    handed_out = DelayedIndexes(times, ledger_ids, entry_ids)
+    handed_out = DelayedIndexes(deliver_at_ms, ledger_ids, entry_ids)
     if not is_exact:
         return handed_out.take(positions.take(ledger_ids, entry_ids))
     positions.note_taken(ledger_ids, entry_ids)
