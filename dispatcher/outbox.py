@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from dispatcher.backoff import Backoff
 from dispatcher.config import DispatcherConfig
 from dispatcher.consumer import ConsumerHandle, Delivery
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import BYTES, ENTRY, LEDGER, Item, Key, key_of
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log
+from snapshot_storage.backoff import Backoff
 
 _LOG = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from pyroaring import BitMap
 
-from dispatcher.core.read_plan import LedgerExtent
+from dispatcher.core.read_plan import LedgerEnd
 from managed_ledger.headers import EntryHeaders, Int64s
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
@@ -94,6 +94,6 @@ class LogAndCursor:
         """What is acknowledged of a ledger."""
         return self._cursor.acknowledged_in(ledger_id)
 
-    def ledgers(self) -> list[LedgerExtent]:
+    def ledgers(self) -> list[LedgerEnd]:
         """All ledgers, in order."""
-        return [LedgerExtent(ledger.ledger_id, ledger.entries - 1, ledger.has_ended) for ledger in self._log.ledgers()]
+        return [LedgerEnd(ledger.ledger_id, ledger.entries - 1, ledger.has_ended) for ledger in self._log.ledgers()]

@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from pyroaring import BitMap
 
-from dispatcher.backoff import Backoff
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.actions import Action
 from dispatcher.core.intake import Intake
@@ -24,6 +23,7 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING, Position
+from snapshot_storage.backoff import Backoff
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
+from snapshot_storage.backoff import backoff_ms
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
 from snapshot_storage.storage import (
     BucketSnapshotHead,
@@ -56,10 +57,13 @@ class Retries:
             try:
                 return await call()
             except StorageUnavailableError as error:
-                pause_s = self.chance.uniform(0, self.first_pause_ms * 2**number) / 1_000
+                pause_s = self.chance.uniform(0, self._pause_ms_max(number + 1)) / 1_000
                 log.warning("trying again in %.1f s: %s", pause_s, error)
                 await self.sleep(pause_s)
         return await call()
+
+    def _pause_ms_max(self, failures: int) -> int:
+        return backoff_ms(failures, min_ms=self.first_pause_ms, max_ms=self.first_pause_ms << self.tries_max)
 
 
 class RetryingBucketSnapshotStorage(BucketSnapshotStorage):

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from snapshot_storage.backoff import Backoff
 from snapshot_storage.errors import SnapshotStorageError, StorageClosedError, StorageUnavailableError
 from snapshot_storage.storage import (
     BucketSnapshotHead,
@@ -26,8 +27,8 @@ from snapshot_storage.storage import (
 log = logging.getLogger(__name__)
 
 # Between tries to open again what could not be opened: each pause is twice the one before, up to the last.
-_REOPENING_PAUSE_S_MIN = 1.0
-_REOPENING_PAUSE_S_MAX = 60.0
+_REOPENING_PAUSE_MS_MIN = 1_000
+_REOPENING_PAUSE_MS_MAX = 60_000
 
 
 class BlockingWriting(Protocol):
@@ -104,7 +105,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         # Whether it is to be open and is not, as opening it again failed: a later call tries once more.
         self._is_reopening_due = False
         self._refusal: SnapshotStorageError | None = None
-        self._reopening_pause_s = 0.0
+        self._reopening_pauses = Backoff(initial_ms=_REOPENING_PAUSE_MS_MIN, max_ms=_REOPENING_PAUSE_MS_MAX)
         self._next_reopening_s = 0.0
         self._behind: asyncio.Future[None] | None = None
 
@@ -171,14 +172,13 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
     def _note_opened(self) -> None:
         self._is_reopening_due = False
         self._refusal = None
-        self._reopening_pause_s = 0.0
+        self._reopening_pauses.reset()
 
     def _note_refusal(self, error: SnapshotStorageError) -> None:
         if self._refusal is None:
             log.warning("the storage is closed until it can be opened again: %s", error)
         self._refusal = error
-        self._reopening_pause_s = min(max(_REOPENING_PAUSE_S_MIN, 2 * self._reopening_pause_s), _REOPENING_PAUSE_S_MAX)
-        self._next_reopening_s = self._clock_s() + self._reopening_pause_s
+        self._next_reopening_s = self._clock_s() + self._reopening_pauses.next_seconds()
 
     def _opened(self) -> _Open[Snapshots]:
         return _Open(self._open_snapshots(), ThreadPoolExecutor(self._threads_max, thread_name_prefix="snapshots"))

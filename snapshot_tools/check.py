@@ -38,7 +38,7 @@ def _no_progress(done: int, total: int) -> None:
 
 
 @dataclass(slots=True)
-class Verdict:
+class CheckVerdict:
     """What was looked at, and what was wrong."""
 
     snapshots: int = 0
@@ -48,7 +48,7 @@ class Verdict:
     problems: list[Problem] = field(default_factory=list)
 
 
-async def verify(config: BrokerConfig, which: Filter, advance: Advance, *, second_look_after_s: float) -> Verdict:
+async def verify(config: BrokerConfig, which: Filter, advance: Advance, *, second_look_after_s: float) -> CheckVerdict:
     """Check every snapshot against itself and against the cursors' properties.
 
     Raises:
@@ -68,11 +68,11 @@ async def verify(config: BrokerConfig, which: Filter, advance: Advance, *, secon
     return verdict
 
 
-async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int | None] | None = None) -> Verdict:
+async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int | None] | None = None) -> CheckVerdict:
     properties = await place.properties(which)
     infos, problems = await _infos(place, which, properties)
     unreadable = {problem.bucket_id for problem in problems}
-    verdict = Verdict(properties=len(properties), problems=problems)
+    verdict = CheckVerdict(properties=len(properties), problems=problems)
     wanted = [info for info in infos if only is None or info.bucket_id in only]
     total = sum(info.length_bytes for info in wanted)
     done = 0
@@ -115,7 +115,7 @@ async def _infos(
     return infos, [Problem(ProblemKind.DAMAGED, bucket_id, "", "", what) for bucket_id, what in damage]
 
 
-async def _check_snapshot(place: Place, summary: Summary, verdict: Verdict) -> None:
+async def _check_snapshot(place: Place, summary: Summary, verdict: CheckVerdict) -> None:
     info = summary.info
 
     def report(kind: ProblemKind, what: str) -> None:
@@ -134,7 +134,7 @@ async def _check_snapshot(place: Place, summary: Summary, verdict: Verdict) -> N
 
 
 def _check_segment(
-    summary: Summary, number: int, data: bytes, verdict: Verdict, report: Callable[[ProblemKind, str], None]
+    summary: Summary, number: int, data: bytes, verdict: CheckVerdict, report: Callable[[ProblemKind, str], None]
 ) -> None:
     try:
         rows = decode_segment(data, entry=number)

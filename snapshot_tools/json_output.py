@@ -11,7 +11,7 @@ from command_line.output import iso_or_none
 from managed_ledger.names import subscription_of
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.storage import BucketSnapshotInfo
-from snapshot_tools.check import Garbage, Verdict
+from snapshot_tools.check import CheckVerdict, Garbage
 from snapshot_tools.copy import Copied
 from snapshot_tools.export import Exported
 from snapshot_tools.place import Summary
@@ -68,7 +68,7 @@ def snapshot_json(
     return summary_json(summary) | {"named_by": list(named_by), "damaged": list(damaged), "segment_list": segments}
 
 
-def verdict_json(verdict: Verdict) -> dict[str, Any]:
+def verdict_json(verdict: CheckVerdict) -> dict[str, Any]:
     """Return what was checked, and every problem."""
     problems = [
         {

@@ -17,7 +17,7 @@ from managed_ledger.names import subscription_of
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.inspection import TimeHistogram
 from snapshot_storage.storage import BucketSnapshotInfo
-from snapshot_tools.check import Garbage, Verdict
+from snapshot_tools.check import CheckVerdict, Garbage
 from snapshot_tools.copy import Copied
 from snapshot_tools.export import Exported
 from snapshot_tools.place import Filter, Summary
@@ -146,7 +146,7 @@ def print_histogram(console: Console, histogram: TimeHistogram) -> None:
         console.print(f"  {_seconds(begins_at)}  {bar:<{columns}}  {count:>11,}")
 
 
-def print_verdict(console: Console, verdict: Verdict) -> None:
+def print_verdict(console: Console, verdict: CheckVerdict) -> None:
     """Print what was checked, and a table of what is wrong."""
     looked_at = (
         counted(verdict.snapshots, "snapshot"),
@@ -179,7 +179,7 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     console.print(f"[bold red]{counted(len(verdict.problems), 'problem')}.[/] {_advice(verdict)}")
 
 
-def _advice(verdict: Verdict) -> str:
+def _advice(verdict: CheckVerdict) -> str:
     kinds = {problem.kind.value for problem in verdict.problems}
     parts = []
     if kinds & {"damaged", "inconsistent", "missing", "alien"}:

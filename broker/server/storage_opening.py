@@ -20,6 +20,7 @@ from contextlib import suppress
 from random import Random
 from typing import Final
 
+from snapshot_storage.backoff import Backoff
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.shell.snapshot_work import StorageWorker
@@ -102,7 +103,7 @@ class StorageOpening:
             await asyncio.wait([self._task])
 
     async def _open(self) -> None:
-        pause_s = PAUSE_S_MIN
+        pauses = Backoff(initial_ms=round(1_000 * PAUSE_S_MIN), max_ms=round(1_000 * PAUSE_S_MAX), chance=self._chance)
         while True:
             try:
                 await self._storage.start()
@@ -114,8 +115,7 @@ class StorageOpening:
                 break
             finally:
                 self._has_answered.set()
-            await self._sleep(self._chance.uniform(pause_s / 2, pause_s))
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            await self._sleep(pauses.next_seconds())
         if self._is_served_without:
             self._is_served_without = False
             log.info("the snapshot storage is there")

@@ -27,7 +27,6 @@ from broker.topics.pause import NOT_PAUSED, PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import ConsumerCounters, RateMeter
 from broker.topics.snapshot_sweep import Spawn
-from dispatcher.backoff import Backoff
 from dispatcher.config import SubscriptionType
 from dispatcher.core.ack_sets import AckSet
 from dispatcher.dispatcher import Dispatcher
@@ -37,6 +36,7 @@ from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
+from snapshot_storage.backoff import Backoff
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.stats import TrackerCounters, summed
 

@@ -24,7 +24,7 @@ from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.due_queue import DueQueue
 from dispatcher.core.items import Key
-from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.waiting import WaitingEntries
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
@@ -84,7 +84,7 @@ class Intake(SubscriptionCore):
     def start(
         self,
         first: Position,
-        extents: Collection[LedgerExtent],
+        extents: Collection[LedgerEnd],
         is_recovering: Callable[[int], bool],
         last_confirmed: Position,
     ) -> None:

@@ -69,7 +69,7 @@ class ReadRequest:
 
 
 @dataclass(slots=True)
-class LedgerExtent:
+class LedgerEnd:
     """What the plan needs to know of a ledger that exists at the start."""
 
     ledger_id: int
@@ -99,7 +99,7 @@ class ReadPlan:
     def start(
         cls,
         first: Position,
-        extents: Collection[LedgerExtent],
+        extents: Collection[LedgerEnd],
         is_recovering: Callable[[int], bool],
         *,
         has_delays: bool,

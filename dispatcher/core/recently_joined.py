@@ -27,7 +27,7 @@ from pyroaring import BitMap
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.fence import Consumers, OrderFence
 from dispatcher.core.items import ENTRY, LEDGER, Item, Key
-from dispatcher.core.read_plan import LedgerExtent
+from dispatcher.core.read_plan import LedgerEnd
 from managed_ledger.position import Position
 
 _NONE_AWAITED: Final[Key] = (2**63 - 1, 0)
@@ -43,7 +43,7 @@ class SubscriptionView(Protocol):
     def acknowledged_in(self, ledger_id: int) -> BitMap:
         """What is acknowledged of a ledger."""
 
-    def ledgers(self) -> list[LedgerExtent]:
+    def ledgers(self) -> list[LedgerEnd]:
         """All ledgers, in order."""
 
 

@@ -18,7 +18,7 @@ from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements,
 from dispatcher.core.actions import Action, Deliver, DropUnsent, NotifyActive
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Key, make_items
-from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.slots import sticky_hash
@@ -59,7 +59,7 @@ class SingleActiveCore(SubscriptionCore):
     def start(
         self,
         first: Position,
-        extents: Collection[LedgerExtent],
+        extents: Collection[LedgerEnd],
         is_recovering: Callable[[int], bool],
         last_confirmed: Position,
     ) -> None:

@@ -14,7 +14,7 @@ from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import COUNT, Item, Key
-from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
 
@@ -47,7 +47,7 @@ class SubscriptionCore(ABC):
     def start(
         self,
         first: Position,
-        extents: Collection[LedgerExtent],
+        extents: Collection[LedgerEnd],
         is_recovering: Callable[[int], bool],
         last_confirmed: Position,
     ) -> None:

@@ -25,7 +25,7 @@ OnStep = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LogVerdict:
     """What was found."""
 
     folder: Path
@@ -75,13 +75,13 @@ class Verdict:
 class Repaired:
     """What a repair did."""
 
-    verdict: Verdict
+    verdict: LogVerdict
     kept_folder: Path
     """The damaged log, as it was."""
     report: Path
 
 
-def verify(folder: Path, *, entry_format: EntryFormat | None, on_stage: OnStage, on_step: OnStep) -> Verdict:
+def verify(folder: Path, *, entry_format: EntryFormat | None, on_stage: OnStage, on_step: OnStep) -> LogVerdict:
     """Find what is damaged of a log; nothing is changed.
 
     Raises:
@@ -95,7 +95,7 @@ def verify(folder: Path, *, entry_format: EntryFormat | None, on_stage: OnStage,
 
 def repair(
     folder: Path, *, entry_format: EntryFormat | None, name_of_time: str, on_stage: OnStage, on_step: OnStep
-) -> Repaired | Verdict:
+) -> Repaired | LogVerdict:
     """Put what is whole of a log in its place; the damaged log stays beside it, with a report of what was lost.
 
     Args:
@@ -135,7 +135,7 @@ def repair(
         return Repaired(verdict, kept, report)
 
 
-def _verified(folder: Path, entry_format: EntryFormat | None, on_stage: OnStage, on_step: OnStep) -> Verdict:
+def _verified(folder: Path, entry_format: EntryFormat | None, on_stage: OnStage, on_step: OnStep) -> LogVerdict:
     on_stage("read", len(files_of(folder)))
     found = survey(folder, entry_format=entry_format, on_file=lambda: on_step(1))
     if not found.problems:
@@ -144,7 +144,7 @@ def _verified(folder: Path, entry_format: EntryFormat | None, on_stage: OnStage,
             RocksDatabase.open_read_only(folder, pause=lambda _: None).release()
         except LedgerError as error:
             found.problems.append(Problem("the folder", f"a service does not open it: {error}", is_harmless=True))
-    return Verdict(folder, found, find(found))
+    return LogVerdict(folder, found, find(found))
 
 
 def _check_room(folder: Path) -> None:

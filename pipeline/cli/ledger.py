@@ -17,7 +17,7 @@ from managed_ledger.errors import StoreUnavailableError
 from pipeline.cli.common import refusing
 
 if TYPE_CHECKING:
-    from managed_ledger.repair.repairing import Verdict
+    from managed_ledger.repair.repairing import LogVerdict
 
 LEDGERS_FOLDER = "ledgers"
 SPANS_SHOWN = 10
@@ -102,7 +102,7 @@ def log_in(data: str) -> Path:
     raise StoreUnavailableError(f"There is no log in {data}: name the data directory of a service")
 
 
-def _tell(verdict: "Verdict") -> None:
+def _tell(verdict: "LogVerdict") -> None:
     from managed_ledger.repair.repairing import spans
 
     lines = [f"{one.file}: {one.what}" for one in verdict.problems]

@@ -27,7 +27,7 @@ from tracker.columns.positions import LEDGER_ID_MAX
 from tracker.columns.row_queue import NEVER, RowKey
 from tracker.columns.segment_table import SegmentTable, is_in_order
 from tracker.core.actions import Action, LoadSegments, ReadPositions
-from tracker.core.backoff import Backoff
+from tracker.core.attempts import Attempts
 
 
 class BucketState(Enum):
@@ -90,7 +90,7 @@ class Bucket:
 
     work: Action | None = None
     """The state's own action, while it is in flight."""
-    work_backoff: Backoff = field(default_factory=Backoff)
+    work_attempts: Attempts = field(default_factory=Attempts)
     parts: Sequence[DelayedIndexes] = ()
     """The rows to be stored, until they are."""
     tracked_parts: Mapping[int, BitMap] | None = None
@@ -114,7 +114,7 @@ class Bucket:
     """The load in flight."""
     load_row_count: int = 0
     """How many rows it will bring, or the last one brought."""
-    load_backoff: Backoff = field(default_factory=Backoff)
+    load_attempts: Attempts = field(default_factory=Attempts)
 
     unloaded_count: int = 0
     """How many messages its unloaded segments hold, as far as that is known without their bitmaps."""
@@ -133,7 +133,7 @@ class Bucket:
     """What the rows that are to come must add up to (`position_sums`), None where entry 0 was not asked."""
     read: ReadPositions | None = None
     """The read of its positions in flight."""
-    read_backoff: Backoff = field(default_factory=Backoff)
+    read_attempts: Attempts = field(default_factory=Attempts)
     loaded_meanwhile: list[DelayedIndexes] = field(default_factory=list)
     """What was loaded while that read was in flight."""
     overlap_ms: int = -1

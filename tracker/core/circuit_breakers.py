@@ -5,7 +5,7 @@ storage, creates, deletes (a full disk refuses the second alone), and the cursor
 row it opens: one call at a time is let through, after a longer wait each time; the first success closes it. So what
 is down for an hour costs a handful of calls a minute, whatever number of buckets wait and whatever else goes well.
 
-Where some buckets fail and others do not, each of the former waits by itself (`Backoff`). A failure says that the thing
+Where some buckets fail and others do not, each of the former waits by itself (`Attempts`). A failure says that a thing
 is down only if nothing has succeeded since the same bucket failed before; and while one call at a time is let through,
 who has failed least is tried first. So those that fail cannot keep the others from it.
 """
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Final
 
+from snapshot_storage.backoff import backoff_ms
 from tracker.columns.row_queue import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
@@ -35,7 +36,7 @@ from tracker.core.actions import (
     SnapshotDeleted,
     SnapshotIsAlien,
 )
-from tracker.core.backoff import Backoff, backoff_ms
+from tracker.core.attempts import Attempts
 from tracker.core.bucket import Bucket, BucketState
 from tracker.core.timers import Timers, Why
 
@@ -84,17 +85,17 @@ class CircuitBreaker:
         """Whether only an answer makes room for another call."""
         return self.in_flight >= (1 if self.is_open else self._in_flight_max)
 
-    def starts_at_ms(self, backoff: Backoff) -> int:
+    def starts_at_ms(self, attempts: Attempts) -> int:
         """Return when a call may start, `NEVER` if only an answer to another one makes room."""
         if self.is_full:
             return NEVER
         if not self.is_open:
-            return backoff.at_ms
+            return attempts.at_ms
         # A little less for who has failed less.
-        wait_ms = self._wait_ms - self._wait_ms // (8 * (backoff.attempts + 1))
-        if not backoff.attempts:
+        wait_ms = self._wait_ms - self._wait_ms // (8 * (attempts.failures + 1))
+        if not attempts.failures:
             wait_ms = min(wait_ms, self._first_try_wait_ms_max)
-        return max(backoff.at_ms, self._failed_at_ms + wait_ms)
+        return max(attempts.at_ms, self._failed_at_ms + wait_ms)
 
     def started(self) -> None:
         """Note that a call was started."""
@@ -113,17 +114,17 @@ class CircuitBreaker:
         assert self.in_flight >= 0
         return has_ended
 
-    def refused(self, backoff: Backoff, now_ms: int) -> None:
+    def refused(self, attempts: Attempts, now_ms: int) -> None:
         """Note that a call came back in vain: what it needs is not there."""
         self.succeeded()
-        self._put_off(backoff, now_ms)
+        self._put_off(attempts, now_ms)
 
-    def failed(self, backoff: Backoff, now_ms: int) -> None:
+    def failed(self, attempts: Attempts, now_ms: int) -> None:
         """Note that a call failed, and when it is to be tried again."""
         self.in_flight -= 1
         assert self.in_flight >= 0
-        is_alone = backoff.attempts > 0 and backoff.successes_before != self._successes
-        self._put_off(backoff, now_ms)
+        is_alone = attempts.failures > 0 and attempts.successes_before != self._successes
+        self._put_off(attempts, now_ms)
         # Of calls that were sent together, some say as much as all.
         if is_alone or (self.is_open and self.in_flight):
             return
@@ -131,13 +132,18 @@ class CircuitBreaker:
         self._failed_at_ms = now_ms
         self._was_open = self._was_open or self.is_open
         if self.is_open:
-            attempts = self._failures - FAILURES_BEFORE_OPENING + 1
-            self._wait_ms = backoff_ms(self._config, attempts, self._rng)
+            self._wait_ms = self._backoff_ms(self._failures - FAILURES_BEFORE_OPENING + 1)
 
-    def _put_off(self, backoff: Backoff, now_ms: int) -> None:
-        backoff.attempts += 1
-        backoff.at_ms = now_ms + backoff_ms(self._config, backoff.attempts, self._rng)
-        backoff.successes_before = self._successes
+    def _put_off(self, attempts: Attempts, now_ms: int) -> None:
+        attempts.failures += 1
+        attempts.at_ms = now_ms + self._backoff_ms(attempts.failures)
+        attempts.successes_before = self._successes
+
+    def _backoff_ms(self, failures: int) -> int:
+        config = self._config
+        return backoff_ms(
+            failures, min_ms=config.retry_backoff_ms_min, max_ms=config.retry_backoff_ms_max, chance=self._rng
+        )
 
     def forget_wait(self) -> None:
         """Let the next call start at once."""
@@ -186,7 +192,7 @@ class CallQueue:
     def again(self, bucket: Bucket) -> None:
         """Try a bucket's call again, when its back-off is over."""
         if bucket.serial in self._buckets:
-            heapq.heappush(self._waiting, (bucket.work_backoff.at_ms, bucket.serial))
+            heapq.heappush(self._waiting, (bucket.work_attempts.at_ms, bucket.serial))
             self._timers.wake(self._why)
 
     def forget_waits(self) -> None:
@@ -196,7 +202,7 @@ class CallQueue:
                 self._queue(bucket)
 
     def _queue(self, bucket: Bucket) -> None:
-        heapq.heappush(self._ready, (bucket.work_backoff.attempts, bucket.serial))
+        heapq.heappush(self._ready, (bucket.work_attempts.failures, bucket.serial))
         self._timers.wake(self._why)
 
     def next(self, now_ms: int) -> Bucket | None:
@@ -209,18 +215,18 @@ class CallQueue:
         while self._waiting:
             at_ms, serial = self._waiting[0]
             bucket = self._idle(serial)
-            if bucket is not None and bucket.work_backoff.at_ms > now_ms:
-                if bucket.work_backoff.at_ms == at_ms:
+            if bucket is not None and bucket.work_attempts.at_ms > now_ms:
+                if bucket.work_attempts.at_ms == at_ms:
                     self._timers.at(self._why, at_ms)
                     break
             elif bucket is not None:
-                heapq.heappush(self._ready, (bucket.work_backoff.attempts, serial))
+                heapq.heappush(self._ready, (bucket.work_attempts.failures, serial))
             heapq.heappop(self._waiting)
         while self._ready:
-            attempts, serial = self._ready[0]
+            failures, serial = self._ready[0]
             bucket = self._idle(serial)
-            if bucket is not None and bucket.work_backoff.attempts == attempts:
-                starts_at_ms = self.breaker.starts_at_ms(bucket.work_backoff)
+            if bucket is not None and bucket.work_attempts.failures == failures:
+                starts_at_ms = self.breaker.starts_at_ms(bucket.work_attempts)
                 if starts_at_ms <= now_ms:
                     return bucket
                 self._timers.at(self._why, starts_at_ms)

@@ -120,15 +120,15 @@ class LoadQueue:
             self._row_counts[serial] = row_count
 
     def _wait_or_queue(self, bucket: Bucket) -> None:
-        if bucket.load_backoff.attempts:
-            heapq.heappush(self._waiting, (bucket.load_backoff.at_ms, bucket.serial))
+        if bucket.load_attempts.failures:
+            heapq.heappush(self._waiting, (bucket.load_attempts.at_ms, bucket.serial))
         else:
             self._queue(bucket)
 
     def _queue(self, bucket: Bucket) -> None:
         barrier = bucket.barrier
         heapq.heappush(self._queued, (barrier, bucket.serial))
-        heapq.heappush(self._tries, (bucket.load_backoff.attempts, barrier, bucket.serial))
+        heapq.heappush(self._tries, (bucket.load_attempts.failures, barrier, bucket.serial))
 
     # What follows, in the order of a plan.
 
@@ -182,7 +182,7 @@ class LoadQueue:
         while self._tries:
             attempts, barrier, serial = self._tries[0]
             bucket = self._due.get(serial)
-            is_current = bucket is not None and bucket.load is None and bucket.load_backoff.attempts == attempts
+            is_current = bucket is not None and bucket.load is None and bucket.load_attempts.failures == attempts
             if bucket is not None and is_current and serial not in self.unknown and bucket.barrier == barrier:
                 return bucket
             heapq.heappop(self._tries)
@@ -192,7 +192,7 @@ class LoadQueue:
         """Whether a load of a due bucket may start now, room or not; where it has only to wait, the timer is set."""
         if bucket.load is not None or (bucket.needs_positions and bucket.cached is None):
             return False
-        starts_at_ms = self._breaker.starts_at_ms(bucket.load_backoff)
+        starts_at_ms = self._breaker.starts_at_ms(bucket.load_attempts)
         if now_ms < starts_at_ms < NEVER:
             self._timers.at(Why.LOADS, starts_at_ms)
         return starts_at_ms <= now_ms

@@ -27,7 +27,7 @@ from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.row_queue import NEVER
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import Action, ListSnapshots
-from tracker.core.backoff import Backoff
+from tracker.core.attempts import Attempts
 from tracker.core.barriers import Barriers
 from tracker.core.bucket import Bucket
 from tracker.core.circuit_breakers import Calls
@@ -62,7 +62,7 @@ class Merging:
     """What was merged last, or is being merged: then it has sources."""
     planned: deque[list[int]] = field(default_factory=deque)
     """The serials of buckets that are to be merged after those, where many merges were decided on together."""
-    backoff: Backoff = field(default_factory=Backoff)
+    attempts: Attempts = field(default_factory=Attempts)
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class OrphanSearch:
 
     is_wanted: bool = False
     in_flight: ListSnapshots | None = None
-    backoff: Backoff = field(default_factory=Backoff)
+    attempts: Attempts = field(default_factory=Attempts)
     malformed_ids: frozenset[int] = frozenset()
     """Snapshots that malformed properties seem to name: nobody's to delete."""
 

@@ -20,6 +20,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from snapshot_storage.backoff import Backoff
 from snapshot_storage.errors import SnapshotStorageError, StorageClosedError, StorageUnavailableError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.core.actions import Event, MergeBuckets, PersistBucket, ReadMetadata, SnapshotCreated
@@ -80,12 +81,14 @@ class SnapshotProcess(StorageWorker):
                 "put it into a module of its own"
             )
         self._recipe = Recipe(pickled, str(Path.cwd()), lock_wait_s, self._note_unclaimed)
-        self._pause_s_max = pause_s_max
+        self._pauses = Backoff(
+            initial_ms=round(1_000 * min(PAUSE_S_MIN, pause_s_max)), max_ms=round(1_000 * pause_s_max)
+        )
         self._is_open = False
         self._metadata_at_once_max = 1
         self._child: Child | None = None
         self._starting: asyncio.Task[Child] | None = None
-        self._next_start_s = self._pause_s = 0.0
+        self._next_start_s = 0.0
         self._last_error: SnapshotStorageError | None = None
         # Starting and closing take turns.
         self._turn = asyncio.Lock()
@@ -212,10 +215,9 @@ class SnapshotProcess(StorageWorker):
             if dead is not None:
                 await dead.kill()
             lived_s = time.monotonic() - dead.started_s if dead is not None and self._last_error is None else 0.0
-            self._pause_s = (
-                PAUSE_S_MIN if lived_s >= LIFE_S_MIN else min(2 * self._pause_s + PAUSE_S_MIN, self._pause_s_max)
-            )
-            self._next_start_s = time.monotonic() + self._pause_s
+            if lived_s >= LIFE_S_MIN:
+                self._pauses.reset()
+            self._next_start_s = time.monotonic() + self._pauses.next_seconds()
             child, _ = await started(self._recipe)
             self._child = child
         except SnapshotStorageError as error:

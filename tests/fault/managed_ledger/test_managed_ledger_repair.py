@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.repair.repairing import Repaired, Verdict, repair, verify
+from managed_ledger.repair.repairing import LogVerdict, Repaired, repair, verify
 from pipeline.logs.entry_format import PulsarEntries
 from tests.helpers.damaged_logs import ACKNOWLEDGED, CONFIG, ENTRIES, NOW_MS, content_of, fill, flip
 
@@ -28,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.with_name("ledgers-killed")
 
 
-def _repaired(folder: Path) -> Repaired | Verdict:
+def _repaired(folder: Path) -> Repaired | LogVerdict:
     return repair(
         folder,
         entry_format=PulsarEntries(),
@@ -38,7 +38,7 @@ def _repaired(folder: Path) -> Repaired | Verdict:
     )
 
 
-def _verified(folder: Path) -> Verdict:
+def _verified(folder: Path) -> LogVerdict:
     return verify(folder, entry_format=PulsarEntries(), on_stage=lambda *_: None, on_step=lambda _: None)
 
 

@@ -21,7 +21,7 @@ from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.items import COUNT, SLOT, Item, Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
-from dispatcher.core.read_plan import LedgerExtent, ReadRequest
+from dispatcher.core.read_plan import LedgerEnd, ReadRequest
 from dispatcher.core.recently_joined import RecentlyJoinedFence
 from dispatcher.core.shared import SharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END
@@ -496,7 +496,7 @@ class _Machine(RuleBasedStateMachine):
         self.core.advance(self.now_ms)
         last = self._last_confirmed()
         extents = [
-            LedgerExtent(ledger_id, _ENTRIES_PER_LEDGER - 1, ledger_id != last.ledger_id)
+            LedgerEnd(ledger_id, _ENTRIES_PER_LEDGER - 1, ledger_id != last.ledger_id)
             for ledger_id in range(1, last.ledger_id + 1)
         ]
         for entry in self.log:
@@ -606,10 +606,10 @@ class OlderModesMachine(_Machine):
     def acknowledged_in(self, ledger_id: int) -> BitMap:
         return BitMap(entry_id for ledger, entry_id in self.acknowledged if ledger == ledger_id)
 
-    def ledgers(self) -> list[LedgerExtent]:
+    def ledgers(self) -> list[LedgerEnd]:
         last = self._last_confirmed()
         counts = [(n, _ENTRIES_PER_LEDGER) for n in range(1, last.ledger_id)] + [(last.ledger_id, last.entry_id + 1)]
-        return [LedgerExtent(ledger_id, count - 1, ledger_id != last.ledger_id) for ledger_id, count in counts]
+        return [LedgerEnd(ledger_id, count - 1, ledger_id != last.ledger_id) for ledger_id, count in counts]
 
     def _note_acknowledged(self) -> None:
         self._run(self.core.note_unacknowledged_from(self.next_unacknowledged_position))

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from dispatcher.core.read_plan import LedgerExtent, ReadPlan, ReadRequest
+from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from managed_ledger.position import Position
 
-EXTENTS = [LedgerExtent(1, 9, True), LedgerExtent(2, 9, True), LedgerExtent(3, 4, False)]
+EXTENTS = [LedgerEnd(1, 9, True), LedgerEnd(2, 9, True), LedgerEnd(3, 4, False)]
 LAST = Position(3, 20)
 
 
@@ -60,7 +60,7 @@ def test_immediate_entries_are_read_without_the_index() -> None:
 
 def test_a_closed_ledger_is_scanned_to_the_end_that_its_last_commit_gives_it() -> None:
     """It was closed, its index was not known and its last entries were not durable when the plan was made."""
-    extents = [LedgerExtent(3, 4, has_ended=False), LedgerExtent(4, -1, has_ended=False)]
+    extents = [LedgerEnd(3, 4, has_ended=False), LedgerEnd(4, -1, has_ended=False)]
     plan = ReadPlan.start(Position(3, 0), extents, {3}.__contains__, has_delays=True)
 
     scanned = []

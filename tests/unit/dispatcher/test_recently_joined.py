@@ -11,7 +11,7 @@ from dispatcher.core.actions import Action, Deliver
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.items import Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
-from dispatcher.core.read_plan import LedgerExtent
+from dispatcher.core.read_plan import LedgerEnd
 from dispatcher.core.recently_joined import LastSentPositionFence, RecentlyJoinedFence
 from dispatcher.slots import sticky_hash
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
@@ -46,9 +46,9 @@ class _Subscription:
     def acknowledged_in(self, ledger_id: int) -> BitMap:
         return self.acknowledged.get(ledger_id, BitMap())
 
-    def ledgers(self) -> list[LedgerExtent]:
+    def ledgers(self) -> list[LedgerEnd]:
         last = max(self.entries)
-        return [LedgerExtent(ledger_id, count - 1, ledger_id != last) for ledger_id, count in self.entries.items()]
+        return [LedgerEnd(ledger_id, count - 1, ledger_id != last) for ledger_id, count in self.entries.items()]
 
     def _after(self, position: Position) -> Position:
         following = Position(position.ledger_id, position.entry_id + 1)

@@ -4,17 +4,17 @@ from random import Random
 
 from tracker.columns.row_queue import NEVER
 from tracker.config import TrackerConfig
-from tracker.core.backoff import Backoff
+from tracker.core.attempts import Attempts
 from tracker.core.circuit_breakers import FAILURES_BEFORE_OPENING, FIRST_TRY_WAIT_MS_MAX, CircuitBreaker
 
 CONFIG = TrackerConfig()
 
 
-def breaker_of_what_is_down(failing: list[Backoff], *, calls: int, now_ms: int = 0) -> tuple[CircuitBreaker, int]:
+def breaker_of_what_is_down(failing: list[Attempts], *, calls: int, now_ms: int = 0) -> tuple[CircuitBreaker, int]:
     """Return a breaker of which every call failed, one after the other, and the time of the last one."""
     breaker = CircuitBreaker(CONFIG, Random(1), FIRST_TRY_WAIT_MS_MAX)
     for _ in range(calls):
-        starts = [breaker.starts_at_ms(backoff) for backoff in failing]
+        starts = [breaker.starts_at_ms(attempts) for attempts in failing]
         now_ms = max(now_ms, min(starts))
         breaker.started()
         breaker.failed(failing[starts.index(min(starts))], now_ms)
@@ -23,12 +23,12 @@ def breaker_of_what_is_down(failing: list[Backoff], *, calls: int, now_ms: int =
 
 def test_an_hour_of_outage_costs_a_handful_of_calls_a_minute() -> None:
     """However many buckets wait, and if each is wanted for the first time then."""
-    failing = [Backoff() for _ in range(300)]
+    failing = [Attempts() for _ in range(300)]
     breaker, now_ms = breaker_of_what_is_down(failing, calls=20)
     calls = 0
     end_ms = now_ms + 3_600_000
     while now_ms < end_ms:
-        now_ms = max(now_ms, min(breaker.starts_at_ms(backoff) for backoff in failing))
+        now_ms = max(now_ms, min(breaker.starts_at_ms(attempts) for attempts in failing))
         first = min(failing, key=breaker.starts_at_ms)
         breaker.started()
         breaker.failed(first, now_ms)
@@ -39,56 +39,56 @@ def test_an_hour_of_outage_costs_a_handful_of_calls_a_minute() -> None:
 
 def test_one_success_closes_the_breaker() -> None:
     """For all who do not wait by themselves."""
-    failing = [Backoff()]
+    failing = [Attempts()]
     breaker, now_ms = breaker_of_what_is_down(failing, calls=8)
     assert breaker.is_open
     breaker.started()
-    assert breaker.starts_at_ms(Backoff()) == NEVER
+    assert breaker.starts_at_ms(Attempts()) == NEVER
     assert not breaker.succeeded(), "a bucket that had never failed says nothing of those that did"
     breaker.started()
     assert breaker.succeeded(had_failed=True)
     breaker.started()
     assert not breaker.succeeded(had_failed=True), "an outage ends once"
 
-    assert breaker.starts_at_ms(Backoff()) <= now_ms
+    assert breaker.starts_at_ms(Attempts()) <= now_ms
     assert breaker.starts_at_ms(failing[0]) > now_ms
 
 
 def test_who_has_failed_least_is_tried_first() -> None:
     """Two that fail for ever would have every other try otherwise, and nobody would notice that the outage is over."""
-    failing = [Backoff() for _ in range(10)]
+    failing = [Attempts() for _ in range(10)]
     breaker, now_ms = breaker_of_what_is_down(failing[:2], calls=30)
-    assert all(backoff.attempts > 5 for backoff in failing[:2])
+    assert all(attempts.failures > 5 for attempts in failing[:2])
     for _ in range(8):
         first = min(failing, key=breaker.starts_at_ms)
-        assert not first.attempts
+        assert not first.failures
         assert breaker.starts_at_ms(first) <= now_ms + FIRST_TRY_WAIT_MS_MAX
         now_ms = max(now_ms, breaker.starts_at_ms(first))
         breaker.started()
         breaker.failed(first, now_ms)
 
-    assert all(backoff.attempts == 1 for backoff in failing[2:])
+    assert all(attempts.failures == 1 for attempts in failing[2:])
 
 
 def test_what_fails_while_others_succeed_waits_by_itself() -> None:
     """It says nothing of the others, however often it fails."""
     breaker = CircuitBreaker(CONFIG, Random(1))
-    failing = [Backoff() for _ in range(FAILURES_BEFORE_OPENING - 1)]
+    failing = [Attempts() for _ in range(FAILURES_BEFORE_OPENING - 1)]
     now_ms = 0
     for _ in range(50):
-        for backoff in failing:
-            now_ms = max(now_ms, breaker.starts_at_ms(backoff))
+        for attempts in failing:
+            now_ms = max(now_ms, breaker.starts_at_ms(attempts))
             breaker.started()
-            breaker.failed(backoff, now_ms)
+            breaker.failed(attempts, now_ms)
         breaker.started()
         assert not breaker.succeeded()
-        for backoff in failing:
-            now_ms = max(now_ms, breaker.starts_at_ms(backoff))
+        for attempts in failing:
+            now_ms = max(now_ms, breaker.starts_at_ms(attempts))
             breaker.started()
-            breaker.failed(backoff, now_ms)
-        assert breaker.starts_at_ms(Backoff()) <= now_ms
+            breaker.failed(attempts, now_ms)
+        assert breaker.starts_at_ms(Attempts()) <= now_ms
 
-    assert all(backoff.at_ms - now_ms <= CONFIG.retry_backoff_ms_max for backoff in failing)
+    assert all(attempts.at_ms - now_ms <= CONFIG.retry_backoff_ms_max for attempts in failing)
 
 
 def test_calls_that_fail_together_say_little_more_than_one() -> None:
@@ -97,15 +97,15 @@ def test_calls_that_fail_together_say_little_more_than_one() -> None:
     for _ in range(CONFIG.operations_in_flight_max):
         breaker.started()
     for _ in range(CONFIG.operations_in_flight_max):
-        breaker.failed(Backoff(), 1_000)
+        breaker.failed(Attempts(), 1_000)
 
     assert breaker.is_open
-    assert 1_000 < breaker.starts_at_ms(Backoff()) <= 1_000 + 2 * CONFIG.retry_backoff_ms_min
+    assert 1_000 < breaker.starts_at_ms(Attempts()) <= 1_000 + 2 * CONFIG.retry_backoff_ms_min
 
 
 def test_a_clock_that_is_put_back_holds_up_no_call() -> None:
     """The wait was for a time that is far away now."""
-    breaker, _ = breaker_of_what_is_down([Backoff()], calls=8, now_ms=10_000_000)
+    breaker, _ = breaker_of_what_is_down([Attempts()], calls=8, now_ms=10_000_000)
     breaker.forget_wait()
 
-    assert breaker.starts_at_ms(Backoff()) < 1_000
+    assert breaker.starts_at_ms(Attempts()) < 1_000

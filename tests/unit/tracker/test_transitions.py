@@ -110,7 +110,7 @@ def test_a_failure_is_found_by_the_action_that_failed() -> None:
 
     assert bucket.state is BucketState.DELETING
     assert bucket.work is None
-    assert bucket.work_backoff.attempts == 1
+    assert bucket.work_attempts.failures == 1
 
 
 def _assigned(path: Path) -> list[tuple[str, str, int]]:

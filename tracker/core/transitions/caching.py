@@ -57,7 +57,7 @@ def start_reads(state: TrackerState, now_ms: int) -> Iterator[ReadPositions]:
     for bucket in state.cache.startable(now_ms):
         if breaker.is_full:
             break
-        starts_at_ms = breaker.starts_at_ms(bucket.read_backoff)
+        starts_at_ms = breaker.starts_at_ms(bucket.read_attempts)
         if starts_at_ms > now_ms:
             state.timers.at(Why.CACHE, starts_at_ms)
             continue
@@ -88,7 +88,7 @@ def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_
     # Rows without a bit make it useless; then the bucket stays in the cache.
     bucket.position_sum = None if bucket.needs_positions else position_sum
     drop_read(bucket)
-    bucket.read_backoff.reset()
+    bucket.read_attempts.reset()
     put_into_cache(state, bucket, known)
     # What has a loaded row is counted there: after a merge, some rows are loaded again.
     bucket.unloaded_count = known.count - known.common_count(state.positions.loaded)

@@ -160,7 +160,7 @@ def start_search(state: TrackerState, now_ms: int) -> ListSnapshots | None:
     orphans, breaker = state.orphans, state.calls.reads
     if not orphans.is_wanted or orphans.in_flight is not None or state.is_creating or breaker.is_full:
         return None
-    starts_at_ms = breaker.starts_at_ms(orphans.backoff)
+    starts_at_ms = breaker.starts_at_ms(orphans.attempts)
     if starts_at_ms > now_ms:
         state.timers.at(Why.ORPHANS, starts_at_ms)
         return None
@@ -181,11 +181,11 @@ def on_listed(state: TrackerState, event: SnapshotsListed, now_ms: int) -> None:
     """Delete what nobody owns."""
     orphans = state.orphans
     orphans.in_flight = None
-    orphans.backoff.reset()
+    orphans.attempts.reset()
     if state.is_creating or state.recovery.unopened or state.cleared:
         # One of the snapshots may be of a bucket that does not know its id yet: list again when it does.
         want_search(state)
-        orphans.backoff.at_ms = now_ms + state.config.retry_backoff_ms_min
+        orphans.attempts.at_ms = now_ms + state.config.retry_backoff_ms_min
         return
     owned = {bucket.bucket_id for bucket in state.buckets.values()} | orphans.malformed_ids
     for bucket_id in event.bucket_ids:
@@ -198,5 +198,5 @@ def on_list_failed(state: TrackerState, now_ms: int) -> None:
     """Look again later."""
     orphans = state.orphans
     orphans.in_flight = None
-    orphans.backoff.at_ms = max(orphans.backoff.at_ms, now_ms + state.config.retry_backoff_ms_max)
+    orphans.attempts.at_ms = max(orphans.attempts.at_ms, now_ms + state.config.retry_backoff_ms_max)
     want_search(state)

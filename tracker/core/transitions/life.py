@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Sequence
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.core.backoff import Backoff
+from tracker.core.attempts import Attempts
 from tracker.core.bucket import NEXT_STATES, NOT_SERVED, Bucket, BucketState
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
@@ -43,7 +43,7 @@ def move(state: TrackerState, bucket: Bucket, to: BucketState) -> None:
     bucket.state = to
     if to is not BucketState.DISCARDED:
         bucket.work = None
-        bucket.work_backoff = Backoff()
+        bucket.work_attempts = Attempts()
     if owned_key and not bucket.owns_key:
         state.keys.discard(bucket.key)
     bucket.parts, bucket.tracked_parts = (), None
@@ -163,7 +163,7 @@ def forget_waits(state: TrackerState, *, waited_for_since_ms_max: int | None = N
     for serial in set().union(*state.failed.values()):
         failed = state.buckets.get(serial)
         if failed is not None:
-            failed.work_backoff.at_ms = failed.load_backoff.at_ms = failed.read_backoff.at_ms = -1
+            failed.work_attempts.at_ms = failed.load_attempts.at_ms = failed.read_attempts.at_ms = -1
     for bucket in state.buckets.values():
         if bucket.waited_for_since_ms is not None:
             if restarts_at_ms >= 0:

@@ -98,7 +98,7 @@ def on_loaded(state: TrackerState, bucket: Bucket, event: SegmentsLoaded, now_ms
         bucket.position_sum = None
         state.loads.note_failed(bucket)
         return
-    bucket.load_backoff.reset()
+    bucket.load_attempts.reset()
     bucket.waited_for_since_ms = None
     bucket.loaded_spans = spans
     if len(rows):

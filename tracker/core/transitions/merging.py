@@ -28,8 +28,8 @@ def begin_merge(state: TrackerState, now_ms: int) -> None:
     limit, merging = state.config.bucket_count_max, state.merging
     if limit <= 0 or len(state.ranges) <= limit or (merging.target is not None and merging.target.sources):
         return
-    if now_ms < merging.backoff.at_ms:
-        state.timers.at(Why.MERGE, merging.backoff.at_ms)
+    if now_ms < merging.attempts.at_ms:
+        state.timers.at(Why.MERGE, merging.attempts.at_ms)
         return
     sources = _sources_to_merge(state)
     if not sources:
@@ -90,7 +90,7 @@ def _is_on_its_way(bucket: Bucket) -> bool:
     """Whether a bucket will be one that may be merged before long."""
     if bucket.state is BucketState.RECOVERING:
         # One that cannot be read may stay so for long, and the others must not wait for it.
-        return not bucket.work_backoff.attempts
+        return not bucket.work_attempts.failures
     return bucket.state in (BucketState.SEALING, BucketState.REGISTERING) and not bucket.sources
 
 
@@ -128,7 +128,7 @@ def take_over(state: TrackerState, target: Bucket) -> None:
     target.loaded_spans = target.spans_before(min(source.next_segment_ms for source in sources))
     waited = [source.waited_for_since_ms for source in sources if source.waited_for_since_ms is not None]
     target.waited_for_since_ms = min(waited, default=None)
-    state.merging.backoff.reset()
+    state.merging.attempts.reset()
     count = sum(source.unloaded_count for source in sources)
     target.was_cached = any(source.was_cached for source in sources)
     overlap_ms = max(max(source.last_loaded_ms, source.overlap_ms) for source in sources)

@@ -69,7 +69,7 @@ def note_time(state: TrackerState, now_ms: int) -> None:
     """Note what time it is; when the clock was put back, what waits for a time it has left waits no longer."""
     take_singles(state)
     if now_ms < state.now_ms:
-        state.merging.backoff.at_ms = state.orphans.backoff.at_ms = -1
+        state.merging.attempts.at_ms = state.orphans.attempts.at_ms = -1
         late_ms = now_ms + state.config.operation_timeout_ms
         if state.timers.when(Why.LATE_ORPHANS) > late_ms:
             _put_forward(state, Why.LATE_ORPHANS, late_ms)
@@ -177,14 +177,14 @@ def retried(state: TrackerState) -> set[type[Action]]:
 def _is_retried(state: TrackerState, kind: type[Action], serial: int) -> bool:
     """Whether a kind of call that failed for a bucket is still to be made for it."""
     if kind is ListSnapshots:
-        return state.orphans.backoff.attempts > 0
+        return state.orphans.attempts.failures > 0
     if kind is MergeBuckets:
-        return state.merging.backoff.attempts > 0 and len(state.ranges) > state.config.bucket_count_max
+        return state.merging.attempts.failures > 0 and len(state.ranges) > state.config.bucket_count_max
     bucket = state.buckets.get(serial)
     if bucket is None:
         return False
     if kind is LoadSegments:
-        return bucket.has_unloaded and bucket.load_backoff.attempts > 0
+        return bucket.has_unloaded and bucket.load_attempts.failures > 0
     if kind is ReadPositions:
-        return bucket.has_unloaded and bucket.read_backoff.attempts > 0 and state.cache.is_wanted(serial)
-    return bucket.work_backoff.attempts > 0 and ACTION_OF_STATE.get(bucket.state) is kind
+        return bucket.has_unloaded and bucket.read_attempts.failures > 0 and state.cache.is_wanted(serial)
+    return bucket.work_attempts.failures > 0 and ACTION_OF_STATE.get(bucket.state) is kind

@@ -35,7 +35,7 @@ from tracker.core.actions import (
     SnapshotIsAlien,
     SnapshotsListed,
 )
-from tracker.core.backoff import Backoff
+from tracker.core.attempts import Attempts
 from tracker.core.bucket import Bucket, BucketState
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
@@ -131,18 +131,18 @@ def _note_call(state: TrackerState, event: Event, now_ms: int) -> None:
     """
     if not isinstance(event, ActionFailed):
         breaker = state.calls.breaker_of(event)
-        if breaker.succeeded(had_failed=_backoff_of(state, event).attempts > 0):
+        if breaker.succeeded(had_failed=_backoff_of(state, event).failures > 0):
             forget_waits(state, restarts_at_ms=now_ms)
         state.calls.note_answered(event)
         return
     action = event.action
-    breaker, backoff = state.calls.breaker_of(action), _backoff_of(state, action)
+    breaker, attempts = state.calls.breaker_of(action), _backoff_of(state, action)
     state.failed.setdefault(type(action), set()).add(action.serial)
     if event.is_lost:
         # The storage did answer.
-        breaker.refused(backoff, now_ms)
+        breaker.refused(attempts, now_ms)
     else:
-        breaker.failed(backoff, now_ms)
+        breaker.failed(attempts, now_ms)
     if isinstance(action, PersistBucket | MergeBuckets):
         # It may have been stored all the same, under an id that nobody knows, or be stored yet: a storage that did not
         # answer may still have the call.
@@ -151,23 +151,23 @@ def _note_call(state: TrackerState, event: Event, now_ms: int) -> None:
     state.calls.note_answered(action)
 
 
-def _backoff_of(state: TrackerState, call: Action | Event) -> Backoff:
+def _backoff_of(state: TrackerState, call: Action | Event) -> Attempts:
     """Return what is known of failures of a call; nothing if nobody waits for it any more."""
     if isinstance(call, ListSnapshots | SnapshotsListed):
-        return state.orphans.backoff
+        return state.orphans.attempts
     if isinstance(call, MergeBuckets):
-        return state.merging.backoff
+        return state.merging.attempts
     assert not isinstance(call, ActionFailed)
     bucket = state.buckets.get(call.serial)
     if bucket is None:
-        return Backoff()
+        return Attempts()
     if isinstance(call, SegmentsLoaded):
-        return bucket.load_backoff
+        return bucket.load_attempts
     if isinstance(call, PositionsRead):
-        return bucket.read_backoff
+        return bucket.read_attempts
     if isinstance(call, LoadSegments):
-        return bucket.load_backoff if bucket.load is call else Backoff()
+        return bucket.load_attempts if bucket.load is call else Attempts()
     if isinstance(call, ReadPositions):
-        return bucket.read_backoff if bucket.read is call else Backoff()
+        return bucket.read_attempts if bucket.read is call else Attempts()
     is_wanted = bucket.work is call or not isinstance(call, Action)
-    return bucket.work_backoff if is_wanted else Backoff()
+    return bucket.work_attempts if is_wanted else Attempts()
