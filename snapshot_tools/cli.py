@@ -54,8 +54,7 @@ _HISTOGRAM_BINS_MAX = 16
 def snapshots() -> None:
     """Look at the snapshots of the delayed index, check, clean up, copy, back up and export them.
 
-    Everything but `gc`, `checkpoint`, `take-over` and `copy --update-cursors` only reads, and works beside a running
-    service.
+    Everything but `gc`, `checkpoint` and `copy --update-cursors` only reads, and works beside a running service.
     """
 
 

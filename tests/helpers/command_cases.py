@@ -203,13 +203,6 @@ CASES: dict[str, Cases] = {
         ),
         (_done("snapshots checkpoint {tmp}/backup --data {data}", "backup"),),
     ),
-    "snapshots take-over": Cases(
-        (
-            _refused("snapshots take-over --data {data}", "only a prefix on S3"),
-            _refused("snapshots take-over --data {data} --json", "--json needs --yes"),
-        ),
-        shown_by="test_a_copy_that_was_restored_takes_it_back",
-    ),
     "snapshots export": Cases(
         (
             _refused("snapshots export", _MISSING),

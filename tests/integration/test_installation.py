@@ -49,10 +49,9 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "snapshot_storage.rocksdb": ("rocksdb",),
     "snapshot_storage.s3": ("s3",),
     "snapshot_tools": ("service",),
-    "snapshot_tools.takeover": ("service+s3",),
     "tracker": (),
 }
-"""What a module needs, by the longest prefix of its name: one of these extras (or sums of them), or nothing."""
+"""What a module needs, by the longest prefix of its name: one of these extras, or nothing."""
 
 INCLUDED: Final = {
     "rocksdb": set[str](),
@@ -184,7 +183,7 @@ def check_imports(environment: Environment, extra: str | None) -> None:
     imported = 0
     for module, missing in json.loads(result.stdout).items():
         needed = needed_by(module)
-        if not needed or any({*one.split("+")} <= installed for one in needed):
+        if not needed or installed & {*needed}:
             assert missing is None, f"{module} needs {missing}, which {extra or 'the core install'} does not bring"
             imported += 1
         elif missing is not None:
