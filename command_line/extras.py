@@ -24,6 +24,7 @@ _SPARK: Final = (*_DISPATCHER, "click", "lz4", "pandas", "pyarrow", "pyspark", "
 
 MODULES_OF_EXTRAS: Final = {
     "service": _SERVICE,
+    "client": ("pulsar",),
     "demo": (*_SERVICE, "pulsar"),
     "spark": _SPARK,
     "charts": (*_SPARK, "matplotlib"),

@@ -1,9 +1,10 @@
 """Times as options take them: ISO 8601 with a zone, or milliseconds since 1970.
 
-A time without a zone is refused rather than guessed: between what somebody in Tokyo and somebody in London means by it
-lie nine hours, and messages are cancelled by such options.
+A time without a zone is refused rather than guessed: between what it means in Tokyo and what it means in
+London lie nine hours, and messages are cancelled by such options.
 """
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,9 @@ import click
 TIME_MS_MAX: Final = 2**63 - 1
 """The largest number of milliseconds that a column of times holds."""
 
+_RELATIVE_TIME: Final = re.compile(r"([0-9]{1,12})([smhdwy]?)")
+_UNIT_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+_LIFETIME_S_MAX: Final = 1000 * 365 * 86400
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -36,6 +40,52 @@ class TimeMs(_ParamType):
 
 
 TIME: Final = TimeMs()
+
+
+class SpanMs(_ParamType):
+    """A length of time, which a command gets as milliseconds.
+
+    Args:
+        has_sign: Whether it may be below zero.
+    """
+
+    name = "SPAN"
+
+    def __init__(self, *, has_sign: bool = False) -> None:
+        self._has_sign = has_sign
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See base."""
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        sign = -1 if self._has_sign and text.startswith("-") else 1
+        try:
+            return sign * 1_000 * relative_seconds(text.removeprefix("-") if self._has_sign else text)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+SPAN: Final = SpanMs()
+SIGNED_SPAN: Final = SpanMs(has_sign=True)
+
+
+def relative_seconds(text: str) -> int:
+    """Read how long something lasts, as Pulsar does.
+
+    >>> relative_seconds("2h"), relative_seconds("90")
+    (7200, 90)
+
+    Raises:
+        ValueError: It is no such time, is 0 or is more than a thousand years.
+    """
+    found = _RELATIVE_TIME.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("must be a number with s, m (minutes), h, d, w or y, such as 30d")
+    seconds = int(found[1]) * _UNIT_SECONDS[found[2]]
+    if not 1 <= seconds <= _LIFETIME_S_MAX:
+        raise ValueError("must be from 1s to 1000y")
+    return seconds
 
 
 def parse_time_ms(text: str) -> int:

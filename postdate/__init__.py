@@ -1,4 +1,10 @@
-"""What other programs import: a delayed delivery tracker to embed, what it needs, and where its snapshots are kept.
+"""What other programs import: a client that schedules messages, and a delayed delivery tracker to embed.
+
+    with postdate.Scheduler("pulsar://127.0.0.1:6650", "http://127.0.0.1:8080", "reminders") as scheduler:
+        scheduler.schedule(b"water the plants", key="anna", after=timedelta(hours=3))
+
+`Scheduler` and `AsyncScheduler` publish with `pulsar-client` (the extra `client`) and steer over the service's HTTP
+interface: cancel, reschedule, deliver now, list and count.
 
     import postdate
 
@@ -19,6 +25,10 @@ from typing import TYPE_CHECKING, Any, Final
 from command_line.extras import install_advice
 from managed_ledger.position import Position
 from postdate.clock import now_ms
+from scheduling.async_scheduler import AsyncScheduler
+from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, SchedulingError, ServiceUnavailableError
+from scheduling.scheduler import Scheduler
+from scheduling.values import EVERYTHING, Matching, Outcome, ScheduledMessage
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.errors import (
     BucketNotFoundError,
@@ -58,7 +68,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUCKET_FACTORY",
+    "EVERYTHING",
     "IN_MEMORY_FACTORY",
+    "AsyncScheduler",
     "BucketDelayedDeliveryTracker",
     "BucketDelayedDeliveryTrackerFactory",
     "BucketNotFoundError",
@@ -71,15 +83,23 @@ __all__ = [
     "InMemoryDelayedDeliveryTracker",
     "InMemoryDelayedDeliveryTrackerFactory",
     "LedgerRange",
+    "Matching",
     "MemoryBucketSnapshotStorage",
     "MemoryCursor",
+    "Outcome",
     "Position",
     "ResidualSnapshots",
     "RocksDBBucketSnapshotStorage",
     "RocksDBMemory",
     "S3BucketSnapshotStorage",
     "S3Config",
+    "ScheduleArgumentError",
+    "ScheduleRequestError",
+    "ScheduledMessage",
     "ScheduledMessages",
+    "Scheduler",
+    "SchedulingError",
+    "ServiceUnavailableError",
     "SnapshotCorruptedError",
     "SnapshotProcess",
     "SnapshotStorageError",

@@ -7,7 +7,6 @@ and how it is asked for, is `broker.cli.token_commands`'s.
 import base64
 import binascii
 import json
-import re
 import secrets
 from collections.abc import Mapping
 from typing import Any, Final
@@ -24,9 +23,6 @@ _CURVES: Final[Mapping[str, ec.EllipticCurve]] = {
     "ES384": ec.SECP384R1(),
     "ES512": ec.SECP521R1(),
 }
-_RELATIVE_TIME: Final = re.compile(r"([0-9]{1,12})([smhdwy]?)")
-_UNIT_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
-_LIFETIME_S_MAX: Final = 1000 * 365 * 86400
 
 RESERVED_HEADERS: Final = frozenset({"alg", "b64", "crit"})
 """Headers that say how a token is to be checked, so that only the key decides them."""
@@ -66,24 +62,6 @@ def new_token(key: SigningKey, subject: str, *, expires_at_s: int | None, header
     assert not RESERVED_HEADERS & headers.keys()
     claims: dict[str, Any] = {"sub": subject} | ({} if expires_at_s is None else {"exp": expires_at_s})
     return jwt.encode(claims, key.key, algorithm=key.algorithm, headers=dict(headers))
-
-
-def relative_seconds(text: str) -> int:
-    """Read how long something lasts, as Pulsar does.
-
-    >>> relative_seconds("2h"), relative_seconds("90")
-    (7200, 90)
-
-    Raises:
-        ValueError: It is no such time, is 0 or is more than a thousand years.
-    """
-    found = _RELATIVE_TIME.fullmatch(text.strip())
-    if found is None:
-        raise ValueError("must be a number with s, m (minutes), h, d, w or y, such as 30d")
-    seconds = int(found[1]) * _UNIT_SECONDS[found[2]]
-    if not 1 <= seconds <= _LIFETIME_S_MAX:
-        raise ValueError("must be from 1s to 1000y")
-    return seconds
 
 
 def token_parts(token: str) -> tuple[Any, Any]:

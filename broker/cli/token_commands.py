@@ -20,6 +20,7 @@ from broker.authentication.config import PUBLIC_ALGORITHMS
 from broker.cli.common import refusing
 from command_line.endings import EXIT_CODE_WRONG, help_end, refuse
 from command_line.output import json_option, print_json
+from command_line.times import relative_seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -160,7 +161,7 @@ def create(
 ) -> None:
     """Make a token for a role, and print it."""
     from broker.authentication.keys import private_signing_key, secret_signing_key
-    from broker.authentication.token_making import new_token, relative_seconds
+    from broker.authentication.token_making import new_token
 
     if not subject.strip():
         raise ValueError("--subject is empty, and a token without a role is accepted nowhere")

@@ -8,6 +8,7 @@ imported when it runs, so `--help` works without.
 
 import sys
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -72,15 +73,14 @@ def export(log: str, target: str, topics: tuple[str, ...], closed_only: bool, is
     from pipeline.logs.open_logs import open_log
     from pipeline.logs.parquet_log import export_ledgers, make_export
 
-    source = open_log(log)
-    wanted = {find_topic(topic, source.topics()) for topic in topics} or None
-    make_export(target)
-    with Steps().shown() as steps:
-        steps.begin("export", len(source.ledgers(wanted)))
-        written = export_ledgers(
-            source, target, topics=wanted, with_open=not closed_only, on_ledger=lambda *_: steps.advance(1)
-        )
-    source.close()
+    with closing(open_log(log)) as source:
+        wanted = {find_topic(topic, source.topics()) for topic in topics} or None
+        make_export(target)
+        with Steps().shown() as steps:
+            steps.begin("export", len(source.ledgers(wanted)))
+            written = export_ledgers(
+                source, target, topics=wanted, with_open=not closed_only, on_ledger=lambda *_: steps.advance(1)
+            )
     messages = sum(one.entries for one in written)
     if is_json:
         print_json({"target": target, "ledgers": len(written), "messages": messages})

@@ -58,6 +58,21 @@ def _snapshots(command: str) -> tuple[Case, ...]:
     )
 
 
+def _of_service(command: str, rest: str = "") -> tuple[Case, ...]:
+    """What every command refuses that asks a running service."""
+    rest = f" {rest}" if rest else ""
+    found = (
+        _refused(f"{command}{rest} --url http://127.0.0.1:1", "no service answers"),
+        _refused(f"{command}{rest} --url nowhere", "is no address"),
+        _refused(f"{command}{rest} --no-such-option", "No such option"),
+    )
+    return (
+        found
+        if not rest
+        else (*found, _refused(command, _MISSING), _refused(f"{command} a/b{rest[7:]}", "is no topic"))
+    )
+
+
 def _job(command: str, rest: str = "") -> tuple[Case, ...]:
     """What every job refuses before Spark is started."""
     rest = f" {rest}" if rest else ""
@@ -115,6 +130,55 @@ CASES: dict[str, Cases] = {
             _refused("keys a/b billing key", "Invalid topic name"),
         ),
         shown_by="test_a_key_says_who_holds_it_up",
+    ),
+    "topics": Cases(_of_service("topics"), shown_by="test_messages_are_listed_and_counted_on_80_columns"),
+    "scheduled list": Cases(
+        (
+            *_of_service("scheduled list", "orders"),
+            *(_refused(f"scheduled list orders --from {time}", "Invalid value") for time in _TIMES),
+            _refused("scheduled list orders --limit 0", "not in the range"),
+        ),
+        shown_by="test_messages_are_listed_and_counted_on_80_columns",
+    ),
+    "scheduled count": Cases(
+        (*_of_service("scheduled count", "orders"), _refused("scheduled count orders --buckets 0", "not in the range")),
+        shown_by="test_messages_are_listed_and_counted_on_80_columns",
+    ),
+    "scheduled cancel": Cases(
+        (
+            *_of_service("scheduled cancel", "orders 1:1"),
+            _refused("scheduled cancel orders", "say which messages"),
+            _refused("scheduled cancel orders 1:1 --all", "say which messages"),
+        ),
+        shown_by="test_messages_are_cancelled_one_at_once_and_many_after_a_question",
+    ),
+    "scheduled reschedule": Cases(
+        (
+            *_of_service("scheduled reschedule", "orders 1:1 --delay 1h"),
+            _refused("scheduled reschedule orders 1:1", "give one of --at, --delay and --shift"),
+            _refused("scheduled reschedule orders 1:1 --delay soon", "must be a number with s, m"),
+            _refused("scheduled reschedule orders --delay 1h", "say which messages"),
+        ),
+        shown_by="test_messages_are_moved_and_delivered_now",
+    ),
+    "scheduled deliver-now": Cases(
+        (
+            *_of_service("scheduled deliver-now", "orders 1:1"),
+            _refused("scheduled deliver-now orders", "say which messages"),
+        ),
+        shown_by="test_messages_are_moved_and_delivered_now",
+    ),
+    "pause": Cases(_of_service("pause", "orders"), shown_by="test_a_pause_holds_and_is_explained"),
+    "resume": Cases(
+        (*_of_service("resume", "orders"), _refused("resume orders --rate x", "not a valid float")),
+        shown_by="test_a_pause_holds_and_is_explained",
+    ),
+    "explain": Cases(
+        (
+            *_of_service("explain", "orders --id 1:1"),
+            _refused("explain orders", "give --id or --key"),
+        ),
+        shown_by="test_a_pause_holds_and_is_explained",
     ),
     "token create-secret-key": Cases(
         (

@@ -1,0 +1,131 @@
+"""One request to `/postdate/v1` and its answer, with the standard library alone.
+
+A request is sent once: nothing here tries again, since a change whose answer was lost may have been made. What is wrong
+with a request is the service's to say; its errors come as exceptions with the field and the advice.
+"""
+
+import json
+import ssl
+from collections.abc import Callable, Iterable
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode
+from urllib.request import Request, urlopen
+from uuid import uuid4
+
+from managed_ledger.names import full_topic_name
+from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
+from scheduling.values import Json
+
+PREFIX: Final = "/postdate/v1"
+TIMEOUT_S: Final = 30.0
+CHANGE_TIMEOUT_S: Final = 600.0
+"""How long a change may take: 500,000 messages in one call are in it."""
+
+Token = str | Callable[[], str] | None
+
+
+class ScheduleApi:
+    """The HTTP interface of scheduled messages at one service.
+
+    Args:
+        admin_url: The service's web port, like `http://127.0.0.1:8080`.
+        token: Says who asks, where the service wants to know; a function is called for each request.
+        tls_trust_certs_file: The authorities to trust for `https`; None for those of the system.
+
+    Raises:
+        ScheduleArgumentError: The address is none.
+    """
+
+    def __init__(self, admin_url: str, *, token: Token = None, tls_trust_certs_file: str | None = None) -> None:
+        if not admin_url.startswith(("http://", "https://")):
+            raise ScheduleArgumentError(f"{admin_url!r} is no address of a web port: write http://host:port")
+        self.admin_url = admin_url.rstrip("/")
+        self._token = token
+        self._tls = None
+        if admin_url.startswith("https://"):
+            self._tls = ssl.create_default_context(cafile=tls_trust_certs_file)
+
+    def get(self, path: str, query: Iterable[tuple[str, str]] = ()) -> Json:
+        """Ask; the path begins behind `/postdate/v1`.
+
+        Raises:
+            ScheduleRequestError: The service refuses.
+            ServiceUnavailableError: It does not answer.
+        """
+        text = urlencode(list(query))
+        return self._send(Request(f"{self.admin_url}{PREFIX}{path}" + (f"?{text}" if text else "")), TIMEOUT_S)
+
+    def post(self, path: str, body: Json, *, operation_id: str | None = None) -> Json:
+        """Change something; by `operation_id` another thread can ask meanwhile how far it is (`operation`).
+
+        Raises:
+            ScheduleRequestError: The service refuses, and nothing has changed.
+            ServiceUnavailableError: It does not answer; whether it was done is not known.
+        """
+        request = Request(f"{self.admin_url}{PREFIX}{path}", data=json.dumps(body).encode(), method="POST")
+        request.add_header("Content-Type", "application/json")
+        if operation_id is not None:
+            request.add_header("Operation-Id", operation_id)
+        return self._send(request, CHANGE_TIMEOUT_S)
+
+    def operation(self, operation_id: str) -> Json:
+        """Return how far a change is that runs.
+
+        Raises:
+            ScheduleRequestError: The service does not know it, as it has not begun yet.
+            ServiceUnavailableError: The service does not answer.
+        """
+        return self.get(f"/operations/{quote(operation_id, safe='')}")
+
+    def _send(self, request: Request, timeout_s: float) -> Json:
+        token = self._token() if callable(self._token) else self._token
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with urlopen(request, timeout=timeout_s, context=self._tls) as answer:
+                found: Json = json.load(answer)
+                return found
+        except HTTPError as error:
+            raise _refusal(error) from error
+        except (URLError, HTTPException, OSError) as error:
+            reason = error.reason if isinstance(error, URLError) else error
+            raise ServiceUnavailableError(f"no service answers at {self.admin_url}: {reason}") from error
+        except ValueError as error:
+            raise ServiceUnavailableError(f"what answers at {self.admin_url} is no service of Postdate") from error
+
+
+def _refusal(error: HTTPError) -> ScheduleRequestError | ServiceUnavailableError:
+    with error:
+        try:
+            answer: Any = json.load(error)
+            text = answer.get("error", answer.get("reason"))
+        except (ValueError, AttributeError, OSError):
+            answer, text = {}, None
+    text = text or f"the service answered {error.code} {error.reason}"
+    advice = answer.get("advice") or ""
+    if error.code in (502, 503, 504, 507):
+        return ServiceUnavailableError(f"{text}. {advice}" if advice else text)
+    return ScheduleRequestError(error.code, text, field=answer.get("field"), advice=advice)
+
+
+def topic_path(topic: str) -> str:
+    """Return the path of a topic's resources, from any form of its name that clients use.
+
+    >>> topic_path("reminders"), topic_path("persistent://shop/eu/orders ü")
+    ('/topics/public/default/reminders', '/topics/shop/eu/orders%20%C3%BC')
+
+    Raises:
+        ScheduleArgumentError: It is no name of a topic.
+    """
+    domain, separator, name = full_topic_name(topic).partition("://")
+    parts = name.split("/", 2)
+    if not separator or domain != "persistent" or len(parts) != 3 or not all(parts):
+        raise ScheduleArgumentError(f"{topic!r} is no topic: write topic, tenant/namespace/topic or persistent://...")
+    return "/topics/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def new_operation_id() -> str:
+    """Return a name for a change, to ask how far it is."""
+    return uuid4().hex

@@ -1,0 +1,403 @@
+"""The commands on scheduled messages: `postdate scheduled`, `topics`, `pause`, `resume` and `explain`.
+
+They ask a running service over HTTP, so they work from any machine and need no data folder. Before more than one
+message is changed they say how many and ask, unless `--yes` is given. With the service stopped, and for more than fits
+into one request, there are the jobs of `postdate pipeline`.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import click
+
+from broker.cli.common import auth_params_option
+from command_line.endings import EXIT_CODE_WRONG, help_end, refusing_of
+from command_line.output import counted, json_option, print_json
+from command_line.progress import Steps
+from command_line.times import SIGNED_SPAN, SPAN, TIME
+from scheduling.api import ScheduleApi, new_operation_id, topic_path
+from scheduling.errors import ScheduleRequestError, SchedulingError
+from scheduling.tables import (
+    count_lines,
+    explanation_lines,
+    folded,
+    message_lines,
+    outcome_line,
+    pause_lines,
+    topic_lines,
+)
+
+Json = dict[str, Any]
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+LIST_LIMIT: Final = 20
+PAGE_MESSAGES: Final = 1_000
+_PROGRESS_INTERVAL_S: Final = 0.5
+
+refusing = refusing_of(SchedulingError)
+
+
+def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Apply options in the order in which the help shows them."""
+
+    def apply(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return apply
+
+
+def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--url` and `--auth-params`, and pass a `ScheduleApi`; refuse in one line."""
+
+    @wraps(command)
+    def run(*args: Any, url: str, token: str | None, trust_certs: str | None, **kwargs: Any) -> Any:
+        return command(ScheduleApi(url, token=token, tls_trust_certs_file=trust_certs), *args, **kwargs)
+
+    return _options(
+        click.option(
+            "--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the running service."
+        ),
+        auth_params_option,
+        click.option("--trust-certs", metavar="FILE", help="Authorities to trust for https. Default: the system's."),
+    )(refusing(run))
+
+
+_subscription = click.option("--subscription", help="Only for this subscription. Default: all that delay.")
+_filters = _options(
+    click.option("--key", help="Only messages of this key."),
+    click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only with it; repeatable."),
+    click.option("--from", "from_ms", type=TIME, help="Only what is due from then on: ISO 8601 or milliseconds."),
+    click.option("--until", "until_ms", type=TIME, help="Only what is due before then."),
+)
+
+
+def _of_filters(key: str | None, properties: tuple[str, ...], from_ms: int | None, until_ms: int | None) -> Json:
+    found: Json = {}
+    if key is not None:
+        found["key"] = key
+    if properties:
+        found["property"] = list(properties)
+    if from_ms is not None:
+        found["from"] = from_ms
+    if until_ms is not None:
+        found["until"] = until_ms
+    return found
+
+
+def _query(fields: Json) -> list[tuple[str, str]]:
+    pairs = [(name, str(value)) for name, value in fields.items() if name != "property" and value is not None]
+    return pairs + [("property", one) for one in fields.get("property", ())]
+
+
+@click.command(
+    epilog=help_end("postdate topics", "postdate topics --url http://127.0.0.1:8081 --json"),
+)
+@json_option("the answer of GET /postdate/v1/topics")
+@on_service
+def topics(api: ScheduleApi, is_json: bool) -> None:
+    """List topics: how many messages are delayed, what is due next, and what is paused."""
+    answer = api.get("/topics")
+    if is_json:
+        print_json(answer)
+    else:
+        click.echo("\n".join(topic_lines(answer["topics"])) if answer["topics"] else "There is no topic")
+
+
+@click.group()
+def scheduled() -> None:
+    """Look at scheduled messages, cancel them, move them, send them now; on a running service."""
+
+
+@scheduled.command(
+    "list",
+    epilog=help_end(
+        "postdate scheduled list reminders",
+        "postdate scheduled list shop/eu/orders --key customer-17 --limit 100",
+        "postdate scheduled list reminders --from 2027-01-15T08:00:00Z --until 2027-01-15T09:00:00Z --json",
+    ),
+)
+@click.argument("topic")
+@_filters
+@_subscription
+@click.option("--limit", type=click.IntRange(1), default=LIST_LIMIT, show_default=True, help="How many at most.")
+@click.option("--payload", "has_payload", is_flag=True, help="With --json: payloads too, in base64.")
+@json_option("messages and next, as GET .../scheduled answers")
+@on_service
+def list_scheduled(
+    api: ScheduleApi,
+    topic: str,
+    subscription: str | None,
+    limit: int,
+    has_payload: bool,
+    is_json: bool,
+    **filters: Any,
+) -> None:
+    """List the messages of TOPIC that are still to come, in order of their times."""
+    query = _query({**_of_filters(**filters), "subscription": subscription})
+    if has_payload:
+        query.append(("payload", "true"))
+    found: list[Json] = []
+    after: str | None = None
+    while True:
+        page_query = [*query, ("limit", str(min(PAGE_MESSAGES, limit - len(found))))]
+        page = api.get(f"{topic_path(topic)}/scheduled", [*page_query, *([] if after is None else [("after", after)])])
+        found += page["messages"]
+        after = page["next"]
+        if after is None or len(found) >= limit:
+            break
+    if is_json:
+        print_json({"messages": found, "next": after})
+    elif not found:
+        click.echo("Nothing is scheduled")
+    else:
+        click.echo("\n".join(message_lines(found, is_more=after is not None)))
+
+
+@scheduled.command(
+    epilog=help_end(
+        "postdate scheduled count reminders",
+        "postdate scheduled count reminders --from 2027-01-15T00:00:00Z --until 2027-01-16T00:00:00Z --buckets 24",
+    ),
+)
+@click.argument("topic")
+@click.option("--from", "from_ms", type=TIME, help="Only what is due from then on: ISO 8601 or milliseconds.")
+@click.option("--until", "until_ms", type=TIME, help="Only what is due before then.")
+@_subscription
+@click.option("--buckets", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Bars of a histogram.")
+@json_option("the answer of GET .../scheduled/histogram")
+@on_service
+def count(
+    api: ScheduleApi,
+    topic: str,
+    from_ms: int | None,
+    until_ms: int | None,
+    subscription: str | None,
+    buckets: int,
+    is_json: bool,
+) -> None:
+    """Count the messages of TOPIC that are still to come, and say when they are due."""
+    query = _query({"from": from_ms, "until": until_ms, "subscription": subscription, "buckets": buckets})
+    answer = api.get(f"{topic_path(topic)}/scheduled/histogram", query)
+    if is_json:
+        print_json(answer)
+    else:
+        click.echo("\n".join(count_lines(answer)))
+
+
+_changing = _options(
+    click.argument("topic"),
+    click.argument("ids", nargs=-1, metavar="[ID]..."),
+    _filters,
+    click.option("--all", "is_all", is_flag=True, help="Every scheduled message of the topic."),
+    _subscription,
+    click.option("--dry-run", "is_dry_run", is_flag=True, help="Only say how many are meant."),
+    click.option("--yes", "is_sure", is_flag=True, help="Do not ask before more than one message is changed."),
+    json_option("the answer of the service"),
+)
+
+
+@scheduled.command(
+    epilog=help_end(
+        "postdate scheduled cancel reminders 12:7 12:9",
+        "postdate scheduled cancel reminders --key anna --dry-run",
+        "postdate scheduled cancel reminders --property campaign=spring --yes",
+        wrong="none of the ids, or nothing that matches, is scheduled",
+    ),
+)
+@_changing
+@on_service
+def cancel(api: ScheduleApi, **asked: Any) -> None:
+    """Cancel messages of TOPIC: no consumer gets them any more. Name them by ID, or by key, property or time."""
+    _change(api, "cancel", "cancelled", {}, **asked)
+
+
+@scheduled.command(
+    epilog=help_end(
+        "postdate scheduled reschedule reminders 12:7 --at 2027-01-15T08:00:00Z",
+        "postdate scheduled reschedule reminders --key anna --shift 1h",
+        "postdate scheduled reschedule reminders --all --shift -5m --yes",
+        wrong="none of the ids, or nothing that matches, is scheduled",
+    ),
+)
+@_changing
+@click.option("--at", "at_ms", type=TIME, help="The new time: ISO 8601 or milliseconds.")
+@click.option("--delay", "delay_ms", type=SPAN, help="The new time, from now: 90s, 5m, 2h, 3d.")
+@click.option("--shift", "shift_ms", type=SIGNED_SPAN, help="How much later; with a minus, earlier.")
+@on_service
+def reschedule(api: ScheduleApi, at_ms: int | None, delay_ms: int | None, shift_ms: int | None, **asked: Any) -> None:
+    """Give messages of TOPIC another time. Exactly one of the old and the new message is delivered."""
+    times = {"deliverAtMs": at_ms, "delayMs": delay_ms, "shiftMs": shift_ms}
+    given = {name: value for name, value in times.items() if value is not None}
+    if len(given) != 1:
+        raise click.UsageError("give one of --at, --delay and --shift")
+    _change(api, "reschedule", "rescheduled", given, **asked)
+
+
+@scheduled.command(
+    "deliver-now",
+    epilog=help_end(
+        "postdate scheduled deliver-now reminders 12:7",
+        "postdate scheduled deliver-now reminders --until 2027-01-15T08:00:00Z --dry-run",
+        wrong="none of the ids, or nothing that matches, is scheduled",
+    ),
+)
+@_changing
+@on_service
+def deliver_now(api: ScheduleApi, **asked: Any) -> None:
+    """Let messages of TOPIC be due at once."""
+    _change(api, "deliver-now", "delivered", {}, **asked)
+
+
+def _change(
+    api: ScheduleApi,
+    what: str,
+    verb: str,
+    new_time: Json,
+    *,
+    topic: str,
+    ids: tuple[str, ...],
+    is_all: bool,
+    subscription: str | None,
+    is_dry_run: bool,
+    is_sure: bool,
+    is_json: bool,
+    **filters: Any,
+) -> None:
+    """Say how many messages are meant, ask where it is more than one, and do it."""
+    body = _of_filters(**filters)
+    if sum((bool(ids), bool(body), is_all)) != 1:
+        raise click.UsageError("say which messages: by ID, by --key, --property, --from and --until, or --all")
+    if ids:
+        body["messageIds"] = list(ids)
+    if is_all:
+        body["all"] = True
+    if subscription is not None:
+        body["subscription"] = subscription
+    path = f"{topic_path(topic)}/scheduled/{what}"
+    try:
+        answer = api.post(path, body | new_time | {"dryRun": True})
+        if not is_dry_run:
+            if answer["matched"] > 1 and not is_sure:
+                click.confirm(f"{counted(answer['matched'], 'message')} will be {verb}. Go on?", abort=True, err=True)
+            with _progress(api, verb, answer["matched"]) as operation_id:
+                answer = api.post(path, body | new_time, operation_id=operation_id)
+    except ScheduleRequestError as error:
+        if error.status != 404 or error.field not in body:
+            raise
+        if is_json:
+            print_json({"matched": 0, "alreadyDue": 0, "unknown": len(ids)})
+        else:
+            click.echo("Nothing that is scheduled is meant")
+        sys.exit(EXIT_CODE_WRONG)
+    if is_json:
+        print_json(answer)
+        return
+    click.echo(outcome_line(answer, verb, is_dry_run=is_dry_run))
+    for old, new in answer.get("ids", {}).items():
+        click.echo(f"{old} is {new} now")
+
+
+@contextmanager
+def _progress(api: ScheduleApi, verb: str, matched: int) -> Iterator[str | None]:
+    """Show how far a long change is while it runs; give the name by which the service knows it."""
+    if matched < PAGE_MESSAGES:
+        yield None
+        return
+    operation_id = new_operation_id()
+    is_over = threading.Event()
+    steps = Steps()
+
+    def follow() -> None:
+        done = 0
+        while not is_over.wait(_PROGRESS_INTERVAL_S):
+            try:
+                now_done = int(api.operation(operation_id)["done"])
+            except SchedulingError:
+                continue
+            steps.advance(now_done - done)
+            done = now_done
+
+    with steps.shown():
+        steps.begin(verb, matched)
+        follower = threading.Thread(target=follow, daemon=True)
+        follower.start()
+        try:
+            yield operation_id
+        finally:
+            is_over.set()
+            follower.join()
+
+
+@click.command(
+    epilog=help_end("postdate pause reminders", "postdate pause reminders --subscription me"),
+)
+@click.argument("topic")
+@_subscription
+@json_option("the subscriptions and whether they are paused")
+@on_service
+def pause(api: ScheduleApi, topic: str, subscription: str | None, is_json: bool) -> None:
+    """Hold what is due of TOPIC, also across restarts, until it is resumed. What consumers have stays theirs."""
+    _show_pauses(api.post(f"{topic_path(topic)}/pause", {"subscription": subscription}), is_json)
+
+
+@click.command(
+    epilog=help_end("postdate resume reminders", "postdate resume reminders --subscription me --rate 100"),
+)
+@click.argument("topic")
+@_subscription
+@click.option("--rate", type=float, help="Messages a second, until what was held is delivered. Default: no limit.")
+@json_option("the subscriptions and whether they are paused")
+@on_service
+def resume(api: ScheduleApi, topic: str, subscription: str | None, rate: float | None, is_json: bool) -> None:
+    """Deliver again what a pause holds of TOPIC, in order within each key, all at once or at a rate."""
+    body = {"subscription": subscription, "ratePerSecond": rate}
+    _show_pauses(api.post(f"{topic_path(topic)}/resume", body), is_json)
+
+
+def _show_pauses(answer: Json, is_json: bool) -> None:
+    if is_json:
+        print_json(answer)
+    else:
+        click.echo("\n".join(pause_lines(answer)))
+
+
+@click.command(
+    epilog=help_end(
+        "postdate explain reminders --id 12:7",
+        "postdate explain reminders --key anna --subscription me",
+        wrong="no such message is there",
+    ),
+)
+@click.argument("topic")
+@click.option("--id", "message_id", help="The message, as a listing names it.")
+@click.option("--key", help="The messages of this key.")
+@_subscription
+@json_option("the answer of GET .../explain")
+@on_service
+def explain(
+    api: ScheduleApi, topic: str, message_id: str | None, key: str | None, subscription: str | None, is_json: bool
+) -> None:
+    """Say where a message of TOPIC is, and why it is not delivered yet."""
+    if (message_id is None) == (key is None):
+        raise click.UsageError("give --id or --key")
+    query = _query({"messageId": message_id, "key": key, "subscription": subscription})
+    try:
+        answer = api.get(f"{topic_path(topic)}/explain", query)
+    except ScheduleRequestError as error:
+        if error.status != 404 or error.field not in ("messageId", "key"):
+            raise
+        if is_json:
+            print_json({"sentence": str(error), "messages": []})
+        else:
+            click.echo("\n".join(folded(str(error))))
+        sys.exit(EXIT_CODE_WRONG)
+    if is_json:
+        print_json(answer)
+    else:
+        click.echo("\n".join(explanation_lines(answer)))

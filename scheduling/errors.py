@@ -1,0 +1,35 @@
+"""What can go wrong when scheduled messages are asked for or changed: one base, and callers branch on `retriable`."""
+
+from typing import ClassVar
+
+
+class SchedulingError(Exception):
+    """The base of all errors that leave this package."""
+
+    retriable: ClassVar[bool] = False
+
+
+class ScheduleArgumentError(SchedulingError, ValueError):
+    """An address or the name of a topic is none."""
+
+
+class ScheduleRequestError(SchedulingError):
+    """The service refused a request; nothing has changed.
+
+    Attributes:
+        status: The HTTP status.
+        field: The field of the request that is wrong, None where it is about none.
+        advice: What to do.
+    """
+
+    def __init__(self, status: int, error: str, *, field: str | None, advice: str) -> None:
+        super().__init__(f"{error}. {advice}" if advice else error)
+        self.status = status
+        self.field = field
+        self.advice = advice
+
+
+class ServiceUnavailableError(SchedulingError):
+    """The service does not answer, or cannot do it now. Whether a change was made is then not known: look again."""
+
+    retriable = True

@@ -1,0 +1,345 @@
+"""`Scheduler`: publish messages for later, and look at them, cancel them, move them and send them now.
+
+A thin layer over `pulsar-client`, which publishes, and the service's HTTP interface, which does the rest. A handle is
+the message's id as text. It can be stored: it means the same message after a restart of the caller or the service.
+
+The examples are run against a real service by `tests/integration/scheduling/test_scheduler_examples.py`; there
+`scheduler` is a `Scheduler` of the topic `reminders`, which has a Shared subscription.
+"""
+
+import base64
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from scheduling.api import ScheduleApi, Token, topic_path
+from scheduling.errors import ScheduleArgumentError, ScheduleRequestError
+from scheduling.values import (
+    NOTHING,
+    Everything,
+    Json,
+    Matching,
+    Outcome,
+    ScheduledMessage,
+    Time,
+    Which,
+    span_ms,
+    time_ms,
+)
+
+if TYPE_CHECKING:
+    import pulsar
+
+HANDLES_PER_REQUEST: Final = 10_000
+PAGE_MESSAGES: Final = 1_000
+
+
+class Scheduler:
+    """Schedules messages on one topic; may be used by any number of threads.
+
+    >>> handle = scheduler.schedule(b"water the plants", key="anna", after=timedelta(hours=3))
+    >>> scheduler.cancel(handle).changed
+    1
+
+    Only subscriptions of type Shared and Key_Shared delay. A subscription that is made later gets what is published
+    after it was made.
+
+    Args:
+        service_url: Where Pulsar clients connect, like `pulsar://127.0.0.1:6650`.
+        admin_url: The service's web port, like `http://127.0.0.1:8080`.
+        topic: The topic, in any form that Pulsar's clients take.
+        subscription: The subscription whose messages are looked at and changed; None for all that delay.
+        token: A token, or a function that gives one, where the service wants to know who asks. Changes need a role that
+            may administer; looking needs one that may produce or consume.
+        tls_trust_certs_file: The authorities to trust for `pulsar+ssl` and `https`; None for those of the system.
+
+    Raises:
+        ScheduleArgumentError: An address or the topic's name is none.
+    """
+
+    def __init__(
+        self,
+        service_url: str,
+        admin_url: str,
+        topic: str,
+        *,
+        subscription: str | None = None,
+        token: Token = None,
+        tls_trust_certs_file: str | None = None,
+    ) -> None:
+        if not service_url.startswith(("pulsar://", "pulsar+ssl://")):
+            raise ScheduleArgumentError(f"{service_url!r} is no address of a service: write pulsar://host:port")
+        self.topic = topic
+        self._service_url = service_url
+        self._path = topic_path(topic)
+        self._subscription = subscription
+        self._token = token
+        self._tls_trust_certs_file = tls_trust_certs_file
+        self._api = ScheduleApi(admin_url, token=token, tls_trust_certs_file=tls_trust_certs_file)
+        self._lock = threading.Lock()
+        self._client: pulsar.Client | None = None
+        self._producer: pulsar.Producer | None = None
+
+    def __enter__(self) -> "Scheduler":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, if there is one; the scheduler connects again when it is used again."""
+        with self._lock:
+            client, self._client, self._producer = self._client, None, None
+        if client is not None:
+            client.close()
+
+    def schedule(
+        self,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        at: Time | None = None,
+        after: timedelta | None = None,
+    ) -> str:
+        """Publish a message for later; it is durable when this returns.
+
+        >>> scheduler.schedule(b"pay", key="order-7", properties={"kind": "retry"}, after=timedelta(days=1))
+        '...:...'
+
+        Args:
+            payload: The message.
+            key: The partition key: messages of one key are delivered in order of their times, to one consumer.
+            properties: Properties of the message.
+            at: When to deliver it. A time that is past means at once.
+            after: How long from now to deliver it.
+
+        Returns:
+            The handle.
+
+        Raises:
+            ValueError: Not exactly one of `at` and `after` is given, or a time has no zone.
+            TypeError: The payload is not bytes, or a time is none.
+            pulsar.PulsarException: The service cannot be reached, or refuses the message.
+        """
+        if (at is None) == (after is None):
+            raise ValueError("give either at or after: when the message is to be delivered")
+        if not isinstance(payload, bytes):
+            raise TypeError(f"the payload must be bytes, not {type(payload).__name__}")
+        when: dict[str, Any] = (
+            {"deliver_at": time_ms(at)} if at is not None else {"deliver_after": timedelta(milliseconds=_span(after))}
+        )
+        message_id = self._open_producer().send(
+            payload, partition_key=key, properties=dict(properties) if properties else None, **when
+        )
+        return f"{message_id.ledger_id()}:{message_id.entry_id()}"
+
+    def cancel(self, which: Which, *, is_dry_run: bool = False) -> Outcome:
+        """Cancel messages: from then on no consumer gets them that has not got them already.
+
+        >>> handle = scheduler.schedule(b"call", after=timedelta(hours=1))
+        >>> scheduler.cancel(handle).changed, scheduler.cancel(handle).changed
+        (1, 0)
+        >>> scheduler.cancel(Matching(key="nobody"), is_dry_run=True).matched
+        0
+
+        Args:
+            which: A handle, several, a `Matching`, or `EVERYTHING`.
+            is_dry_run: Only say what would be done.
+
+        Raises:
+            ScheduleRequestError: The service refuses, and nothing has changed.
+            ServiceUnavailableError: It does not answer; whether it was done is not known, and to repeat is safe.
+        """
+        return self._change("cancel", "cancelled", which, is_dry_run, {})
+
+    def reschedule(
+        self,
+        which: Which,
+        *,
+        at: Time | None = None,
+        after: timedelta | None = None,
+        shift: timedelta | None = None,
+        is_dry_run: bool = False,
+    ) -> Outcome:
+        """Give messages another time. Exactly one of the old and the new message is ever delivered.
+
+        >>> old = scheduler.schedule(b"call", after=timedelta(hours=1))
+        >>> new = scheduler.reschedule(old, after=timedelta(hours=2)).handles[old]
+        >>> scheduler.reschedule(new, shift=timedelta(minutes=-5)).changed
+        1
+
+        Args:
+            which: A handle, several, a `Matching`, or `EVERYTHING`.
+            at: The new time.
+            after: The new time, from now.
+            shift: How much later than before; below zero for earlier.
+            is_dry_run: Only say what would be done.
+
+        Returns:
+            The outcome. Its `handles` are the new ones by the old ones, where handles were given.
+
+        Raises:
+            ValueError: Not exactly one of `at`, `after` and `shift` is given.
+            ScheduleRequestError: The service refuses, and nothing has changed: a time is past, or a part of a batch is
+                meant, of which only the whole can be moved.
+            ServiceUnavailableError: It does not answer; whether it was done is not known.
+        """
+        if sum(given is not None for given in (at, after, shift)) != 1:
+            raise ValueError("give one of at, after and shift: when the messages are to be delivered instead")
+        if at is not None:
+            body: Json = {"deliverAtMs": time_ms(at)}
+        else:
+            body = {"delayMs": span_ms(after)} if after is not None else {"shiftMs": _span(shift)}
+        return self._change("reschedule", "rescheduled", which, is_dry_run, body)
+
+    def deliver_now(self, which: Which, *, is_dry_run: bool = False) -> Outcome:
+        """Let messages be due at once.
+
+        >>> handle = scheduler.schedule(b"call", after=timedelta(hours=1))
+        >>> scheduler.deliver_now(handle).changed
+        1
+
+        Args:
+            which: A handle, several, a `Matching`, or `EVERYTHING`.
+            is_dry_run: Only say what would be done.
+
+        Raises:
+            ScheduleRequestError: The service refuses, and nothing has changed.
+            ServiceUnavailableError: It does not answer; whether it was done is not known.
+        """
+        return self._change("deliver-now", "delivered", which, is_dry_run, {})
+
+    def upcoming(
+        self, matching: Matching | None = None, *, limit: int | None = None, has_payload: bool = False
+    ) -> Iterator[ScheduledMessage]:
+        """Give scheduled messages in order of time, then position; pages are read as they are needed.
+
+        >>> handle = scheduler.schedule(b"stretch", key="ben", after=timedelta(hours=1))
+        >>> [(one.key, one.payload) for one in scheduler.upcoming(Matching(key="ben"), has_payload=True)]
+        [('ben', b'stretch')]
+
+        Args:
+            matching: Which ones; None for all.
+            limit: How many at most; None for all.
+            has_payload: Whether the payloads are wanted, too.
+
+        Raises:
+            ScheduleRequestError: The service refuses.
+            ServiceUnavailableError: It does not answer.
+        """
+        return islice(self._listed(matching or Matching(), limit, has_payload), limit)
+
+    def count(self, matching: Matching | None = None) -> int:
+        """Return how many messages are scheduled. By time it costs one look; by key or property, a list is read.
+
+        >>> before = scheduler.count()
+        >>> handle = scheduler.schedule(b"stretch", after=timedelta(hours=1))
+        >>> scheduler.count() - before
+        1
+
+        Raises:
+            ScheduleRequestError: The service refuses.
+            ServiceUnavailableError: It does not answer.
+        """
+        matching = matching or Matching()
+        if not matching.is_about_times_alone:
+            return sum(1 for _ in self.upcoming(matching))
+        query = [*matching.to_query(), *self._of_subscription(), ("buckets", "1")]
+        total: int = self._api.get(f"{self._path}/scheduled/histogram", query)["total"]
+        return total
+
+    def _listed(self, matching: Matching, limit: int | None, has_payload: bool) -> Iterator[ScheduledMessage]:
+        query = [*matching.to_query(), *self._of_subscription()]
+        query.append(("limit", str(PAGE_MESSAGES if limit is None else max(1, min(limit, PAGE_MESSAGES)))))
+        if has_payload:
+            query.append(("payload", "true"))
+        after: list[tuple[str, str]] = []
+        while True:
+            page = self._api.get(f"{self._path}/scheduled", [*query, *after])
+            yield from (_message_of(one) for one in page["messages"])
+            if page["next"] is None:
+                return
+            after = [("after", page["next"])]
+
+    def _change(self, what: str, verb: str, which: Which, is_dry_run: bool, body: Json) -> Outcome:
+        body = body | {"dryRun": is_dry_run} | dict(self._of_subscription())
+        outcome = NOTHING
+        for selection in _selections(which):
+            try:
+                answer = self._api.post(f"{self._path}/scheduled/{what}", body | selection)
+            except ScheduleRequestError as error:
+                # That nothing is meant is an answer here: a message may always have been delivered a moment ago.
+                if error.status != 404 or error.field not in selection:
+                    raise
+                outcome += Outcome(0, 0, 0, len(selection.get("messageIds", ())))
+                continue
+            outcome += Outcome(
+                answer["matched"],
+                answer.get(verb, 0),
+                answer["alreadyDue"],
+                answer["unknown"],
+                answer.get("ids", {}),
+            )
+        return outcome
+
+    def _of_subscription(self) -> list[tuple[str, str]]:
+        return [] if self._subscription is None else [("subscription", self._subscription)]
+
+    def _open_producer(self) -> "pulsar.Producer":
+        import pulsar
+
+        with self._lock:
+            if self._producer is None:
+                if self._client is None:
+                    options: dict[str, Any] = {"logger": pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)}
+                    if self._token is not None:
+                        options["authentication"] = pulsar.AuthenticationToken(self._token)
+                    if self._tls_trust_certs_file is not None:
+                        options["tls_trust_certs_file_path"] = self._tls_trust_certs_file
+                    self._client = pulsar.Client(self._service_url, **options)
+                self._producer = self._client.create_producer(self.topic)
+            return self._producer
+
+
+def _span(span: timedelta | None) -> int:
+    assert span is not None
+    return span_ms(span)
+
+
+def _selections(which: Which) -> Iterator[Json]:
+    """Give the fields that say which messages are meant, one request at a time.
+
+    Raises:
+        ValueError: It says nothing, and must not be taken for everything.
+    """
+    if isinstance(which, Everything):
+        yield {"all": True}
+        return
+    if isinstance(which, Matching):
+        selection = which.to_json()
+        if not selection:
+            raise ValueError("a Matching without a condition means nothing: give EVERYTHING for all messages")
+        yield selection
+        return
+    handles = [which] if isinstance(which, str) else list(which)
+    for first in range(0, len(handles), HANDLES_PER_REQUEST):
+        yield {"messageIds": handles[first : first + HANDLES_PER_REQUEST]}
+
+
+def _message_of(json: Json) -> ScheduledMessage:
+    return ScheduledMessage(
+        handle=json["messageId"],
+        deliver_at_ms=json["deliverAtMs"],
+        publish_time_ms=json["publishTimeMs"],
+        key=json["key"],
+        properties=json["properties"],
+        size_bytes=json["sizeBytes"],
+        producer_name=json["producerName"],
+        payload=base64.b64decode(json["payload"]) if "payload" in json else None,
+    )

@@ -1,0 +1,161 @@
+"""What the commands show on a screen of 80 columns: tables, a histogram, and lines about what was done. Pure.
+
+Keys and names may be of any length and hold any sign. They are cut to their column and control characters are replaced,
+so that nothing that a producer wrote moves the cursor of an operator's terminal. `--json` has everything whole.
+"""
+
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import Any, Final
+
+from command_line.output import counted, iso, size
+
+Json = dict[str, Any]
+
+WIDTH: Final = 80
+_BAR: Final = 28
+
+
+def cut(text: str, width: int) -> str:
+    r"""Cut a text to a column, and replace what is not printed.
+
+    >>> cut("customer-4711", 8), cut("a\tb", 8)
+    ('custome…', 'a?b')
+    """
+    text = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def topic_lines(topics: Sequence[Json]) -> list[str]:
+    """Return the table of `postdate topics`, subscriptions below their topics.
+
+    >>> for line in topic_lines([{"name": "public/default/reminders", "delayed": 2, "backlog": 3, "paused": False,
+    ...     "nextDueMs": 0, "subscriptions": [{"name": "me", "delayed": 2, "backlog": 3, "paused": True,
+    ...     "nextDueMs": 0}]}]):
+    ...     print(line)
+    topic / subscription              delayed    backlog  next due
+    public/default/reminders                2          3  1970-01-01T00:00:00.000Z
+      me                                    2          3  paused
+    """
+    lines = [f"{'topic / subscription':<30} {'delayed':>10} {'backlog':>10}  next due"]
+    for topic in topics:
+        lines.append(_topic_line(topic["name"], topic, is_paused=False))
+        lines += [_topic_line(f"  {one['name']}", one, is_paused=one["paused"]) for one in topic["subscriptions"]]
+    return lines
+
+
+def _topic_line(name: str, one: Json, *, is_paused: bool) -> str:
+    due = "paused" if is_paused else "-" if one["nextDueMs"] is None else iso(one["nextDueMs"])
+    return f"{cut(name, 30):<30} {one['delayed']:>10,} {one['backlog']:>10,}  {due}"
+
+
+def message_lines(messages: Sequence[Json], *, is_more: bool) -> list[str]:
+    """Return the table of `postdate scheduled list`.
+
+    >>> for line in message_lines([{"messageId": "3:9", "deliverAtMs": 0, "key": "anna", "keyBase64": None,
+    ...     "sizeBytes": 12, "properties": {"kind": "retry"}}], is_more=False):
+    ...     print(line)
+    due                       id               key                  size  properties
+    1970-01-01T00:00:00.000Z  3:9              anna                 12 B  kind=retry
+    """
+    lines = [f"{'due':<24}  {'id':<15}  {'key':<15}  {'size':>8}  properties"]
+    for one in messages:
+        key = one["key"] if one["key"] is not None else one["keyBase64"] or "-"
+        properties = ",".join(f"{name}={value}" for name, value in one["properties"].items())
+        line = (
+            f"{iso(one['deliverAtMs']):<24}  {one['messageId']:<15}  {cut(key, 15):<15}  {size(one['sizeBytes']):>8}  "
+        )
+        lines.append((line + cut(properties, max(1, WIDTH - len(line)))).rstrip())
+    if is_more:
+        lines.append("There are more: narrow by time, key or property, or raise --limit.")
+    return lines
+
+
+def count_lines(histogram: Json) -> list[str]:
+    """Return what `postdate scheduled count` shows: the number, the first and the last, and a histogram.
+
+    >>> for line in count_lines({"total": 3, "nextDueMs": 0, "lastDueMs": 60_000, "buckets": [
+    ...     {"fromMs": 0, "untilMs": 30_000, "count": 2}, {"fromMs": 30_000, "untilMs": 60_001, "count": 1}]}):
+    ...     print(line)
+    3 messages are scheduled
+    from 1970-01-01T00:00:00.000Z to 1970-01-01T00:01:00.000Z
+    1970-01-01T00:00:00.000Z           2  ████████████████████████████
+    1970-01-01T00:00:30.000Z           1  ██████████████
+    """
+    total = histogram["total"]
+    if not total:
+        return ["Nothing is scheduled"]
+    verb = "is" if total == 1 else "are"
+    first, last = iso(histogram["nextDueMs"]), iso(histogram["lastDueMs"])
+    when = f"for {first}" if first == last else f"from {first} to {last}"
+    lines = [f"{counted(total, 'message')} {verb} scheduled", when]
+    buckets = histogram["buckets"]
+    most = max((one["count"] for one in buckets), default=0)
+    if len(buckets) > 1 and most:
+        for one in buckets:
+            bar = "█" * -(-one["count"] * _BAR // most)
+            lines.append(f"{iso(one['fromMs'])}  {one['count']:>10,}  {bar}".rstrip())
+    return lines
+
+
+def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
+    """Say what became of the messages that were meant.
+
+    >>> outcome_line({"matched": 3, "cancelled": 2, "alreadyDue": 1, "unknown": 0}, "cancelled", is_dry_run=False)
+    '2 messages cancelled; 1 was due already'
+    >>> outcome_line({"matched": 3, "alreadyDue": 0, "unknown": 1}, "cancelled", is_dry_run=True)
+    '3 messages would be cancelled; 1 id is unknown'
+    """
+    text = (
+        f"{counted(answer['matched'], 'message')} would be {verb}"
+        if is_dry_run
+        else f"{counted(answer[verb.split()[0]], 'message')} {verb}"
+    )
+    due, unknown = answer["alreadyDue"], answer["unknown"]
+    if due:
+        text += f"; {due:,} {'was' if due == 1 else 'were'} due already"
+    if unknown:
+        text += f"; {unknown:,} {'id is' if unknown == 1 else 'ids are'} unknown"
+    return text
+
+
+def pause_lines(answer: Json) -> list[str]:
+    """Say which subscriptions are paused.
+
+    >>> pause_lines({"subscriptions": [{"name": "me", "paused": True, "pausedSince": "2027-01-15T08:00:00.000Z",
+    ...     "ratePerSecond": None}, {"name": "you", "paused": False, "pausedSince": None, "ratePerSecond": 50.0}]})
+    ['me: paused since 2027-01-15T08:00:00.000Z', 'you: delivers, at most 50 a second until it has caught up']
+    """
+    lines = []
+    for one in answer["subscriptions"]:
+        rate = one["ratePerSecond"]
+        state = "delivers" if rate is None else f"delivers, at most {rate:g} a second until it has caught up"
+        if one["paused"]:
+            state = f"paused since {one['pausedSince']}"
+        lines.append(f"{cut(one['name'], 30)}: {state}")
+    return lines or ["The topic has no subscription"]
+
+
+def explanation_lines(answer: Json) -> list[str]:
+    """Say where messages are: the sentence, then each message and subscription.
+
+    >>> explanation_lines({"sentence": "3:9 is delayed until T.", "messages": [{"messageId": "3:9",
+    ...     "sentence": "3:9 is delayed until T.", "subscriptions": [{"subscription": "me", "state": "delayed",
+    ...     "sentence": "3:9 is delayed until T."}]}]})
+    ['3:9 is delayed until T.']
+    """
+    messages = answer["messages"]
+    sentences = [answer["sentence"]]
+    if len(messages) > 1 or len(messages[0]["subscriptions"]) > 1:
+        for message in messages:
+            sentences += [f"{cut(one['subscription'], 20)}: {one['sentence']}" for one in message["subscriptions"]]
+    return folded(*sentences)
+
+
+def folded(*sentences: str) -> list[str]:
+    """Return sentences as lines of 80 columns.
+
+    >>> [len(line) for line in folded("word " * 30)]
+    [79, 71]
+    """
+    return [line for one in sentences for line in wrap(one, WIDTH, subsequent_indent="  ", break_on_hyphens=False)]

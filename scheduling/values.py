@@ -1,0 +1,148 @@
+"""What is asked for and what comes back: which messages are meant, one message, and the outcome of a change. Pure.
+
+Times are milliseconds since 1970, or `datetime`s with a time zone. A `datetime` without one is refused: it means
+another instant on every machine.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+Time: TypeAlias = datetime | int
+"""An instant: a `datetime` with a time zone, or milliseconds since 1970."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def time_ms(at: Time) -> int:
+    """Return an instant in milliseconds since 1970.
+
+    >>> time_ms(datetime(2027, 1, 15, 8, tzinfo=UTC)), time_ms(1_800_000_000_000)
+    (1800000000000, 1800000000000)
+
+    Raises:
+        ValueError: It has no time zone.
+        TypeError: It is neither a `datetime` nor a whole number.
+    """
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise ValueError(f"{at!r} has no time zone: write datetime(..., tzinfo=UTC)")
+        return (at - _EPOCH) // timedelta(milliseconds=1)
+    if type(at) is not int:
+        raise TypeError(f"{at!r} is no time: give a datetime with a time zone, or milliseconds since 1970")
+    return at
+
+
+def span_ms(span: timedelta) -> int:
+    """Return a length of time in milliseconds.
+
+    Raises:
+        TypeError: It is no `timedelta`. A number would leave open whether it means seconds or milliseconds.
+    """
+    if not isinstance(span, timedelta):
+        raise TypeError(f"{span!r} is no timedelta")
+    return span // timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """Scheduled messages that fulfil everything that is said here.
+
+    >>> Matching(key="anna", due_until=1_800_000_000_000).to_json()
+    {'key': 'anna', 'until': 1800000000000}
+    """
+
+    key: str | None = None
+    """The partition key."""
+    properties: Mapping[str, str] | None = None
+    """Properties that a message has, with these values; it may have others."""
+    due_from: Time | None = None
+    """The earliest delivery time, included."""
+    due_until: Time | None = None
+    """The latest delivery time, not included."""
+
+    @property
+    def is_about_times_alone(self) -> bool:
+        """Whether neither key nor properties are asked for."""
+        return self.key is None and not self.properties
+
+    def to_json(self) -> Json:
+        """Return the fields of a request."""
+        found: Json = {}
+        if self.key is not None:
+            found["key"] = self.key
+        if self.properties:
+            found["property"] = dict(self.properties)
+        if self.due_from is not None:
+            found["from"] = time_ms(self.due_from)
+        if self.due_until is not None:
+            found["until"] = time_ms(self.due_until)
+        return found
+
+    def to_query(self) -> list[tuple[str, str]]:
+        """Return the parameters of a query."""
+        pairs = [(name, str(value)) for name, value in self.to_json().items() if name != "property"]
+        return pairs + [("property", f"{name}={value}") for name, value in (self.properties or {}).items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """All scheduled messages of the topic. A `Matching` without a condition is refused, so that none is forgotten."""
+
+
+EVERYTHING: Final = Everything()
+
+Which: TypeAlias = str | Iterable[str] | Matching | Everything
+"""Which messages are meant: a handle, several handles, those that match, or `EVERYTHING`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledMessage:
+    """A message that is still to come."""
+
+    handle: str
+    """Names it: "ledger:entry", with ":index" behind it for a message of a batch."""
+    deliver_at_ms: int
+    publish_time_ms: int
+    key: str | None
+    properties: Mapping[str, str]
+    size_bytes: int
+    producer_name: str
+    payload: bytes | None = None
+    """None where it was not asked for."""
+
+    @property
+    def deliver_at(self) -> datetime:
+        """When it is due, in UTC."""
+        return _EPOCH + timedelta(milliseconds=self.deliver_at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a change has come to."""
+
+    matched: int
+    """Messages that were meant and found."""
+    changed: int
+    """Messages that were cancelled, rescheduled or delivered now."""
+    already_due: int
+    """Messages whose time had come: cancelled where no consumer had them, never rescheduled."""
+    unknown: int
+    """Handles of nothing that is scheduled: delivered, cancelled, or never there."""
+    handles: Mapping[str, str] = field(default_factory=dict)
+    """The new handles by the old ones, where handles were given and the messages have new times."""
+
+    def __add__(self, other: "Outcome") -> "Outcome":
+        """Return the outcome of both."""
+        return Outcome(
+            self.matched + other.matched,
+            self.changed + other.changed,
+            self.already_due + other.already_due,
+            self.unknown + other.unknown,
+            {**self.handles, **other.handles},
+        )
+
+
+NOTHING: Final = Outcome(0, 0, 0, 0)

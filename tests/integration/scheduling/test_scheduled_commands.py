@@ -1,0 +1,101 @@
+"""The commands on scheduled messages, over a real service: what a person sees and what a program gets."""
+
+import json
+import shlex
+from datetime import timedelta
+
+import pytest
+from click.testing import CliRunner, Result
+
+from broker.cli.service_commands import postdate
+from scheduling.scheduler import Scheduler
+from tests.helpers.services.services import Service
+
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def ask(postdate_service: Service, scheduler: Scheduler, topic: str):
+    """Run a command line, in which `T` is the topic."""
+
+    def run(words: str, answer: str | None = None) -> Result:
+        line = [topic if word == "T" else word for word in shlex.split(words)]
+        result = CliRunner().invoke(postdate, [*line, "--url", postdate_service.web_url], input=answer)
+        assert "Traceback" not in result.output
+        is_json = "--json" in line
+        assert is_json or all(len(one) <= 80 for one in result.stdout.splitlines()), result.stdout
+        return result
+
+    return run
+
+
+def test_messages_are_listed_and_counted_on_80_columns(ask, scheduler: Scheduler, topic: str) -> None:
+    assert ask("scheduled list T").stdout == "Nothing is scheduled\n"
+    handle = scheduler.schedule(b"pay", key="k" * 100, properties={"kind": "retry" * 30}, after=HOUR)
+    scheduler.schedule(b"call", key="\x1b[31mred", after=2 * HOUR)
+
+    listed = ask("scheduled list T").stdout
+
+    assert handle in listed
+    assert "\x1b" not in listed
+    assert len(listed.splitlines()) == 3
+    assert "There are more" in ask("scheduled list T --limit 1").stdout
+    assert "2 messages are scheduled" in ask("scheduled count T").stdout
+    assert "█" in ask("scheduled count T --buckets 5").stdout
+    found = json.loads(ask("scheduled list T --json --payload").stdout)
+    assert [one["payload"] for one in found["messages"]] == ["cGF5", "Y2FsbA=="]
+    assert json.loads(ask("scheduled count T --json").stdout)["total"] == 2
+    assert topic in ask("topics --json").stdout
+    assert "me" in ask("topics").stdout
+
+
+def test_messages_are_cancelled_one_at_once_and_many_after_a_question(ask, scheduler: Scheduler) -> None:
+    handles = [scheduler.schedule(b"x", key="anna", after=HOUR) for _ in range(3)]
+
+    assert ask(f"scheduled cancel T {handles[0]}").stdout == "1 message cancelled\n"
+    assert ask("scheduled cancel T --key anna --dry-run").stdout == "2 messages would be cancelled\n"
+    refused = ask("scheduled cancel T --key anna", answer="n\n")
+    assert (refused.exit_code, scheduler.count()) == (2, 2)
+    assert "2 messages will be cancelled. Go on?" in refused.stderr
+    assert ask("scheduled cancel T --key anna", answer="y\n").exit_code == 0
+    assert scheduler.count() == 0
+    gone = ask(f"scheduled cancel T {handles[0]}")
+    assert (gone.exit_code, gone.stdout) == (1, "Nothing that is scheduled is meant\n")
+
+
+def test_messages_are_moved_and_delivered_now(ask, scheduler: Scheduler, consumer) -> None:
+    handle = scheduler.schedule(b"x", after=HOUR)
+
+    moved = json.loads(ask(f"scheduled reschedule T {handle} --delay 2h --json").stdout)
+    assert moved["rescheduled"] == 1
+    new = moved["ids"][handle]
+    assert f"{new} is " in ask(f"scheduled reschedule T {new} --shift -5m").stdout
+    assert ask("scheduled deliver-now T --all --yes").stdout == "1 message delivered\n"
+
+    message = consumer.receive(timeout_millis=10_000)
+    assert message.data() == b"x"
+
+
+def test_a_pause_holds_and_is_explained(ask, scheduler: Scheduler, consumer) -> None:
+    assert "me: paused since" in ask("pause T").stdout
+    handle = scheduler.schedule(b"x", key="anna", after=timedelta(milliseconds=1))
+
+    explained = ask(f"explain T --id {handle} --json")
+    sentences = {one["state"] for one in json.loads(explained.stdout)["messages"][0]["subscriptions"]}
+    assert sentences <= {"held", "delayed"}
+    assert ask("resume T --rate 100").stdout.startswith("me: delivers")
+    assert consumer.receive(timeout_millis=10_000).data() == b"x"
+    assert ask("explain T --id 999999:1").exit_code == 1
+
+
+def test_a_long_change_says_how_far_it_is(ask, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduling.cli.PAGE_MESSAGES", 5)
+    for _ in range(20):
+        scheduler.schedule(b"x", after=HOUR)
+
+    done = ask("scheduled cancel T --all --yes")
+
+    assert done.stdout == "20 messages cancelled\n"
+    assert "cancelled: 20" in done.stderr

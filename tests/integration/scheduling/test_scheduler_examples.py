@@ -1,0 +1,39 @@
+"""The examples in the docstrings of `Scheduler` and `AsyncScheduler`, run against a real service."""
+
+import asyncio
+import doctest
+from datetime import timedelta
+
+import pytest
+
+from scheduling import async_scheduler as async_module
+from scheduling import scheduler as module
+from scheduling.async_scheduler import AsyncScheduler
+from scheduling.scheduler import Scheduler
+from scheduling.values import EVERYTHING, Matching
+from tests.helpers.services.services import Service
+
+
+@pytest.mark.parametrize("name", ["Scheduler", "AsyncScheduler"])
+def test_every_example_is_true(name: str, scheduler: Scheduler, postdate_service: Service, topic: str) -> None:
+    """Each public method has one."""
+    steered = AsyncScheduler(postdate_service.url, postdate_service.web_url, topic)
+    known = {
+        "scheduler": scheduler,
+        "async_scheduler": steered,
+        "asyncio": asyncio,
+        "timedelta": timedelta,
+        "Matching": Matching,
+        "EVERYTHING": EVERYTHING,
+    }
+    scheduler.schedule(b"one", after=timedelta(hours=1))
+    where = module if name == "Scheduler" else async_module
+    examples = doctest.DocTestFinder().find(getattr(where, name), name, globs=known)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+
+    failed = [one.name for one in examples if runner.run(one).failed]
+
+    asyncio.run(steered.close())
+    assert failed == []
+    shown = {one.name.partition(".")[2] for one in examples if one.examples}
+    assert shown >= {"schedule", "cancel", "reschedule", "deliver_now", "upcoming", "count"}
