@@ -7,7 +7,9 @@ would end them. What is asked again, a few times and ever later:
     create, and every step of a writer  never: an answer that was lost may hide a snapshot, and a second one would be
                                         a second snapshot; who can tell (a copy compares) repeats the whole
 
-Only `StorageUnavailableError` is a reason, and the last one comes out as it is.
+Only `StorageUnavailableError` is a reason. The last one comes out as it is, but of what is read of one snapshot: what
+cannot be read as often as that is as good as damaged to a tool, which names it and does the rest. Nothing is lost by
+that, as a snapshot is derived from the log.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ from random import Random
 from typing import TypeVar
 
 from snapshot_storage.backoff import backoff_ms
-from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
+from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError, StorageUnavailableError
 from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
@@ -95,21 +97,30 @@ class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         """See base."""
-        return await self._retries.run(lambda: self._storage.read_bucket_snapshot_head(bucket_id))
+        return await self._read(bucket_id, lambda: self._storage.read_bucket_snapshot_head(bucket_id))
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         """See base."""
-        return await self._retries.run(lambda: self._storage.get_bucket_snapshot_metadata(bucket_id))
+        return await self._read(bucket_id, lambda: self._storage.get_bucket_snapshot_metadata(bucket_id))
 
     async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
         """See base."""
-        return await self._retries.run(
-            lambda: self._storage.get_bucket_snapshot_segment(bucket_id, first_entry, last_entry)
+        return await self._read(
+            bucket_id,
+            lambda: self._storage.get_bucket_snapshot_segment(bucket_id, first_entry, last_entry),
+            first_entry if first_entry == last_entry else None,
         )
 
     async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
         """See base."""
-        return await self._retries.run(lambda: self._storage.get_bucket_snapshot_length(bucket_id))
+        return await self._read(bucket_id, lambda: self._storage.get_bucket_snapshot_length(bucket_id))
+
+    async def _read(self, bucket_id: int, read: Callable[[], Awaitable[_Result]], entry: int | None = None) -> _Result:
+        try:
+            return await self._retries.run(read)
+        except StorageUnavailableError as error:
+            reason = f"it cannot be read: {error}"
+            raise SnapshotCorruptedError(reason, bucket_id=bucket_id, entry=entry) from error
 
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
         """See base."""

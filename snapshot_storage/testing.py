@@ -5,9 +5,8 @@
 It keeps the interface's promises and breaks nothing else: what comes out is the errors that a real storage gives when
 its network, its disk or its machine fails. That includes that each entry is under a checksum, so a flipped bit is
 reported and never handed out; `are_reads_checked=False` is a storage without one. A snapshot that alone can never be
-read counts as corrupt in the end, as on S3 (`unreadable`); `patience=None` is a storage that never says so. What goes
-wrong is decided by `faults`, counted in `fault_counts`, and ends when `plan` is set to `NO_FAULTS`; what is unreadable
-stays so.
+read fails like in an outage, until an operator has dropped it (`dropped_after_failures`). What goes wrong is decided by
+`faults`, counted in `fault_counts`, and ends when `plan` is set to `NO_FAULTS`; what is unreadable stays so.
 """
 
 import asyncio
@@ -18,9 +17,8 @@ from functools import partial
 from random import Random
 from typing import Protocol, TypeVar
 
-from snapshot_storage.errors import SnapshotCorruptedError, StorageUnavailableError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageUnavailableError
 from snapshot_storage.faults import DAMAGES, NO_FAULTS, Fault, FaultPlan, Operation, damaged
-from snapshot_storage.s3.unreadable import PATIENT, Patience, UnreadableSnapshots
 from snapshot_storage.storage import (
     FIRST_SEGMENT_ENTRY,
     METADATA_ENTRY,
@@ -52,7 +50,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         plan: What goes wrong; `plan` may be set at any time.
         sleep: Waits for so many seconds; the running loop's clock unless told otherwise.
         are_reads_checked: Whether the storage finds damaged entries out by their checksums.
-        patience: How long a snapshot may fail alone before the storage calls it corrupt; None never does.
+        dropped_after_failures: How often such a snapshot is asked for before an operator drops it; None never does.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         *,
         sleep: Sleep = asyncio.sleep,
         are_reads_checked: bool = True,
-        patience: Patience | None = PATIENT,
+        dropped_after_failures: int | None = 5,
     ) -> None:
         self.plan = plan
         self.is_down = False
@@ -77,7 +75,8 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         """Which snapshots can never be read."""
         self.reads_in_vain = 0
         """How often they were asked for."""
-        self._unreadable = None if patience is None else UnreadableSnapshots(patience, self._answers_besides)
+        self._dropped_after_failures = dropped_after_failures
+        self._failures: Counter[int] = Counter()
         self._storage = storage
         self._sleep = sleep
         self._are_reads_checked = are_reads_checked
@@ -166,10 +165,6 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
             self.unreadable_ids.add(bucket_id)
         return bucket_id
 
-    async def _answers_besides(self, bucket_id: int) -> bool:
-        del bucket_id
-        return not self.is_down and not self.is_hanging
-
     def _begin(self, operation: Operation) -> tuple[int, Fault | None]:
         """Count a call, and say which one it is and what happens to it."""
         number = self.calls[operation]
@@ -193,7 +188,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
     ) -> list[bytes]:
         number, fault = self._begin(operation)
         if bucket_id in self.unreadable_ids and fault is not Fault.HANG:
-            await self._fail_for_ever(operation, bucket_id, first_entry)
+            await self._fail_for_ever(operation, bucket_id)
         payloads = await self._with(fault, operation, number, read)
         damages = {
             entry: self._damage_at_rest[bucket_id, entry]
@@ -208,15 +203,14 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
             payloads[place] = self._damaged(payloads[place], *damage, bucket_id, entry)
         return payloads
 
-    async def _fail_for_ever(self, operation: Operation, bucket_id: int, first_entry: int) -> None:
-        async def fail() -> None:
-            self.reads_in_vain += 1
-            raise StorageUnavailableError(f"cannot {operation}: nobody can ever read the snapshot of {bucket_id}")
-
-        if self._unreadable is None:
-            await fail()
-        else:
-            await self._unreadable.call(bucket_id, (operation, first_entry), fail)
+    async def _fail_for_ever(self, operation: Operation, bucket_id: int) -> None:
+        self.reads_in_vain += 1
+        self._failures[bucket_id] += 1
+        most = self._dropped_after_failures
+        if most is not None and self._failures[bucket_id] >= most and not self.is_down:
+            await self._storage.delete_bucket_snapshot(bucket_id)
+            raise BucketNotFoundError(bucket_id)
+        raise StorageUnavailableError(f"cannot {operation}: nobody can ever read the snapshot of {bucket_id}")
 
     def _damaged(self, payload: bytes, fault: Fault, number: int, bucket_id: int, entry: int) -> bytes:
         """Return what a medium gives instead of an entry, if the checksum that was stored with it lets it pass."""

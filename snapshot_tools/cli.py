@@ -8,6 +8,7 @@ import asyncio
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.inspection import TimeHistogram
 from snapshot_tools.check import SECOND_LOOK_AFTER_S, collect_garbage, verify
 from snapshot_tools.copy import copy_snapshots, make_checkpoint
+from snapshot_tools.drop import drop_snapshot
 from snapshot_tools.export import export_snapshots
 from snapshot_tools.json_output import (
     checkpoint_json,
@@ -321,6 +323,37 @@ def checkpoint(config: BrokerConfig, *, path: Path, is_json: bool) -> None:
         f"{escape(str(snapshots_folder(config)))} is.",
         soft_wrap=True,
     )
+
+
+@snapshots.command(
+    short_help="Give up a snapshot that cannot be read.",
+    epilog=help_end(
+        "postdate snapshots drop 1312740393216",
+        "postdate snapshots drop 1312740393216 --data /var/lib/postdate --json",
+    ),
+)
+@click.argument("bucket_id", type=int)
+@on_config
+@json_option("one object")
+def drop(config: BrokerConfig, *, bucket_id: int, is_json: bool) -> None:
+    """Give up a snapshot that cannot be read: its messages are read from the log again.
+
+    `/health` names such snapshots. Works beside a running service where the snapshots are on S3; what the server cannot
+    even delete is forgotten with the service stopped.
+    """
+    dropped = asyncio.run(drop_snapshot(config, bucket_id))
+    if is_json:
+        print_json({"bucket_id": bucket_id, **asdict(dropped)})
+        return
+    if dropped.is_beside_service:
+        click.echo("Deleted: the service finds out at its next try, and reads the messages from the log.")
+        return
+    if dropped.cursors_updated:
+        click.echo("No cursor names it any more: the next start of the service reads its messages from the log.")
+    else:
+        click.echo("No cursor named it.")
+    if dropped.left is not None:
+        click.echo(f"What there is of it stays in the storage, as it cannot be deleted: {dropped.left}")
 
 
 @snapshots.command(

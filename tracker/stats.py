@@ -68,6 +68,11 @@ class OperationStats:
         self.latency_sum_ms += other.latency_sum_ms
 
 
+UNREADABLE_AFTER: Final = 3
+"""Failures in a row after which a snapshot is told by its id."""
+_NAMED_MAX: Final = 5
+
+
 @dataclass(slots=True)
 class TrackerCounters:
     """What one tracker has done, or several one after the other."""
@@ -113,3 +118,17 @@ class TrackerStats(TrackerCounters):
     """Bytes of all snapshots."""
     failing: frozenset[str] = frozenset()
     """Kinds of actions of which the last one failed, and is tried again: the storage is out."""
+    unreadable: frozenset[int] = frozenset()
+    """Snapshots, by bucket id, that could not be read `UNREADABLE_AFTER` times in a row, and are tried again."""
+
+    def problems(self) -> list[str]:
+        """Say what keeps the index from doing its job, for `/health`."""
+        problems = [f"snapshots fail: {', '.join(sorted(self.failing))}"] if self.failing else []
+        if self.unreadable:
+            ids = ", ".join(map(str, sorted(self.unreadable)[:_NAMED_MAX]))
+            more = "" if len(self.unreadable) <= _NAMED_MAX else f" and {len(self.unreadable) - _NAMED_MAX} more"
+            problems.append(
+                f"cannot read snapshot {ids}{more}, which is tried again; where the storage is well, "
+                "`postdate snapshots drop ID` gives a snapshot up, and its messages are read from the log"
+            )
+        return problems

@@ -206,6 +206,11 @@ INDEX_GAUGES: Final[tuple[Figure[TrackerStats], ...]] = (
     Figure(INDEX + "bucket_total", "Buckets, with the mutable one.", lambda stats: stats.bucket_total),
     Figure(INDEX + "loaded", "Indexes in memory.", lambda stats: stats.index_loaded),
     Figure(INDEX + "bucket_snapshot_size_bytes", "Bytes of all snapshots.", lambda stats: stats.snapshot_size_bytes),
+    Figure(
+        "postdate_delayed_snapshots_unreadable",
+        "Snapshots that could not be read several times in a row; `/health` names them.",
+        lambda stats: len(stats.unreadable),
+    ),
 )
 
 

@@ -10,7 +10,6 @@ from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from snapshot_storage.s3.unreadable import PATIENT, Patience
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.process import SnapshotProcess
 
@@ -18,15 +17,12 @@ RETRIES: Final = Retries()
 """How patient the tools are."""
 
 
-def snapshot_storage_of(
-    config: BrokerConfig, *, is_read_only: bool = False, patience: Patience = PATIENT
-) -> BucketSnapshotStorage:
+def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
     """Return the storage that the configuration names, not started.
 
     Args:
         config: The configuration.
         is_read_only: For a program that reads beside a service, and must change nothing.
-        patience: How long an object on S3 may fail before it counts as unreadable.
 
     Raises:
         StorageAccessError: It needs what is not installed.
@@ -42,9 +38,7 @@ def snapshot_storage_of(
                 raise StorageAccessError(
                     f"bucketSnapshotStorage=s3 needs `pip install 'postdate[s3]'`: {error}"
                 ) from error
-            return S3BucketSnapshotStorage(
-                config.s3, is_read_only=is_read_only, folder=config.data_directory, patience=patience
-            )
+            return S3BucketSnapshotStorage(config.s3, is_read_only=is_read_only, folder=config.data_directory)
         case _:
             return _on_rocksdb(config, is_read_only=is_read_only)()
 
@@ -70,9 +64,7 @@ def _on_rocksdb(config: BrokerConfig, *, is_read_only: bool = False) -> Callable
 
 def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
     """Return the same for a program that has no patience of its own, as a tracker has: see `Retries`."""
-    # What fails at each try is unreadable for a tool, which comes back tomorrow.
-    patience = Patience(failures_min=RETRIES.tries_max, failing_s_min=0)
-    storage = snapshot_storage_of(config, is_read_only=is_read_only, patience=patience)
+    storage = snapshot_storage_of(config, is_read_only=is_read_only)
     return RetryingBucketSnapshotStorage(storage, RETRIES)
 
 

@@ -219,8 +219,8 @@ class Subscription:
         if dispatcher.failure is not None:
             problems.append(f"subscription {self.name} has stopped by a defect: {dispatcher.failure!r}")
         tracker = self._bucket_tracker
-        if tracker is not None and tracker.stats().failing:
-            problems.append(f"subscription {self.name}: snapshots fail: {', '.join(sorted(tracker.stats().failing))}")
+        if tracker is not None:
+            problems += [f"subscription {self.name}: {problem}" for problem in tracker.stats().problems()]
         return problems
 
     # Pause and resume.

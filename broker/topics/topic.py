@@ -325,8 +325,8 @@ class Topic:
         """Say what keeps it from doing its job; empty when all is well."""
         problems = [problem for subscription in self.subscriptions.values() for problem in subscription.problems()]
         index = None if self._index is None else self._index.stats()
-        if index is not None and index.failing:
-            problems.append(f"snapshots of the shared index fail: {', '.join(sorted(index.failing))}")
+        if index is not None:
+            problems += [f"the shared index: {problem}" for problem in index.problems()]
         return problems
 
     def metrics(self) -> TopicSnapshot:

@@ -27,7 +27,6 @@ from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.rocksdb.config import RocksDBBulkMemory
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from snapshot_storage.s3.unreadable import Patience
 from snapshot_storage.storage import BucketSnapshotStorage
 
 Result = TypeVar("Result")
@@ -126,10 +125,8 @@ def _on_s3(location: str, *, is_read_only: bool) -> BucketSnapshotStorage:
     # Boto3 is an extra, and slow to import.
     from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 
-    retries = Retries()
-    patience = Patience(failures_min=retries.tries_max, failing_s_min=0)
-    storage = S3BucketSnapshotStorage(s3_location(location).config, is_read_only=is_read_only, patience=patience)
-    return RetryingBucketSnapshotStorage(storage, retries)
+    storage = S3BucketSnapshotStorage(s3_location(location).config, is_read_only=is_read_only)
+    return RetryingBucketSnapshotStorage(storage, Retries())
 
 
 def cursor_folder(index: str, log: str | None) -> Path:

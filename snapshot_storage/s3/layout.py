@@ -3,8 +3,7 @@
     bucket id   0 | topic 15 bits | cursor 4 bits | serial 44 bits        (63 bits: a signed long)
     object key  <prefix>/<topic, 4 hex digits>/<cursor, 1 digit>/<serial, 11 digits>
 
-    upload      <prefix>/uploads/<bucket id, 16 hex digits>-<nonce>     empty, while a snapshot comes in parts;
-                                                                        of id 0: to see whether writing works
+    upload      <prefix>/uploads/<bucket id, 16 hex digits>-<nonce>     empty, while a snapshot comes in parts
 
 A tracker knows a snapshot by its id alone, after a restart too, and must read it in one call: so the key comes from
 the id. Snapshots are listed by topic and cursor, of which there may be thousands under one prefix: so the id

@@ -6,9 +6,7 @@ fit. Where segments lie is remembered in a cache of bounded size, so that readin
 """
 
 import logging
-import secrets
 from collections.abc import Sequence
-from itertools import islice
 
 from snapshot_storage.errors import (
     BucketNotFoundError,
@@ -36,7 +34,6 @@ from snapshot_storage.s3.layout import (
     marked_id,
     marks_prefix,
     object_key,
-    upload_mark,
 )
 from snapshot_storage.s3.writing import S3Writing, write_or_abort
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
@@ -49,10 +46,6 @@ _INFO_BYTES = 1_024
 _OBJECT_BYTES = 600
 _INFO_CACHE_BYTES = 6 * 2**20
 _BUCKET_IDS = range(2**63)
-# How many other objects are read to see whether a server works, before one is written. That one is larger than what
-# MinIO keeps together with an object's name, so that a disk that has names and no data is found out.
-_PROBED_MAX = 5
-_PROBE_BYTES = 256 * 2**10
 
 
 class S3Snapshots:
@@ -197,40 +190,6 @@ class S3Snapshots:
             except BucketNotFoundError:
                 continue
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
-
-    def reads_besides(self, bucket_id: int) -> bool:
-        """Whether the server reads something else than this snapshot: others, or what is written for it.
-
-        Raises:
-            SnapshotStorageError: It does not even list.
-        """
-        keys = list(islice(self._client.list(f"{self._prefix}/", count_max=_PROBED_MAX), _PROBED_MAX))
-        own_key = object_key(self._prefix, bucket_id) if bucket_id in _BUCKET_IDS else None
-        if any(self._is_readable(key) for key in keys if key != own_key):
-            return True
-        return not self._is_read_only and self.writes()
-
-    def _is_readable(self, key: str) -> bool:
-        try:
-            piece = self._client.read(key, 0, self._head_bytes)
-        except SnapshotStorageError:
-            # This one may be damaged as well.
-            return False
-        return piece is not None and len(piece.data) > 0
-
-    def writes(self) -> bool:
-        """Whether the server takes an object, gives it back as it was, and deletes it.
-
-        Raises:
-            SnapshotStorageError: It does not.
-        """
-        self._check_writable("write a probe")
-        # What a crash leaves of it is removed at a later start, as the mark of an upload.
-        key, body = upload_mark(self._prefix, 0, secrets.token_hex(8)), secrets.token_bytes(_PROBE_BYTES)
-        self._client.create(key, body)
-        found = self._client.read_all(key)
-        self._client.delete(key)
-        return found is not None and found.data == body
 
     def _read(self, bucket_id: int, start: int, end: int) -> Piece:
         piece = None

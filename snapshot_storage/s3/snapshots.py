@@ -7,16 +7,18 @@ uploads in parts; AWS, MinIO and versitygw do.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
+    SnapshotStorageError,
+    StorageUnavailableError,
+)
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.folder_id import config_of_folder
 from snapshot_storage.s3.prefix import S3Snapshots
-from snapshot_storage.s3.unreadable import PATIENT, Patience, UnreadableSnapshots
-from snapshot_storage.storage import BucketSnapshotHead, BucketSnapshotInfo, check_segment_range
+from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,8 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
 
     Beyond what every storage promises: two writers never share an id, also on different machines. A call that fails
     with `StorageAccessError` goes on failing until someone corrects credentials, rights, names or a clock. An object
-    that alone fails for ever counts as corrupt in the end (`unreadable`): some servers hide damage so.
+    that alone can never be read fails like in an outage, as some servers hide damage so: who asks says which it is, and
+    an operator drops it (`postdate snapshots drop`).
     """
 
     def __init__(
@@ -36,7 +39,6 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         *,
         is_read_only: bool = False,
         folder: Path | None = None,
-        patience: Patience = PATIENT,
     ) -> None:
         """Remember where; `start` asks whether the bucket can be used, and does not create it.
 
@@ -45,7 +47,6 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
             is_read_only: Change nothing: what would write raises `StorageReadOnlyError`.
             folder: The data folder whose snapshots these are: they are under its id (`folder_id`), which is made where
                 it has none. None means those right under the prefix.
-            patience: How long an object may fail before it counts as unreadable.
 
         Raises:
             ValueError: No bucket is named.
@@ -56,43 +57,12 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         self._config = config
         self._is_read_only = is_read_only
         self._folder = folder
-        self._unreadable = UnreadableSnapshots(patience, self._reads_besides)
-        self._undeletable = UnreadableSnapshots(patience, self._writes_besides)
 
     def _open_snapshots(self) -> S3Snapshots:
         config = self._config
         if self._folder is not None:
             config = config_of_folder(config, self._folder, is_read_only=self._is_read_only)
         return S3Snapshots(config, is_read_only=self._is_read_only)
-
-    async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """See base."""
-        read = partial(super().read_bucket_snapshot_head, bucket_id)
-        return await self._unreadable.call(bucket_id, "head", read)
-
-    async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """See base."""
-        read = partial(super().get_bucket_snapshot_metadata, bucket_id)
-        return await self._unreadable.call(bucket_id, "head", read)
-
-    async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        """See base."""
-        check_segment_range(first_entry, last_entry)
-        read = partial(super().get_bucket_snapshot_segment, bucket_id, first_entry, last_entry)
-        entry = first_entry if first_entry == last_entry else None
-        return await self._unreadable.call(bucket_id, (first_entry, last_entry), read, entry=entry)
-
-    async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
-        """See base."""
-        return await self._unreadable.call(bucket_id, "info", partial(super().get_bucket_snapshot_length, bucket_id))
-
-    async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        """See base; what the server can neither read nor delete is left to who looks after the server."""
-        try:
-            await self._undeletable.call(bucket_id, "delete", partial(super().delete_bucket_snapshot, bucket_id))
-        except SnapshotCorruptedError as error:
-            # Its id is never given again, so it costs its space.
-            log.warning("taken for deleted, remove it on the server: %s", error)
 
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None
@@ -114,35 +84,26 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
     async def _infos(
         self, topic_name: str | None, cursor_name: str | None
     ) -> tuple[list[BucketSnapshotInfo], list[SnapshotCorruptedError]]:
-        """Return what the objects of a topic and cursor, and of some others, say of themselves; and what is damaged."""
+        """Return what the objects of a topic and cursor, and of some others, say of themselves; and what does not.
+
+        One that cannot be read now is left out as a damaged one is, as long as any can be.
+        """
         ids = await self._run("list snapshots", lambda snapshots: snapshots.ids(topic_name, cursor_name))
         found = await asyncio.gather(*map(self._info, ids), return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, SnapshotCorruptedError):
-                raise one
         infos = [one for one in found if isinstance(one, BucketSnapshotInfo)]
-        return infos, [one for one in found if isinstance(one, SnapshotCorruptedError)]
+        damage: list[SnapshotCorruptedError] = []
+        for bucket_id, one in zip(ids, found, strict=True):
+            if isinstance(one, SnapshotCorruptedError):
+                damage.append(one)
+            elif isinstance(one, StorageUnavailableError) and infos:
+                damage.append(SnapshotCorruptedError(f"it cannot be read: {one}", bucket_id=bucket_id))
+            elif isinstance(one, BaseException):
+                raise one
+        return infos, damage
 
     async def _info(self, bucket_id: int) -> BucketSnapshotInfo | None:
         try:
-            return await self._unreadable.call(
-                bucket_id,
-                "info",
-                lambda: self._run("list snapshots", lambda snapshots: snapshots.known_info(bucket_id)),
-            )
+            return await self._run("list snapshots", lambda snapshots: snapshots.known_info(bucket_id))
         except BucketNotFoundError:
             # It was deleted since it was listed.
             return None
-
-    async def _reads_besides(self, bucket_id: int) -> bool:
-        return await self._answers("read others", lambda snapshots: snapshots.reads_besides(bucket_id))
-
-    async def _writes_besides(self, bucket_id: int) -> bool:
-        del bucket_id
-        return await self._answers("write others", lambda snapshots: snapshots.writes())
-
-    async def _answers(self, operation: str, work: Callable[[S3Snapshots], bool]) -> bool:
-        try:
-            return await self._run(operation, work)
-        except SnapshotStorageError:
-            return False

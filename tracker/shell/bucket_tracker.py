@@ -10,6 +10,7 @@ stops, its owner is told, and the snapshots that the cursor's properties name st
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import wraps
 from random import Random
@@ -28,6 +29,7 @@ from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
     ActionFailed,
+    DeleteSnapshot,
     Event,
     LoadSegments,
     MergeBuckets,
@@ -57,7 +59,7 @@ from tracker.shell.snapshot_work import (
     worker_on,
 )
 from tracker.shell.wake_up import WakeUp
-from tracker.stats import TrackerStats, operation_of
+from tracker.stats import UNREADABLE_AFTER, TrackerStats, operation_of
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +134,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """The defect that stopped it, None while all is well."""
         # Kinds of actions that failed when they were last tried.
         self._failing: set[str] = set()
+        self._read_failures: Counter[int] = Counter()
+        """By bucket id, how often in a row a snapshot could not be read."""
         self._was_full = False
 
     def start(self) -> None:
@@ -280,6 +284,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._stats.index_loaded = self._core.loaded_row_count
         self._stats.snapshot_size_bytes = self._core.snapshot_size_bytes
         self._stats.failing = frozenset(self._failing)
+        failures = self._read_failures.items()
+        self._stats.unreadable = frozenset(bucket_id for bucket_id, times in failures if times >= UNREADABLE_AFTER)
         return self._stats
 
     async def clear(self) -> None:
@@ -509,6 +515,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_soon()
 
     def _note_works(self, action: Action) -> None:
+        if isinstance(action, ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot):
+            self._read_failures.pop(action.bucket_id, None)
         what = type(action).__name__
         if what in self._failing:
             self._failing.remove(what)
@@ -520,6 +528,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         level = logging.DEBUG if what in self._failing else logging.WARNING
         is_read = isinstance(action, ReadMetadata | ReadPositions | LoadSegments | MergeBuckets)
         is_gone = is_read and is_lost(error)
+        if isinstance(action, ReadMetadata | ReadPositions | LoadSegments):
+            # What is gone is given up, and not asked for again.
+            failures = 0 if is_gone else self._read_failures[action.bucket_id] + 1
+            self._read_failures[action.bucket_id] = failures
         if not is_gone:
             # What is gone is not tried again: that is no outage.
             self._failing.add(what)

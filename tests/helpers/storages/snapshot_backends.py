@@ -18,7 +18,6 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
-from snapshot_storage.s3.unreadable import PATIENT, Patience
 from snapshot_storage.storage import BucketSnapshotStorage
 from tests.helpers.storages.s3_servers import BUCKET, S3Server
 
@@ -166,8 +165,8 @@ class S3Backend(Backend):
         self.prefix = f"tests/{uuid.uuid4().hex}"
         self._client = server.client
 
-    def storage(self, *, patience: Patience = PATIENT, **changes: Any) -> S3BucketSnapshotStorage:
-        return S3BucketSnapshotStorage(self._server.config(self.prefix, **changes), patience=patience)
+    def storage(self, **changes: Any) -> S3BucketSnapshotStorage:
+        return S3BucketSnapshotStorage(self._server.config(self.prefix, **changes))
 
     def entries(self, bucket_id: int) -> list[bytes] | None:
         if bucket_id not in self.keys():

@@ -20,11 +20,11 @@ from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.snapshot import build_snapshot
+from snapshot_storage.errors import StorageUnavailableError
 from snapshot_storage.retrying import Retries
 from snapshot_storage.s3.folder_id import FOLDER_ID_FILE
 from snapshot_storage.s3.layout import object_key
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
-from snapshot_storage.s3.unreadable import Patience
 from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, MinioServer
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
@@ -160,6 +160,33 @@ def test_what_the_storage_lost_without_a_trace_is_missed_by_its_property_alone(s
     assert "a snapshot that the storage has lost without a trace is not missed here" in forgotten.stdout
 
 
+def test_drop_gives_up_what_can_be_deleted_and_what_cannot(service: Service) -> None:
+    """Beside a running service by deleting it; where none runs, also what the server cannot even delete."""
+    _, rotten, nameless, _ = service.ids
+    service.server.rot(service.key(rotten))
+    service.server.files_of(service.key(nameless))[0].write_bytes(b"garbage")
+
+    async def beside_a_service() -> list[Result]:
+        store = await LedgerStore.open(service.data / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
+        try:
+            return [await asyncio.to_thread(service.run, "drop", str(one)) for one in (rotten, nameless)]
+        finally:
+            await store.close()
+
+    deleted, refused = asyncio.run(beside_a_service())
+    assert (deleted.exit_code, refused.exit_code) == (0, 2), deleted.output + refused.output
+    assert "Deleted: the service finds out at its next try" in deleted.stdout
+    assert not service.server.files_of(service.key(rotten))
+
+    forgotten, again = service.run("drop", str(nameless)), service.run("drop", "12345")
+    assert forgotten.exit_code == 0, forgotten.output
+    assert "No cursor names it any more" in forgotten.stdout
+    assert "stays in the storage, as it cannot be deleted" in forgotten.stdout
+    assert again.exit_code == 2
+    assert "no snapshot has the bucket id 12345" in again.stderr
+    assert str(nameless) not in service.run("verify", "--second-look", "0").stdout
+
+
 async def _forget_properties(data: Path) -> None:
     store = await LedgerStore.open(data / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
     cursor = await (await store.open_managed_ledger(TOPIC)).open_cursor("billing")
@@ -168,7 +195,7 @@ async def _forget_properties(data: Path) -> None:
 
 
 def test_a_tracker_reads_from_the_log_what_rotted_and_the_rest_from_its_snapshots(minio: MinioServer) -> None:
-    """Across a restart; in the end no property names anything, though the server cannot delete one of them."""
+    """Once an operator has dropped them; in the end no property names anything."""
     asyncio.run(_recover_on_rotten_disk(minio))
 
 
@@ -183,9 +210,7 @@ async def _recover_on_rotten_disk(server: MinioServer) -> None:
     config = TrackerConfig(
         index_count_per_bucket_min=10, index_count_at_close_min=1, retry_backoff_ms_min=10, retry_backoff_ms_max=100
     )
-    patience = Patience(failing_s_min=0)
-
-    async with S3BucketSnapshotStorage(server.config("tracker"), patience=patience) as storage:
+    async with S3BucketSnapshotStorage(server.config("tracker")) as storage:
         factory = BucketDelayedDeliveryTrackerFactory(config, storage, now_ms=now_ms)
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
         first = factory.new_tracker(context)
@@ -201,7 +226,7 @@ async def _recover_on_rotten_disk(server: MinioServer) -> None:
         tracker = factory.new_tracker(context)
         handed_out: list[tuple[int, int]] = []
 
-        def look() -> bool:
+        def look() -> None:
             """Do what a dispatcher does."""
             tracker.take_untracked()
             for position in set(log) - set(handed_out):
@@ -211,11 +236,30 @@ async def _recover_on_rotten_disk(server: MinioServer) -> None:
             for _, ledger_id, entry_id in tracker.get_scheduled_messages(100).to_rows():
                 handed_out.append((ledger_id, entry_id))
                 cursor.acknowledge(ledger_id, entry_id)
-            return len(handed_out) >= len(log) and not cursor.properties
 
-        await _until(look)
+        async def handed(count: int, unreadable: set[int]) -> None:
+            def is_met() -> bool:
+                look()
+                return len(handed_out) >= count and tracker.stats().unreadable == unreadable
+
+            await _until(is_met)
+            assert len(handed_out) == count
+
+        # 1. All but what cannot be read, which is named.
+        await handed(len(log) - 20, {rotten, nameless})
+        # 2. What `postdate snapshots drop` does beside a service; the server cannot delete the other one.
+        await storage.delete_bucket_snapshot(rotten)
+        await handed(len(log) - 10, {nameless})
+        with pytest.raises(StorageUnavailableError):
+            await storage.delete_bucket_snapshot(nameless)
+        await tracker.close()
+        # 3. What it does where no service runs.
+        gone = [key for key, value in cursor.properties.items() if value == str(nameless)]
+        await cursor.update_properties(remove=gone)
+        tracker = factory.new_tracker(context)
+        await handed(len(log), set())
+        await _until(lambda: not cursor.properties)
         assert sorted(handed_out) == log
-        assert tracker.stats().buckets_lost == 2
         await tracker.close()
         assert await storage.list_bucket_snapshots() == []
 

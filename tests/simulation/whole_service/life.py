@@ -20,7 +20,6 @@ from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from snapshot_storage.s3.unreadable import Patience
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.helpers.fakes.virtual_time import START_MS, VirtualTimeLoop
@@ -39,7 +38,7 @@ TURNS_MAX: Final = 50_000
 """Turns of the loop without a moment's pause after which it is taken to spin."""
 
 
-_PATIENCE: Final = Patience(failures_min=3, failing_s_min=2)
+_DROPPED_AFTER_FAILURES: Final = 3
 """So soon the storage calls a snapshot damaged that alone cannot be read."""
 
 
@@ -117,7 +116,7 @@ class Life:
         self._clock = clock
         self._complain = complain
         self.disk = DiskHandle(disk, chance)
-        self.storage = FaultInjectingBucketSnapshotStorage(stored, patience=_PATIENCE)
+        self.storage = FaultInjectingBucketSnapshotStorage(stored, dropped_after_failures=_DROPPED_AFTER_FAILURES)
         self.loop = clock.loop = LifeLoop(start_s, lambda loop, workers: self._executor(loop, workers))
         self.loop.set_exception_handler(self._on_loop_error)
         self.uncommitted: dict[Key, Entry] = {}

@@ -112,7 +112,7 @@ def add_orphan(data: Data) -> int:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("list",), ("show",), ("verify",), ("gc",), ("copy",), ("checkpoint",), ("export",)]
+    "command", [(), ("list",), ("show",), ("verify",), ("gc",), ("copy",), ("checkpoint",), ("export",), ("drop",)]
 )
 def test_every_help_text_has_examples(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, ["snapshots", *command, "--help"])
@@ -529,6 +529,22 @@ def with_long_ids(data: Data) -> None:
 
     bucket_id = asyncio.run(add())
     data.put(REMINDERS, "me", {_key(5): str(data.ids[2]), _key(123_456): str(bucket_id)})
+
+
+def test_drop_gives_a_snapshot_up(data: Data) -> None:
+    """The cursors forget it in one write, and then it goes; an id that nothing has is an error."""
+    dropped = data.run("drop", str(data.ids[0]), "--json")
+
+    assert dropped.exit_code == 0, dropped.output
+    assert json.loads(dropped.stdout) == {
+        "bucket_id": data.ids[0],
+        "cursors_updated": 1,
+        "is_beside_service": False,
+        "left": None,
+    }
+    assert data.listed() == sorted(data.ids[1:])
+    assert all(str(data.ids[0]) not in of_cursor.values() for of_cursor in data.properties.values())
+    assert "no snapshot has the bucket id" in data.run("drop", str(data.ids[0])).stderr
 
 
 def test_a_checkpoint_takes_the_place_of_the_folder(data: Data, tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""`postdate snapshots drop`: give a snapshot up that cannot be read, so that its messages are read from the log again.
+
+Where no service runs, the cursor properties that name it go first, in one durable write, and then the snapshot, as far
+as the storage can delete it. Beside a service that has its snapshots on S3 the snapshot alone goes: the service finds
+out at its next try.
+"""
+
+from dataclasses import dataclass
+
+from broker.configuration.config import BrokerConfig
+from broker.server.snapshot_storages import patient_storage_of
+from managed_ledger.cursor_properties import CursorName
+from managed_ledger.errors import StoreLockedError
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.storage import BucketSnapshotStorage
+from snapshot_tools.place import Filter, Place, open_place
+
+
+@dataclass(slots=True)
+class Dropped:
+    """What was done."""
+
+    cursors_updated: int = 0
+    is_beside_service: bool = False
+    """Whether a service runs, which finds out by itself."""
+    left: str | None = None
+    """Why the storage keeps what there is of it, if so: it takes space, and nothing names it."""
+
+
+async def drop_snapshot(config: BrokerConfig, bucket_id: int) -> Dropped:
+    """Give a snapshot up.
+
+    Raises:
+        BucketNotFoundError: There is none of this id, and no cursor names one.
+        StoreLockedError: A service is running, and has the storage to itself.
+        LedgerError: The log cannot be opened or written.
+        SnapshotStorageError: The storage cannot be opened, or cannot delete what a running service reads.
+    """
+    try:
+        async with open_place(config, is_read_only=False) as place:
+            dropped = Dropped(await _forget(place, bucket_id))
+            if not dropped.cursors_updated:
+                await _check_there(place.storage, bucket_id)
+            try:
+                await place.storage.delete_bucket_snapshot(bucket_id)
+            except SnapshotStorageError as error:
+                dropped.left = str(error)
+            return dropped
+    except StoreLockedError:
+        if config.bucket_snapshot_storage != "s3":
+            raise
+    async with patient_storage_of(config) as storage:
+        await _check_there(storage, bucket_id)
+        await storage.delete_bucket_snapshot(bucket_id)
+    return Dropped(is_beside_service=True)
+
+
+async def _forget(place: Place, bucket_id: int) -> int:
+    """Remove the properties that name it, and return of how many cursors."""
+    now = await place.cursor_properties()
+    changed: dict[CursorName, dict[str, str]] = {}
+    for one in await place.properties(Filter()):
+        if one.bucket_id == bucket_id:
+            name = CursorName(one.topic_name, one.cursor_name)
+            del changed.setdefault(name, dict(now[name]))[one.key]
+    if changed:
+        await place.put_properties(changed)
+    return len(changed)
+
+
+async def _check_there(storage: BucketSnapshotStorage, bucket_id: int) -> None:
+    """Refuse an id that there is no snapshot of; one that cannot be read is there.
+
+    Raises:
+        BucketNotFoundError: There is none.
+    """
+    try:
+        await storage.get_bucket_snapshot_length(bucket_id)
+    except BucketNotFoundError:
+        raise
+    except SnapshotCorruptedError:
+        return
