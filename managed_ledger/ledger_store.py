@@ -33,6 +33,7 @@ from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledger, Ledgers
 from managed_ledger.log_reader import LogReader
 from managed_ledger.managed_ledger import ManagedLedger, StoreServices
+from managed_ledger.named_locks import NamedLocks
 from managed_ledger.reopening import ReopeningDatabase
 
 logger = logging.getLogger(__name__)
@@ -73,12 +74,14 @@ class LedgerStore:
         self._owner_ids: dict[str, int] = {}
         self._records: dict[str, bytes] = {}
         self._managed_ledgers: dict[str, ManagedLedger] = {}
-        self._admin_lock = asyncio.Lock()
+        self._locks = NamedLocks()
+        """Of managed ledgers that are being opened or deleted; those of other names share a synced write."""
         self._next_ledger_id = self._next_owner_id = 1
         self._dirty_cursors: dict[Cursor, None] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
         self._trimmed_ids: list[int] = []
         self._trimmed_bytes = 0
+        self._services = self._new_services()
         self._is_closed = False
 
     @classmethod
@@ -135,10 +138,14 @@ class LedgerStore:
         """All that exist, open or not."""
         return sorted(self._owner_ids)
 
+    def has_managed_ledger(self, name: str) -> bool:
+        """Whether one of this name exists, open or not."""
+        return name in self._owner_ids
+
     @completed
     async def open_managed_ledger(self, name: str) -> ManagedLedger:
         """The managed ledger of this name, created where it is missing; the same object while it is open."""
-        async with self._admin_lock:
+        async with self._locks.hold(name):
             self._check_open()
             return await self._opened(name)
 
@@ -146,7 +153,7 @@ class LedgerStore:
     async def delete_managed_ledger(self, name: str) -> None:
         """Delete a managed ledger with its cursors for good; nothing happens where it is missing."""
         # Under one lock, so that it is not opened again before it is gone.
-        async with self._admin_lock:
+        async with self._locks.hold(name):
             self._check_open()
             if name not in self._owner_ids:
                 return
@@ -182,20 +189,19 @@ class LedgerStore:
         """Flush acknowledgements, wait for commits, and release the folder."""
         if self._is_closed:
             return
-        async with self._admin_lock:
-            self._is_closed = True
-            if self._flush_timer is not None:
-                self._flush_timer.cancel()
-            failures = []
-            for ledger in list(self._managed_ledgers.values()):
-                try:
-                    await ledger.close()
-                except LedgerError as error:
-                    failures.append(error)
-            await self.committer.close()
-            await self._loop.run_in_executor(None, self._release)
-            if failures:
-                raise failures[0]
+        self._is_closed = True
+        await self._locks.all_released()
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        # Together: each waits for a write that all of them share.
+        closed = await asyncio.gather(
+            *(ledger.close() for ledger in list(self._managed_ledgers.values())), return_exceptions=True
+        )
+        await self.committer.close()
+        await self._loop.run_in_executor(None, self._release)
+        for failure in closed:
+            if failure is not None:
+                raise failure
 
     def _release(self) -> None:
         # RocksDB keeps its lock while an iterator of a reader lives, so they end first.
@@ -265,7 +271,7 @@ class LedgerStore:
         if owner_id is None:
             return await self._create(name)
         ledgers, cursors = await self._loop.run_in_executor(self._readers, self._read, owner_id, name)
-        ledger = ManagedLedger(name, owner_id, ledgers, self._services())
+        ledger = ManagedLedger(name, owner_id, ledgers, self._services)
         ledger.open(cursors)
         self._managed_ledgers[name] = ledger
         return ledger
@@ -273,7 +279,7 @@ class LedgerStore:
     async def _create(self, name: str) -> ManagedLedger:
         owner_id = self._new_owner_id()
         key = keys.managed_ledger_key(name)
-        ledger = ManagedLedger(name, owner_id, Ledgers(), self._services())
+        ledger = ManagedLedger(name, owner_id, Ledgers(), self._services)
         ledger.open({})
 
         def put(batch: Batch) -> None:
@@ -286,7 +292,7 @@ class LedgerStore:
         self._managed_ledgers[name] = ledger
         return ledger
 
-    def _services(self) -> StoreServices:
+    def _new_services(self) -> StoreServices:
         return StoreServices(
             committer=self.committer,
             reader=self.reader,
