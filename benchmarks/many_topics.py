@@ -187,8 +187,8 @@ async def _long_turns(service: PostdateProcess | RealPulsar) -> float:
     """Return how many turns of the event loop took over 10 ms; nothing is known of Pulsar's threads."""
     text = (await asyncio.to_thread(_scrape, service)).decode()
     prefix = "postdate_event_loop_turn_seconds_"
-    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if prefix in line}
-    counts = {name: value for name, value in values.items() if name.startswith(prefix)}
+    lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith(prefix)]
+    counts = {name: float(value) for name, _, value in lines}
     short = next((value for name, value in counts.items() if 'le="0.01"' in name), None)
     total = next((value for name, value in counts.items() if name.startswith(f"{prefix}count")), None)
     return float("nan") if short is None or total is None else total - short

@@ -68,6 +68,16 @@ class NotAllowedError(BrokerError):
     server_error = "NotAllowedError"
 
 
+class TopicClosedError(BrokerError):
+    """The topic was closed while the client was on its way; clients ask again by themselves."""
+
+    server_error = "ServiceNotReady"
+
+
+class SnapshotsLeftError(BrokerError):
+    """Snapshots that nobody needs could not be deleted."""
+
+
 class NoRoomError(BrokerError):
     """Nothing can be stored now; clients ask again by themselves."""
 

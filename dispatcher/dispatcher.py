@@ -109,6 +109,10 @@ class Dispatcher:
         for outbox in outboxes:
             await outbox.closed()
         await self._reader.close()
+        # These refer to the dispatcher: see `Reader.close`.
+        self._outboxes.clear()
+        self._by_handle.clear()
+        self.on_failure = None
 
     def _send_nothing_any_more(self) -> None:
         if self._timer is not None:

@@ -134,6 +134,12 @@ class Reader:
             await asyncio.gather(self._task, return_exceptions=True)
         if self.tracker is not None:
             await self.tracker.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Refer to nothing that refers to this: what is closed is to go at once, and not when cycles are looked for."""
+        self.tracker = self._new_tracker = None
+        self._run_actions = self._on_defect = _do_nothing
 
     def under_way(self) -> ReadsUnderWay:
         """Say what is being read now."""
@@ -438,3 +444,7 @@ class Reader:
             self._core.advance(self._now_ms())
             self._run_actions(self._intake.on_untracked(self._untracked_of(read.headers)))
         return True
+
+
+def _do_nothing(_: object) -> None:
+    """Stand for who is not told any more."""

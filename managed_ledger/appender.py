@@ -12,7 +12,8 @@ restart, as after any lost reply.)
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -28,7 +29,7 @@ from managed_ledger.blocks import (
 )
 from managed_ledger.config import Clock, ManagedLedgerConfig
 from managed_ledger.database import Batch
-from managed_ledger.errors import LedgerWriteError
+from managed_ledger.errors import LedgerWriteError, ManagedLedgerClosedError
 from managed_ledger.headers import PACK_ROW, ROW, ROW_BYTES
 from managed_ledger.keys import Family
 from managed_ledger.ledgers import Ledger, Ledgers, Totals
@@ -155,6 +156,17 @@ class Appender:
         """Have changes in the same commit as the entries that were appended in this turn of the loop."""
         assert self._is_requested
         self._companions.append(companion)
+
+    def let_go(self) -> None:
+        """Tell nobody anything any more, and refuse entries: it is closed and idle."""
+        refuse = partial(_refuse, self._name)
+        self._hooks = replace(
+            self._hooks,
+            request_commit=refuse,
+            check_takes_entries=refuse,
+            on_committed=_nothing,
+            on_abandoned=_nothing,
+        )
 
     def committed(self) -> asyncio.Future[None]:
         """A future of everything appended so far."""
@@ -314,3 +326,11 @@ def _grown(totals: Totals, chunk: _Chunk) -> Totals:
         max(totals.publish_time_ms_max, publish_time_ms_max),
         max(totals.due_ms_max, publish_time_ms_max, int(rows["deliver_at_ms"].max())),
     )
+
+
+def _refuse(name: str) -> None:
+    raise ManagedLedgerClosedError(f"The managed ledger {name} was closed")
+
+
+def _nothing() -> None:
+    """Stand for who is not told any more."""

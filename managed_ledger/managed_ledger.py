@@ -358,6 +358,10 @@ class ManagedLedger(ReadableLog):
                 for cursor in self._cursors.values():
                     cursor.close()
                 self._services.closed(self)
+                # What is closed is to go at once, and not when cycles are looked for.
+                self._appender.let_go()
+                self._on_abandoned = None
+                self._listeners.clear()
 
     def request_commit(self) -> None:
         """Have what is pending, records of new ledgers included, in the next commit."""

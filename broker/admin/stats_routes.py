@@ -10,7 +10,6 @@ that nobody has used since the start is a 404, as in Pulsar.
 
 import base64
 import binascii
-from collections.abc import Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -32,24 +31,26 @@ READ_PATHS = frozenset({_STATS, _INTERNAL_STATS, _KEY_STATUS})
 class StatsSource(Protocol):
     """What the endpoints need of the service."""
 
-    @property
-    def topics(self) -> Mapping[TopicName, Topic]:
-        """The open topics."""
+    def has_topic(self, name: TopicName) -> bool:
+        """Whether a topic exists, open or not."""
+
+    async def topic(self, name: TopicName) -> Topic:
+        """Give a topic, opened."""
 
 
 def stats_routes(service: StatsSource) -> list[web.RouteDef]:
     """Return the routes, to be given to `start_web`."""
 
     async def get_stats(request: web.Request) -> web.Response:
-        topic = _topic(request, service)
+        topic = await _topic(request, service)
         return _not_found(request) if topic is None else web.json_response(topic_stats(topic))
 
     async def get_internal_stats(request: web.Request) -> web.Response:
-        topic = _topic(request, service)
+        topic = await _topic(request, service)
         return _not_found(request) if topic is None else web.json_response(topic_internal_stats(topic))
 
     async def get_key_status(request: web.Request) -> web.Response:
-        topic = _topic(request, service)
+        topic = await _topic(request, service)
         if topic is None:
             return _not_found(request)
         name = request.match_info["subscription"]
@@ -85,13 +86,13 @@ def _key(request: web.Request) -> bytes:
         raise ValueError(f"keyBase64 is not base64: {error}") from error
 
 
-def _topic(request: web.Request, service: StatsSource) -> Topic | None:
+async def _topic(request: web.Request, service: StatsSource) -> Topic | None:
     parts = request.match_info
     try:
         name = TopicName.parse(f"persistent://{parts['tenant']}/{parts['namespace']}/{parts['topic']}")
     except BrokerError:
         return None
-    return service.topics.get(name)
+    return await service.topic(name) if service.has_topic(name) else None
 
 
 def _not_found(request: web.Request) -> web.Response:

@@ -20,6 +20,7 @@ from broker.configuration.sources import collect
 from broker.configuration.text import ConfigError, Given, may_hold_password
 from broker.network.hosts import is_host
 from broker.network.tls_config import TlsConfig
+from broker.topics.inactive import InactiveTopicsConfig
 from broker.topics.limits import LimitsConfig
 from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
@@ -146,6 +147,7 @@ class BrokerConfig:
     """Whether `/metrics` has series for each topic and subscription; else for each namespace. Default on."""
 
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    inactive_topics: InactiveTopicsConfig = field(default_factory=InactiveTopicsConfig)
     """How much clients may have at a time."""
 
     managed_ledger: ManagedLedgerConfig = field(default_factory=ManagedLedgerConfig)

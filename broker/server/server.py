@@ -99,7 +99,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
             housekeeping = Housekeeping(jobs)
             try:
                 housekeeping.start()
-                service.spawn(service.open_topics())
+                service.spawn(service.survey_topics())
                 announce()
                 manager.note_ready()
                 await stop.wait()

@@ -4,7 +4,7 @@
                      └─────► subscriptions ─► dispatchers ─► trackers ─► snapshot storage (another folder)
 
 Opening and closing are here, and the periodic work; sockets and signals are `broker.server.server`'s. Topics are opened
-once each, on first use or by `open_topics` after a start, and stay open.
+once each, on first use or by `survey_topics` after a start, and closed when nobody uses them (`resting`).
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from random import Random
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from broker.errors import NotAllowedError, ServiceStartError
 from broker.network.hosts import is_wildcard
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.server.event_loop import turns_of
+from broker.server.resting import REST_CHECK_INTERVAL_S, RestingTopics
 from broker.server.scheduler import Job
 from broker.server.slices import in_slices
 from broker.server.snapshot_storages import service_storage_of
@@ -116,6 +118,9 @@ class Service:
         """What is scheduled, as columns."""
         self.policies = PolicyBook(store, _default_policies(config))
         self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
+        self._closing: dict[TopicName, asyncio.Task[None]] = {}
+        self.resting = RestingTopics(self, config.inactive_topics, now_ms)
+        """Topics that were closed because nobody uses them."""
         self._tasks: set[asyncio.Task[Any]] = set()
         # Names that the service gives must not repeat after a restart: clients come back with theirs.
         self._producer_name_prefix = f"{config.cluster_name}-{uuid.uuid4().hex[:8]}"
@@ -156,6 +161,14 @@ class Service:
         Raises:
             NotAllowedError: It is missing, and its namespace has as many topics as are allowed.
         """
+        topic = await self.visited_topic(name)
+        topic.note_use(self.now_ms())
+        return topic
+
+    async def visited_topic(self, name: TopicName) -> Topic:
+        """Give a topic as `topic` does, without counting that as use."""
+        while (closing := self._closing.get(name)) is not None:
+            await asyncio.wait([closing])
         topic = self.topics.get(name)
         if topic is not None:
             return topic
@@ -166,23 +179,43 @@ class Service:
         # Shielded: who asked may go away while others wait for the same topic.
         return await asyncio.shield(opening)
 
-    async def open_topics(self) -> None:
-        """Open every topic of the data folder, so that what is periodic reaches them all."""
-        for name in self._store.managed_ledger_names():
-            await self.topic(TopicName.parse(name))
+    def take_away(self, topic: Topic) -> "asyncio.Task[None]":
+        """Close a topic; who asks for it meanwhile gets it opened anew."""
+        return self._end(topic, topic.rest())
+
+    def take_away_for_good(self, topic: Topic) -> "asyncio.Task[None]":
+        """Delete a topic with its policies; who asks for it meanwhile gets a new one."""
+        return self._end(topic, self._delete(topic))
+
+    def _end(self, topic: Topic, ending: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        assert self.topics[topic.name] is topic
+        del self.topics[topic.name]
+        task = self._closing[topic.name] = self.spawn(ending)
+        task.add_done_callback(lambda _: self._closing.pop(topic.name))
+        return task
+
+    async def _delete(self, topic: Topic) -> None:
+        await topic.delete()
+        await self._store.delete_managed_ledger(str(topic.name))
+        if self.policies.of(topic.name) is not None:
+            await self.policies.put(topic.name, None)
+
+    async def survey_topics(self) -> None:
+        """Visit every topic of the data folder once, so that what is periodic reaches them all."""
+        await self.resting.survey(self._store.managed_ledger_names(), ttl_ms=self.config.ttl_ms)
 
     def topic_names(self, namespace: str) -> list[str]:
         """List the topics of a namespace (`tenant/namespace`), by full name."""
-        names = {TopicName.parse(name) for name in self._store.managed_ledger_names()} | self.topics.keys()
-        return sorted(str(name) for name in names if name.namespace_name == namespace)
+        beginning = f"persistent://{namespace}/"
+        return [name for name in self._store.managed_ledger_names() if name.startswith(beginning)]
 
     def all_topic_names(self) -> list[TopicName]:
         """List all topics, open or not."""
-        return list({TopicName.parse(name) for name in self._store.managed_ledger_names()} | self.topics.keys())
+        return [TopicName.parse(name) for name in self._store.managed_ledger_names()]
 
     def has_topic(self, name: TopicName) -> bool:
         """Whether a topic exists, open or not."""
-        return name in self.topics or str(name) in self._store.managed_ledger_names()
+        return self._store.has_managed_ledger(str(name))
 
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
         """Store the policies of a topic or a namespace, None to have none, and let them be in force at once.
@@ -221,7 +254,7 @@ class Service:
         """Give the text for `/metrics`, a slice at a time."""
         return stream_metrics(
             self.config.cluster_name,
-            (topic.metrics() for topic in list(self.topics.values())),
+            chain((topic.metrics() for topic in list(self.topics.values())), self.resting.figures),
             connection_count=len(self.connections),
             is_by_topic=self.config.has_topic_metrics,
             is_by_consumer=self.config.has_consumer_metrics,
@@ -265,7 +298,11 @@ class Service:
             Job("roll over and trim", config.retention_check_interval_s, self._roll_over_and_trim),
             Job("make room", MAKE_ROOM_INTERVAL_S, self._make_room),
             Job("statistics", config.stats_interval_s, self._end_rate_window),
+            Job("close unused topics", REST_CHECK_INTERVAL_S, self.resting.rest_unused),
         ]
+        if config.inactive_topics.is_deleted:
+            interval_s = config.inactive_topics.check_interval_s
+            jobs.append(Job("delete inactive topics", interval_s, self.resting.delete_inactive))
         if self.authenticator is not None:
             jobs.append(Job("check credentials", CREDENTIALS_CHECK_INTERVAL_S, self._check_credentials))
         if config.ttl_ms:
@@ -336,6 +373,7 @@ class Service:
                 index=index,
             )
             self.topics[name] = topic
+            self.resting.forget(name)
             topic.sweep_snapshots()
             return topic
         finally:
@@ -395,10 +433,12 @@ class Service:
     async def _make_room(self) -> None:
         if self._store.refusal is not None:
             await self._for_each_topic(lambda topic: topic.make_room(self.now_ms()))
+            await self.resting.make_room()
             self._store.compact_trimmed()
 
     async def _expire(self) -> None:
         await self._for_each_topic(lambda topic: topic.expire(self.now_ms(), self.config.ttl_ms))
+        await self.resting.expire(ttl_ms=self.config.ttl_ms)
 
     async def _for_each_topic(self, work: Callable[[Topic], Awaitable[None]]) -> None:
         async for topic in in_slices(list(self.topics.values())):
@@ -418,7 +458,7 @@ class Service:
             messages_in_total += topic.messages_in_total
         log.info(
             "%d topics, %d connections, %d messages in since the start",
-            len(self.topics),
+            len(self._store.managed_ledger_names()),
             len(self.connections),
             messages_in_total,
         )

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from broker.errors import SnapshotsLeftError
 from broker.topics.topic_index import INDEX_CURSOR_NAME, subscription_cursors
 from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
@@ -70,6 +71,21 @@ class SnapshotSweep:
         """Sweep, unless a sweep is under way."""
         if self._task is None or self._task.done():
             self._task = self._spawn(self._sweep())
+
+    def close(self) -> None:
+        """Delete nothing any more: the topic is closed."""
+        self._has_tracker = _is_attended
+
+    async def finished(self) -> None:
+        """Wait for the end of a sweep that is under way.
+
+        Raises:
+            SnapshotsLeftError: The last one could not delete everything.
+        """
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._is_failing:
+            raise SnapshotsLeftError(f"snapshots of {self._ledger.name} could not be deleted")
 
     async def _sweep(self) -> None:
         failures: list[Exception] = []
@@ -134,6 +150,11 @@ class SnapshotSweep:
 
     def _is_unattended(self, cursor: Cursor) -> bool:
         return not (cursor.is_closed or self._has_tracker(cursor.name))
+
+
+def _is_attended(_: str) -> bool:
+    """Stand for a topic that is closed: nobody knows what its next tracker needs."""
+    return True
 
 
 def _first_ledger_unacknowledged(cursor: Cursor) -> int:

@@ -419,6 +419,10 @@ class Subscription:
             self._disconnect_consumers()
             await self._drop_dispatcher()
 
+    def let_go(self) -> None:
+        """Hear nothing of the cursor any more: it goes, or is closed."""
+        self.cursor.remove_listener(self._on_mark_delete_moved)
+
     async def close(self) -> None:
         """Detach everything; the index is sealed where that is worth it."""
         async with self._lock:

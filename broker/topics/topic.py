@@ -18,7 +18,9 @@ from broker.errors import (
     ProducerBusyError,
     ProducerFencedError,
     SubscriptionNotFoundError,
+    TopicClosedError,
 )
+from broker.topics.inactive import DELETE_WHEN_NO_SUBSCRIPTIONS
 from broker.topics.limits import LimitsConfig
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import RateMeter
@@ -77,6 +79,12 @@ class Topic:
         self.delay_ms_max = delayed_delivery.enforced_delay_ms_max
         """The longest delay that is accepted now, 0 for any; for every publish."""
         self.producers: dict[str, Producer] = {}
+        self.last_used_ms = now_ms
+        """When somebody was last here, or asked for it."""
+        self.was_asked_for = False
+        self._is_closed = False
+        self.last_active_ms = now_ms
+        """When it last had what keeps it from being deleted; from its opening on."""
         self.messages_in_total = 0
         self.bytes_in_total = 0
         self.entries_in_total = 0
@@ -98,6 +106,33 @@ class Topic:
             if cursor.name != INDEX_CURSOR_NAME:
                 self._add_subscription(subscription_of(cursor.name), cursor)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody produces, consumes or is about to."""
+        return bool(
+            self.producers
+            or self._joining
+            or self._lock.locked()
+            or any(subscription.consumers for subscription in self.subscriptions.values())
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TopicClosedError(f"topic {self.name} is being closed")
+
+    def note_use(self, now_ms: int) -> None:
+        """Somebody asked for it."""
+        self.was_asked_for = True
+        self.last_used_ms = now_ms
+
+    def is_active(self, mode: str) -> bool:
+        """Whether it must not be deleted, by Pulsar's rules of that mode."""
+        if self.is_used:
+            return True
+        if mode == DELETE_WHEN_NO_SUBSCRIPTIONS:
+            return bool(self.subscriptions)
+        return any(subscription.cursor.backlog for subscription in self.subscriptions.values())
+
     async def add_producer(self, producer: Producer) -> None:
         """Let a producer in.
 
@@ -109,6 +144,7 @@ class Topic:
                 are allowed.
             ProducerFencedError: It wants the topic for itself, and others are here.
         """
+        self._check_open()
         present = self.producers.get(producer.name)
         if present is not None and present.link is not producer.link and not await present.link.is_alive():
             log.info("producer %s of %s takes the place of one whose connection is gone", producer.name, self.name)
@@ -174,6 +210,7 @@ class Topic:
             ConsumerAssignError: See `Subscription.add_consumer`.
             NotAllowedError: The topic has as many subscriptions as are allowed.
         """
+        self._check_open()
         present = self._joining.union(*(one.consumers for one in self.subscriptions.values()))
         if _is_full(present, self._limits.consumers_per_topic_max):
             raise ConsumerBusyError("Topic reached max consumers limit")
@@ -345,8 +382,39 @@ class Topic:
             ),
         )
 
+    async def swept(self) -> None:
+        """Wait until no snapshots are being deleted.
+
+        Raises:
+            SnapshotsLeftError: Some could not be deleted.
+        """
+        await self._sweep.finished()
+
+    async def rest(self) -> None:
+        """Close it while nobody uses it; what is delayed keeps its time, whatever the policies say meanwhile."""
+        await self.keep_delays()
+        await self.close()
+
+    async def delete(self) -> None:
+        """Give up the subscriptions and what they have of snapshots, and close it; the log is the caller's to delete.
+
+        Raises:
+            SnapshotsLeftError: Snapshots could not be deleted; the topic is closed and has its log.
+        """
+        try:
+            async with self._lock:
+                for subscription in list(self.subscriptions.values()):
+                    await subscription.abandon()
+                    await self._delete(subscription)
+            self._sweep.note_left()
+            self._sweep.start()
+            await self.swept()
+        finally:
+            await self.close()
+
     async def close(self) -> None:
         """Disconnect everybody and close the subscriptions and the log."""
+        self._is_closed = True
         for producer in list(self.producers.values()):
             producer.disconnect()
         self.producers.clear()
@@ -354,6 +422,9 @@ class Topic:
         await self._for_all(lambda one: one.close() if one.cursor.is_durable else one.abandon())
         if self._index is not None:
             await self._index.close()
+        for subscription in self.subscriptions.values():
+            subscription.let_go()
+        self._sweep.close()
         await self.ledger.close()
 
     async def _for_all(self, action: Callable[[Subscription], Awaitable[None]]) -> None:
@@ -374,6 +445,7 @@ class Topic:
         """Forget a subscription. The log decides: once it has, the snapshots have no owner, also after a crash."""
         has_index = subscription.index_counters_before is not None or bool(subscription.cursor.properties)
         del self.subscriptions[subscription.name]
+        subscription.let_go()
         self._index_counters_before = summed(self._index_counters_before, subscription.index_counters_before)
         await self.ledger.delete_cursor(subscription.cursor.name)
         if self._index is not None and not self.subscriptions:

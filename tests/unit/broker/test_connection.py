@@ -351,11 +351,14 @@ def test_topics_and_subscriptions_are_there_after_a_restart(tmp_path: Path) -> N
         await peer.request(BaseCommand.SUBSCRIBE, "subscribe", topic="t", subscription="a/b", subType=1, consumer_id=1)
 
     async def after(service: Service) -> None:
-        await service.open_topics()
-        (topic,) = service.topics.values()
+        await service.survey_topics()
+        (figures,) = service.resting.figures
+        topic = await service.topic(TopicName.parse("t"))
 
-        assert str(topic.name) == "persistent://public/default/t"
+        assert figures.name == "persistent://public/default/t"
+        assert [one.name for one in figures.subscriptions] == ["a/b"]
         assert list(topic.subscriptions) == ["a/b"]
+        assert service.resting.figures == []
 
     play(tmp_path, story)
     play(tmp_path, after)

@@ -1,0 +1,159 @@
+"""Topics that nobody uses: their figures stay, their memory does not.
+
+    open ── nobody uses it for REST_AFTER_MS ──► resting: a few numbers for /metrics ── somebody asks ──► open
+      └──── inactive by Pulsar's rules, where brokerDeleteInactiveTopicsEnabled ──► deleted
+
+After a start all topics are neither: the log knows their names, and `survey` opens one after the other in the
+background, does for it what is periodic, and lets it rest again. So figures are complete after a while, what has
+outlived its time goes also where nobody comes, and a start does not wait for any of it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final, Protocol
+
+from broker.admin.figures import TopicSnapshot
+from broker.errors import BrokerError, SnapshotsLeftError
+from broker.server.slices import in_slices
+from broker.topics.inactive import REST_AFTER_MS, InactiveTopicsConfig
+from broker.topics.topic import Topic
+from broker.topics.topic_name import TopicName
+from managed_ledger.errors import LedgerError
+
+log = logging.getLogger(__name__)
+
+REST_CHECK_INTERVAL_S: Final = 60
+VISIT_SHARE: Final = 0.1
+"""How much of the time visits take: they are for later, and others come first."""
+
+
+class OpenTopics(Protocol):
+    """What is needed of the service."""
+
+    topics: dict[TopicName, Topic]
+
+    async def visited_topic(self, name: TopicName) -> Topic:
+        """Open a topic without counting that as use."""
+
+    def take_away(self, topic: Topic) -> asyncio.Future[None]:
+        """Close an open topic, and let whoever asks for it wait for the end of that."""
+
+    def take_away_for_good(self, topic: Topic) -> asyncio.Future[None]:
+        """Delete an open topic, likewise."""
+
+
+class RestingTopics:
+    """Closes what nobody uses, and knows what was to be told of it.
+
+    Args:
+        service: Opens and closes topics.
+        config: Which are deleted.
+        now_ms: What time it is.
+    """
+
+    def __init__(self, service: OpenTopics, config: InactiveTopicsConfig, now_ms: Callable[[], int]) -> None:
+        self._service = service
+        self._config = config
+        self._now_ms = now_ms
+        self._figures: dict[TopicName, TopicSnapshot] = {}
+
+    @property
+    def figures(self) -> list[TopicSnapshot]:
+        """What was to be told of each when it was closed; nothing has changed since."""
+        return list(self._figures.values())
+
+    def forget(self, name: TopicName) -> None:
+        """A topic was opened."""
+        self._figures.pop(name, None)
+
+    async def rest_unused(self) -> None:
+        """Close the topics that nobody has used for a while."""
+        async for topic in in_slices(list(self._service.topics.values())):
+            if topic.is_used:
+                topic.note_use(self._now_ms())
+            elif self._now_ms() - topic.last_used_ms >= REST_AFTER_MS and not self._is_to_be_deleted(topic):
+                await self._rest(topic)
+
+    async def delete_inactive(self) -> None:
+        """Delete the topics that have been inactive for long enough."""
+        async for topic in in_slices(list(self._service.topics.values())):
+            if topic.is_active(self._config.mode):
+                topic.last_active_ms = self._now_ms()
+            elif self._now_ms() - topic.last_active_ms >= self._config.inactive_ms_max:
+                log.info(
+                    "%s is deleted: it has been inactive for %d s", topic.name, self._config.inactive_ms_max // 1000
+                )
+                try:
+                    await self._service.take_away_for_good(topic)
+                except (LedgerError, BrokerError) as error:
+                    log.warning("%s could not be deleted, and is when it is opened again: %s", topic.name, error)
+
+    async def survey(self, names: Iterable[str], *, ttl_ms: int) -> None:
+        """Visit topics that nobody has asked for, one after the other."""
+        for name in names:
+            await self._visit(TopicName.parse(name), ttl_ms=ttl_ms)
+
+    async def expire(self, *, ttl_ms: int) -> None:
+        """Visit the resting topics in which something can outlive its time."""
+        for name, figures in list(self._figures.items()):
+            if any(one.backlog for one in figures.subscriptions):
+                await self._visit(name, ttl_ms=ttl_ms)
+
+    async def make_room(self) -> None:
+        """Visit the resting topics that take space and have nothing to deliver."""
+        for name, figures in list(self._figures.items()):
+            if figures.storage_size_bytes and not any(one.backlog for one in figures.subscriptions):
+                await self._visit(name, ttl_ms=0, is_for_room=True)
+
+    async def _visit(self, name: TopicName, *, ttl_ms: int, is_for_room: bool = False) -> None:
+        if name in self._service.topics:
+            return
+        begin = time.monotonic()
+        try:
+            topic = await self._service.visited_topic(name)
+            if ttl_ms:
+                await topic.expire(self._now_ms(), ttl_ms)
+            if is_for_room:
+                await topic.make_room(self._now_ms())
+            else:
+                await topic.roll_over_and_trim(self._now_ms())
+            await topic.swept()
+            if not topic.is_used and not topic.was_asked_for and not self._is_to_be_deleted(topic):
+                await self._rest(topic)
+        except SnapshotsLeftError:
+            # It stays open and is asked again later; the sweep has told once.
+            pass
+        except (LedgerError, BrokerError) as error:
+            # A damaged topic must not keep the others from their turn.
+            log.error("housekeeping of %s failed: %s", name, error)
+        await asyncio.sleep((time.monotonic() - begin) * (1 / VISIT_SHARE - 1))
+
+    async def _rest(self, topic: Topic) -> None:
+        self._figures[topic.name] = _without_counters(topic.metrics())
+        try:
+            await self._service.take_away(topic)
+        except LedgerError as error:
+            log.error("%s could not be closed in order: %s", topic.name, error)
+
+    def _is_to_be_deleted(self, topic: Topic) -> bool:
+        """Whether it stays open until it is deleted."""
+        return self._config.is_deleted and not topic.is_active(self._config.mode)
+
+
+def _without_counters(figures: TopicSnapshot) -> TopicSnapshot:
+    """Leave out what begins anew when the topic is opened again, as after a restart."""
+    subscriptions = [
+        replace(one, dispatcher=None, tracker=None, index_counters_before=None, messages_out_total=0, bytes_out_total=0)
+        for one in figures.subscriptions
+    ]
+    return replace(
+        figures,
+        subscriptions=subscriptions,
+        shared_index=None,
+        index_counters_before=None,
+        messages_in_total=0,
+        bytes_in_total=0,
+    )

@@ -1,0 +1,294 @@
+"""Topics that nobody uses: closed, told of all the same, opened again, and deleted where that is asked for."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.configuration.config import BrokerConfig
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from broker.server.service import Service
+from broker.topics.inactive import (
+    DELETE_WHEN_NO_SUBSCRIPTIONS,
+    DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP,
+    REST_AFTER_MS,
+    InactiveTopicsConfig,
+)
+from broker.topics.policies import DelayedDeliveryPolicies
+from broker.topics.topic_name import TopicName
+from tests.helpers.fakes.service_fakes import Peer, until
+
+NAME = TopicName.parse("t")
+HOUR_MS = 3_600_000
+
+Story = Callable[[Service, "Clock"], Awaitable[None]]
+
+
+class Clock:
+    """Moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_800_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def play(folder: Path, story: Story, **config: Any) -> None:
+    async def run() -> None:
+        clock = Clock()
+        service = await Service.open(BrokerConfig(data_directory=folder, **config), now_ms=clock)
+        try:
+            await story(service, clock)
+        finally:
+            await service.close()
+
+    asyncio.run(run())
+
+
+async def _subscribe(service: Service, **more: Any) -> Peer:
+    peer = Peer(service)
+    request = {"topic": "t", "subscription": "s", "subType": 3, "consumer_id": 1, "initialPosition": 1} | more
+    answer = await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **request)
+    assert answer.type == BaseCommand.SUCCESS
+    return peer
+
+
+async def _leave(peer: Peer) -> None:
+    answer = await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
+    assert answer.type == BaseCommand.SUCCESS
+
+
+async def _publish(service: Service, clock: Clock, *, delay_ms: int = HOUR_MS) -> None:
+    topic = await service.topic(NAME)
+    await topic.ledger.append(b"x", publish_time_ms=clock(), deliver_at_ms=clock() + delay_ms)
+
+
+def _is_one_delayed(service: Service) -> Callable[[], bool]:
+    def look() -> bool:
+        stats = service.topics[NAME].subscriptions["s"].stats()
+        return stats is not None and stats.msg_delayed == 1
+
+    return look
+
+
+def test_a_topic_that_nobody_uses_for_a_while_is_closed_and_comes_back_as_it_was(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = await _subscribe(service)
+        await _publish(service, clock)
+        await _leave(peer)
+        clock.now_ms += REST_AFTER_MS - 1
+        await service.resting.rest_unused()
+        assert NAME in service.topics
+        clock.now_ms += 1
+        await service.resting.rest_unused()
+        assert NAME not in service.topics
+        (figures,) = service.resting.figures
+        assert (figures.name, figures.subscriptions[0].backlog) == (str(NAME), 1)
+        assert service.has_topic(NAME)
+        assert service.topic_names("public/default") == [str(NAME)]
+
+        again = await _subscribe(service)
+
+        dispatcher = service.topics[NAME].subscriptions["s"].dispatcher
+        assert dispatcher is not None
+        await until(lambda: dispatcher.stats().msg_delayed == 1)
+        assert service.resting.figures == []
+        await _leave(again)
+
+    play(tmp_path, story)
+
+
+def test_a_topic_with_a_client_is_never_closed(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = await _subscribe(service)
+        clock.now_ms += 10 * REST_AFTER_MS
+        await service.resting.rest_unused()
+        assert NAME in service.topics
+        # The time counts from when the last client left.
+        await _leave(peer)
+        await service.resting.rest_unused()
+        assert NAME in service.topics
+
+    play(tmp_path, story)
+
+
+def test_who_asks_for_a_topic_that_is_being_closed_gets_it_opened_again(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        topic = await service.topic(NAME)
+        closing = service.take_away(topic)
+
+        again = await service.topic(NAME)
+
+        assert closing.done()
+        assert again is not topic
+        assert again is service.topics[NAME]
+
+    play(tmp_path, story)
+
+
+def test_delays_that_were_read_before_a_topic_was_closed_outlive_a_change_of_policies(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = await _subscribe(service)
+        await _publish(service, clock)
+        dispatcher = service.topics[NAME].subscriptions["s"].dispatcher
+        assert dispatcher is not None
+        await until(lambda: dispatcher.stats().msg_delayed == 1)
+        await _leave(peer)
+        await service.take_away(service.topics[NAME])
+        off = DelayedDeliveryPolicies(is_active=False, tick_time_ms=1_000, delay_ms_max=0)
+        await service.set_policies(NAME, off)
+
+        await _subscribe(service)
+
+        again = service.topics[NAME].subscriptions["s"].dispatcher
+        assert again is not None
+        await until(lambda: again.stats().msg_delayed == 1)
+
+    play(tmp_path, story)
+
+
+def test_a_survey_tells_of_every_topic_and_leaves_none_open(tmp_path: Path) -> None:
+    async def before(service: Service, clock: Clock) -> None:
+        for number in range(3):
+            topic = await service.topic(TopicName.parse(f"t-{number}"))
+            await topic.ledger.append(b"x", publish_time_ms=clock())
+
+    async def after(service: Service, clock: Clock) -> None:
+        assert service.topics == {}
+        await service.survey_topics()
+        assert service.topics == {}
+        assert sorted(one.name for one in service.resting.figures) == [
+            f"persistent://public/default/t-{number}" for number in range(3)
+        ]
+        text = b"".join([chunk async for chunk in service.metrics()]).decode()
+        assert 'pulsar_topics_count{cluster="standalone",namespace="public/default"} 3.0' in text
+
+    play(tmp_path, before)
+    play(tmp_path, after)
+
+
+def test_what_outlives_its_time_goes_also_where_nobody_comes(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        await _leave(await _subscribe(service))
+        await _publish(service, clock, delay_ms=0)
+        await service.take_away(service.topics[NAME])
+        await service.survey_topics()
+        assert service.resting.figures[0].subscriptions[0].backlog == 1
+        clock.now_ms += 61_000
+
+        await service.resting.expire(ttl_ms=60_000)
+
+        assert service.resting.figures[0].subscriptions[0].backlog == 0
+
+    play(tmp_path, story, ttl_ms=60_000)
+
+
+@pytest.mark.parametrize(
+    ("mode", "has_subscription", "has_backlog", "is_deleted"),
+    [
+        (DELETE_WHEN_NO_SUBSCRIPTIONS, False, True, True),
+        (DELETE_WHEN_NO_SUBSCRIPTIONS, True, False, False),
+        (DELETE_WHEN_NO_SUBSCRIPTIONS, True, True, False),
+        (DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, True, False, True),
+        (DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, True, True, False),
+        (DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP, False, True, True),
+    ],
+)
+def test_an_inactive_topic_is_deleted_by_the_rules_of_the_mode(
+    tmp_path: Path, mode: str, has_subscription: bool, has_backlog: bool, is_deleted: bool
+) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        if has_subscription:
+            await _leave(await _subscribe(service))
+        else:
+            await service.topic(NAME)
+        if has_backlog:
+            await _publish(service, clock)
+        clock.now_ms += 29_999
+        await service.resting.delete_inactive()
+        assert service.has_topic(NAME)
+        clock.now_ms += 1 + 60_000
+        await service.resting.delete_inactive()
+
+        assert service.has_topic(NAME) is not is_deleted
+        assert (NAME in service.topics) is not is_deleted
+        # Whoever comes again finds a new one.
+        await _subscribe(service)
+        assert service.topics[NAME].subscriptions["s"].cursor.backlog == (has_backlog and not is_deleted)
+
+    play(tmp_path, story, inactive_topics=InactiveTopicsConfig(is_deleted=True, mode=mode, inactive_s_max=30))
+
+
+@pytest.mark.parametrize("mode", [DELETE_WHEN_NO_SUBSCRIPTIONS, DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP])
+def test_a_topic_with_a_client_is_never_deleted(tmp_path: Path, mode: str) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        peer = Peer(service)
+        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
+        consumer = await _subscribe(service, topic="u")
+        clock.now_ms += HOUR_MS
+        await service.resting.delete_inactive()
+        assert len(service.topics) == 2
+        await peer.request(BaseCommand.CLOSE_PRODUCER, "close_producer", producer_id=1)
+        await _leave(consumer)
+        # It counts from when they were there last.
+        await service.resting.delete_inactive()
+        assert len(service.topics) == 2
+
+    play(tmp_path, story, inactive_topics=InactiveTopicsConfig(is_deleted=True, mode=mode))
+
+
+def test_nothing_is_deleted_unless_it_is_asked_for(tmp_path: Path) -> None:
+    async def story(service: Service, clock: Clock) -> None:
+        assert "delete inactive topics" not in [job.name for job in service.housekeeping()]
+
+    play(tmp_path, story)
+
+
+def test_an_inactive_topic_stays_open_until_it_is_deleted(tmp_path: Path) -> None:
+    async def before(service: Service, clock: Clock) -> None:
+        await service.topic(NAME)
+
+    async def after(service: Service, clock: Clock) -> None:
+        await service.survey_topics()
+        clock.now_ms += REST_AFTER_MS
+        await service.resting.rest_unused()
+        assert NAME in service.topics
+        await service.resting.delete_inactive()
+        assert not service.has_topic(NAME)
+
+    play(tmp_path, before)
+    play(tmp_path, after, inactive_topics=InactiveTopicsConfig(is_deleted=True))
+
+
+def test_a_closed_topic_gives_its_memory_back_without_a_search_for_cycles(tmp_path: Path) -> None:
+    """A service looks for cycles among new objects only: see `event_loop`."""
+
+    async def story(service: Service, clock: Clock) -> None:
+        peer = await _subscribe(service)
+        await _publish(service, clock)
+        topic = service.topics[NAME]
+        subscription = topic.subscriptions["s"]
+        dispatcher = subscription.dispatcher
+        assert dispatcher is not None
+        await until(_is_one_delayed(service))
+        gone = [weakref.ref(one) for one in (topic, subscription, dispatcher, dispatcher.core, dispatcher.tracker)]
+        gone.append(weakref.ref(topic.ledger))
+        await _leave(peer)
+        gc.collect()
+        gc.disable()
+        try:
+            await service.take_away(topic)
+            del topic, subscription, dispatcher
+            for _ in range(20):
+                await asyncio.sleep(0)
+            left = [type(one()).__name__ for one in gone if one() is not None]
+            assert left == []
+        finally:
+            gc.enable()
+
+    play(tmp_path, story)
