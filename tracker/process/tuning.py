@@ -58,17 +58,13 @@ def tune_process() -> None:
 def give_way() -> None:
     """Let other processes go before this one's threads, now and from now on; call before any other is started.
 
-    Its threads come last, interrupt nobody when they wake up, and leave the first of several processors alone. What
-    wakes up beside an event loop, or has its turn after it, stops it for one tick of the kernel otherwise, 4 ms in the
-    middle of a batch of adds: with 4 million adds and merging, 4 to 12 batches took above 3 ms with the first two of
-    these alone, none or one or two with all three, and draining was no slower.
+    Its threads come last, and leave the first of several processors alone: what shares one with an event loop stops it
+    for one tick of the kernel, 4 ms in the middle of a batch of adds.
     """
     # Where one of these is not allowed, it is no reason not to run.
     with suppress(OSError):
         os.nice(NICE)
     if sys.platform == "linux":
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         processors = os.sched_getaffinity(0)
         if len(processors) > 1:
             with suppress(OSError):
