@@ -11,7 +11,7 @@ S3_SERVERS := build/s3-servers
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 
-.PHONY: help setup run demo test simulate test-s3 test-installation s3-servers check lint types imports proto proto-check docs bench clean
+.PHONY: help setup run demo test test-fast test-all simulate test-s3 test-installation s3-servers check lint types imports proto proto-check docs bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,8 +30,26 @@ run: setup ## Set up, then start the service on embedded defaults (RocksDB in ./
 demo: setup ## Show the main job, with a crash in the middle, in under a minute
 	$(BIN)/postdate demo
 
-test: setup ## Set up, then run the tests
-	$(BIN)/pytest
+# Two workers; what shares a Java process or a file shares a worker (tests/conftest.py).
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+ROOMS := $(filter-out benchmarks,$(patsubst %/__init__.py,%,$(wildcard */__init__.py)))
+ALONE_IN_ALL := not exhaustive and not installation and not s3_server and not java and not real_pulsar
+RESULTS := build/test-all
+
+test: setup ## Set up, then run the tests (under 8 minutes); ROOM=tracker runs those of one room
+ifdef ROOM
+	$(PYTEST) -m "$(ALONE_IN_ALL)" $(ROOM) $(foreach kind,unit property contract fault,$(wildcard tests/$(kind)/$(ROOM)))
+else
+	$(PYTEST) -m "$(ALONE_IN_ALL)"
+endif
+
+test-fast: setup ## Run what shows most mistakes within a minute: units, few examples of properties, contracts
+	$(PYTEST) -m "not slow and $(ALONE_IN_ALL)" --hypothesis-profile fast $(ROOMS) tests/unit tests/property tests/contract
+
+test-all: setup s3-servers ## Run everything, also against real S3 servers, Spark and Pulsar; times and coverage go to build/test-all
+	@mkdir -p $(RESULTS)
+	ended=0; $(PYTEST) --hypothesis-profile ci --durations-file $(RESULTS)/durations.txt --cov --cov-report= || ended=$$?; \
+	$(BIN)/coverage report > $(RESULTS)/coverage.txt; tail -n 1 $(RESULTS)/coverage.txt; exit $$ended
 
 simulate: setup ## Run the whole service by seed, for long: SEEDS=10000; SEED=7 repeats one (OPTIONS=--help)
 	$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(VARIANT),--variant $(VARIANT)) $(OPTIONS)

@@ -1,7 +1,9 @@
-"""What holds for every test: no test fails because the machine is busy; and what tests of commands share."""
+"""What holds for every test: how much Hypothesis tries, which ones share a worker, where their times are written."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,11 +12,69 @@ from hypothesis import settings
 # run, so that a failure there is of the change; `long` is for a hunt by hand.
 settings.register_profile("fast", deadline=None, max_examples=10, stateful_step_count=30)
 settings.register_profile("default", deadline=None, max_examples=100, stateful_step_count=50)
-settings.register_profile(
-    "ci", deadline=None, max_examples=300, stateful_step_count=60, derandomize=True, print_blob=True
-)
+settings.register_profile("ci", deadline=None, max_examples=300, stateful_step_count=60, derandomize=True)
 settings.register_profile("long", deadline=None, max_examples=5_000, stateful_step_count=100)
 settings.load_profile("default")
+
+TESTS = Path(__file__).parent
+TOGETHER = ("real_pulsar", "java")
+"""Marks of tests that share a Java process: all of them run in one worker, one after the other, and begin first."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--durations-file", type=Path, help="Write here how long each folder, file and test took.")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests of one file, or of one Java process, run in one worker of pytest-xdist, with their fixtures."""
+    groups = {item: _group_of(item) for item in items}
+    # The longest group decides when a run ends, so it must not begin last.
+    items.sort(key=lambda item: groups[item] not in TOGETHER)
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group_of(item: pytest.Item) -> str:
+    for mark in TOGETHER:
+        if item.get_closest_marker(mark) is not None:
+            return mark
+    return str(item.path)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--durations-file")
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Durations(path))
+
+
+class _Durations:
+    """Adds up what set-up, call and tear-down of each test took; in the process that the workers report to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid.split("@")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        folders: Counter[str] = Counter()
+        files: Counter[str] = Counter()
+        for test, seconds in self._seconds.items():
+            file = test.split("::")[0]
+            files[file] += seconds
+            folders[str(Path(file).parent)] += seconds
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(
+            f"{sum(folders.values()):.1f} s, {len(self._seconds):,} tests\n\n"
+            + "\n\n".join(_table(counted) for counted in (folders, files, self._seconds))
+            + "\n"
+        )
+
+
+def _table(counted: Counter[str]) -> str:
+    return "\n".join(f"{seconds:8.2f} s  {name}" for name, seconds in counted.most_common())
 
 
 @pytest.fixture

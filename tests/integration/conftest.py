@@ -4,7 +4,9 @@ Every test that takes `service` (or `client`) runs twice: against Postdate and a
 judge of what the right answer is. One process of each kind serves a whole session; each test has a topic of its own.
 """
 
+import fcntl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -24,14 +26,23 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     """Fetch Pulsar's jars, and compile what drives its tracker and clients, before the clock of any test runs."""
     if session.config.option.collectonly:
         return
-    if any("language" in getattr(item, "fixturenames", ()) for item in session.items):
-        foreign_clients.build_all()
-    if real_pulsar.missing_tools():
+    names = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    is_real = any(item.get_closest_marker("real_pulsar") for item in session.items)
+    if not is_real and not names & {"language", "real_tracker"}:
         return
-    if any(item.get_closest_marker("real_pulsar") for item in session.items):
-        real_pulsar.fetch_jars()
-    if any("real_tracker" in getattr(item, "fixturenames", ()) for item in session.items):
-        real_tracker.build()
+    # Workers of pytest-xdist come here side by side, and build in the same folders.
+    lock = Path("build") / "tests.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if "language" in names:
+            foreign_clients.build_all()
+        if real_pulsar.missing_tools():
+            return
+        if is_real:
+            real_pulsar.fetch_jars()
+        if "real_tracker" in names:
+            real_tracker.build()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -29,6 +29,7 @@ def test_a_seed_that_failed_once_fails_no_more(seed: int, variant: str | None) -
     assert not result.complaints, report(result, variant)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(SECONDS_MAX + 600)
 def test_no_fresh_seed_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
     """What fails is repeated by the command that is printed; `SIMULATION_FIRST` begins at the same seed again."""

@@ -124,6 +124,7 @@ def test_right_input_is_done(case: Case, is_json: bool, names: dict[str, str]) -
     assert all(re.fullmatch(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z"?,?', time) for time in times)
 
 
+@pytest.mark.slow
 def test_serve_says_where_it_listens(tmp_path: Path) -> None:
     """As one line of JSON, if asked so; SIGTERM ends it with 0."""
     port, web_port = free_ports(2)
@@ -152,6 +153,7 @@ def test_serve_says_where_it_listens(tmp_path: Path) -> None:
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO ", stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "words", "extra"),
     [
@@ -220,6 +222,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     ["click", "broker.configuration.config", "numpy", "pipeline.cli.main", "pipeline.jobs.log_rebuild", "pyspark"],

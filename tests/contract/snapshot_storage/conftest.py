@@ -50,7 +50,7 @@ def s3_server(request: pytest.FixtureRequest, s3_servers: _Servers) -> S3Server:
         pytest.param(ObjectFolderBackend, id="ObjectFolderBackend"),
         pytest.param(FaultyBackend, id="FaultyBackend-seed-1"),
         pytest.param(OtherFaultyBackend, id="FaultyBackend-seed-2"),
-        pytest.param(MotoServer, id="MotoServer"),
+        pytest.param(MotoServer, id="MotoServer", marks=pytest.mark.slow),
         *REAL_SERVERS,
     ]
 )

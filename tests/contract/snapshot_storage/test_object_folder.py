@@ -11,6 +11,8 @@ from snapshot_storage.objects.folder import ObjectFolderBucketSnapshotStorage
 from tests.helpers.storages.s3_servers import BUCKET, MotoServer
 from tests.helpers.storages.snapshot_backends import S3Backend
 
+pytestmark = pytest.mark.slow
+
 _NAMES = {"bucket_key": "#pulsar.internal.delayed.bucket_1_5", "topic_name": "t", "cursor_name": "c"}
 _SEGMENTS = [b"one", b"", b"three" * 9]
 

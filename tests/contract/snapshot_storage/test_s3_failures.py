@@ -14,6 +14,8 @@ from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from tests.helpers.storages.canned_s3 import Answer, CannedS3, canned_s3, refusal
 
+pytestmark = pytest.mark.slow
+
 _EMPTY_LIST = Answer(200, b"<ListBucketResult></ListBucketResult>")
 
 

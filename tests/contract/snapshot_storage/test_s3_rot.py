@@ -14,6 +14,8 @@ from tests.helpers.storages.canned_s3 import Answer, canned_s3, refusal
 from tests.helpers.storages.s3_servers import MinioServer
 from tests.helpers.storages.snapshot_backends import S3Backend
 
+pytestmark = pytest.mark.slow
+
 LARGE = [b"%d" % number * 400_000 for number in range(10)]
 """Some MB, of which MinIO checks each MiB by itself."""
 

@@ -43,6 +43,8 @@ from tests.helpers.storages.s3_servers import (
 )
 from tests.helpers.storages.snapshot_backends import S3Backend
 
+pytestmark = pytest.mark.slow
+
 _NAMES = SnapshotNames("k", "t", "c")
 _LARGE = [b"%d" % k * 3_000_000 for k in range(6)]
 

@@ -68,6 +68,7 @@ ENTRIES_OF_A_BLOCK = 40
 """More than one block of a table has, of 4 KiB and the rest of a payload block of 16."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("damage", [flip, _cut, _remove], ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_file_costs_what_is_damaged(

@@ -122,6 +122,7 @@ async def until(look: Callable[[], Any]) -> Any:
             await asyncio.sleep(0.001)
 
 
-async def open_service(folder: Path, **values: Any) -> Service:
-    """Open a service on a folder, with the time standing still."""
-    return await Service.open(BrokerConfig(data_directory=folder, **values), now_ms=lambda: 1_800_000_000_000)
+async def open_service(folder: Path, now_ms: Callable[[], int] = lambda: 1_800_000_000_000, **values: Any) -> Service:
+    """Open a service on a folder, with the time standing still; all of it in this process, which saves a start."""
+    config = BrokerConfig(data_directory=folder, has_snapshot_process=False, **values)
+    return await Service.open(config, now_ms=now_ms)

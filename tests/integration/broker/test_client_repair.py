@@ -17,6 +17,8 @@ from demo.process import PostdateProcess, ServiceStartError
 from tests.helpers.damaged_logs import flip
 from tests.helpers.services.programs.clients import Clients, subscribe
 
+pytestmark = pytest.mark.exhaustive
+
 MESSAGES = 600
 PAYLOAD_BYTES = 500
 

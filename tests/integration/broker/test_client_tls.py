@@ -26,6 +26,8 @@ from tests.helpers.services.programs.clients import Clients, now_ms, receive, su
 from tests.helpers.services.programs.frames import raw_connection
 from tests.helpers.services.services import POSTDATE, TEST_SETTINGS, Service, make_service
 
+pytestmark = pytest.mark.exhaustive
+
 _AUTHENTICATION = "org.apache.pulsar.broker.authentication"
 GUEST = "guest"
 """Who shows nothing, and administers: on the ports without TLS, which the tests use to set up."""

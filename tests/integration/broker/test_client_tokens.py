@@ -37,6 +37,8 @@ from tests.helpers.services.real_pulsar import RealPulsar
 from tests.helpers.services.services import ADMIN, POSTDATE, Service, make_guarded
 from tests.helpers.tokens import SECRET_KEY, token
 
+pytestmark = pytest.mark.exhaustive
+
 AUTHENTICATION_ERROR, AUTHORIZATION_ERROR = 3, 4
 NAMESPACE = "/admin/v2/namespaces/public/default"
 

@@ -11,6 +11,8 @@ from tests.helpers.services.services import ADMIN, Service
 from tests.helpers.tokens import token
 from tests.integration.broker.test_client_tokens import ask, ending_in, grant, path_of, revoke
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:

@@ -293,6 +293,7 @@ def test_each_message_comes_once_whatever_is_merged_meanwhile(seed: int) -> None
     asyncio.run(run.play())
 
 
+@pytest.mark.slow
 def test_the_runs_hand_out_from_overlapping_buckets_while_these_are_merged() -> None:
     """What the seeds are for does happen in many of them."""
     runs = [Run(Random(seed)) for seed in range(60)]

@@ -10,11 +10,10 @@ import pytest
 from broker.authentication.config import AccessConfig
 from broker.authorization.grants import Action, GrantBook
 from broker.authorization.permissions import Authorizer
-from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, Schema, ServerError
 from broker.server.service import Service
 from broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 from tests.unit.broker.test_connection import send_frame
 from tests.unit.broker.test_connection_credentials import connect
@@ -173,8 +172,7 @@ def play(folder: Path, story: Callable[[Service], Awaitable[None]], **access: An
     } | access
 
     async def run() -> None:
-        config = BrokerConfig(data_directory=folder, access=AccessConfig(**keys))
-        service = await Service.open(config, now_ms=lambda: 1_800_000_000_000)
+        service = await open_service(folder, access=AccessConfig(**keys))
         try:
             await story(service)
         finally:

@@ -141,6 +141,7 @@ def test_an_address_that_others_reach_is_refused(host: str, tmp_path: Path) -> N
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_a_stock_configuration_of_pulsar_is_refused_for_where_it_listens_alone(tmp_path: Path) -> None:
     """Everything that a file of Pulsar's own holds; with an address of this machine it starts."""
     path = tmp_path / "standalone.conf"
@@ -159,6 +160,7 @@ def test_a_stock_configuration_of_pulsar_is_refused_for_where_it_listens_alone(t
     assert "keys that are ignored: not kept, as in a stock file of Pulsar's backlogQuotaDefaultLimitGB, " in warning
 
 
+@pytest.mark.slow
 def test_a_promise_that_is_not_kept_refuses_the_start(tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
     path.write_text("clusterName=a\nbrokerDeduplicationEnabled=true\n")
@@ -195,6 +197,7 @@ def test_config_lists_what_is_ignored_and_why(tmp_path: Path) -> None:
     assert run("config", "--config", CONF, "--ignored").output == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 1])
 def test_a_port_in_use_says_which_keys_choose_another(taken: int, tmp_path: Path) -> None:
     ports = free_ports(2)
@@ -206,6 +209,7 @@ def test_a_port_in_use_says_which_keys_choose_another(taken: int, tmp_path: Path
     assert line.endswith("choose free ports with --set brokerServicePort=... and --set webServicePort=...")
 
 
+@pytest.mark.slow
 def test_a_data_folder_that_is_a_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a folder")
 
@@ -214,6 +218,7 @@ def test_a_data_folder_that_is_a_file_says_so(tmp_path: Path) -> None:
     assert line.startswith(f"The data folder {tmp_path / 'data'} cannot be opened: ")
 
 
+@pytest.mark.slow
 def test_the_service_announces_itself_refuses_a_second_and_stops_in_order(tmp_path: Path) -> None:
     """One real process: its announcement, a second one on its folder, and SIGTERM."""
     service = PostdateProcess(tmp_path)
@@ -234,6 +239,7 @@ def test_the_service_announces_itself_refuses_a_second_and_stops_in_order(tmp_pa
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 def test_the_service_takes_as_many_files_as_it_may_have(tmp_path: Path) -> None:
     """Each connection is one; a shell's first limit is often 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

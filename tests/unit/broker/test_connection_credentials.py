@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from broker.authentication.config import AccessConfig
-from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, FeatureFlags, ServerError
 from broker.server.service import Service
-from tests.helpers.fakes.service_fakes import Peer
+from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token
 
 NOW_S = 1_800_000_000
@@ -37,8 +36,7 @@ def play(folder: Path, story: Callable[[Service, Clock], Awaitable[None]], **acc
 
     async def run() -> None:
         clock = Clock()
-        config = BrokerConfig(data_directory=folder, access=AccessConfig(**keys))
-        service = await Service.open(config, now_ms=clock)
+        service = await open_service(folder, clock, access=AccessConfig(**keys))
         try:
             await story(service, clock)
         finally:

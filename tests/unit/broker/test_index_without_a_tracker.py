@@ -486,6 +486,7 @@ def topic_properties(service: Service) -> dict[str, str]:
     return {key: value for cursor in cursors for key, value in cursor.properties.items()}
 
 
+@pytest.mark.slow
 def test_unsubscribing_while_a_bucket_is_being_sealed_leaves_no_error(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_secret_signs_with_the_strongest_that_it_is_long_enough_for(
     assert json.loads(valid(token, "--secret-key", f"file:{file}").stdout) == {"sub": "anna"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", PAIRS)
 def test_a_pair_of_keys_signs_and_checks_tokens(tmp_path: Path, algorithm: str) -> None:
     private, public = tmp_path / "private", tmp_path / "public"

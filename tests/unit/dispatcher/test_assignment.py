@@ -4,6 +4,7 @@ import sys
 import tracemalloc
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,7 @@ def test_a_subscription_with_one_consumer_takes_a_few_kilobytes() -> None:
     assert size < 8_000
 
 
+@pytest.mark.slow
 def test_a_thousand_consumers_take_what_their_points_take() -> None:
     config = DispatcherConfig()
     core = _core_with_consumers(config, 1_000)

@@ -28,6 +28,7 @@ async def _ledger(database: MemoryDatabase, entries: int, **limits: int) -> Mana
     return ledger
 
 
+@pytest.mark.slow
 def test_a_million_holes_persist_and_load_in_few_bytes() -> None:
     """Every other entry of two million acknowledged: 40 bitmaps of at most 8 KiB, read back in as many records."""
 
@@ -60,6 +61,7 @@ def test_a_million_holes_persist_and_load_in_few_bytes() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_flush_costs_what_is_new_and_not_what_is_there() -> None:
     """Behind half a million holes, one more acknowledgement is a record of some dozen bytes."""
 

@@ -43,6 +43,7 @@ def test_a_reader_at_the_tail_never_waits() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_skipping_a_million_reads_only_the_blocks_that_are_left() -> None:
     """Ten wanted entries in a million: ten header blocks of a thousand, and no payload."""
 

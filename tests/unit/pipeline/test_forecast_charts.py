@@ -66,6 +66,7 @@ def test_a_forecast_is_written_as_parquet(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "none" / "minutes.parquet").num_rows == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("far", [0, 1, 10_000, 60 * 24 * 365 * 20_000, MINUTE_MAX])
 def test_charts_are_drawn_whatever_is_ahead(far: int, tmp_path: Path) -> None:
     """From this minute to the end of all numbers, of one topic or of many with hard names."""

@@ -40,6 +40,7 @@ def test_every_command_is_found_and_shows_examples(command: tuple[str, str]) -> 
     assert f"postdate {' '.join(command)} data" in result.output
 
 
+@pytest.mark.slow
 def test_help_needs_neither_spark_nor_arrow() -> None:
     """A service without the extra `spark` can still be asked what there is."""
     program = """

@@ -312,6 +312,7 @@ class PartlyDownStorage(MemoryBucketSnapshotStorage):
         return await super().get_bucket_snapshot_segment(bucket_id, first_entry, last_entry)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [10, 2, 1])
 def test_buckets_that_cannot_be_read_for_an_hour_keep_no_other_ones_waiting(step: int) -> None:
     """Every tenth, or every second, with a few calls a minute each; where it is every one, for all together."""
