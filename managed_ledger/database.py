@@ -187,7 +187,8 @@ class RocksDatabase(RocksDBStore):
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
         """See base."""
-        room = self._room
+        # Looked at now: what was measured for the last commit may be older than the room that a trim has made since.
+        room = self._room_now()
         if (
             room is not None
             and not room.can_compact()
@@ -212,13 +213,16 @@ class RocksDatabase(RocksDBStore):
         now = self._monotonic()
         if is_due or self._unmeasured_bytes >= ROOM_BYTES or now - self._measured_at >= ROOM_SECONDS:
             self._unmeasured_bytes, self._measured_at = 0, now
-            try:
-                self._room = measure_room(self._path)
-            except OSError:
-                self._room = None
+            self._room = self._room_now()
             if self._room is not None and self._room.can_compact() != self._is_compacting:
                 self._set_compacting(not self._is_compacting)
         return self._room
+
+    def _room_now(self) -> Room | None:
+        try:
+            return measure_room(self._path)
+        except OSError:
+            return None
 
     def _set_compacting(self, is_compacting: bool) -> None:
         try:

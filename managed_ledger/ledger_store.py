@@ -39,6 +39,8 @@ from managed_ledger.reopening import ReopeningDatabase
 logger = logging.getLogger(__name__)
 
 READER_THREADS = 2
+COMPACT_AGAIN_SECONDS = 5.0
+"""Pause before the space of what was trimmed is given back once more, where there was no room to do it."""
 _COUNTERS = struct.Struct("<QQ")
 _OWNER = struct.Struct("<Q")
 
@@ -350,7 +352,12 @@ class LedgerStore:
         except LedgerError as error:
             logger.info("Space of trimmed ledgers %d to %d is given back later: %s", first, last, error)
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._note_trimmed, [first, last], size_bytes)
+                self._loop.call_soon_threadsafe(self._compact_again, [first, last], size_bytes)
+
+    def _compact_again(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
+        self._note_trimmed(ledger_ids, size_bytes)
+        if not self._is_closed:
+            self._loop.call_later(COMPACT_AGAIN_SECONDS, self.compact_trimmed)
 
     def _note_trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
         self._trimmed_ids += ledger_ids

@@ -29,6 +29,8 @@ SMALL_COMMIT_BYTES = 2**16
 """Commits of more are written only if they fit: acknowledgements and trims take less, and give room back."""
 FLUSH_BYTES_MIN = 2**20
 """Write-ahead logs of so much are made tables when room is short, as it may be they that take it."""
+FLUSH_MARGIN_PARTS = 8
+"""Of a small disk's margin it is this part: what waits in the logs is room that a compaction would not have."""
 
 
 class ReopeningDatabase:
@@ -113,7 +115,8 @@ class ReopeningDatabase:
 
     def _flushed(self, room: Room) -> Room | None:
         """The room once the log's memory was made tables, if that can help."""
-        if not FLUSH_BYTES_MIN <= room.unflushed_bytes <= room.free_bytes - REOPEN_BYTES:
+        least_bytes = min(FLUSH_BYTES_MIN, room.margin_bytes // FLUSH_MARGIN_PARTS)
+        if not least_bytes <= room.unflushed_bytes <= room.free_bytes - REOPEN_BYTES:
             return room
         try:
             self._opened().flush()

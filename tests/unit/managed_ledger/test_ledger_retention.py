@@ -1,10 +1,11 @@
 """Trimming and expiry: what goes, what stays, and that going is complete."""
 
 import asyncio
+import threading
 
 import pytest
 
-from managed_ledger.errors import LedgerWriteError, StoreCorruptedError
+from managed_ledger.errors import LedgerWriteError, StoreCorruptedError, StoreFullError
 from managed_ledger.keys import Family
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
@@ -246,6 +247,39 @@ def test_what_one_cursor_cannot_read_does_not_keep_the_others_from_expiring() ->
         assert beyond.backlog == 0
         # Else its dispatcher would go on to send them.
         assert told == [("beyond", 2)]
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
+class _TooFullToCompact(MemoryDatabase):
+    """Has no room for a compaction the first few times."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__()
+        self.refusals = refusals
+        self.compacted = {family: threading.Event() for family in (Family.HEADERS, Family.PAYLOADS)}
+
+    def compact(self, family: Family, start: bytes, end: bytes) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise StoreFullError("no room to compact")
+        self.compacted[family].set()
+
+
+def test_space_that_had_no_room_to_be_given_back_is_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks again: neither another trim nor the housekeeping of a service."""
+    monkeypatch.setattr("managed_ledger.ledger_store.COMPACT_AGAIN_SECONDS", 0.001)
+
+    async def scenario() -> None:
+        database = _TooFullToCompact(refusals=3)
+        ledger = await _ledger(database, compact_bytes_min=1)
+
+        assert await ledger.trim() == 2
+
+        for compacted in database.compacted.values():
+            assert await asyncio.to_thread(compacted.wait, 20)
+        assert database.refusals == 0
         await ledger.close()
 
     asyncio.run(scenario())
