@@ -30,6 +30,7 @@ from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.errors import CumulativeAckRefusedError, DispatcherClosedError, DispatcherError
 from dispatcher.inspection import consumer_stats, entry_status, key_status, newcomer_stats, subscription_stats
+from dispatcher.lateness import LatenessHistogram
 from dispatcher.outbox import Outbox
 from dispatcher.ports import Clock, Log, SubscriptionCursor
 from dispatcher.reader import Reader
@@ -88,6 +89,8 @@ class Dispatcher:
         self._is_closed = False
         self.failure: Exception | None = None
         """The defect that stopped it, None while all is well."""
+        self.lateness = LatenessHistogram()
+        """How late delayed messages were; its owner may set one of its own."""
         self.on_failure: Callable[[], None] | None = None
         """Called once when it stops for a defect."""
 
@@ -192,7 +195,15 @@ class Dispatcher:
                 # It begins anew: with another range of slots (Key_Shared), or as the active consumer (Failover).
                 self._reader.forget()
             self._outboxes[state.index] = self._by_handle[id(consumer)] = Outbox(
-                consumer, state, core, self._log, self._config, self._on_refused, self._on_missing, self.stop_for_defect
+                consumer,
+                state,
+                core,
+                self._log,
+                self._config,
+                self._on_refused,
+                self._on_missing,
+                self._on_sent,
+                self.stop_for_defect,
             )
             return actions
 
@@ -471,6 +482,11 @@ class Dispatcher:
             return []
 
         self._decide(refund)
+
+    def _on_sent(self, items: list[Item]) -> None:
+        if self.core.unsent_delayed:
+            self.core.advance(self._now_ms())
+            self.lateness.note(self.core.note_sent(items))
 
     def _on_missing(self, positions: list[Key]) -> None:
         self.acknowledge(None, positions)

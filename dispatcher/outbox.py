@@ -34,6 +34,7 @@ class Outbox:
         config: Limits and waits.
         on_refused: Told of entries that are not written, so their permits go back.
         on_missing: Told of positions that the log no longer has.
+        on_sent: Told of what was next, most of which was written.
         on_defect: Told of an exception that must not be.
     """
 
@@ -46,6 +47,7 @@ class Outbox:
         config: DispatcherConfig,
         on_refused: Callable[[ConsumerState, list[Item]], None],
         on_missing: Callable[[list[Key]], None],
+        on_sent: Callable[[list[Item]], None],
         on_defect: Callable[[Exception], None],
     ) -> None:
         self.handle = handle
@@ -55,6 +57,7 @@ class Outbox:
         self._config = config
         self._on_refused = on_refused
         self._on_missing = on_missing
+        self._on_sent = on_sent
         self._on_defect = on_defect
         self._items: deque[Item] | tuple[()] = ()
         """A queue while there is something to send; an empty one takes 600 bytes."""
@@ -146,6 +149,7 @@ class Outbox:
         if deliveries:
             self.consumer.bytes_out += sum([len(delivery[3]) for delivery in deliveries])
             self.handle.send_messages(deliveries)
+            self._on_sent(batch)
 
     async def _read(self, batch: list[Item]) -> list[bytes | None]:
         """Read payloads until the log gives them: these entries are next, and the consumer must get them."""

@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from managed_ledger import keys
+from managed_ledger.append_stats import AppendStats
 from managed_ledger.blocks import (
     HEADER_BLOCK_ROWS,
     FreshPayloads,
@@ -73,6 +74,7 @@ class _Round:
     payloads: list[tuple[int, PayloadBlock]]
     entries: int
     companions: list[Companion] = field(default_factory=list)
+    began_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,9 @@ class Appender:
         self._config = config
         self._now_ms = now_ms
         self._hooks = hooks
-        self._waiters = Waiters(asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        self._waiters = Waiters(self._loop)
+        self.stats = AppendStats()
         self._is_requested = False
         self._chunks: list[_Chunk] = []
         self._unrecorded: dict[Ledger, None] = {}
@@ -217,9 +221,10 @@ class Appender:
         self._is_requested = False
         self._waiters.start()
         self._cut_chunk()
-        commit = _Round([], [], [], sum(len(chunk.payloads) for chunk in self._chunks))
+        commit = _Round([], [], [], sum(len(chunk.payloads) for chunk in self._chunks), began_s=self._loop.time())
         for chunk in self._chunks:
             _put_chunk(batch, chunk, commit)
+            self.stats.note_sizes(np.frombuffer(chunk.rows, ROW)["size"])
             self._unrecorded[chunk.ledger] = None
         for ledger in self._unrecorded:
             # A ledger may be gone again when the commit that should have recorded it failed.
@@ -253,6 +258,7 @@ class Appender:
             companion.settle(None)
         self._waiters.settle(None)
         if commit.entries:
+            self.stats.note_commit(commit.entries, self._loop.time() - commit.began_s)
             self._hooks.on_committed()
 
     def _add_ledger(self) -> None:

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from managed_ledger import meta_copies
 from managed_ledger.database import Batch, WritableDatabase
+from managed_ledger.durations import DurationHistogram
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
 from managed_ledger.keys import Family
 from managed_ledger.rocksdb_store.disk_room import Room
@@ -66,6 +67,8 @@ class Committer:
         """Whether new entries are taken; rounds are written also when they are not."""
         self._probe_timer: asyncio.TimerHandle | None = None
         self._monotonic = monotonic
+        self.write_seconds = DurationHistogram()
+        """How long writes took, synced or not."""
         self.rounds = 0
         self.synced_rounds = 0
         self._database = database
@@ -156,11 +159,14 @@ class Committer:
     def _write(self, batch: Batch, sync: bool) -> None:
         error: Exception | None = None
         room: Room | None = None
+        began_s = self._loop.time()
         try:
             self._database.write(batch, sync=sync)
         # A supervisor: any error of a write goes to the calls that wait for it.
         except Exception as caught:
             error = caught
+        # One write at a time, so one thread at a time.
+        self.write_seconds.note(self._loop.time() - began_s)
         try:
             if error is not None:
                 self._database.mend()

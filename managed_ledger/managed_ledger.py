@@ -16,6 +16,7 @@ from types import MappingProxyType
 from pyroaring import BitMap
 
 from managed_ledger import keys, retention
+from managed_ledger.append_stats import AppendStats
 from managed_ledger.appender import Appender, AppenderHooks
 from managed_ledger.committer import Committer
 from managed_ledger.completion import completed
@@ -179,6 +180,11 @@ class ManagedLedger(ReadableLog):
             if ledger.appended:
                 return Position(ledger.ledger_id, ledger.appended - 1)
         return self.last_confirmed_position
+
+    @property
+    def append_stats(self) -> AppendStats:
+        """How large entries are and how long they take to be durable."""
+        return self._appender.stats
 
     # Cursors
 

@@ -49,6 +49,16 @@ class ReadableLog:
         """Payload bytes of durable entries that are kept."""
         return sum(ledger.durable.bytes for ledger in self._ledgers)
 
+    def bytes_behind(self, position: Position) -> int:
+        """Return about how many payload bytes of durable entries lie behind a position."""
+        total = 0
+        for ledger in self._ledgers:
+            if ledger.ledger_id > position.ledger_id:
+                total += ledger.durable.bytes
+            elif ledger.ledger_id == position.ledger_id and ledger.entries:
+                total += ledger.durable.bytes * (ledger.entries - position.entry_id - 1) // ledger.entries
+        return total
+
     def ledgers(self) -> list[LedgerInfo]:
         """All ledgers kept, the open one last."""
         return [ledger.info() for ledger in self._ledgers]

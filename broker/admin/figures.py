@@ -10,11 +10,16 @@ from typing import Final, Generic, TypeVar
 
 from broker.admin.exposition import Labels
 from broker.server.event_loop import TurnHistogram
+from broker.topics.rates import ConsumerCounters
+from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
+from managed_ledger.append_stats import AppendWindow
+from managed_ledger.durations import DurationHistogram
 from tracker.stats import TrackerCounters, TrackerStats
 
 T = TypeVar("T")
 
+NO_RATES: Final = ConsumerCounters()
 INDEX: Final = "pulsar_delayed_message_index_"
 
 
@@ -41,6 +46,19 @@ class SubscriptionSnapshot:
     tracker: TrackerStats | None = None
     index_counters_before: TrackerCounters | None = None
     rebuilds_total: int = 0
+    rates: ConsumerCounters = NO_RATES
+    """Per second, of its consumers, in the last whole window."""
+    expired_rate: float = 0.0
+    expired_total: int = 0
+    last_expired_ms: int = 0
+    mark_delete_advanced_ms: int = 0
+    backlog_bytes: int = 0
+    """About how many bytes of the log lie behind its mark-delete position."""
+    is_paused: bool = False
+    held_by_pause: int = 0
+    """Delayed entries that came due since its pause began."""
+    cancelled_total: int = 0
+    rescheduled_total: int = 0
 
     @property
     def delayed(self) -> int:
@@ -74,6 +92,27 @@ class TopicSnapshot:
     subscriptions: Sequence[SubscriptionSnapshot] = ()
     shared_index: TrackerStats | None = None
     index_counters_before: TrackerCounters | None = None
+    rate_in: float = 0.0
+    throughput_in: float = 0.0
+    appended: AppendWindow | None = None
+    """What was appended in the last whole window."""
+    window_s: float = 60.0
+    """How long a window is."""
+    next_due_ms: int = 0
+    """When the next scheduled message comes due, 0 where there is none."""
+    last_due_ms: int = 0
+    """When the last one does."""
+    lateness: LatenessHistogram | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSnapshot:
+    """The log, and the process for snapshots."""
+
+    commits: DurationHistogram
+    has_snapshot_process: bool | None = None
+    """Whether it runs; None where there is none to run."""
+    snapshot_process_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +128,8 @@ class ServiceSnapshot:
     """Whether each consumer has some, too."""
     turns: TurnHistogram | None = None
     """How long the turns of the event loop took."""
+    store: StoreSnapshot | None = None
+    """The log, and the process for snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +141,17 @@ class Figure(Generic[T]):
     value: Callable[[T], float]
     has_sum: bool = True
     """Whether it is told for a namespace."""
+
+
+def _ranges(
+    prefix: str, ends: Sequence[str], documentation: str, counts: Callable[[AppendWindow], list[int]]
+) -> list[Figure[TopicSnapshot]]:
+    """Return a metric for each range, as Pulsar has them."""
+
+    def count_of(place: int) -> Callable[[TopicSnapshot], float]:
+        return lambda topic: 0 if topic.appended is None else counts(topic.appended)[place]
+
+    return [Figure(prefix + end, documentation, count_of(place)) for place, end in enumerate(ends)]
 
 
 LABELS_OF_SUMS: Final[Mapping[str, Labels]] = {"pulsar_msg_backlog": {"remote_cluster": "local"}}
@@ -121,7 +173,84 @@ TOPIC_FIGURES: Final[tuple[Figure[TopicSnapshot], ...]] = (
     Figure("pulsar_storage_size", "Bytes of the log.", lambda topic: topic.storage_size_bytes),
     Figure("pulsar_in_messages_total", "Messages published.", lambda topic: topic.messages_in_total),
     Figure("pulsar_in_bytes_total", "Bytes published.", lambda topic: topic.bytes_in_total),
+    Figure("pulsar_storage_logical_size", "Bytes of the log, of one copy.", lambda topic: topic.storage_size_bytes),
+    Figure(
+        "pulsar_storage_backlog_size",
+        "About how many bytes of the log the slowest subscription has not passed.",
+        lambda topic: max((one.backlog_bytes for one in topic.subscriptions), default=0),
+    ),
+    Figure("pulsar_rate_in", "Messages published a second.", lambda topic: topic.rate_in),
+    Figure("pulsar_throughput_in", "Bytes published a second.", lambda topic: topic.throughput_in),
+    Figure(
+        "pulsar_rate_out",
+        "Messages sent a second.",
+        lambda topic: sum(one.rates.messages_out for one in topic.subscriptions),
+    ),
+    Figure(
+        "pulsar_throughput_out",
+        "Bytes sent a second.",
+        lambda topic: sum(one.rates.bytes_out for one in topic.subscriptions),
+    ),
+    Figure(
+        "pulsar_average_msg_size",
+        "Bytes of a published message on average.",
+        lambda topic: topic.throughput_in / topic.rate_in if topic.rate_in else 0,
+        has_sum=False,
+    ),
+    Figure(
+        "pulsar_storage_write_rate",
+        "Entries appended to the log a second.",
+        lambda topic: 0 if topic.appended is None else topic.appended.entries / topic.window_s,
+    ),
+    Figure(
+        "postdate_next_due_timestamp_seconds",
+        "When the next scheduled message comes due, in seconds since the epoch; 0 where there is none.",
+        lambda topic: topic.next_due_ms / 1000,
+        has_sum=False,
+    ),
+    Figure(
+        "postdate_last_due_timestamp_seconds",
+        "When the last scheduled message comes due, in seconds since the epoch; 0 where there is none.",
+        lambda topic: topic.last_due_ms / 1000,
+        has_sum=False,
+    ),
 )
+
+WINDOW_FIGURES: Final[tuple[Figure[TopicSnapshot], ...]] = (
+    *_ranges(
+        "pulsar_storage_write_latency_",
+        ("le_0_5", "le_1", "le_5", "le_10", "le_20", "le_50", "le_100", "le_200", "le_1000", "overflow"),
+        "Entries of the last window that took so many milliseconds to be durable, not cumulative.",
+        lambda window: window.latency_counts,
+    ),
+    Figure(
+        "pulsar_storage_write_latency_sum",
+        "Milliseconds that the entries of the last window took to be durable.",
+        lambda topic: 0 if topic.appended is None else topic.appended.latencies_ms,
+    ),
+    Figure(
+        "pulsar_storage_write_latency_count",
+        "Entries of the last window that became durable.",
+        lambda topic: 0 if topic.appended is None else sum(topic.appended.latency_counts),
+    ),
+    *_ranges(
+        "pulsar_entry_size_",
+        (*("le_128", "le_512", "le_1_kb", "le_2_kb", "le_4_kb", "le_16_kb", "le_100_kb", "le_1_mb"), "le_overflow"),
+        "Entries of the last window of so many bytes, not cumulative.",
+        lambda window: window.size_counts,
+    ),
+    Figure(
+        "pulsar_entry_size_sum",
+        "Bytes of the entries of the last window.",
+        lambda topic: 0 if topic.appended is None else topic.appended.bytes,
+    ),
+    Figure(
+        "pulsar_entry_size_count",
+        "Entries of the last window.",
+        lambda topic: 0 if topic.appended is None else topic.appended.entries,
+    ),
+)
+"""Of topics to which something was appended in the last window: of 10,000 topics most are quiet."""
 
 SUBSCRIPTION_FIGURES: Final[tuple[Figure[SubscriptionSnapshot], ...]] = (
     Figure("pulsar_subscription_back_log", "Entries that are not acknowledged.", lambda one: one.backlog, False),
@@ -140,6 +269,50 @@ SUBSCRIPTION_FIGURES: Final[tuple[Figure[SubscriptionSnapshot], ...]] = (
         "postdate_dispatcher_rebuilds_total",
         "Dispatchers that stopped for a defect and were rebuilt from the log; report each.",
         lambda one: one.rebuilds_total,
+    ),
+    Figure("pulsar_subscription_msg_rate_out", "Messages sent a second.", lambda one: one.rates.messages_out, False),
+    Figure("pulsar_subscription_msg_throughput_out", "Bytes sent a second.", lambda one: one.rates.bytes_out, False),
+    Figure(
+        "pulsar_subscription_msg_rate_redeliver",
+        "Messages sent again a second.",
+        lambda one: one.rates.messages_redelivered,
+        has_sum=False,
+    ),
+    Figure(
+        "pulsar_subscription_msg_ack_rate",
+        "Messages acknowledged a second.",
+        lambda one: one.rates.messages_acked,
+        has_sum=False,
+    ),
+    Figure("pulsar_subscription_msg_rate_expired", "Entries expired a second.", lambda one: one.expired_rate, False),
+    Figure("pulsar_subscription_total_msg_expired", "Entries that expired.", lambda one: one.expired_total, False),
+    Figure(
+        "pulsar_subscription_last_expire_timestamp",
+        "When expiry was last looked for, in milliseconds since the epoch.",
+        lambda one: one.last_expired_ms,
+        has_sum=False,
+    ),
+    Figure(
+        "pulsar_subscription_last_mark_delete_advanced_timestamp",
+        "When the mark-delete position last moved, in milliseconds since the epoch.",
+        lambda one: one.mark_delete_advanced_ms,
+        has_sum=False,
+    ),
+    Figure("postdate_subscription_paused", "1 while a pause holds what is due.", lambda one: one.is_paused),
+    Figure(
+        "postdate_subscription_held_by_pause",
+        "Delayed entries that came due since the pause began.",
+        lambda one: one.held_by_pause,
+    ),
+    Figure(
+        "postdate_scheduled_cancelled_total",
+        "Scheduled messages that were cancelled since the start.",
+        lambda one: one.cancelled_total,
+    ),
+    Figure(
+        "postdate_scheduled_rescheduled_total",
+        "Scheduled messages that were moved or delivered early since the start.",
+        lambda one: one.rescheduled_total,
     ),
 )
 

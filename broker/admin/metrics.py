@@ -23,13 +23,17 @@ from broker.admin.figures import (
     LABELS_OF_SUMS,
     SUBSCRIPTION_FIGURES,
     TOPIC_FIGURES,
+    WINDOW_FIGURES,
     Figure,
     ServiceSnapshot,
+    StoreSnapshot,
     TopicSnapshot,
 )
 from broker.server.event_loop import TURN_SECONDS, TurnHistogram
 from broker.server.slices import in_slices
+from dispatcher.lateness import LATENESS_MS, LatenessHistogram
 from dispatcher.stats import ConsumerStats
+from managed_ledger.durations import BOUNDS_SECONDS
 from tracker.stats import LATENCY_LABELS, TrackerCounters, TrackerStats, summed
 
 T = TypeVar("T")
@@ -40,7 +44,7 @@ def metrics_text(snapshot: ServiceSnapshot) -> bytes:
     page = MetricsPage(snapshot.cluster, is_by_topic=snapshot.is_by_topic, is_by_consumer=snapshot.is_by_consumer)
     for topic in snapshot.topics:
         page.add(topic)
-    return b"".join(page.chunks(connection_count=snapshot.connection_count, turns=snapshot.turns))
+    return b"".join(page.chunks(connection_count=snapshot.connection_count, turns=snapshot.turns, store=snapshot.store))
 
 
 async def stream_metrics(
@@ -51,6 +55,7 @@ async def stream_metrics(
     is_by_topic: bool,
     is_by_consumer: bool,
     turns: TurnHistogram | None,
+    store: StoreSnapshot | None = None,
 ) -> AsyncIterator[bytes]:
     """Do the same a slice at a time: of 10,000 topics the whole takes seconds, and deliveries go on meanwhile.
 
@@ -61,11 +66,12 @@ async def stream_metrics(
         is_by_topic: Whether topics and subscriptions have series of their own.
         is_by_consumer: Whether consumers have, too.
         turns: How long the turns of the event loop took.
+        store: What is known of the log and of the process for snapshots.
     """
     page = MetricsPage(cluster, is_by_topic=is_by_topic, is_by_consumer=is_by_consumer)
     async for topic in in_slices(topics):
         page.add(topic)
-    async for chunk in in_slices(page.chunks(connection_count=connection_count, turns=turns)):
+    async for chunk in in_slices(page.chunks(connection_count=connection_count, turns=turns, store=store)):
         yield chunk
 
 
@@ -84,6 +90,8 @@ class MetricsPage:
         self._is_by_consumer = is_by_topic and is_by_consumer
         self._topic_counts: dict[str, int] = {}
         self._topics = _Table(TOPIC_FIGURES, is_summed=not is_by_topic)
+        self._windows = _Table(WINDOW_FIGURES, is_summed=not is_by_topic)
+        self._lateness: dict[str, tuple[Labels, list[int], int]] = {}
         self._subscriptions = _Table(SUBSCRIPTION_FIGURES, is_summed=not is_by_topic)
         self._dispatchers = _Table(DISPATCHER_FIGURES, is_summed=not is_by_topic)
         self._consumers = _Table(CONSUMER_FIGURES, is_summed=False)
@@ -100,6 +108,10 @@ class MetricsPage:
         if self._is_by_topic:
             labels["topic"] = topic.name
         self._topics.add(labels, topic)
+        if topic.appended is not None and topic.appended.entries:
+            self._windows.add(labels, topic)
+        if topic.lateness is not None and any(topic.lateness.counts):
+            self._add_lateness(labels, topic.lateness)
         for one in topic.subscriptions:
             at = {**labels, "subscription": one.name} if self._is_by_topic else labels
             self._subscriptions.add(at, one)
@@ -109,6 +121,18 @@ class MetricsPage:
                     self._add_consumer(at, consumer)
             self._add_index(at, one.tracker, summed(one.tracker, one.index_counters_before))
         self._add_index(labels, topic.shared_index, summed(topic.shared_index, topic.index_counters_before))
+
+    def _add_lateness(self, labels: Labels, one: LatenessHistogram) -> None:
+        text = label_text(labels)
+        _, counts, sum_ms = self._lateness.get(text, (labels, [0] * len(one.counts), 0))
+        self._lateness[text] = (labels, [a + b for a, b in zip(counts, one.counts, strict=True)], sum_ms + one.sum_ms)
+
+    def _lateness_lines(self) -> Iterator[bytes]:
+        name = "postdate_delivery_lateness_seconds"
+        yield _head(name, "How late delayed messages were when they were first sent, against their delivery time.")
+        ends = [end / 1000 for end in LATENESS_MS]
+        for labels, counts, sum_ms in self._lateness.values():
+            yield _histogram(name, labels, ends, counts, sum_ms / 1000)
 
     def _add_consumer(self, at: Labels, one: ConsumerStats) -> None:
         labels = {**at, "consumer_name": one.consumer_name, "consumer_id": str(one.consumer_id)}
@@ -137,12 +161,15 @@ class MetricsPage:
                 # Wherever there is a count, also where all of them took less than a millisecond.
                 self._latency_sums.add(at, {"type": kind.value}, operation.latency_sum_ms)
 
-    def chunks(self, *, connection_count: int, turns: TurnHistogram | None) -> Iterator[bytes]:
+    def chunks(
+        self, *, connection_count: int, turns: TurnHistogram | None, store: StoreSnapshot | None = None
+    ) -> Iterator[bytes]:
         """Write everything, some hundred lines at a time.
 
         Args:
             connection_count: Open connections.
             turns: How long the turns of the event loop took, None where that is not measured.
+            store: What is known of the log and of the process for snapshots.
         """
         cluster = label_text(self._cluster)
         yield from family("postdate_connections", "Open client connections.", [(cluster, connection_count)])
@@ -150,7 +177,11 @@ class MetricsPage:
         yield from family("pulsar_topics_count", "Topics.", counted)
         if turns is not None:
             yield from _turn_lines(turns, self._cluster)
+        if store is not None:
+            yield from _store_lines(store, self._cluster)
         yield from self._topics.families()
+        yield from self._windows.families()
+        yield from self._lateness_lines()
         yield from self._subscriptions.families(more=self._consumers_out if self._is_by_consumer else {})
         yield from self._dispatchers.families()
         if self._is_by_consumer:
@@ -213,18 +244,43 @@ class _Table(Generic[T]):
             yield from family(figure.name, figure.documentation, samples)
 
 
+def _head(name: str, documentation: str) -> bytes:
+    return f"# HELP {name} {documentation}\n# TYPE {name} histogram\n".encode()
+
+
+def _histogram(name: str, labels: Labels, ends: Sequence[float], counts: Sequence[int], total: float) -> bytes:
+    """Write a histogram; `counts` are by range, with one more for what is beyond the last end."""
+    cumulative = list(accumulate(counts))
+    texts = [*(f"{end:g}" for end in ends), "+Inf"]
+    lines = [
+        *(f"{name}_bucket{label_text({**labels, 'le': end})} {n}" for end, n in zip(texts, cumulative, strict=True)),
+        f"{name}_count{label_text(labels)} {cumulative[-1]}",
+        f"{name}_sum{label_text(labels)} {total}",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _store_lines(store: StoreSnapshot, labels: Labels) -> Iterator[bytes]:
+    name = "postdate_commit_seconds"
+    yield _head(name, "How long writes of the log took, each for everything that all topics had pending.")
+    yield _histogram(name, labels, BOUNDS_SECONDS, store.commits.counts, store.commits.sum_s)
+    if store.has_snapshot_process is not None:
+        yield from family(
+            "postdate_snapshot_process_up",
+            "1 while the process for snapshots runs.",
+            [(label_text(labels), store.has_snapshot_process)],
+        )
+        yield from family(
+            "postdate_snapshot_process_restarts_total",
+            "How often the process for snapshots had to be started again.",
+            [(label_text(labels), store.snapshot_process_restarts)],
+        )
+
+
 def _turn_lines(turns: TurnHistogram, labels: Labels) -> Iterator[bytes]:
     name = "postdate_event_loop_turn_seconds"
-    counts = list(accumulate(turns.counts))
-    ends = [*(f"{end:g}" for end in TURN_SECONDS), "+Inf"]
-    lines = [
-        f"# HELP {name} How long the turns of the event loop took; nothing else is done meanwhile.",
-        f"# TYPE {name} histogram",
-        *(f"{name}_bucket{label_text({**labels, 'le': end})} {n}" for end, n in zip(ends, counts, strict=True)),
-        f"{name}_count{label_text(labels)} {counts[-1]}",
-        f"{name}_sum{label_text(labels)} {turns.sum_s}",
-    ]
-    yield ("\n".join(lines) + "\n").encode()
+    yield _head(name, "How long the turns of the event loop took; nothing else is done meanwhile.")
+    yield _histogram(name, labels, TURN_SECONDS, turns.counts, turns.sum_s)
     yield from family(
         "postdate_event_loop_turn_seconds_max",
         "The longest turn of the event loop since the start.",

@@ -35,6 +35,7 @@ from broker.scheduled.messages import both
 from broker.scheduled.operations import Matched, Operations, Progress, Selector
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
+from broker.server.slices import in_slices
 from broker.topics.pause import NOT_PAUSED, PauseState
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
@@ -170,7 +171,7 @@ class _Routes:
         requests.check_fields(request.query, (), "parameter")
         caller = request.get(CALLER)
         found = []
-        for name in sorted(self._service.all_topic_names()):
+        async for name in in_slices(sorted(self._service.all_topic_names())):
             if caller is None or caller.may_see(name):
                 topic = await self._service.topic(name)
                 found.append(await topic_summary(topic, self._service.catalog, self._service.now_ms))

@@ -5,12 +5,12 @@ What falls out of the cache is read again when somebody asks: it costs time and 
 """
 
 import asyncio
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Final
 
 from broker.scheduled.ledger_schedule import LedgerSchedule, extended
+from broker.server.slices import Turns
 from managed_ledger.ledgers import LedgerInfo
 from managed_ledger.position import Position
 from managed_ledger.readable_log import ReadableLog
@@ -19,20 +19,6 @@ CATALOG_BYTES_MAX: Final = 256 * 1024 * 1024
 """Room for some 16 million delayed entries."""
 _READ_ENTRIES: Final = 16_384
 _SORT_IN_THREAD_ROWS: Final = 8_192
-_TURN_SECONDS: Final = 0.004
-
-
-class Turns:
-    """Lets the loop go on when enough was done in one turn."""
-
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
-
-    async def give_way(self) -> None:
-        """Suspend if the turn has taken long enough."""
-        if time.perf_counter() - self._since >= _TURN_SECONDS:
-            await asyncio.sleep(0)
-            self._since = time.perf_counter()
 
 
 class ScheduleCatalog:

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from broker.scheduled.catalog import ScheduleCatalog, Turns
+from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.messages import PAGE_BYTES_MAX, Json, both, described, fitting
 from broker.scheduled.operations import Selector
 from broker.scheduled.page_token import WHOLE, PageToken
 from broker.scheduled.selection import Place
 from broker.scheduled.topic_schedule import TopicSchedule
+from broker.server.slices import Turns
 from broker.topics.topic import Topic
 from dispatcher.core.ack_sets import AckSet
 
@@ -134,3 +135,20 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable
         "backlog": sum(one.cursor.backlog for one in subscriptions),
         "paused": any(one.pause.is_paused for one in subscriptions),
     }
+
+
+async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> None:
+    """Note at a topic when its next and last messages come due, and how many a pause holds; for metrics.
+
+    Raises:
+        LedgerError: The log cannot be read.
+    """
+    delaying = [one for one in topic.subscriptions.values() if one.has_delays and one.cursor.backlog]
+    totals = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
+    topic.next_due_ms, topic.last_due_ms = totals.next_ms or 0, totals.last_ms or 0
+    for subscription in topic.subscriptions.values():
+        since_ms = subscription.pause.paused_since_ms
+        subscription.held_by_pause = 0
+        if since_ms is not None and subscription.has_delays:
+            schedule = TopicSchedule(topic, catalog, [subscription], now_ms)
+            subscription.held_by_pause = await schedule.count(since_ms + 1, now_ms() + 1)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from broker.protocol.entries import StoredMessage, key_of, messages_of, metadata_of
 from broker.protocol.errors import ProtocolError
-from broker.scheduled.catalog import Turns
 from broker.scheduled.ledger_schedule import Mask
 from broker.scheduled.selection import Rows
+from broker.server.slices import Turns
 from dispatcher.core.ack_sets import AckSet
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position

@@ -17,11 +17,11 @@ from typing import Final
 import numpy as np
 
 from broker.protocol.entries import with_delivery_time
-from broker.scheduled.catalog import Turns
 from broker.scheduled.ledger_schedule import Int64s
 from broker.scheduled.messages import MessageFilter, MessageId, ids_of, matching
 from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered
 from broker.scheduled.topic_schedule import TopicSchedule
+from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
 from dispatcher.slots import sticky_hash
 from managed_ledger.completion import completed

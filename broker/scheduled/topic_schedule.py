@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap
 
-from broker.scheduled.catalog import ScheduleCatalog, Turns
+from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule
 from broker.scheduled.selection import (
     PageBuilder,
@@ -23,6 +23,7 @@ from broker.scheduled.selection import (
     rows_of,
     times_of,
 )
+from broker.server.slices import Turns
 from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
 from managed_ledger.headers import EntryHeaders
@@ -167,6 +168,14 @@ class TopicSchedule:
         async for times in self._times(None, None):
             totals.add(times)
         return totals.result()
+
+    async def count(self, from_ms: int, until_ms: int) -> int:
+        """Count what is due in a stretch of time.
+
+        Raises:
+            LedgerError: The log cannot be read.
+        """
+        return sum([len(times) async for times in self._times(from_ms, until_ms)])
 
     async def known(self, headers: EntryHeaders) -> Rows:
         """Return the rows of these entries that are scheduled, in order of delivery."""

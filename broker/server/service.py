@@ -19,6 +19,7 @@ from itertools import chain
 from random import Random
 from typing import Any, Final
 
+from broker.admin.figures import StoreSnapshot
 from broker.admin.metrics import stream_metrics
 from broker.authentication.authenticator import Authenticator
 from broker.authorization.grants import Actions, GrantBook
@@ -28,6 +29,7 @@ from broker.configuration.config import BrokerConfig
 from broker.errors import NotAllowedError, ServiceStartError
 from broker.network.hosts import is_wildcard
 from broker.scheduled.catalog import ScheduleCatalog
+from broker.scheduled.listing import note_due_times
 from broker.server.event_loop import turns_of
 from broker.server.resting import REST_CHECK_INTERVAL_S, RestingTopics
 from broker.server.scheduler import Job
@@ -53,6 +55,7 @@ from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.factories import tracker_factory
+from tracker.process import SnapshotProcess
 from tracker.residual_snapshots import ResidualSnapshots
 from tracker.shell.snapshot_work import StorageWorker, worker_on
 
@@ -250,16 +253,29 @@ class Service:
         self._producers_named += 1
         return f"{self._producer_name_prefix}-{self._producers_named}"
 
-    def metrics(self) -> AsyncIterator[bytes]:
+    async def metrics(self) -> AsyncIterator[bytes]:
         """Give the text for `/metrics`, a slice at a time."""
-        return stream_metrics(
+        async for topic in in_slices(list(self.topics.values())):
+            try:
+                await note_due_times(topic, self.catalog, self.now_ms)
+            except LedgerError as error:
+                log.warning("%s: cannot tell when messages are due: %s", topic.name, error)
+        process = self._storage if isinstance(self._storage, SnapshotProcess) else None
+        chunks = stream_metrics(
             self.config.cluster_name,
             chain((topic.metrics() for topic in list(self.topics.values())), self.resting.figures),
             connection_count=len(self.connections),
             is_by_topic=self.config.has_topic_metrics,
             is_by_consumer=self.config.has_consumer_metrics,
             turns=turns_of(asyncio.get_running_loop()),
+            store=StoreSnapshot(
+                commits=self._store.committer.write_seconds,
+                has_snapshot_process=None if process is None else process.process_id is not None,
+                snapshot_process_restarts=0 if process is None else process.restarts,
+            ),
         )
+        async for chunk in chunks:
+            yield chunk
 
     @property
     def failure(self) -> str | None:

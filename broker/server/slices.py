@@ -23,3 +23,16 @@ async def in_slices(things: Iterable[T]) -> AsyncIterator[T]:
         if time.monotonic() - begin >= SLICE_S:
             await asyncio.sleep(0)
             begin = time.monotonic()
+
+
+class Turns:
+    """The same for work that is no walk through things of one kind: it asks itself whether others are waiting."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    async def give_way(self) -> None:
+        """Suspend if a slice's time has passed."""
+        if time.monotonic() - self._since >= SLICE_S:
+            await asyncio.sleep(0)
+            self._since = time.monotonic()

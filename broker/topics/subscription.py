@@ -31,6 +31,7 @@ from dispatcher.config import SubscriptionType
 from dispatcher.core.ack_sets import AckSet
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherClosedError, RangeConflictError
+from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
@@ -108,6 +109,10 @@ class Subscription:
         """What the trackers of its own that are gone have done, None if there was none."""
         self.expiry = Expiry(RateMeter(now_ms(), 1))
         self.mark_delete_advanced_ms = 0
+        self.held_by_pause = 0
+        """Delayed entries that came due since a pause began, as it was last looked for."""
+        self.lateness: LatenessHistogram | None = None
+        """Where it is counted how late messages are; None for nowhere that outlives a dispatcher."""
         self.cancelled_total = 0
         """Messages that were cancelled since the start."""
         self.rescheduled_total = 0
@@ -185,6 +190,16 @@ class Subscription:
             tracker=None if tracker is None else tracker.stats(),
             index_counters_before=self.index_counters_before,
             rebuilds_total=self.rebuilds_total,
+            rates=ConsumerCounters(*map(sum, zip(*(one.meter.rates for one in self.consumers), strict=True))),
+            expired_rate=self.expiry.meter.rates[0],
+            expired_total=self.expiry.messages_total,
+            last_expired_ms=self.expiry.last_ms,
+            mark_delete_advanced_ms=self.mark_delete_advanced_ms,
+            backlog_bytes=self._ledger.bytes_behind(self.cursor.mark_delete_position),
+            is_paused=self.pause.is_paused,
+            held_by_pause=self.held_by_pause,
+            cancelled_total=self.cancelled_total,
+            rescheduled_total=self.rescheduled_total,
         )
 
     def end_rate_window(self, now_ms: int) -> None:
@@ -449,6 +464,8 @@ class Subscription:
         await self._drop_dispatcher()
         self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
         self.dispatcher.on_failure = self._on_dispatcher_failure
+        if self.lateness is not None:
+            self.dispatcher.lateness = self.lateness
         self._restore_parts()
         if self.pause != NOT_PAUSED:
             self._apply_pause()

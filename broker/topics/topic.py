@@ -30,6 +30,7 @@ from broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slow
 from broker.topics.topic_name import TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
+from dispatcher.lateness import LatenessHistogram
 from managed_ledger.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of
@@ -89,6 +90,13 @@ class Topic:
         self.bytes_in_total = 0
         self.entries_in_total = 0
         self.copies_total = 0
+        self.lateness = LatenessHistogram()
+        """How late its delayed messages were, of all subscriptions."""
+        self.next_due_ms = self.last_due_ms = 0
+        """When its next and last scheduled messages come due, as it was last looked for; 0 for never."""
+        self.window_s = 60.0
+        """How long the last whole window of its rates was."""
+        self._window_began_ms = now_ms
         self.meter = RateMeter(now_ms, 2)
         """The rates of messages and bytes in."""
         self._new_subscription = new_subscription
@@ -354,6 +362,9 @@ class Topic:
 
     def end_rate_window(self, now_ms: int) -> None:
         """Let the rates be those of the time since this was called last."""
+        self.ledger.append_stats.end_window()
+        self.window_s = max(0.001, (now_ms - self._window_began_ms) / 1000)
+        self._window_began_ms = now_ms
         self.meter.end_window((self.messages_in_total, self.bytes_in_total), now_ms)
         for subscription in self.subscriptions.values():
             subscription.end_rate_window(now_ms)
@@ -375,6 +386,13 @@ class Topic:
             messages_in_total=self.messages_in_total,
             bytes_in_total=self.bytes_in_total,
             storage_size_bytes=self.ledger.size_bytes,
+            rate_in=self.meter.rates[0],
+            throughput_in=self.meter.rates[1],
+            appended=self.ledger.append_stats.last,
+            window_s=self.window_s,
+            next_due_ms=self.next_due_ms,
+            last_due_ms=self.last_due_ms,
+            lateness=self.lateness,
             subscriptions=[subscription.metrics() for subscription in self.subscriptions.values()],
             shared_index=None if self._index is None else self._index.stats(),
             index_counters_before=summed(
@@ -432,6 +450,7 @@ class Topic:
 
     def _add_subscription(self, name: str, cursor: Cursor) -> Subscription:
         subscription = self._new_subscription(name, self.ledger, cursor)
+        subscription.lateness = self.lateness
         self.subscriptions[name] = subscription
         return subscription
 

@@ -17,13 +17,14 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
 from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
 from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.consumers import UNLIMITED
 from dispatcher.core.due_queue import DueQueue
-from dispatcher.core.items import Key
+from dispatcher.core.items import Key, by_ledger
 from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.waiting import WaitingEntries
@@ -159,6 +160,8 @@ class Intake(SubscriptionCore):
         """Make immediate entries ready, and those that were held, in one order."""
         headers = immediate
         if len(held):
+            for ledger_id, entry_ids in by_ledger(held.ledger_ids, held.entry_ids):
+                self.unsent_delayed.setdefault(ledger_id, BitMap()).update(entry_ids)
             headers = EntryHeaders.concatenate([immediate, held])
             orders_ms = np.concatenate([orders_ms, held.deliver_at_ms])
             order = np.lexsort((headers.entry_ids, headers.ledger_ids, orders_ms))
@@ -169,6 +172,8 @@ class Intake(SubscriptionCore):
         """Forget what is held up to a position, and take in nothing more from there: a read may be under way."""
         self._mark_deleted_through = max(self._mark_deleted_through, through)
         self.held_due.discard_through(through)
+        for ledger_id in [passed for passed in self.unsent_delayed if passed < through[0]]:
+            del self.unsent_delayed[ledger_id]
 
     def _not_acknowledged(self, headers: EntryHeaders) -> EntryHeaders:
         """Leave out what is acknowledged, or passed by mark-delete: no consumer may get it any more."""

@@ -234,12 +234,16 @@ class MultipleConsumersCore(Intake):
         if slot is not None:
             self._offer(slot)
 
-    def _forget_counts(self, positions: Iterable[Key]) -> None:
+    def _forget_counts(self, positions: Collection[Key]) -> None:
         """Drop what is known of entries that are acknowledged."""
         for known in (self.redelivery_counts, self.ack_sets):
             if known:
                 for position in positions:
                     known.pop(position, None)
+        if self.unsent_delayed:
+            for ledger_id, entry_id in positions:
+                if ledger_id in self.unsent_delayed:
+                    self.unsent_delayed[ledger_id].discard(entry_id)
 
     def redeliver(
         self,
@@ -313,6 +317,7 @@ class MultipleConsumersCore(Intake):
         self.held_due.clear()
         self.redelivery_counts.clear()
         self.ack_sets.clear()
+        self.unsent_delayed.clear()
         self.unacked = 0
         self.is_blocked = False
         self._to_serve.clear()

@@ -9,11 +9,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from pyroaring import BitMap
+
 from dispatcher.core.ack_sets import AckSet
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
-from dispatcher.core.items import COUNT, Item, Key
+from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key
 from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
@@ -33,6 +35,8 @@ class SubscriptionCore(ABC):
         """What is unacknowledged of batches of which a part was acknowledged."""
         self.gate = DeliveryGate()
         """What may go to consumers at all."""
+        self.unsent_delayed: dict[int, BitMap] = {}
+        """Delayed entries that came due and were not sent yet, by ledger."""
         self.entries_read_total = 0
         self.delayed_reread_at_recovery_total = 0
         self.now_ms = 0
@@ -68,6 +72,21 @@ class SubscriptionCore(ABC):
     def on_timer(self) -> list[Action]:
         """Do what has been waiting for its time."""
         return []
+
+    def note_sent(self, items: Sequence[Item]) -> list[int]:
+        """Return how late those of them are that were delayed and are sent for the first time, in milliseconds."""
+        unsent, now_ms = self.unsent_delayed, self.now_ms
+        late_ms = []
+        for item in items if unsent else ():
+            entry_ids = unsent.get(item[LEDGER])
+            if entry_ids is not None and item[ENTRY] in entry_ids:
+                entry_ids.remove(item[ENTRY])
+                if not entry_ids:
+                    del unsent[item[LEDGER]]
+                # Where order is by position the time is not known here.
+                if item[ORDER]:
+                    late_ms.append(now_ms - item[ORDER])
+        return late_ms
 
     # Pause and resume.
 

@@ -87,6 +87,7 @@ class SnapshotProcess(StorageWorker):
         self._is_open = False
         self._metadata_at_once_max = 1
         self._child: Child | None = None
+        self._restarts = 0
         self._starting: asyncio.Task[Child] | None = None
         self._next_start_s = 0.0
         self._last_error: SnapshotStorageError | None = None
@@ -101,6 +102,11 @@ class SnapshotProcess(StorageWorker):
         """The id of the other process, None while there is none."""
         child = self._child
         return None if child is None or child.is_ended else child.process_id
+
+    @property
+    def restarts(self) -> int:
+        """How often it had to be started again."""
+        return self._restarts
 
     async def start(self) -> None:
         """See base. Cancelled, it leaves no process.
@@ -226,6 +232,7 @@ class SnapshotProcess(StorageWorker):
             raise
         else:
             self._last_error = None
+            self._restarts += 1
             log.warning("the process for snapshots was started again")
             return child
         finally:

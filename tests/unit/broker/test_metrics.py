@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.admin.figures import ServiceSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.admin.metrics import metrics_text, stream_metrics
 from broker.server.event_loop import TurnHistogram
+from broker.topics.rates import ConsumerCounters
+from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
+from managed_ledger.append_stats import AppendStats
 from tracker.stats import BucketOperation, TrackerStats
 
 GOLDEN_FILE = Path(__file__).parents[2] / "golden/admin/metrics-of-one-topic.txt"
@@ -20,6 +24,7 @@ NAMESPACE_GOLDEN_FILE = GOLDEN_FILE.with_name("metrics-of-one-namespace.txt")
 
 Labels = frozenset[tuple[str, str]]
 
+RATES = ConsumerCounters(5, 500, 2, 4)
 CLUSTER = {"cluster": "standalone"}
 NAMESPACE = CLUSTER | {"namespace": "public/default"}
 TOPIC = NAMESPACE | {"topic": "persistent://public/default/shown"}
@@ -211,7 +216,18 @@ def test_the_numbers_of_a_topic() -> None:
 
 
 def test_the_numbers_of_a_subscription() -> None:
-    found = rendered(topic(subscription()))
+    shown = subscription(
+        rates=RATES,
+        expired_rate=0.5,
+        expired_total=7,
+        last_expired_ms=1234,
+        mark_delete_advanced_ms=5678,
+        is_paused=True,
+        held_by_pause=11,
+        cancelled_total=12,
+        rescheduled_total=13,
+    )
+    found = rendered(topic(shown))
 
     numbers = {name: value for (name, labels), value in found.items() if labels == at(ORDERS)}
     assert {name: value for name, value in numbers.items() if "delayed_message_index" not in name} == {
@@ -236,7 +252,59 @@ def test_the_numbers_of_a_subscription() -> None:
         "postdate_delayed_buckets_recovered_total": 3,
         "postdate_delayed_buckets_lost_total": 1,
         "postdate_delayed_snapshots_unreadable": 0,
+        "pulsar_subscription_msg_rate_out": 5,
+        "pulsar_subscription_msg_throughput_out": 500,
+        "pulsar_subscription_msg_rate_redeliver": 2,
+        "pulsar_subscription_msg_ack_rate": 4,
+        "pulsar_subscription_msg_rate_expired": 0.5,
+        "pulsar_subscription_total_msg_expired": 7,
+        "pulsar_subscription_last_expire_timestamp": 1234,
+        "pulsar_subscription_last_mark_delete_advanced_timestamp": 5678,
+        "postdate_subscription_paused": 1,
+        "postdate_subscription_held_by_pause": 11,
+        "postdate_scheduled_cancelled_total": 12,
+        "postdate_scheduled_rescheduled_total": 13,
     }
+
+
+def test_the_numbers_of_what_came_in_and_when_it_is_due() -> None:
+    """By Pulsar's ranges, of the last window; what is quiet has none of these lines."""
+    stats = AppendStats()
+    stats.note_sizes(np.array([100, 128, 129, 2**20 + 1], np.int32))
+    stats.note_commit(4, 0.0031)
+    stats.end_window()
+    lateness = LatenessHistogram()
+    lateness.note([0, 3, 90_000, 4_000_000])
+    busy = replace(
+        topic(subscription(backlog_bytes=77, rates=RATES), subscription("audit", backlog_bytes=99, rates=RATES)),
+        rate_in=2.0,
+        throughput_in=600.0,
+        appended=stats.last,
+        window_s=2.0,
+        next_due_ms=5_000,
+        last_due_ms=9_000,
+        lateness=lateness,
+    )
+    found = rendered(busy, topic(name="quiet"))
+
+    numbers = {name: value for (name, labels), value in found.items() if labels == at(TOPIC)}
+    quiet = {name for name, labels in found if ("topic", "persistent://public/default/quiet") in labels}
+    assert numbers["pulsar_storage_backlog_size"] == 99
+    assert (numbers["pulsar_rate_in"], numbers["pulsar_throughput_in"], numbers["pulsar_rate_out"]) == (2, 600, 10)
+    assert numbers["pulsar_average_msg_size"] == 300
+    assert numbers["pulsar_entry_size_le_128"] == 2
+    assert numbers["pulsar_entry_size_le_512"] == 1
+    assert numbers["pulsar_entry_size_le_overflow"] == 1
+    assert numbers["pulsar_entry_size_count"] == 4
+    assert numbers["pulsar_storage_write_latency_le_5"] == 4
+    assert round(numbers["pulsar_storage_write_latency_sum"], 6) == 12.4
+    assert numbers["pulsar_storage_write_rate"] == 2
+    assert (numbers["postdate_next_due_timestamp_seconds"], numbers["postdate_last_due_timestamp_seconds"]) == (5, 9)
+    late = "postdate_delivery_lateness_seconds"
+    buckets = [found[f"{late}_bucket", at(TOPIC, le=end)] for end in ("0.001", "0.005", "60", "120", "3600")]
+    assert buckets == [1, 2, 2, 3, 3]
+    assert (found[f"{late}_count", at(TOPIC)], found[f"{late}_sum", at(TOPIC)]) == (4, 4090.003)
+    assert not any(name.startswith(("pulsar_entry_size", "pulsar_storage_write_latency", late)) for name in quiet)
 
 
 def test_index_metrics_are_those_of_the_golden_topic() -> None:

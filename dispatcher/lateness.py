@@ -1,0 +1,32 @@
+"""How late delayed messages are: when each was first sent, against its delivery time, as a histogram."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Final
+
+LATENESS_MS: Final = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500),
+    *(1_000, 2_000, 5_000, 10_000, 20_000, 60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000),
+)
+"""The upper ends of ranges, from a millisecond to an hour; one more is for what is later."""
+
+
+class LatenessHistogram:
+    """Counts by range, not cumulative, since the start.
+
+    >>> histogram = LatenessHistogram()
+    >>> histogram.note([0, 1, 3_600_001])
+    >>> histogram.counts[0], histogram.counts[-1], histogram.sum_ms
+    (2, 1, 3600002)
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENESS_MS) + 1)
+        self.sum_ms = 0
+
+    def note(self, late_ms: Iterable[int]) -> None:
+        """Count deliveries; one that is early, where that is allowed, counts as on time."""
+        counts = self.counts
+        for late in late_ms:
+            counts[bisect_left(LATENESS_MS, late)] += 1
+            self.sum_ms += max(0, late)

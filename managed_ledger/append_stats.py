@@ -1,0 +1,66 @@
+"""How large appended entries are and how long they take to be durable, in Pulsar's ranges, by window of time.
+
+Both are counted once per commit and not per entry. A window is what Pulsar shows: the last whole one.
+"""
+
+from bisect import bisect_left
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+WRITE_LATENCY_MS: Final = (0.5, 1, 5, 10, 20, 50, 100, 200, 1000)
+"""The upper ends of ranges; one more is for what is longer."""
+ENTRY_BYTES: Final = (128, 512, 1024, 2048, 4096, 16_384, 102_400, 1_048_576)
+"""The same of sizes."""
+
+
+class AppendStats:
+    """Counts of a managed ledger; by range, not cumulative."""
+
+    __slots__ = ("_bytes", "_latencies_ms", "_latency_counts", "_size_counts", "last")
+
+    def __init__(self) -> None:
+        self._begin()
+        self.last = AppendWindow([0] * (len(ENTRY_BYTES) + 1), 0, [0] * (len(WRITE_LATENCY_MS) + 1), 0.0)
+        """The last whole window."""
+
+    def note_sizes(self, sizes: NDArray[np.int32]) -> None:
+        """Count entries of a commit."""
+        ranges = np.searchsorted(ENTRY_BYTES, sizes, side="left")
+        for index, count in enumerate(np.bincount(ranges, minlength=len(self._size_counts)).tolist()):
+            self._size_counts[index] += count
+        self._bytes += int(sizes.sum())
+
+    def note_commit(self, entries: int, seconds: float) -> None:
+        """Count that so many entries became durable so long after they were written."""
+        self._latency_counts[bisect_left(WRITE_LATENCY_MS, seconds * 1000)] += entries
+        self._latencies_ms += seconds * 1000 * entries
+
+    def end_window(self) -> None:
+        """Let what was counted be the last window, and begin anew."""
+        self.last = AppendWindow(self._size_counts, self._bytes, self._latency_counts, self._latencies_ms)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._size_counts = [0] * (len(ENTRY_BYTES) + 1)
+        self._bytes = 0
+        self._latency_counts = [0] * (len(WRITE_LATENCY_MS) + 1)
+        self._latencies_ms = 0.0
+
+
+class AppendWindow:
+    """What was counted in one stretch of time."""
+
+    __slots__ = ("bytes", "latencies_ms", "latency_counts", "size_counts")
+
+    def __init__(self, size_counts: list[int], size_bytes: int, counts: list[int], latencies_ms: float) -> None:
+        self.size_counts = size_counts
+        self.bytes = size_bytes
+        self.latency_counts = counts
+        self.latencies_ms = latencies_ms
+
+    @property
+    def entries(self) -> int:
+        """How many entries were appended."""
+        return sum(self.size_counts)

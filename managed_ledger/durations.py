@@ -1,0 +1,26 @@
+"""Durations as a histogram, for metrics."""
+
+from bisect import bisect_left
+from typing import Final
+
+BOUNDS_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+"""The upper ends of ranges; one more is for what is longer."""
+
+
+class DurationHistogram:
+    """Counts by range, not cumulative, since the start.
+
+    >>> histogram = DurationHistogram()
+    >>> histogram.note(0.003)
+    >>> histogram.counts[3], histogram.sum_s
+    (1, 0.003)
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_SECONDS) + 1)
+        self.sum_s = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(BOUNDS_SECONDS, seconds)] += 1
+        self.sum_s += seconds
