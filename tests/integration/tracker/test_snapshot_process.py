@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -389,7 +390,9 @@ class Deliveries:
 
         await until(is_there)
         assert self.storage.process_id is not None
-        os.kill(self.storage.process_id, signal.SIGKILL)
+        # The one before may have ended without having been missed yet.
+        with suppress(ProcessLookupError):
+            os.kill(self.storage.process_id, signal.SIGKILL)
 
 
 TRACKER_CONFIG = TrackerConfig(
