@@ -25,7 +25,8 @@ from snapshot_storage.errors import SnapshotStorageError, StorageClosedError, St
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.core.actions import Event, MergeBuckets, PersistBucket, ReadMetadata, SnapshotCreated
 from tracker.process.child import Child, Recipe, in_words, started
-from tracker.shell.snapshot_work import SnapshotOwner, StorageAction, StorageWorker
+from tracker.shell.heap import Heap, trim_of_c_library
+from tracker.shell.snapshot_work import SnapshotOwner, StorageAction, StorageWorker, in_thread, rows_handled
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class SnapshotProcess(StorageWorker):
         self._pauses = Backoff(
             initial_ms=round(1_000 * min(PAUSE_S_MIN, pause_s_max)), max_ms=round(1_000 * pause_s_max)
         )
+        self._heap = Heap(in_thread, trim_of_c_library())
         self._is_open = False
         self._metadata_at_once_max = 1
         self._child: Child | None = None
@@ -155,7 +157,9 @@ class SnapshotProcess(StorageWorker):
         turn = self._persisting if isinstance(action, PersistBucket) else nullcontext()
         async with turn, asyncio.timeout(time_s):
             event: Event = await self._call("run_action", owner, action)
-            return event
+        # What came over the connection is free here, too, once it is handed out.
+        self._heap.note_freed(rows_handled(event))
+        return event
 
     @property
     def metadata_at_once_max(self) -> int:

@@ -2,7 +2,7 @@
 
 Sealing and loading go through megabytes of columns and protobuf in worker threads. glibc keeps what they free in the
 heaps of the threads, 50 MiB after a burst of adds, where it looks like memory that the index takes. So whoever does
-this work trims, the other process or this one. Where there is no glibc, nothing is done.
+this work trims, and so does who gets what the other process has made. Where there is no glibc, nothing is done.
 """
 
 import asyncio

@@ -215,7 +215,7 @@ class StorageWork(StorageWorker):
         else:
             async with _in_time(owner):
                 event = await self._run(owner, action)
-        self._heap.note_freed(_rows_handled(event))
+        self._heap.note_freed(rows_handled(event))
         return event
 
     @property
@@ -343,7 +343,7 @@ class StorageWork(StorageWorker):
             return await self._run_blocking(function)
 
 
-def _rows_handled(value: object) -> int:
+def rows_handled(value: object) -> int:
     """Return how many rows were encoded or decoded for an answer, which then are free memory."""
     match value:
         case SnapshotCreated() | MetadataRead():
