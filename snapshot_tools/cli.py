@@ -230,8 +230,7 @@ def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float, 
 def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> None:
     """Delete the snapshots that no cursor names. Refuses beside a running service, which cleans up by itself.
 
-    Beside a running service, --dry-run may name a snapshot that is just being made. An S3 prefix belongs to one
-    service: on that of another one, this and every other command is refused.
+    Beside a running service, --dry-run may name a snapshot that is just being made.
     """
     with Steps().shown() as steps:
         garbage = asyncio.run(

@@ -36,16 +36,15 @@ class Housekeeping:
     """Runs jobs at their intervals, on the event loop that `start` is called on."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = [job for job in jobs if job.interval_s > 0]
+        self._turns = {job: asyncio.Lock() for job in jobs if job.interval_s > 0}
+        """Held by a job while it runs, and by `close` for good."""
         self._scheduler: AsyncIOScheduler | None = None
-        self._running: dict[Job, asyncio.Task[None]] = {}
-        self._is_closing = False
 
     def start(self) -> None:
         """Begin; the first turn of each job is one interval from now."""
         # UTC, because the machine's own time zone may be unknown, and intervals do not need it.
         self._scheduler = AsyncIOScheduler(timezone=UTC)
-        for job in self._jobs:
+        for job in self._turns:
             # Late turns are taken, several missed ones as one. A second instance is allowed only to find that the
             # first still runs: APScheduler itself would warn of each turn that is left out.
             self._scheduler.add_job(
@@ -65,31 +64,22 @@ class Housekeeping:
         if self._scheduler is None:
             return
         scheduler, self._scheduler = self._scheduler, None
-        # 1. No new turns; the ones that APScheduler has begun but the loop has not see the flag.
-        self._is_closing = True
-        scheduler.pause()
-        await asyncio.sleep(0)
-        # 2. APScheduler's shutdown cancels what runs, so it comes after the last job.
-        if self._running:
-            await asyncio.wait(self._running.values())
+        # APScheduler's shutdown cancels what runs, so it comes after the last job.
+        for turn in self._turns.values():
+            await turn.acquire()
         scheduler.shutdown()
         await asyncio.sleep(0)
 
     async def _take_turn(self, job: Job) -> None:
-        if self._is_closing:
-            return
-        if job in self._running:
+        turn = self._turns[job]
+        if turn.locked():
             log.debug("%s still runs; this turn is left out", job.name)
             return
-        task = asyncio.current_task()
-        assert task is not None
-        self._running[job] = task
-        try:
-            outcome = job.run()
-            if inspect.isawaitable(outcome):
-                await outcome
-        except Exception:
-            # The supervisor of the jobs: whatever one of them raises, the others and its next turn go on.
-            log.exception("%s failed; it is tried again in %g s", job.name, job.interval_s)
-        finally:
-            del self._running[job]
+        async with turn:
+            try:
+                outcome = job.run()
+                if inspect.isawaitable(outcome):
+                    await outcome
+            except Exception:
+                # The supervisor of the jobs: whatever one of them raises, the others and its next turn go on.
+                log.exception("%s failed; it is tried again in %g s", job.name, job.interval_s)
