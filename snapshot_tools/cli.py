@@ -37,7 +37,15 @@ from snapshot_tools.json_output import (
     verdict_json,
 )
 from snapshot_tools.options import filters, make_console, on_config
-from snapshot_tools.place import Filter, Place, Summary, open_place, readable_segments, target_config
+from snapshot_tools.place import (
+    Filter,
+    Place,
+    Summary,
+    index_location,
+    open_place,
+    readable_segments,
+    target_config,
+)
 from snapshot_tools.report import (
     print_copied,
     print_exported,
@@ -248,6 +256,7 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> 
     epilog=help_end(
         "postdate snapshots copy --to s3://bucket/prefix",
         "postdate snapshots copy --to s3://bucket/prefix --update-cursors --delete-source",
+        "postdate snapshots copy --to s3://bucket/prefix --update-cursors --workers spark --master spark://host:7077",
         "postdate snapshots copy --to /mnt/new-data --topic orders",
         wrong="one that a cursor names is damaged or missing: no cursor was updated, and nothing deleted",
     ),
@@ -267,13 +276,30 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> 
     help="Let the cursors name the copies, once all are there: one durable write, on a stopped service.",
 )
 @click.option("--delete-source", is_flag=True, help="After --update-cursors: delete what was copied here.")
+@click.option(
+    "--workers",
+    type=click.Choice(["local", "spark"]),
+    default="local",
+    show_default=True,
+    help="Who copies: this process, or Spark, which needs --update-cursors and the extra `spark`.",
+)
+@click.option("--master", default="local[*]", show_default=True, help="With --workers spark: where Spark runs.")
 @json_option()
 def copy(
-    config: BrokerConfig, *, which: Filter, target: str, update_cursors: bool, delete_source: bool, is_json: bool
+    config: BrokerConfig,
+    *,
+    which: Filter,
+    target: str,
+    update_cursors: bool,
+    delete_source: bool,
+    workers: str,
+    master: str,
+    is_json: bool,
 ) -> None:
     """Copy the snapshots that cursors name to another storage, and compare each after writing.
 
     They get new ids there, which are printed. What an earlier run has copied is found, compared and not copied again.
+    On Spark, each machine needs the data folder and credentials for S3 where AWS's own tools find them.
     """
     if delete_source and not update_cursors:
         raise click.UsageError("--delete-source needs --update-cursors: the cursors would name what is gone")
@@ -283,6 +309,19 @@ def copy(
             "would find only a part in either"
         )
     where = target_config(config, target)
+    if workers == "spark":
+        if not update_cursors:
+            raise click.UsageError("--workers spark moves an index: say so with --update-cursors")
+        # Spark is an extra, and slow to import.
+        from pipeline.cli.migrate import move_index
+
+        data = str(config.data_directory)
+        source, there = index_location(config), index_location(where)
+        try:
+            move_index(data, source, there, deletes_source=delete_source, master=master, is_json=is_json)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+        return
     with bytes_bar("copied") as advance:
         copied = asyncio.run(
             copy_snapshots(config, where, which, advance, updates_cursors=update_cursors, deletes_source=delete_source)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from broker.configuration.config import BrokerConfig
 from broker.server.snapshot_storages import patient_storage_of, snapshots_folder
@@ -305,3 +305,22 @@ def _where(config: BrokerConfig) -> object:
     if config.bucket_snapshot_storage == "s3":
         return config.s3.endpoint, config.s3.bucket, config.s3.prefix
     return config.data_directory.resolve()
+
+
+def index_location(config: BrokerConfig) -> str:
+    """Return where the index of a configuration is, as jobs on Spark name it: without secrets.
+
+    Raises:
+        StorageAccessError: Its credentials stand in the configuration, so that no other machine would find them.
+    """
+    if config.bucket_snapshot_storage != "s3":
+        return str(config.data_directory)
+    s3 = config.s3
+    if s3.access_key_id is not None:
+        raise StorageAccessError(
+            "bucketSnapshotS3AccessKeyId: on Spark, credentials for S3 are found where AWS's own tools find them "
+            "(environment, profile, container, machine), so that none is in a location"
+        )
+    options = {"endpoint": s3.endpoint, "region": s3.region, "path_style": "true" if s3.is_path_style else None}
+    query = urlencode({name: value for name, value in options.items() if value is not None})
+    return f"s3://{s3.bucket}/{s3.prefix}" + (f"?{query}" if query else "")

@@ -48,10 +48,36 @@ def migrate(
 ) -> None:
     """Move the delayed index from RocksDB to S3 or back; the cursors name the copies in one step at the end.
 
+    The same as `postdate snapshots copy --update-cursors --workers spark`, for `spark-submit` and any locations.
+
     DATA is a service's data directory; the service must be stopped, and bucketSnapshotStorage must say the new place
     before it starts again. Every copy is read again and compared. An interrupted run is resumed by the next one. An S3
     location may have the options endpoint, region and path_style; credentials are found as by AWS's own tools.
     """
+    move_index(
+        data,
+        source,
+        target,
+        topics=topics,
+        cursors=cursors,
+        deletes_source=delete_source,
+        master=master,
+        is_json=is_json,
+    )
+
+
+def move_index(
+    data: str,
+    source: str | None,
+    target: str,
+    *,
+    topics: tuple[str, ...] = (),
+    cursors: tuple[str, ...] = (),
+    deletes_source: bool,
+    master: str,
+    is_json: bool,
+) -> None:
+    """Do what the command does, and end the process with its exit code where not all is there."""
     from pipeline.index.place import check_index, cursor_folder
     from pipeline.jobs.migrate import migrate as move
 
@@ -65,7 +91,7 @@ def migrate(
             target,
             topics=topics or None,
             cursors=cursors or None,
-            deletes_source=delete_source,
+            deletes_source=deletes_source,
             on_stage=steps.begin,
             on_step=steps.advance,
         )

@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from broker.cli.service_commands import postdate as main
@@ -216,7 +219,7 @@ def test_jobs_of_two_folders_do_not_meet_under_a_prefix(
 
     after = _objects(server, prefix)
     assert {key: after[key] for key in before} == before
-    with pytest.raises(StorageAccessError, match="2 data folders have snapshots under"):
+    with pytest.raises(AnalysisException, match="2 data folders have snapshots under"):
         _rows_of(spark, location, "a")
     assert merge(spark, str(ours), location, bucket_count_max=3, rules=SMALL).published.created_count > 0
     _start_service_storage(ours, location)
@@ -236,6 +239,37 @@ def _start_service_storage(data: Path, location: str) -> None:
             assert await storage.list_bucket_snapshots()
 
     asyncio.run(start())
+
+
+@pytest.mark.parametrize("server", [VersityServer], indirect=True)
+def test_the_copy_of_a_service_moves_an_index_on_spark(
+    spark: SparkSession, tmp_path: Path, location: str, server: RealServer
+) -> None:
+    """`postdate snapshots copy --workers spark` finds the places in the configuration, there and back."""
+    headers = write_log(tmp_path, {"a": some_times(1, 430)})["a"]
+    rebuild_log(spark, str(tmp_path), rules=SMALL)
+    before = stored(tmp_path, SUB)
+    prefix = s3_location(location).prefix
+    settings = {
+        "bucketSnapshotS3Endpoint": server.endpoint,
+        "bucketSnapshotS3PathStyle": "true",
+        "bucketSnapshotS3Region": "us-east-1",
+        "bucketSnapshotS3Bucket": BUCKET,
+        "bucketSnapshotS3Prefix": prefix,
+    }
+
+    def copy(*words: str) -> None:
+        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        command = ["copy", "--data", str(tmp_path), "--update-cursors", "--delete-source", "--workers", "spark"]
+        # A session of its own: the command ends the one that it has.
+        whole = [sys.executable, "-m", "broker.cli", "snapshots", *command, *words, *sets]
+        result = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=120)
+        assert result.returncode == 0, result.stderr
+
+    copy("--to", f"s3://{BUCKET}/{prefix}")
+    assert _stored_at(tmp_path, location, SUB) == live(headers, SMALL)
+    copy("--to", str(tmp_path), "--set", "bucketSnapshotStorage=s3")
+    assert stored(tmp_path, SUB) == before
 
 
 @pytest.mark.parametrize("server", [VersityServer], indirect=True)

@@ -547,6 +547,34 @@ def test_drop_gives_a_snapshot_up(data: Data) -> None:
     assert "no snapshot has the bucket id" in data.run("drop", str(data.ids[0])).stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("--to", "s3://bucket/p"), "say so with --update-cursors"),
+        (("--to", "{new}", "--update-cursors"), "one place must be a folder, the other a URI"),
+        (
+            (
+                "--to", "s3://bucket/p", "--update-cursors", "--set", "bucketSnapshotS3AccessKeyId=a",
+                "--set", "bucketSnapshotS3SecretAccessKey=secret",
+            ),
+            "bucketSnapshotS3AccessKeyId: on Spark",
+        ),
+    ],
+)  # fmt: skip
+def test_spark_copies_only_what_it_can_and_says_so(
+    data: Data, tmp_path: Path, words: tuple[str, ...], refusal: str
+) -> None:
+    """Before anything is started or changed; and no secret is shown."""
+    before = data.properties
+
+    result = data.run("copy", "--workers", "spark", *(word.format(new=tmp_path / "new") for word in words))
+
+    assert result.exit_code == 2
+    assert refusal in " ".join(result.stderr.split())
+    assert "secret" not in result.output
+    assert data.properties == before
+
+
 def test_a_checkpoint_takes_the_place_of_the_folder(data: Data, tmp_path: Path) -> None:
     result = data.run("checkpoint", str(tmp_path / "backups" / "monday"))
 
