@@ -35,7 +35,7 @@ from tracker.core.actions import DeleteSnapshot, Event, LoadSegments, MetadataRe
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.process import SnapshotProcess
 from tracker.process.tuning import tune_process
-from tracker.shell.snapshot_work import SnapshotOwner, StorageAction
+from tracker.shell.snapshot_work import SmallAction, SnapshotOwner, StorageAction
 from tracker.testing import FakeClock, FakeCursor
 
 BATCH_ROWS = 1_000
@@ -60,10 +60,14 @@ class CountingProcess(SnapshotProcess):
             self._rows_deleted += await self._row_count(action.bucket_id)
         return await super().run_action(owner, action)
 
-    async def read_metadata(self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
+    async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
         """See base."""
-        self.read_count += len(actions)
-        return await super().read_metadata(owner, actions)
+        self.read_count += sum(not isinstance(action, LoadSegments) or not action.data for action in actions)
+        if self._counts_rows:
+            for action in actions:
+                if isinstance(action, DeleteSnapshot):
+                    self._rows_deleted += await self._row_count(action.bucket_id)
+        return await super().run_together(owner, actions)
 
     async def rows_stored(self) -> int:
         """Return how many rows the snapshots have."""

@@ -3,7 +3,8 @@
 A storage moves encoded entries and knows nothing of what is in them: encoding and decoding are pure functions
 (`codec`, `snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and
 a few more: one to list what is there, for repair; one to write a snapshot piece by piece, for merges that are
-larger than memory; and two that read in one call all that recovery needs, of one snapshot or of many.
+larger than memory; one that reads in one call all that recovery needs; and three that do for many snapshots in one call
+what others do for one.
 
 What every backend promises, and the contract suite checks:
 
@@ -20,12 +21,14 @@ What every backend promises, and the contract suite checks:
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
 from snapshot_storage.errors import SnapshotStorageError, StorageClosedError
+
+T = TypeVar("T")
 
 METADATA_ENTRY = 0
 FIRST_SEGMENT_ENTRY = 1
@@ -125,6 +128,24 @@ class BucketSnapshotWriter(ABC):
         await self.abort()
 
 
+class SegmentRange(NamedTuple):
+    """Segments of one snapshot, both ends included."""
+
+    bucket_id: int
+    first_entry: int
+    last_entry: int
+
+
+async def _answer_of(call: Awaitable[T]) -> T | SnapshotStorageError:
+    """Return what a call returns, or raises of one snapshot; a storage that is closed is so for all."""
+    try:
+        return await call
+    except StorageClosedError:
+        raise
+    except SnapshotStorageError as error:
+        return error
+
+
 class BucketSnapshotStorage(ABC):
     """Keeps the snapshots of buckets; see the module for what every method has in common.
 
@@ -132,8 +153,8 @@ class BucketSnapshotStorage(ABC):
     `StorageUnavailableError` when the storage does not answer.
     """
 
-    heads_at_once_max: ClassVar[int] = 1
-    """How many heads to ask for in one call; 1 where one that does not answer would hold up the others."""
+    snapshots_at_once_max: ClassVar[int] = 1
+    """How many snapshots to read or delete in one call; 1 where one that does not answer would hold up the others."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -208,17 +229,25 @@ class BucketSnapshotStorage(ABC):
     ) -> Sequence[BucketSnapshotHead | SnapshotStorageError]:
         """Return the head of each of several snapshots, or what `read_bucket_snapshot_head` raises of it, in order.
 
-        A backend overrides this, and `heads_at_once_max`, if many heads cost it little more than one.
+        A backend overrides this, and `snapshots_at_once_max`, if many heads cost it little more than one.
         """
-        heads: list[BucketSnapshotHead | SnapshotStorageError] = []
-        for bucket_id in bucket_ids:
-            try:
-                heads.append(await self.read_bucket_snapshot_head(bucket_id))
-            except StorageClosedError:
-                raise
-            except SnapshotStorageError as error:
-                heads.append(error)
-        return heads
+        return [await _answer_of(self.read_bucket_snapshot_head(bucket_id)) for bucket_id in bucket_ids]
+
+    async def read_bucket_snapshot_segments(
+        self, ranges: Sequence[SegmentRange]
+    ) -> Sequence[list[bytes] | SnapshotStorageError]:
+        """Return segments of each of several snapshots, or what `get_bucket_snapshot_segment` raises, in order.
+
+        A backend overrides this as `read_bucket_snapshot_heads`.
+        """
+        return [await _answer_of(self.get_bucket_snapshot_segment(*one)) for one in ranges]
+
+    async def delete_bucket_snapshots(self, bucket_ids: Sequence[int]) -> Sequence[SnapshotStorageError | None]:
+        """Delete several snapshots; return None for each, or what `delete_bucket_snapshot` raises, in order.
+
+        A backend overrides this as `read_bucket_snapshot_heads`.
+        """
+        return [await _answer_of(self.delete_bucket_snapshot(bucket_id)) for bucket_id in bucket_ids]
 
     @abstractmethod
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:

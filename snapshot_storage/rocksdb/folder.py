@@ -289,6 +289,11 @@ class RocksDBFolder:
         self._remove(bucket_id, info)
         self._known.drop(bucket_id)
 
+    def delete_all(self, bucket_ids: Iterable[int]) -> None:
+        """Delete several, one after the other."""
+        for bucket_id in bucket_ids:
+            self.delete(bucket_id)
+
     def _remove(self, bucket_id: int, info: BucketSnapshotInfo | None = None) -> None:
         batch = self.new_batch()
         self.put_removal(batch, bucket_id, info)

@@ -10,9 +10,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from snapshot_storage.errors import (
+    BucketNotFoundError,
+    SnapshotCorruptedError,
     SnapshotStorageError,
     StorageAccessError,
     StorageCorruptedError,
@@ -20,11 +22,12 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
-from snapshot_storage.storage import BucketSnapshotHead
+from snapshot_storage.storage import BucketSnapshotHead, SegmentRange, check_segment_range
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 _Result = TypeVar("_Result")
 
 # One thread writes at a time; the others are for reads, which recovery has many of. More gain nothing on a
@@ -38,7 +41,7 @@ _REPLACING_EVERY_S = 5.0
 class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder]):
     """Keeps snapshots in one folder, which one process at a time may write to and any number may read."""
 
-    heads_at_once_max = 32
+    snapshots_at_once_max = 32
     """Their answers take a tracker's event loop some 2 ms, if a bucket has few rows."""
 
     def __init__(
@@ -101,7 +104,22 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         self, bucket_ids: Sequence[int]
     ) -> Sequence[BucketSnapshotHead | SnapshotStorageError]:
         """See base: in one thread, as a way to a thread and back takes longer than a read."""
-        return await self._run("read heads", lambda folder: [_head_or_error(folder, one) for one in bucket_ids])
+        return await self._run("read heads", lambda folder: [_answer_of(folder.read_head, one) for one in bucket_ids])
+
+    async def read_bucket_snapshot_segments(
+        self, ranges: Sequence[SegmentRange]
+    ) -> Sequence[list[bytes] | SnapshotStorageError]:
+        """See base: in one thread."""
+        for _, first_entry, last_entry in ranges:
+            check_segment_range(first_entry, last_entry)
+        return await self._run(
+            "read segments", lambda folder: [_answer_of(folder.read_segments, *one) for one in ranges]
+        )
+
+    async def delete_bucket_snapshots(self, bucket_ids: Sequence[int]) -> Sequence[SnapshotStorageError | None]:
+        """See base: in one thread. What is wrong with one is removed with it; a disk that refuses does so for all."""
+        await self._run("delete snapshots", lambda folder: folder.delete_all(bucket_ids))
+        return [None] * len(bucket_ids)
 
     async def find_damage(self) -> list[SnapshotStorageError]:
         """See base: headers."""
@@ -121,8 +139,9 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         await self._run("make a checkpoint", lambda folder: folder.checkpoint(path))
 
 
-def _head_or_error(folder: RocksDBFolder, bucket_id: int) -> BucketSnapshotHead | SnapshotStorageError:
+def _answer_of(call: Callable[P, _Result], *args: P.args, **kwargs: P.kwargs) -> _Result | SnapshotStorageError:
+    """Return what a call returns, or raises of one snapshot; what is wrong with the folder is so for all."""
     try:
-        return folder.read_head(bucket_id)
-    except SnapshotStorageError as error:
+        return call(*args, **kwargs)
+    except (BucketNotFoundError, SnapshotCorruptedError) as error:
         return error

@@ -12,6 +12,7 @@ who has failed least is tried first. So those that fail cannot keep the others f
 
 import heapq
 from collections.abc import Iterator, Mapping
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -43,8 +44,8 @@ from tracker.core.timers import Timers, Why
 FAILURES_BEFORE_OPENING: Final = 3
 """One failing call may be the fault of one bucket; so many in a row are the storage's."""
 
-METADATA_PER_CALL: Final = 8
-"""Of so many buckets the metadata may be in flight for each other call: the shell reads that of several at once."""
+BUCKETS_PER_CALL: Final = 8
+"""The shell makes one call for so many buckets where it can; so many more are given to it than calls may be made."""
 
 FIRST_TRY_WAIT_MS_MAX: Final = 7_500
 """A load that has not failed yet waits no longer while loads seem to be down: its messages may be such that come."""
@@ -253,14 +254,14 @@ class Calls:
 
     def __init__(self, config: TrackerConfig, rng: Random, timers: Timers) -> None:
         self._timers = timers
-        self.loads = CircuitBreaker(config, rng, FIRST_TRY_WAIT_MS_MAX)
+        self.loads = CircuitBreaker(config, rng, FIRST_TRY_WAIT_MS_MAX, buckets_per_call=BUCKETS_PER_CALL)
         """Segments; who waits for them is in the `LoadQueue`."""
         self.reads = CircuitBreaker(config, rng)
         """Positions, and the list of snapshots."""
-        metadata = CircuitBreaker(config, rng, buckets_per_call=METADATA_PER_CALL)
-        self.metadata = CallQueue(metadata, timers, Why.METADATA)
-        self.creates, self.deletes, self.properties = (
-            CallQueue(CircuitBreaker(config, rng), timers, why) for why in (Why.CREATES, Why.DELETES, Why.PROPERTIES)
+        of_many = partial(CircuitBreaker, config, rng, buckets_per_call=BUCKETS_PER_CALL)
+        self.creates = CallQueue(CircuitBreaker(config, rng), timers, Why.CREATES)
+        self.metadata, self.deletes, self.properties = (
+            CallQueue(of_many(), timers, why) for why in (Why.METADATA, Why.DELETES, Why.PROPERTIES)
         )
         self.queues = (self.metadata, self.creates, self.deletes, self.properties)
 

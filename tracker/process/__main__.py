@@ -102,7 +102,7 @@ class _Host:
             logging.getLogger().setLevel(log_level)
             self._work = StorageWork(pickle.loads(make_storage)())
         await self._work.start()
-        return self._work.metadata_at_once_max
+        return self._work.actions_at_once_max
 
     async def _run(self, call: Call) -> Any:
         return await getattr(self._work, call.method)(*call.args)

@@ -23,10 +23,17 @@ from typing import Any, Final
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.errors import SnapshotStorageError, StorageClosedError, StorageUnavailableError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-from tracker.core.actions import Event, MergeBuckets, PersistBucket, ReadMetadata, SnapshotCreated
+from tracker.core.actions import Event, MergeBuckets, PersistBucket, SnapshotCreated
 from tracker.process.child import Child, Recipe, in_words, started
 from tracker.shell.heap import Heap, trim_of_c_library
-from tracker.shell.snapshot_work import SnapshotOwner, StorageAction, StorageWorker, in_thread, rows_handled
+from tracker.shell.snapshot_work import (
+    SmallAction,
+    SnapshotOwner,
+    StorageAction,
+    StorageWorker,
+    in_thread,
+    rows_handled,
+)
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +94,7 @@ class SnapshotProcess(StorageWorker):
         )
         self._heap = Heap(in_thread, trim_of_c_library())
         self._is_open = False
-        self._metadata_at_once_max = 1
+        self._actions_at_once_max = 1
         self._child: Child | None = None
         self._restarts = 0
         self._starting: asyncio.Task[Child] | None = None
@@ -121,7 +128,7 @@ class SnapshotProcess(StorageWorker):
             if self._is_open:
                 await self._present("start")
             else:
-                self._child, self._metadata_at_once_max = await started(self._recipe)
+                self._child, self._actions_at_once_max = await started(self._recipe)
                 self._is_open = True
 
     async def close(self) -> None:
@@ -162,15 +169,16 @@ class SnapshotProcess(StorageWorker):
         return event
 
     @property
-    def metadata_at_once_max(self) -> int:
+    def actions_at_once_max(self) -> int:
         """See base."""
-        return self._metadata_at_once_max
+        return self._actions_at_once_max
 
-    async def read_metadata(self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
+    async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
         """See base."""
         async with asyncio.timeout(owner.config.operation_timeout_ms / 1_000 + ANSWER_WAIT_S):
-            answers: Sequence[Event | Exception] = await self._call("read_metadata", owner, actions)
-            return answers
+            answers: Sequence[Event | Exception] = await self._call("run_together", owner, actions)
+        self._heap.note_freed(sum(map(rows_handled, answers)))
+        return answers
 
     async def list_snapshots(self, topic_name: str | None = None) -> list[BucketSnapshotInfo]:
         """See base."""

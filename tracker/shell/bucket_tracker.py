@@ -82,6 +82,9 @@ def _guarded(method: _Method) -> _Method:
     return cast(_Method, guarded)
 
 
+PROPERTIES_AT_ONCE_MAX = 64
+"""So many properties are written in one write of the cursor."""
+
 TIMER_MS_MAX = 5_000
 """The timer is set at most this far ahead, so that a step of the wall clock is noticed within it."""
 
@@ -117,7 +120,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._tasks: set[asyncio.Task[None]] = set()
         # Those that write to the cursor, and so wait for the log and not for the storage.
         self._log_tasks: set[asyncio.Task[None]] = set()
-        self._metadata_calls = asyncio.Semaphore(config.operations_in_flight_max)
+        # Calls of which the core lets more buckets go than calls may be in flight.
+        self._calls: dict[type[Action], asyncio.Semaphore] = {
+            kind: asyncio.Semaphore(config.operations_in_flight_max)
+            for kind in (ReadMetadata, LoadSegments, DeleteSnapshot, PutProperty, RemoveProperty)
+        }
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms: int | None = None
         self._wakes_before_ms = NEVER
@@ -185,6 +192,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def _want(self, ledger_id: int) -> None:
         """Tell the core that a ledger is read; once a turn for each is enough."""
+        if ledger_id == self._wanted_ledger_id:
+            return
         self._wanted_ledger_id = ledger_id
         self._core.want(ledger_id)
         self._turn_if_needed()
@@ -393,18 +402,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._stats.buckets_lost += 1
             self._is_news = True
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
-        actions = self._core.plan(now_ms=now_ms)
-        reads = [action for action in actions if isinstance(action, ReadMetadata)]
-        at_once_max = self._work.metadata_at_once_max
-        for start in range(0, len(reads), at_once_max):
-            self._start(self._read_metadata(reads[start : start + at_once_max]))
-        for action in actions:
-            if isinstance(action, ReadMetadata):
-                continue
-            task = self._start(self._run(action))
-            if isinstance(action, PutProperty | RemoveProperty):
-                self._log_tasks.add(task)
-                task.add_done_callback(self._log_tasks.discard)
+        self._start_actions(self._core.plan(now_ms=now_ms))
         if self._failing:
             # What nobody wants any more, as its bucket is gone, fails no longer.
             self._failing &= {kind.__name__ for kind in self._core.retried()}
@@ -423,6 +421,23 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         # There may be more than one turn should take.
         self._turn_if_needed()
         return is_wanted
+
+    def _start_actions(self, actions: Sequence[Action]) -> None:
+        """Start actions; those of one kind that need a moment each go together."""
+        together: dict[type[Action], list[Action]] = {}
+        for action in actions:
+            if type(action) in self._calls:
+                together.setdefault(type(action), []).append(action)
+            else:
+                self._start(self._run(action))
+        for kind, group in together.items():
+            is_of_log = kind in (PutProperty, RemoveProperty)
+            at_once_max = PROPERTIES_AT_ONCE_MAX if is_of_log else self._work.actions_at_once_max
+            for start in range(0, len(group), at_once_max):
+                task = self._start(self._run_together(group[start : start + at_once_max], self._calls[kind]))
+                if is_of_log:
+                    self._log_tasks.add(task)
+                    task.add_done_callback(self._log_tasks.discard)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -472,16 +487,30 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             answer = error
         self._take(action, answer, started_at_ms)
 
-    async def _read_metadata(self, actions: Sequence[ReadMetadata]) -> None:
-        """Run several actions in one call and give each answer to the core."""
+    async def _run_together(self, actions: Sequence[Action], calls: asyncio.Semaphore) -> None:
+        """Run several actions of one kind in one call and give each answer to the core."""
+        operation = operation_of(actions[0])
+        if operation is not None:
+            self._stats.operations[operation].all += len(actions)
         answers: Sequence[Event | Exception]
         try:
-            async with self._metadata_calls:
-                answers = await self._work.read_metadata(actions)
+            async with calls:
+                started_at_ms = self._now_ms()
+                answers = await self._answers(actions)
         except Exception as error:  # A supervisor, as in `_run`.
+            started_at_ms = self._now_ms()
             answers = [error] * len(actions)
         for action, answer in zip(actions, answers, strict=True):
-            self._take(action, answer, self._now_ms())
+            self._take(action, answer, started_at_ms)
+
+    async def _answers(self, actions: Sequence[Action]) -> Sequence[Event | Exception]:
+        writes = [action for action in actions if isinstance(action, PutProperty | RemoveProperty)]
+        if writes:
+            return await self._work.write_properties(writes)
+        small = [action for action in actions if isinstance(action, ReadMetadata | LoadSegments | DeleteSnapshot)]
+        if len(small) == 1:
+            return [await self._work.run(small[0])]
+        return await self._work.run_together(small)
 
     def _take(self, action: Action, answer: Event | Exception, started_at_ms: int) -> None:
         """Give the core the answer to an action."""

@@ -23,6 +23,7 @@ from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
     BucketSnapshotStorage,
+    SegmentRange,
 )
 from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import sum_of_bitmaps
@@ -69,6 +70,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _SingleCall = PersistBucket | ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot | ListSnapshots
+SmallAction = ReadMetadata | LoadSegments | DeleteSnapshot
+"""What is done for many buckets in one round."""
+
 StorageAction = _SingleCall | MergeBuckets
 """What needs the storage and nothing else."""
 
@@ -92,8 +96,8 @@ class StorageWorker(ABC):
 
     @property
     @abstractmethod
-    def metadata_at_once_max(self) -> int:
-        """How many actions `read_metadata` should be given."""
+    def actions_at_once_max(self) -> int:
+        """How many actions `run_together` should be given."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -113,8 +117,8 @@ class StorageWorker(ABC):
         """
 
     @abstractmethod
-    async def read_metadata(self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
-        """Run several actions in one round, and return the answer to each or what it raised, in this order.
+    async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
+        """Run several actions of one kind in one round; return the answer to each or what it raised, in this order.
 
         Raises:
             SnapshotStorageError: None of them was run.
@@ -162,23 +166,30 @@ class SnapshotWork:
 
     async def run(self, action: Action) -> Event:
         """Run an action to its end, within the configured time."""
-        if not isinstance(action, PutProperty | RemoveProperty):
-            return await self._worker.run_action(self._owner, action)
-        async with asyncio.timeout(self._owner.config.operation_timeout_ms / 1_000):
-            if isinstance(action, PutProperty):
-                await self._cursor.update_properties(put={action.bucket_key: str(action.bucket_id)})
-                return PropertyPut(action.serial)
-            await self._cursor.update_properties(remove=[action.bucket_key])
-            return PropertyRemoved(action.serial)
+        if isinstance(action, PutProperty | RemoveProperty):
+            (event,) = await self.write_properties([action])
+            return event
+        return await self._worker.run_action(self._owner, action)
 
     @property
-    def metadata_at_once_max(self) -> int:
-        """How many actions `read_metadata` should be given."""
-        return self._worker.metadata_at_once_max
+    def actions_at_once_max(self) -> int:
+        """How many actions `run_together` should be given."""
+        return self._worker.actions_at_once_max
 
-    async def read_metadata(self, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
-        """Run several at once: a way to the storage and back takes longer than to read metadata."""
-        return await self._worker.read_metadata(self._owner, actions)
+    async def run_together(self, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
+        """Run several of one kind at once: a way to the storage and back takes longer than what is done there."""
+        return await self._worker.run_together(self._owner, actions)
+
+    async def write_properties(self, actions: Sequence[PutProperty | RemoveProperty]) -> Sequence[Event]:
+        """Put or remove several properties in one write."""
+        put = {action.bucket_key: str(action.bucket_id) for action in actions if isinstance(action, PutProperty)}
+        remove = [action.bucket_key for action in actions if isinstance(action, RemoveProperty)]
+        async with asyncio.timeout(self._owner.config.operation_timeout_ms / 1_000):
+            await self._cursor.update_properties(put=put, remove=remove)
+        return [
+            PropertyPut(action.serial) if isinstance(action, PutProperty) else PropertyRemoved(action.serial)
+            for action in actions
+        ]
 
 
 class StorageWork(StorageWorker):
@@ -219,18 +230,59 @@ class StorageWork(StorageWorker):
         return event
 
     @property
-    def metadata_at_once_max(self) -> int:
+    def actions_at_once_max(self) -> int:
         """See base."""
-        return self._storage.heads_at_once_max
+        return self._storage.snapshots_at_once_max
 
-    async def read_metadata(self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]) -> Sequence[Event | Exception]:
+    async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
         """See base."""
         async with _in_time(owner):
-            heads = await self._storage.read_bucket_snapshot_heads([action.bucket_id for action in actions])
-            return await self._decode(
-                sum(len(head.metadata) for head in heads if isinstance(head, BucketSnapshotHead)),
-                lambda: [_metadata_answer(owner, *pair) for pair in zip(actions, heads, strict=True)],
-            )
+            answers = await self._run_together(owner, actions)
+        self._heap.note_freed(sum(map(rows_handled, answers)))
+        return answers
+
+    async def _run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
+        reads = [action for action in actions if isinstance(action, ReadMetadata)]
+        if reads:
+            return await self._read_metadata(owner, reads)
+        loads = [action for action in actions if isinstance(action, LoadSegments)]
+        if loads:
+            return await self._load_together(loads)
+        return await self._delete(owner, [action for action in actions if isinstance(action, DeleteSnapshot)])
+
+    async def _read_metadata(
+        self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]
+    ) -> Sequence[Event | Exception]:
+        heads = await self._storage.read_bucket_snapshot_heads([action.bucket_id for action in actions])
+        return await self._decode(
+            sum(len(head.metadata) for head in heads if isinstance(head, BucketSnapshotHead)),
+            lambda: [_metadata_answer(owner, *pair) for pair in zip(actions, heads, strict=True)],
+        )
+
+    async def _load_together(self, actions: Sequence[LoadSegments]) -> Sequence[Event | Exception]:
+        unread = [action for action in actions if not action.data]
+        ranges = [SegmentRange(action.bucket_id, action.first_segment, action.last_segment) for action in unread]
+        read = await self._storage.read_bucket_snapshot_segments(ranges) if ranges else ()
+        data_of = {action.serial: action.data for action in actions} | {
+            action.serial: data for action, data in zip(unread, read, strict=True)
+        }
+        size_bytes = sum(sum(map(len, data)) for data in data_of.values() if not isinstance(data, SnapshotStorageError))
+        return await self._decode(
+            size_bytes, lambda: [_load_answer(action, data_of[action.serial]) for action in actions]
+        )
+
+    async def _delete(self, owner: SnapshotOwner, actions: Sequence[DeleteSnapshot]) -> Sequence[Event | Exception]:
+        errors: dict[int, SnapshotStorageError | None] = {}
+        for action in actions:
+            try:
+                if not (action.is_own or await self._is_deletable(owner, action.bucket_id)):
+                    errors[action.serial] = None
+            except SnapshotStorageError as error:
+                errors[action.serial] = error
+        deletable = [action for action in actions if action.serial not in errors]
+        answers = await self._storage.delete_bucket_snapshots([action.bucket_id for action in deletable])
+        errors |= {action.serial: answer for action, answer in zip(deletable, answers, strict=True)}
+        return [errors[action.serial] or SnapshotDeleted(action.serial) for action in actions]
 
     async def start(self) -> None:
         """See base."""
@@ -295,25 +347,14 @@ class StorageWork(StorageWorker):
         return await self._decode(len(data), lambda: positions_read(action, data))
 
     async def _load(self, action: LoadSegments) -> Event:
-        if action.data:
-            rows = await self._decoded_segments(action.data, action.first_segment)
-        else:
-            rows = await self._segments(action.bucket_id, action.first_segment, action.last_segment)
-        return SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows)
+        (answer,) = await self._load_together([action])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def _segments(self, bucket_id: int, first_segment: int, last_segment: int) -> DelayedIndexes:
         data = await self._storage.get_bucket_snapshot_segment(bucket_id, first_segment, last_segment)
-        if len(data) != last_segment - first_segment + 1:
-            reason = f"asked for segments {first_segment} to {last_segment}, there are {len(data)}"
-            raise SnapshotCorruptedError(reason, bucket_id=bucket_id)
-        try:
-            return await self._decoded_segments(data, first_segment)
-        except SnapshotCorruptedError as error:
-            # Bytes do not know whose they are, and a merge has to tell its sources apart.
-            raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry) from error
-
-    async def _decoded_segments(self, data: Sequence[bytes], first_segment: int) -> DelayedIndexes:
-        return await self._decode(sum(map(len, data)), lambda: decode_segments(data, first_entry=first_segment))
+        return await self._decode(sum(map(len, data)), lambda: _rows_of(bucket_id, data, first_segment, last_segment))
 
     async def _decode(self, size_bytes: int, function: Callable[[], T]) -> T:
         """Run what takes long in a worker; a way there and back takes longer than a few segments."""
@@ -388,6 +429,27 @@ def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
         return rows
     tracked = PositionSet.of(action.tracked.items())
     return rows.take(tracked.take(rows.ledger_ids, rows.entry_ids))
+
+
+def _load_answer(action: LoadSegments, data: Sequence[bytes] | SnapshotStorageError) -> Event | Exception:
+    if isinstance(data, SnapshotStorageError):
+        return data
+    try:
+        rows = _rows_of(action.bucket_id, data, action.first_segment, action.last_segment)
+    except Exception as error:  # Whatever is wrong with one snapshot is the answer to it alone.
+        return error
+    return SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows)
+
+
+def _rows_of(bucket_id: int, data: Sequence[bytes], first_segment: int, last_segment: int) -> DelayedIndexes:
+    if len(data) != last_segment - first_segment + 1:
+        reason = f"asked for segments {first_segment} to {last_segment}, there are {len(data)}"
+        raise SnapshotCorruptedError(reason, bucket_id=bucket_id)
+    try:
+        return decode_segments(data, first_entry=first_segment)
+    except SnapshotCorruptedError as error:
+        # Bytes do not know whose they are, and a merge has to tell its sources apart.
+        raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry) from error
 
 
 def _metadata_answer(

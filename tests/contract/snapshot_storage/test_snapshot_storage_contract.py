@@ -9,7 +9,7 @@ import pytest
 
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageClosedError
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
-from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage, SegmentRange
 from tests.helpers.storages.s3_servers import REAL_SERVERS, MotoServer
 from tests.helpers.storages.snapshot_backends import Backend, MemoryBackend, ObjectFolderBackend, RocksDBBackend
 
@@ -27,6 +27,8 @@ _OPERATIONS: dict[str, Callable[[BucketSnapshotStorage], Awaitable[object]]] = {
     ).write_segments([]),
     "head": lambda storage: storage.read_bucket_snapshot_head(1),
     "heads": lambda storage: storage.read_bucket_snapshot_heads([1, 2]),
+    "segments of several": lambda storage: storage.read_bucket_snapshot_segments([SegmentRange(1, 1, 1)]),
+    "delete several": lambda storage: storage.delete_bucket_snapshots([1, 2]),
     "metadata": lambda storage: storage.get_bucket_snapshot_metadata(1),
     "segment": lambda storage: storage.get_bucket_snapshot_segment(1, 1, 1),
     "length": lambda storage: storage.get_bucket_snapshot_length(1),
@@ -177,6 +179,37 @@ def test_a_head_says_what_single_reads_say(backend: Backend, metadata: bytes, se
         assert head.info.segment_count == len(segments)
         assert head.metadata == metadata
         assert list(head.first_segments) == segments[: len(head.first_segments)]
+
+    _run(backend, scenario)
+
+
+def test_segments_of_several_snapshots_come_in_the_order_asked_for(backend: Backend) -> None:
+    """What is missing costs itself alone."""
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        ids = [await _create(storage, bytes([number])) for number in range(3)]
+        asked = [SegmentRange(ids[2], 1, 1), SegmentRange(999, 1, 1), SegmentRange(ids[0], 1, 1)]
+
+        last, missing, first = await storage.read_bucket_snapshot_segments(asked)
+
+        assert last == await storage.get_bucket_snapshot_segment(ids[2], 1, 1)
+        assert isinstance(missing, BucketNotFoundError)
+        assert first == await storage.get_bucket_snapshot_segment(ids[0], 1, 1)
+        assert len(await storage.read_bucket_snapshot_segments([])) == 0
+
+    _run(backend, scenario)
+
+
+def test_several_snapshots_are_deleted_in_one_call(backend: Backend) -> None:
+    """One that is not there counts as deleted; the others stay."""
+
+    async def scenario(storage: BucketSnapshotStorage) -> None:
+        ids = [await _create(storage, bytes([number])) for number in range(4)]
+
+        assert list(await storage.delete_bucket_snapshots([ids[3], 999, ids[1]])) == [None] * 3
+
+        assert {info.bucket_id for info in await storage.list_bucket_snapshots()} == {ids[0], ids[2]}
+        assert len(await storage.delete_bucket_snapshots([])) == 0
 
     _run(backend, scenario)
 

@@ -19,7 +19,7 @@ CONFIG = TrackerConfig(index_count_per_bucket_min=1, bucket_count_max=-1)
 class Storage(MemoryBucketSnapshotStorage):
     """Counts the calls for heads."""
 
-    heads_at_once_max = 32
+    snapshots_at_once_max = 32
     calls = 0
 
     async def read_bucket_snapshot_heads(
