@@ -69,6 +69,8 @@ RECEIVE_BYTES_MAX: Final = 64 * 1024
 
 CLOSE_TIMEOUT_S: Final = 10
 """What is still going on this long after everything was told to end is cancelled."""
+LAST_TASKS_S: Final = 1
+"""What is left in the background after topics took all of that time to close; a storage may hang."""
 MAKE_ROOM_INTERVAL_S: Final = 2
 """How often what is acknowledged is deleted while room is short."""
 
@@ -327,6 +329,7 @@ class Service:
 
     async def close(self) -> None:
         """Take in nothing more, seal what is worth it, close the folders."""
+        ends_at_s = asyncio.get_running_loop().time() + CLOSE_TIMEOUT_S
         for connection in list(self.connections):
             connection.pause_reading("the service stops")
         try:
@@ -336,7 +339,7 @@ class Service:
                     log.error("a topic could not be closed in order: %s", error)
             for connection in list(self.connections):
                 connection.close()
-            await self._finish_tasks()
+            await self._finish_tasks(ends_at_s)
         finally:
             if self._opening_storage is not None:
                 await self._opening_storage.close()
@@ -351,9 +354,10 @@ class Service:
             # What clients have a receipt of is on the disk; acknowledgements of the last moments may not be.
             log.error("the log could not be closed in order: %s", error)
 
-    async def _finish_tasks(self) -> None:
+    async def _finish_tasks(self, ends_at_s: float) -> None:
         if self._tasks:
-            _, unfinished = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+            left_s = ends_at_s - asyncio.get_running_loop().time()
+            _, unfinished = await asyncio.wait(self._tasks, timeout=max(left_s, LAST_TASKS_S))
             for task in unfinished:
                 log.warning("did not end in %d s: %r", CLOSE_TIMEOUT_S, task)
                 task.cancel()

@@ -25,8 +25,11 @@ from tracker.process.messages import Answer, Call, Cancel
 
 log = logging.getLogger(__name__)
 
-CLOSE_WAIT_S: Final = 30.0
-"""How long it may take to close its storage, with the calls in flight."""
+CLOSE_WAIT_S: Final = 5.0
+"""How long it may take to close its storage, with the calls in flight: trackers have waited for theirs before.
+
+A process that is killed leaves snapshots that are whole, and at worst one that no cursor names.
+"""
 
 
 class Recipe(NamedTuple):

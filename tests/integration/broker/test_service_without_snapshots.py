@@ -189,6 +189,33 @@ def test_a_request_is_answered_while_the_snapshot_storage_hangs(tmp_path: Path, 
         service.stop()
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the process for snapshots in /proc")
+def test_stopping_does_not_wait_for_a_snapshot_storage_that_hangs(tmp_path: Path) -> None:
+    """The log is closed in order and nothing is lost, before somebody loses patience: `stop` kills after 20 s."""
+    service = new_service(tmp_path / "service")
+    service.start()
+    clients = Clients(service.url)
+    try:
+        client = clients.new()
+        consumer = subscribe(client, "orders")
+        producer = client.create_producer("orders", batching_enabled=False)
+        publish(producer, 0, SEALED + 1, delay_s=30)
+        wait_until(lambda: named_snapshots(service) == 4, timeout_s=TIMEOUT_S)
+        (child,) = map(int, Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split())
+        os.kill(child, signal.SIGSTOP)
+        publish(producer, SEALED + 1, 50, delay_s=3)
+
+        assert service.stop() == 0
+
+        assert not Path(f"/proc/{child}").exists()
+        assert "Traceback" not in service.log_path.read_text()
+        service.start()
+        assert numbers_of(consumer, 50) == list(range(SEALED + 1, SEALED + 51))
+    finally:
+        clients.close()
+        service.stop()
+
+
 async def stored_in(folder: Path) -> int:
     """Count the snapshots that there are, beside the service."""
     async with RocksDBBucketSnapshotStorage(folder, is_read_only=True) as storage:
