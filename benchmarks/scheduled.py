@@ -3,22 +3,20 @@
     python -m benchmarks scheduled [--messages 1000000] [--bulk 500000] [--no-redis]
 
 A log is filled first, then a service is started on it, with a Key_Shared consumer. Each question is asked first on a
-cold service and then again; meanwhile another process asks `/health` without a pause: its longest answer is an upper
-bound of the longest turn of the service's event loop. Redis has the same messages: a sorted set of ids by time, a hash
-for each message, a set of ids for each key. Without `redis-server` (Debian's package) that part is left out.
+cold service and then again. The last column is from the service's own histogram of the turns of its event loop: all of
+them were shorter. Redis has the same messages: a sorted set of ids by time, a hash for each message, a set of ids for
+each key. Without `redis-server` (Debian's package) that part is left out.
 """
 
 import argparse
 import asyncio
 import json
-import multiprocessing
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from http.client import HTTPConnection
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,41 +90,36 @@ class Asker:
         return taken, data
 
 
-def probe(port: int, stop: Event, longest: Any, reset: Event) -> None:
-    """Ask `/health` without a pause, and note the longest answer since the last reset."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
-    while not stop.is_set():
-        if reset.is_set():
-            longest.value = 0.0
-            reset.clear()
-        begin = time.perf_counter()
-        connection.request("GET", "/health")
-        connection.getresponse().read()
-        longest.value = max(longest.value, time.perf_counter() - begin)
-        time.sleep(0.001)
+def turns(service: PostdateProcess) -> dict[float, int]:
+    """Return how many turns of the service's event loop took no longer than each bound, from its metrics."""
+    found = {}
+    for line in service.read("/metrics").splitlines():
+        if line.startswith("postdate_event_loop_turn_seconds_bucket"):
+            end = line.partition('le="')[2].partition('"')[0]
+            found[float(end)] = int(float(line.rpartition(" ")[2]))
+    return found
+
+
+def longest_turn_ms(before: dict[float, int], after: dict[float, int]) -> float:
+    """Return the upper bound of the longest turn between two looks."""
+    counts = [(end, after[end] - before[end]) for end in sorted(after)]
+    total = counts[-1][1]
+    return next(end for end, count in counts if count == total) * 1e3
 
 
 class Report:
     """Lines of a table, printed as they come."""
 
-    def __init__(self, port: int) -> None:
-        self._stop, self._reset = multiprocessing.Event(), multiprocessing.Event()
-        self._longest = multiprocessing.Value("d", 0.0)
-        self._probe = multiprocessing.Process(target=probe, args=(port, self._stop, self._longest, self._reset))
-        self._probe.start()
+    def __init__(self, service: PostdateProcess) -> None:
+        self._service = service
 
     def line(self, name: str, ask: Callable[[], float], repeats: int) -> None:
-        """Ask several times, and print the first, the median and the longest health answer meanwhile."""
-        self._reset.set()
-        time.sleep(0.05)
+        """Ask several times, and print the first, the median and the longest turn of the event loop meanwhile."""
+        before = turns(self._service)
         taken = [ask() for _ in range(repeats)]
+        longest_ms = longest_turn_ms(before, turns(self._service))
         median = statistics.median(taken[1:] or taken)
-        print(f"{name:<44}{taken[0] * 1e3:>10.1f}{median * 1e3:>10.1f}{self._longest.value * 1e3:>12.1f}", flush=True)
-
-    def close(self) -> None:
-        """End the probe."""
-        self._stop.set()
-        self._probe.join()
+        print(f"{name:<44}{taken[0] * 1e3:>10.1f}{median * 1e3:>10.1f}{longest_ms:>12g}", flush=True)
 
 
 def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> None:
@@ -141,8 +134,8 @@ def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> No
             lambda: service.read_json(stats)["subscriptions"][SUBSCRIPTION]["msgDelayed"] == messages, timeout_s=300
         )
         asker = Asker(service.web_port)
-        report = Report(service.web_port)
-        print(f"{'':<44}{'first ms':>10}{'median ms':>10}{'pause max':>12}")
+        report = Report(service)
+        print(f"{'':<44}{'first ms':>10}{'median ms':>10}{'turn below':>12}")
 
         def get(path: str) -> Callable[[], float]:
             return lambda: asker.ask("GET", PATH + path)[0]
@@ -175,7 +168,6 @@ def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> No
             f"cancel {messages // 2} by property", post("/scheduled/cancel", {"property": "campaign=spring"}), 1
         )
         report.line("cancel the rest", post("/scheduled/cancel", {"all": True}), 1)
-        report.close()
         consumer.close()
     finally:
         client.close()

@@ -13,6 +13,7 @@ WRITE_LATENCY_MS: Final = (0.5, 1, 5, 10, 20, 50, 100, 200, 1000)
 """The upper ends of ranges; one more is for what is longer."""
 ENTRY_BYTES: Final = (128, 512, 1024, 2048, 4096, 16_384, 102_400, 1_048_576)
 """The same of sizes."""
+_ENTRY_BYTES: Final = np.array(ENTRY_BYTES, np.int32)
 
 
 class AppendStats:
@@ -27,7 +28,7 @@ class AppendStats:
 
     def note_sizes(self, sizes: NDArray[np.int32]) -> None:
         """Count entries of a commit."""
-        ranges = np.searchsorted(ENTRY_BYTES, sizes, side="left")
+        ranges = np.searchsorted(_ENTRY_BYTES, sizes, side="left")
         for index, count in enumerate(np.bincount(ranges, minlength=len(self._size_counts)).tolist()):
             self._size_counts[index] += count
         self._bytes += int(sizes.sum())

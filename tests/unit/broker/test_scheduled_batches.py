@@ -1,0 +1,148 @@
+"""Batches with a delivery time, which no client of Pulsar sends: listed and cancelled by message, for good."""
+
+import asyncio
+import zlib
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from broker.protocol.commands import frame
+from broker.protocol.entries import messages_of
+from broker.protocol.pb.pulsar_api_pb2 import (
+    ZLIB,
+    BaseCommand,
+    CommandSubscribe,
+    MessageMetadata,
+    SingleMessageMetadata,
+)
+from broker.scheduled.listing import list_messages
+from broker.scheduled.messages import MessageId
+from broker.scheduled.operations import Matched, Operations, Progress, Selector
+from broker.scheduled.page_token import PageToken
+from broker.scheduled.topic_schedule import TopicSchedule
+from broker.server.service import Service
+from broker.topics.topic import Topic
+from broker.topics.topic_name import TopicName
+from managed_ledger.position import Position
+from tests.helpers.fakes.service_fakes import Peer, open_service, until
+
+NOW_MS = 1_800_000_000_000
+
+
+def batch_frame(names: list[str], *, deliver_at_ms: int, is_compressed: bool = False) -> bytes:
+    """A SEND of producer 1: one message for each name, which is its property `name`."""
+    payload = b""
+    for name in names:
+        single = SingleMessageMetadata(partition_key="k", payload_size=len(name))
+        single.properties.add(key="name", value=name)
+        data = single.SerializeToString()
+        payload += len(data).to_bytes(4, "big") + data + name.encode()
+    metadata = MessageMetadata(
+        producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=len(names), partition_key=b"k"
+    )
+    metadata.deliver_at_time = deliver_at_ms
+    if is_compressed:
+        metadata.compression, metadata.uncompressed_size = ZLIB, len(payload)
+        payload = zlib.compress(payload)
+    data = metadata.SerializeToString()
+    covered = len(data).to_bytes(4, "big") + data + payload
+    entry = b"\x0e\x01" + google_crc32c.value(covered).to_bytes(4, "big") + covered
+    send = {"producer_id": 1, "sequence_id": 0, "num_messages": len(names)}
+    simple = frame(BaseCommand(type=BaseCommand.SEND, send=send))
+    return (int.from_bytes(simple[:4], "big") + len(entry)).to_bytes(4, "big") + simple[4:] + entry
+
+
+async def subscribed(service: Service) -> tuple[Peer, Topic]:
+    peer = Peer(service)
+    await peer.request(
+        BaseCommand.SUBSCRIBE,
+        "subscribe",
+        topic="t",
+        subscription="sub",
+        subType=CommandSubscribe.Shared,
+        consumer_id=1,
+        consumer_name="c",
+    )
+    return peer, await service.topic(TopicName.parse("t"))
+
+
+def schedule_of(service: Service, topic: Topic) -> TopicSchedule:
+    return TopicSchedule(topic, service.catalog, list(topic.subscriptions.values()), service.now_ms)
+
+
+async def listed(service: Service, topic: Topic) -> list[tuple[str, str]]:
+    """The ids and names of what is scheduled, read in pages of one."""
+    found: list[Any] = []
+    after: PageToken | None = None
+    while True:
+        page, after = await list_messages(
+            schedule_of(service, topic), Selector(), limit=1, after=after, has_payload=False
+        )
+        found += [(one["messageId"], one["properties"]["name"]) for one in page]
+        if after is None:
+            return found
+
+
+async def cancel(service: Service, topic: Topic, *ids: MessageId) -> tuple[int, Matched]:
+    operations = Operations(schedule_of(service, topic), now_ms=service.now_ms, early_ms=0, progress=Progress())
+    matched = await operations.find(Selector(message_ids=list(ids)))
+    return await operations.cancel(matched), matched
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_a_message_of_a_batch_is_cancelled_alone_and_for_good(tmp_path: Path, *, is_compressed: bool) -> None:
+    async def story() -> None:
+        service = await open_service(tmp_path)
+        peer, topic = await subscribed(service)
+        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
+        due_ms = NOW_MS + 60_000
+        peer.send_bytes(batch_frame(["a", "b", "c"], deliver_at_ms=due_ms, is_compressed=is_compressed))
+        await until(lambda: topic.ledger.entries_total)
+        position = topic.ledger.last_confirmed_position
+        before = await listed(service, topic)
+
+        done, _ = await cancel(service, topic, MessageId(position, 1))
+        left = await listed(service, topic)
+        again, matched = await cancel(service, topic, MessageId(position, 1), MessageId(position, 3))
+        await service.close()
+        service = await open_service(tmp_path)
+        peer, topic = await subscribed(service)
+        after_restart = await listed(service, topic)
+        known = dict(topic.subscriptions["sub"].dispatcher.core.ack_sets)
+        rest, _ = await cancel(service, topic, MessageId(position, 0), MessageId(position, 2))
+
+        assert before == [(f"{position}:{index}", name) for index, name in enumerate("abc")]
+        assert (done, left) == (1, [before[0], before[2]])
+        assert (again, len(matched), matched.unknown) == (0, 0, 2)
+        assert after_restart == left
+        assert known[position] == (0b101,)
+        assert (rest, await listed(service, topic)) == (2, [])
+        assert topic.subscriptions["sub"].cursor.backlog == 0
+        await service.close()
+
+    asyncio.run(story())
+
+
+def test_what_is_no_batch_though_it_says_so_is_one_message() -> None:
+    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=3)
+    data = metadata.SerializeToString()
+    entry = b"\x0e\x01" + bytes(4) + len(data).to_bytes(4, "big") + data + b"not a batch"
+
+    (message,) = messages_of(entry)
+
+    assert (message.batch_index, message.payload) == (None, b"not a batch")
+
+
+def test_ids_of_nothing_are_unknown_and_do_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        service = await open_service(tmp_path)
+        _, topic = await subscribed(service)
+
+        done, matched = await cancel(service, topic, MessageId(Position(2**62, 0)), MessageId(Position(0, 2**32 - 1)))
+
+        assert (done, len(matched), matched.unknown) == (0, 0, 2)
+        await service.close()
+
+    asyncio.run(story())
