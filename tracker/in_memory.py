@@ -27,7 +27,8 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.errors import TrackerClosedError
-from tracker.shell.bucket_tracker import TIMER_MS_MAX, Clock
+from tracker.shell.alarms import TIMER_MS_MAX
+from tracker.shell.bucket_tracker import Clock
 from tracker.shell.wake_up import WakeUp
 
 Int64Array = NDArray[np.int64]

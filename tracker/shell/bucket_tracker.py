@@ -49,6 +49,7 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.errors import TrackerClosedError, TrackerError
+from tracker.shell.alarms import Alarm, Alarms
 from tracker.shell.snapshot_merge import RunBlocking
 from tracker.shell.snapshot_work import (
     SnapshotWork,
@@ -85,9 +86,6 @@ def _guarded(method: _Method) -> _Method:
 PROPERTIES_AT_ONCE_MAX = 64
 """So many properties are written in one write of the cursor."""
 
-TIMER_MS_MAX = 5_000
-"""The timer is set at most this far ahead, so that a step of the wall clock is noticed within it."""
-
 
 class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     """Keeps the index in snapshots, loads what is due soon, and survives restarts."""
@@ -101,6 +99,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         now_ms: Clock,
         run_blocking: RunBlocking = in_thread,
         rng: Random | None = None,
+        alarms: Alarms | None = None,
     ) -> None:
         self._context = context
         self._config = config
@@ -125,7 +124,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             kind: asyncio.Semaphore(config.operations_in_flight_max)
             for kind in (ReadMetadata, LoadSegments, DeleteSnapshot, PutProperty, RemoveProperty)
         }
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarms = alarms if alarms is not None else Alarms(now_ms)
+        self._timer: Alarm | None = None
         self._timer_at_ms: int | None = None
         self._wakes_before_ms = NEVER
         """A message that is added and due before this wants another timer."""
@@ -334,7 +334,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._turn_handle is not None:
             self._turn_handle.cancel()
         if self._timer is not None:
-            self._timer.cancel()
+            self._alarms.cancel(self._timer)
         for task in self._tasks - self._log_tasks:
             task.cancel()
 
@@ -461,13 +461,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if wakeup_ms == self._timer_at_ms:
             return
         if self._timer is not None:
-            self._timer.cancel()
+            self._alarms.cancel(self._timer)
             self._timer = None
         self._timer_at_ms = wakeup_ms
         if wakeup_ms is not None:
-            wait_ms = min(TIMER_MS_MAX, max(0, wakeup_ms - now_ms))
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(loop.time() + wait_ms / 1_000, self._on_timer)
+            self._timer = self._alarms.set(wakeup_ms, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -605,6 +603,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         self._run_blocking = run_blocking
         self._rng = rng if rng is not None else Random()
         self._worker = worker_on(storage, run_blocking)
+        self._alarms = Alarms(now_ms)
 
     async def start(self) -> None:
         """See base; opens the storage."""
@@ -623,6 +622,7 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
             now_ms=self._now_ms,
             run_blocking=self._run_blocking,
             rng=self._rng,
+            alarms=self._alarms,
         )
         tracker.start()
         return tracker

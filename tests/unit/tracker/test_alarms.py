@@ -1,0 +1,107 @@
+"""One timer for many trackers: each is called at its time, also when the wall clock is stepped."""
+
+import asyncio
+
+from tracker.shell.alarms import TIMER_MS_MAX, Alarms
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Time passes by itself as soon as nothing else is to be done; the wall clock can be stepped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1_000.0
+        self.wall_ms = 1_800_000_000_000
+        self.timers_set = 0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_at(self, when, callback, *args, context=None):  # type: ignore[no-untyped-def]
+        self.timers_set += 1
+        return super().call_at(when, callback, *args, context=context)
+
+    async def pass_ms(self, ms: int) -> None:
+        end_s = self.now_s + ms / 1_000
+        while self.now_s < end_s:
+            self.now_s = round(self.now_s + 0.001, 3)
+            self.wall_ms += 1
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+
+def _play(story) -> _Loop:  # type: ignore[no-untyped-def]
+    loop = _Loop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(story(loop, Alarms(lambda: loop.wall_ms)))
+    return loop
+
+
+def test_each_alarm_is_told_once_at_its_time() -> None:
+    async def story(loop: _Loop, alarms: Alarms) -> None:
+        told = []
+        for after_ms in (300, 100, 200, 100):
+            alarms.set(loop.wall_ms + after_ms, lambda ms=after_ms: told.append(ms))  # type: ignore[misc]
+        await loop.pass_ms(99)
+        assert told == []
+        await loop.pass_ms(2)
+        assert told == [100, 100]
+        await loop.pass_ms(1_000)
+        assert told == [100, 100, 200, 300]
+        assert len(alarms) == 0
+
+    _play(story)
+
+
+def test_a_cancelled_alarm_is_not_told_and_not_kept() -> None:
+    async def story(loop: _Loop, alarms: Alarms) -> None:
+        told: list[str] = []
+        kept = alarms.set(loop.wall_ms + 50, lambda: told.append("kept"))
+        for _ in range(10_000):
+            alarms.cancel(alarms.set(loop.wall_ms + 3_600_000, lambda: told.append("cancelled")))
+        assert len(alarms) == 1
+        assert len(alarms._heap) < 1_000
+        await loop.pass_ms(60)
+        assert told == ["kept"]
+        alarms.cancel(kept)
+        assert len(alarms) == 0
+
+    _play(story)
+
+
+def test_many_alarms_of_tomorrow_set_one_timer_in_five_seconds() -> None:
+    async def story(loop: _Loop, alarms: Alarms) -> None:
+        for _ in range(10_000):
+            alarms.set(loop.wall_ms + 86_400_000, lambda: None)
+        await loop.pass_ms(2 * TIMER_MS_MAX)
+
+    assert _play(story).timers_set <= 4
+
+
+def test_a_step_of_the_clock_is_noticed_within_five_seconds() -> None:
+    async def story(loop: _Loop, alarms: Alarms) -> None:
+        told = []
+        alarms.set(loop.wall_ms + 3_600_000, lambda: told.append("forward"))
+        loop.wall_ms += 3_600_000
+        await loop.pass_ms(TIMER_MS_MAX + 1)
+        assert told == ["forward"]
+
+        # Who waits by a clock that is put back looks again at what it waits for.
+        alarms.set(loop.wall_ms + 10_000, lambda: told.append("back"))
+        loop.wall_ms -= 3_600_000
+        await loop.pass_ms(TIMER_MS_MAX + 1)
+        assert told == ["forward", "back"]
+
+    _play(story)
+
+
+def test_an_alarm_that_is_set_after_a_step_of_the_clock_is_on_time() -> None:
+    async def story(loop: _Loop, alarms: Alarms) -> None:
+        told: list[str] = []
+        alarms.set(loop.wall_ms + 3_600_000, lambda: None)
+        loop.wall_ms += 1_800_000
+        alarms.set(loop.wall_ms + 10, lambda: told.append("soon"))
+        await loop.pass_ms(12)
+        assert told == ["soon"]
+
+    _play(story)
