@@ -113,11 +113,11 @@ class SourceReader:
             self._spans_read = end
             await self._check(rows)
             is_loaded = end <= self._source.loaded_spans
-            self.rows = rows.take(self._is_loaded_and_tracked(rows) if is_loaded else self._is_unread(rows))
+            self.rows = rows.take(self._is_loaded_and_tracked(rows) if is_loaded else self._is_unloaded(rows))
 
     def _end_of_read(self, first: int) -> int:
         table = self._source.table
-        # Loaded and unread rows are told apart by the span they are in.
+        # Loaded and other rows are told apart by the span they are in.
         limit = self._source.loaded_spans if first < self._source.loaded_spans else len(table)
         rows_through = table.rows_before(first) + self._rows_max
         return min(limit, max(first + 1, int(table.row_ends.searchsorted(rows_through, "right"))))
@@ -151,14 +151,14 @@ class SourceReader:
     def _is_loaded_and_tracked(self, rows: DelayedIndexes) -> NDArray[np.bool_]:
         return is_in(self._action.loaded, rows.ledger_ids, rows.entry_ids)
 
-    def _is_unread(self, rows: DelayedIndexes) -> NDArray[np.bool_]:
+    def _is_unloaded(self, rows: DelayedIndexes) -> NDArray[np.bool_]:
         is_settled = is_in(self._action.settled, rows.ledger_ids, rows.entry_ids)
-        is_unread: NDArray[np.bool_] = ~is_settled & (rows.ledger_ids >= self._action.first_ledger_id)
-        return is_unread
+        is_unloaded: NDArray[np.bool_] = ~is_settled & (rows.ledger_ids >= self._action.first_ledger_id)
+        return is_unloaded
 
 
 def take_safe(readers: Sequence[SourceReader]) -> DelayedIndexes | None:
-    """Take the rows that no unread row can precede, in order; None at the end of all."""
+    """Take the rows that no row which was not read yet can precede, in order; None at the end of all."""
     if all(not len(reader.rows) for reader in readers):
         return None
     through = min((_last_key(reader.rows) for reader in readers if not reader.is_at_end), default=None)
