@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
-from command_line.output import iso, json_option, print_json
+from command_line.output import iso, print_json
 from command_line.progress import Steps
 from command_line.times import TIME
 from managed_ledger.cursor_properties import CursorName
-from pipeline.cli.common import cursors_option, index_option, master_option, new_session, refusing, topics_option
+from pipeline.cli.common import (
+    job_options,
+    new_session,
+)
 
 if TYPE_CHECKING:
     from pipeline.jobs.audit import AuditReport
@@ -25,18 +28,12 @@ if TYPE_CHECKING:
         wrong="something is wrong; with --repair, something still is",
     )
 )
-@click.argument("data")
-@index_option
-@topics_option
-@cursors_option
 @click.option(
     "--now", "--now-ms", "now_ms", type=TIME, help="What is due at this time need not be in the index. Default: now."
 )
 @click.option("--positions", metavar="FILE", help="Write what is wrong with positions to this Parquet file.")
 @click.option("--repair", "is_repairing", is_flag=True, help="Rebuild what is wrong; the service must be stopped.")
-@master_option
-@json_option()
-@refusing
+@job_options()
 def audit(
     data: str,
     index: str | None,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
-from command_line.output import json_option, print_json
+from command_line.output import print_json
 from command_line.progress import Steps
 from command_line.times import TIME
-from pipeline.cli.common import Command, index_option, master_option, new_session, refusing, topics_option
+from pipeline.cli.common import Command, job_options, new_session
 
 if TYPE_CHECKING:
     from pipeline.jobs.cancel import CancelReport
@@ -33,11 +33,8 @@ def _time_option(name: str, what: str) -> Callable[[Command], Command]:
         wrong="not all is cancelled: a position is not in the log or is none, or a bucket cannot be read",
     )
 )
-@click.argument("data")
 @click.option("--cursor", "cursors", multiple=True, required=True, metavar="NAME", help="Subscription; repeatable.")
-@index_option
 @click.option("--positions", metavar="FILE", help="Parquet or .csv with a header: topic, ledger_id, entry_id.")
-@topics_option
 @click.option("--key", "message_keys", multiple=True, metavar="KEY", help="Only messages of this key; repeatable.")
 @click.option(
     "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only messages with all of these; repeatable."
@@ -48,9 +45,7 @@ def _time_option(name: str, what: str) -> Callable[[Command], Command]:
 @_time_option("--publish-before", "Only what was published before this time.")
 @click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 @click.option("--acknowledge-only", is_flag=True, help="Leave the index alone, as when it is not in DATA.")
-@master_option
-@json_option()
-@refusing
+@job_options(has_cursors=False)
 def cancel(
     data: str,
     cursors: tuple[str, ...],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from command_line.endings import explain_os_error, refusing_of
+from command_line.output import json_option
 from managed_ledger.errors import LedgerError
 from snapshot_storage.errors import SnapshotStorageError
 
@@ -68,22 +69,36 @@ refusing = refusing_of(LedgerError, SnapshotStorageError, ValueError, RuntimeErr
 """Turns the errors that an operator can do something about into one line and exit code 2."""
 
 
+def job_options(
+    *, has_index: bool = True, has_topics: bool = True, has_cursors: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add what the jobs on a service's data have in common: DATA, `--master`, `--json` and refusals in one line.
+
+    Args:
+        has_index: Whether there is `--index`.
+        has_topics: Whether there is `--topic`, repeatable.
+        has_cursors: Whether there is `--cursor`, repeatable.
+    """
+    index = "Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA."
+    cursors = "Only subscriptions of this name; repeatable."
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = master_option(json_option()(refusing(command)))
+        if has_cursors:
+            command = click.option("--cursor", "cursors", multiple=True, metavar="NAME", help=cursors)(command)
+        if has_topics:
+            command = topics_option(command)
+        if has_index:
+            command = click.option("--index", metavar="INDEX", help=index)(command)
+        return click.argument("data")(command)
+
+    return add
+
+
 def topics_option(command: Command) -> Command:
     """Add `--topic`, repeatable."""
     what = "Only this topic, by its whole or short name; repeatable."
     return click.option("--topic", "topics", multiple=True, metavar="TOPIC", help=what)(command)
-
-
-def cursors_option(command: Command) -> Command:
-    """Add `--cursor`, repeatable."""
-    what = "Only subscriptions of this name; repeatable."
-    return click.option("--cursor", "cursors", multiple=True, metavar="NAME", help=what)(command)
-
-
-def index_option(command: Command) -> Command:
-    """Add `--index`."""
-    what = "Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA."
-    return click.option("--index", metavar="INDEX", help=what)(command)
 
 
 def master_option(command: Command) -> Command:

@@ -22,8 +22,7 @@ from pipeline.cli.audit import audit
 from pipeline.cli.cancel import cancel
 from pipeline.cli.common import (
     INT_MAX,
-    cursors_option,
-    index_option,
+    job_options,
     master_option,
     new_session,
     refusing,
@@ -102,11 +101,7 @@ def pipeline() -> None:
         wrong="rows that no index can hold were left out",
     )
 )
-@click.argument("data")
 @click.option("--log", metavar="LOG", help="Read headers from here: a log's folder or an export. Default: DATA.")
-@index_option
-@topics_option
-@cursors_option
 @click.option("--now", "--now-ms", "now_ms", type=TIME, help="What is due at this time is left out. Default: now.")
 @segment_options
 @click.option(
@@ -116,10 +111,8 @@ def pipeline() -> None:
     show_default=True,
     help="Fewest indexes of a bucket.",
 )
-@master_option
 @click.option("--rejects", metavar="FILE", help="Write rows that no index can hold to this Parquet file.")
-@json_option()
-@refusing
+@job_options()
 def rebuild(
     data: str,
     log: str | None,

@@ -6,17 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
-from command_line.output import json_option, print_json
+from command_line.output import print_json
 from command_line.progress import Steps
 from pipeline.cli.common import (
     INT_MAX,
-    cursors_option,
-    index_option,
-    master_option,
+    job_options,
     new_session,
-    refusing,
     segment_options,
-    topics_option,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +31,6 @@ UNREADABLE_SHOWN = 10
         wrong="buckets cannot be read, and were left as they are",
     )
 )
-@click.argument("data")
 @click.option(
     "--buckets",
     "bucket_count_max",
@@ -43,14 +38,9 @@ UNREADABLE_SHOWN = 10
     required=True,
     help="Most buckets of a subscription.",
 )
-@index_option
-@topics_option
-@cursors_option
 @segment_options
 @click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
-@master_option
-@json_option()
-@refusing
+@job_options()
 def merge(
     data: str,
     bucket_count_max: int,

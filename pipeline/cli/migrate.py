@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
-from command_line.output import json_option, print_json
+from command_line.output import print_json
 from command_line.progress import Steps
-from pipeline.cli.common import cursors_option, master_option, new_session, refusing, topics_option
+from pipeline.cli.common import job_options, new_session
 
 if TYPE_CHECKING:
     from pipeline.jobs.migrate import MigrateReport
@@ -25,17 +25,12 @@ FAILED_SHOWN = 10
         wrong="snapshots are damaged or missing: no cursor was changed, and nothing deleted",
     )
 )
-@click.argument("data")
 @click.option("--from", "source", metavar="INDEX", help="Snapshots are here. Default: in DATA.")
 @click.option(
     "--to", "target", metavar="INDEX", required=True, help="Where to: s3://BUCKET/PREFIX, file:///FOLDER or a folder."
 )
-@topics_option
-@cursors_option
 @click.option("--delete-source", is_flag=True, help="Delete the old snapshots in the end.")
-@master_option
-@json_option()
-@refusing
+@job_options(has_index=False)
 def migrate(
     data: str,
     source: str | None,
