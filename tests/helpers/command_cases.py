@@ -248,6 +248,15 @@ CASES: dict[str, Cases] = {
         (*_snapshots("snapshots verify"), _refused("snapshots verify --second-look nan --data {data}", "nan")),
         (_done("snapshots verify --data {data}", ""),),
     ),
+    "snapshots drop": Cases(
+        (
+            _refused("snapshots drop", _MISSING),
+            _refused("snapshots drop x --data {data}", "not a valid integer"),
+            _refused("snapshots drop {bucket_id} --data {none}", _NO_FOLDER),
+            _refused("snapshots drop 5 --data {data}", "no snapshot has"),
+        ),
+        (_done("snapshots drop {bucket_id} --data {data}", "cursor"),),
+    ),
     "snapshots gc": Cases(_snapshots("snapshots gc"), (_done("snapshots gc --data {data}", ""),)),
     "snapshots copy": Cases(
         (
