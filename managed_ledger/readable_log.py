@@ -59,6 +59,17 @@ class ReadableLog:
                 total += ledger.durable.bytes * (ledger.entries - position.entry_id - 1) // ledger.entries
         return total
 
+    def last_due_ms_behind(self, position: Position) -> int | None:
+        """Return a time from which on no entry of the ledgers from a position on is to come; None without entries."""
+        return max(
+            (
+                ledger.durable.due_ms_max
+                for ledger in self._ledgers
+                if ledger.ledger_id >= position.ledger_id and ledger.entries
+            ),
+            default=None,
+        )
+
     def ledgers(self) -> list[LedgerInfo]:
         """All ledgers kept, the open one last."""
         return [ledger.info() for ledger in self._ledgers]

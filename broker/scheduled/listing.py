@@ -1,6 +1,6 @@
 """Lists: the next messages of a topic that are due, and what there is of each topic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,9 +11,12 @@ from broker.scheduled.page_token import WHOLE, PageToken
 from broker.scheduled.selection import Place
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.slices import Turns
+from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from dispatcher.core.ack_sets import AckSet
+from managed_ledger.position import AFTER_EVERYTHING
 
+EXACT_ENTRIES_MAX: Final = 100_000
 CANDIDATES_MAX: Final = 200_000
 """Entries that one page looks into at most; where few are meant, it ends early and says where to go on."""
 
@@ -140,10 +143,16 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable
 async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> None:
     """Note at a topic when its next and last messages come due, and how many a pause holds; for metrics.
 
+    Exact for a log of up to `EXACT_ENTRIES_MAX`. Metrics are asked for all the time, and must not bring the columns of
+    a longer one into memory: there the delayed indexes say what is next and held, and the ledgers what may be the last.
+
     Raises:
         LedgerError: The log cannot be read.
     """
     delaying = [one for one in topic.subscriptions.values() if one.has_delays and one.cursor.backlog]
+    if topic.ledger.entries_total > EXACT_ENTRIES_MAX:
+        _note_roughly(topic, delaying, now_ms())
+        return
     totals = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
     topic.next_due_ms, topic.last_due_ms = totals.next_ms or 0, totals.last_ms or 0
     for subscription in topic.subscriptions.values():
@@ -152,3 +161,18 @@ async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callabl
         if since_ms is not None and subscription.has_delays:
             schedule = TopicSchedule(topic, catalog, [subscription], now_ms)
             subscription.held_by_pause = await schedule.count(since_ms + 1, now_ms() + 1)
+
+
+def _note_roughly(topic: Topic, delaying: Sequence[Subscription], now_ms: int) -> None:
+    trackers = {one: one.dispatcher.tracker for one in delaying if one.dispatcher is not None}
+    nexts = [tracker.next_delivery_time() for tracker in trackers.values() if tracker is not None]
+    topic.next_due_ms = min((due_ms for due_ms in nexts if due_ms is not None and due_ms > now_ms), default=0)
+    first = min((one.cursor.next_unacknowledged_position for one in delaying), default=AFTER_EVERYTHING)
+    last_ms = topic.ledger.last_due_ms_behind(first)
+    topic.last_due_ms = last_ms if last_ms is not None and last_ms > now_ms else 0
+    for subscription in topic.subscriptions.values():
+        tracker = trackers.get(subscription)
+        subscription.held_by_pause = 0
+        if tracker is not None and subscription.pause.is_paused:
+            held = tracker.number_of_delayed_messages() - tracker.number_of_future_messages()
+            subscription.held_by_pause = max(0, held)

@@ -3,6 +3,7 @@
 Metadata stands before the payload in each entry, so it is read with it, a few hundred entries at a time.
 """
 
+import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ Json = dict[str, Any]
 
 READ_ENTRIES: Final = 1_024
 """Entries whose metadata is looked at in one go."""
-PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Most bytes of entries behind one page; a page ends early where they weigh more."""
+PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Most bytes of entries behind one page, as an answer is written at once; a page ends early where they weigh more."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -173,7 +174,7 @@ async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> Mask:
     Entries are looked at in the order of the log, where neighbours share a block.
     """
     is_meant = np.zeros(len(rows), np.bool_)
-    order = rows.by_position()
+    order = await asyncio.to_thread(rows.by_position)
     turns = Turns()
     for begin in range(0, len(rows), READ_ENTRIES):
         portion = order[begin : begin + READ_ENTRIES]

@@ -126,7 +126,7 @@ class Operations:
             return await self._find_ids(selector.message_ids)
         rows = await self._schedule.rows(selector.wanted)
         if not selector.filter.is_trivial:
-            rows = rows.take(await matching(self._topic.ledger, rows, selector.filter))
+            rows = await asyncio.to_thread(rows.take, await matching(self._topic.ledger, rows, selector.filter))
         self._progress.matched = len(rows)
         return Matched(rows)
 
@@ -140,7 +140,7 @@ class Operations:
         is_movable = np.zeros(len(rows), np.bool_)
         for subscription in self._subscriptions:
             is_movable |= rows.due_ms > self._got_through_ms(subscription)
-        return Matched(rows.take(is_movable), [], matched.unknown)
+        return Matched(await asyncio.to_thread(rows.take, is_movable), [], matched.unknown)
 
     @completed
     async def cancel(self, matched: Matched) -> int:
@@ -196,6 +196,8 @@ class Operations:
             for begin in range(0, len(rows), _MOVE_ENTRIES):
                 part = slice(begin, begin + _MOVE_ENTRIES)
                 under_way.append(await self._move_portion(rows.take(part), new_ms[part]))
+                # What is cached is read, and what is done is awaited, without suspending.
+                await asyncio.sleep(0)
                 # Several at a time, as a synced write costs the same whatever is in it.
                 while len(under_way) > _PORTIONS_MAX or (begin + _MOVE_ENTRIES >= len(rows) and under_way):
                     done = await under_way.pop(0)
@@ -212,6 +214,7 @@ class Operations:
         ledger = self._topic.ledger
         headers = await ledger.read_headers_at(rows.ledger_ids, rows.entry_ids)
         payloads = await ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        await asyncio.sleep(0)
         new_of = dict(
             zip(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True), new_ms.tolist(), strict=True)
         )
