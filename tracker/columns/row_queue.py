@@ -53,6 +53,19 @@ _FRONT_ROWS_MIN: Final = 512
 """Fewer rows than this from one run are not worth a call when several runs could be merged."""
 
 
+class QueueSizes(NamedTuple):
+    """The sizes by which a queue goes; see the constants."""
+
+    run_rows_max: int = RUN_ROWS_MAX
+    run_rows_min: int = RUN_ROWS_MIN
+    chunks_max: int = CHUNKS_MAX
+    few_rows_max: int = FEW_ROWS_MAX
+    pop_rows_min: int = POP_ROWS_MIN
+
+
+_SIZES: Final = QueueSizes()
+
+
 class Rest(Protocol):
     """Keeps rows that were taken with others."""
 
@@ -180,9 +193,10 @@ def sorted_rows(parts: Sequence[DelayedIndexes]) -> DelayedIndexes:
 class RowQueue:
     """Rows to be handed out in order of time, then position."""
 
-    __slots__ = ("_chunks", "_chunks_rows", "_few", "_runs", "_runs_rows", "next_ms")
+    __slots__ = ("_chunks", "_chunks_rows", "_few", "_runs", "_runs_rows", "next_ms", "sizes")
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: QueueSizes = _SIZES) -> None:
+        self.sizes = sizes
         self._runs: list[Run] = []
         self._runs_rows = 0
         self._chunks: list[Columns] = []
@@ -200,9 +214,9 @@ class RowQueue:
         self._few[1].extend([ledger_id] * len(deliver_at_ms))
         self._few[2].extend(entry_ids)
         self.next_ms = min(self.next_ms, int(min(deliver_at_ms, default=NEVER)))
-        if len(self._few[0]) >= FEW_ROWS_MAX:
+        if len(self._few[0]) >= self.sizes.few_rows_max:
             self._chunk_few()
-            if self._chunks_rows >= RUN_ROWS_MAX:
+            if self._chunks_rows >= self.sizes.run_rows_max:
                 self._fold()
 
     def _chunk_few(self) -> None:
@@ -216,19 +230,19 @@ class RowQueue:
         if not len(deliver_at_ms):
             return
         # Slices keep a buffer's size bounded, so that no add waits for a sort of a million rows.
-        for start in range(0, len(deliver_at_ms), RUN_ROWS_MAX):
-            rows = slice(start, start + RUN_ROWS_MAX)
+        for start in range(0, len(deliver_at_ms), self.sizes.run_rows_max):
+            rows = slice(start, start + self.sizes.run_rows_max)
             self._chunks.append((deliver_at_ms[rows], ledger_ids[rows], entry_ids[rows]))
             self._chunks_rows += len(deliver_at_ms[rows])
-            if self._chunks_rows >= RUN_ROWS_MAX:
+            if self._chunks_rows >= self.sizes.run_rows_max:
                 self._fold()
-        if len(self._chunks) >= CHUNKS_MAX:
+        if len(self._chunks) >= self.sizes.chunks_max:
             self._chunks = [_joined(self._chunks)]
         self.next_ms = min(self.next_ms, int(deliver_at_ms.min()))
 
     def push_sorted(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Add rows that are in order; the arrays are kept, and must not change any more."""
-        if len(deliver_at_ms) < RUN_ROWS_MIN:
+        if len(deliver_at_ms) < self.sizes.run_rows_min:
             self.push_rows(deliver_at_ms, ledger_ids, entry_ids)
         else:
             self.push_front(deliver_at_ms, ledger_ids, entry_ids)
@@ -250,7 +264,7 @@ class RowQueue:
         self._chunks_rows = 0
         # Runs shrink at their head, so their order by size is not the order in which they came.
         runs = sorted((other for other in self._runs if len(other)), key=len, reverse=True)
-        while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= RUN_ROWS_MAX:
+        while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= self.sizes.run_rows_max:
             older = runs.pop()
             run = _sorted_run([older.columns(older.end), run.columns(run.end)])
         runs.append(run)
@@ -320,7 +334,7 @@ class RowQueue:
         assert self._runs_rows == sum(map(len, self._runs))
         assert self._chunks_rows == sum(len(deliver_at_ms) for deliver_at_ms, _, _ in self._chunks)
         assert len(set(map(len, self._few))) == 1
-        assert len(self._few[0]) < FEW_ROWS_MAX
+        assert len(self._few[0]) < self.sizes.few_rows_max
         assert self.next_ms == min([next_ms, *self._few[0]])
 
 
@@ -363,7 +377,8 @@ def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int, *, rest:
     runs = [run for queue in touched for run in queue.runs_through(through.deliver_at_ms)]
     if not runs:
         return _NO_ROWS
-    columns = _pop_front(runs, through, limit) or _pop_merged(runs, through, limit)
+    rows_min = touched[0].sizes.pop_rows_min
+    columns = _pop_front(runs, through, limit) or _pop_merged(runs, through, limit, rows_min)
     for queue in touched:
         queue.drop_empty_runs()
     deliver_at_ms, ledger_ids, entry_ids = columns
@@ -398,9 +413,9 @@ def _pop_front(runs: list[Run], through: RowKey, limit: int) -> Columns | None:
     return columns
 
 
-def _pop_merged(runs: list[Run], through: RowKey, limit: int) -> Columns:
+def _pop_merged(runs: list[Run], through: RowKey, limit: int, rows_min: int) -> Columns:
     """Merge the first rows of several runs, as far as the rows that were not looked at cannot come between."""
-    wanted = max(limit, POP_ROWS_MIN)
+    wanted = max(limit, rows_min)
     one_time = min(through, last_key_at(_time_of_rows(runs, wanted)))
     heads = [(run, end) for run in runs if (end := run.end_through(one_time)) > run.head]
     if sum([end - run.head for run, end in heads]) > 4 * wanted:

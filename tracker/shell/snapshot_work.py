@@ -200,6 +200,7 @@ class StorageWork(StorageWorker):
         run_blocking: Runs what takes long.
         trim: Gives free memory back to the system, by default as the C library does.
         decoded_at_once_bytes_max: What is no larger is decoded on the event loop.
+        bitmaps_at_once_max: Recovery decodes the bitmaps of a snapshot with its metadata up to this number.
     """
 
     def __init__(
@@ -209,6 +210,7 @@ class StorageWork(StorageWorker):
         *,
         trim: Callable[[], None] | None = None,
         decoded_at_once_bytes_max: int = DECODED_AT_ONCE_BYTES_MAX,
+        bitmaps_at_once_max: int = BITMAPS_AT_ONCE_MAX,
     ) -> None:
         # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
         # twice as long.
@@ -218,6 +220,7 @@ class StorageWork(StorageWorker):
         self._run_blocking = run_blocking
         self._heap = Heap(run_blocking, trim if trim is not None else trim_of_c_library())
         self._decoded_at_once_bytes_max = decoded_at_once_bytes_max
+        self._bitmaps_at_once_max = bitmaps_at_once_max
 
     async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
         """See base."""
@@ -256,8 +259,18 @@ class StorageWork(StorageWorker):
         heads = await self._storage.read_bucket_snapshot_heads([action.bucket_id for action in actions])
         return await self._decode(
             sum(len(head.metadata) for head in heads if isinstance(head, BucketSnapshotHead)),
-            lambda: [_metadata_answer(owner, *pair) for pair in zip(actions, heads, strict=True)],
+            lambda: [self._metadata_answer(owner, *pair) for pair in zip(actions, heads, strict=True)],
         )
+
+    def _metadata_answer(
+        self, owner: SnapshotOwner, action: ReadMetadata, head: BucketSnapshotHead | SnapshotStorageError
+    ) -> Event | Exception:
+        if isinstance(head, SnapshotStorageError):
+            return head
+        try:
+            return _metadata_read(owner, action, head, self._bitmaps_at_once_max)
+        except Exception as error:  # Whatever is wrong with one snapshot is the answer to it alone.
+            return error
 
     async def _load_together(self, actions: Sequence[LoadSegments]) -> Sequence[Event | Exception]:
         unread = [action for action in actions if not action.data]
@@ -307,7 +320,9 @@ class StorageWork(StorageWorker):
                 return await self._persist(owner, action)
             case ReadMetadata():
                 head = await self._storage.read_bucket_snapshot_head(action.bucket_id)
-                return await self._decode(len(head.metadata), lambda: _metadata_read(owner, action, head))
+                return await self._decode(
+                    len(head.metadata), lambda: _metadata_read(owner, action, head, self._bitmaps_at_once_max)
+                )
             case ReadPositions():
                 return await self._read_positions(action)
             case LoadSegments():
@@ -452,17 +467,8 @@ def _rows_of(bucket_id: int, data: Sequence[bytes], first_segment: int, last_seg
         raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry) from error
 
 
-def _metadata_answer(
-    owner: SnapshotOwner, action: ReadMetadata, head: BucketSnapshotHead | SnapshotStorageError
-) -> Event | Exception:
-    try:
-        return head if isinstance(head, SnapshotStorageError) else _metadata_read(owner, action, head)
-    except Exception as error:  # Whatever is wrong with one snapshot is the answer to it alone.
-        return error
-
-
 def _metadata_read(
-    owner: SnapshotOwner, action: ReadMetadata, head: BucketSnapshotHead
+    owner: SnapshotOwner, action: ReadMetadata, head: BucketSnapshotHead, bitmaps_at_once_max: int
 ) -> MetadataRead | SnapshotIsAlien:
     if not head.info.belongs_to(owner.topic_name, owner.cursor_name):
         return SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
@@ -478,7 +484,7 @@ def _metadata_read(
     by_segments = int(table.segment_ends.searchsorted(len(head.first_segments), "right"))
     kept = head.first_segments[: table.segments_before(min(by_time, by_rows, by_segments))]
     positions = None
-    if len(ledger_ids) <= BITMAPS_AT_ONCE_MAX:
+    if len(ledger_ids) <= bitmaps_at_once_max:
         positions = _positions_of(action.serial, 1, columns)
     return MetadataRead(action.serial, head.info.length_bytes, table, ledgers, kept, positions)
 

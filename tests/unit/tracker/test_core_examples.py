@@ -40,15 +40,23 @@ class Driver:
     """A core with a storage in memory, and its actions held until they are asked for."""
 
     def __init__(
-        self, runner: asyncio.Runner, *, cached_bytes_max: int = CACHED_BYTES_MAX, **settings: int | bool
+        self,
+        runner: asyncio.Runner,
+        *,
+        cached_bytes_max: int = CACHED_BYTES_MAX,
+        bitmaps_at_once_max: int = 0,
+        **settings: int | bool,
     ) -> None:
+        # Recovery reads no bitmaps, as where buckets have many.
         values: dict[str, int | bool] = {"index_count_per_bucket_min": 5, "is_deliver_at_time_strict": True}
         self.config = TrackerConfig(**(values | settings))  # type: ignore[arg-type]  # Names are checked there.
         self.runner = runner
         self.storage = MemoryBucketSnapshotStorage()
         self.cursor = FakeCursor()
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=self.cursor, on_available=lambda: None)
-        self.work = SnapshotWork(self.config, context, StorageWork(self.storage, run_inline))
+        self.work = SnapshotWork(
+            self.config, context, StorageWork(self.storage, run_inline, bitmaps_at_once_max=bitmaps_at_once_max)
+        )
         runner.run(self.storage.start())
         self.now_ms = NOW_MS
         self.keeps_positions = False
@@ -136,12 +144,6 @@ class Driver:
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
         yield runner
-
-
-@pytest.fixture(autouse=True)
-def _are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recovery leaves buckets cold, as it does where they have many bitmaps."""
-    monkeypatch.setattr("tracker.shell.snapshot_work.BITMAPS_AT_ONCE_MAX", 0)
 
 
 @pytest.fixture
@@ -607,12 +609,12 @@ def test_the_first_messages_do_not_wait_for_bitmaps(driver: Driver) -> None:
 # Cold and warm.
 
 
-def test_a_bucket_of_few_bitmaps_is_warm_after_recovery(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_of_few_bitmaps_is_known_after_recovery(runner: asyncio.Runner) -> None:
     """One read is enough to know it; without what was acknowledged."""
+    driver = Driver(runner, bitmaps_at_once_max=5)
     driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
     driver.answer_all()
     driver.cursor.acknowledge(4, 4)
-    monkeypatch.setattr("tracker.shell.snapshot_work.BITMAPS_AT_ONCE_MAX", 5)
     driver.recover()
     driver.answer(driver.waiting(ReadMetadata)[0])
 

@@ -6,21 +6,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns import row_queue
-from tracker.columns.row_queue import NEVER, RowKey, RowQueue, last_key_at, order_of_rows, pop_sorted, sorted_rows
+from tracker.columns.row_queue import (
+    NEVER,
+    QueueSizes,
+    RowKey,
+    RowQueue,
+    Run,
+    _time_of_rows,
+    last_key_at,
+    order_of_rows,
+    pop_sorted,
+    sorted_rows,
+)
 
 Row = tuple[int, int, int]
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)), max_size=30)
 
 
-@pytest.fixture(autouse=True)
-def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make runs and merges small enough for tests to reach every edge of theirs."""
-    monkeypatch.setattr(row_queue, "RUN_ROWS_MAX", 16)
-    monkeypatch.setattr(row_queue, "RUN_ROWS_MIN", 3)
-    monkeypatch.setattr(row_queue, "CHUNKS_MAX", 4)
-    monkeypatch.setattr(row_queue, "FEW_ROWS_MAX", 3)
-    monkeypatch.setattr(row_queue, "POP_ROWS_MIN", 3)
+SMALL = QueueSizes(run_rows_max=16, run_rows_min=3, chunks_max=4, few_rows_max=3, pop_rows_min=3)
+"""Runs and merges are small enough for tests to reach every edge of theirs."""
 
 
 def push(queue: RowQueue, *rows: Row) -> None:
@@ -50,7 +54,7 @@ def test_rows_come_out_sorted_and_up_to_the_key(
     batches: list[tuple[str, list[Row]]], limit: int, cutoff: int, spread: int
 ) -> None:
     """Popping in any portions gives what sorting gives, and leaves the rest, whatever way the rows came."""
-    queues = [RowQueue(), RowQueue()]
+    queues = [RowQueue(SMALL), RowQueue(SMALL)]
     rows_added: list[Row] = []
     for number, (way, rows_offered) in enumerate(batches):
         batch = [(time_ms * spread, ledger_id, entry_id) for time_ms, ledger_id, entry_id in rows_offered]
@@ -94,19 +98,19 @@ def test_rows_in_order_are_left_alone() -> None:
 
 def test_the_number_of_runs_stays_small() -> None:
     """Merging keeps O(log n) runs below the largest size, besides those of it; rows that come singly do not pile up."""
-    queue = RowQueue()
+    queue = RowQueue(SMALL)
     rng = np.random.default_rng(1)
     for number in range(1_000):
         push(queue, (int(rng.integers(0, 10**6)), 1, number))
-        assert len(queue._chunks) < row_queue.CHUNKS_MAX
+        assert len(queue._chunks) < SMALL.chunks_max
     queue.rows_of()
 
-    assert len(queue._runs) <= 2 * 1_000 // row_queue.RUN_ROWS_MAX + 5
+    assert len(queue._runs) <= 2 * 1_000 // SMALL.run_rows_max + 5
 
 
 def test_frozen_rows_are_the_rows_that_are_left() -> None:
     """What is frozen for a snapshot does not contain what was handed out."""
-    queue = RowQueue()
+    queue = RowQueue(SMALL)
     for number in range(10):
         push(queue, (number, 1, number))
     popped = pop_sorted([queue], last_key_at(3), 100, rest=queue)
@@ -119,7 +123,7 @@ def test_frozen_rows_are_the_rows_that_are_left() -> None:
 
 def test_loaded_rows_are_not_sorted_again() -> None:
     """What comes in order is a run as it is, and a little of it is put with what is buffered."""
-    queue = RowQueue()
+    queue = RowQueue(SMALL)
     many, few = DelayedIndexes.from_rows([(1, 1, k) for k in range(9)]), DelayedIndexes.from_rows([(2, 1, 9)])
     for rows in (many, few):
         queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
@@ -136,8 +140,8 @@ def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
     runs = []
     for number in range(run_count):
         times = np.sort(rng.integers(0, 10**6, 5_000)) + int(rng.integers(0, 10**5))
-        runs.append(row_queue.Run(times, np.full(5_000, number), np.arange(5_000)))
+        runs.append(Run(times, np.full(5_000, number), np.arange(5_000)))
 
-    through_ms = row_queue._time_of_rows(runs, 1_024)
+    through_ms = _time_of_rows(runs, 1_024)
 
     assert 1_024 <= sum(run.end_through(last_key_at(through_ms)) for run in runs) <= 4 * 1_024
