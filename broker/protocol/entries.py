@@ -8,8 +8,6 @@ single messages. A payload that is compressed by something other than zlib, or e
 is known as a whole only.
 """
 
-import base64
-import binascii
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,10 +19,10 @@ from google.protobuf.message import DecodeError
 
 from broker.protocol.errors import ProtocolError
 from broker.protocol.pb.pulsar_api_pb2 import NONE, ZLIB, CompressionType, MessageMetadata, SingleMessageMetadata
+from dispatcher.sticky_key import sticky_key
+from managed_ledger.message_metadata import MAGIC, METADATA_START, metadata_end
 
 _U32: Final = Struct(">I")
-_MAGIC: Final = b"\x0e\x01"
-_METADATA_START: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +51,11 @@ def metadata_of(entry: bytes) -> MessageMetadata:
 
 
 def _parsed(entry: bytes) -> tuple[MessageMetadata, int]:
-    if not entry.startswith(_MAGIC) or len(entry) < _METADATA_START:
+    end = metadata_end(entry)
+    if end is None:
         raise ProtocolError("an entry without metadata")
-    (size,) = _U32.unpack_from(entry, _METADATA_START - 4)
-    end = _METADATA_START + size
     try:
-        return MessageMetadata.FromString(entry[_METADATA_START:end]), end
+        return MessageMetadata.FromString(entry[METADATA_START:end]), end
     except DecodeError as error:
         raise ProtocolError(f"metadata that cannot be parsed: {error}") from error
 
@@ -128,7 +125,7 @@ def with_delivery_time(
             metadata.properties.add(key=name, value=value)
     data = metadata.SerializeToString()
     covered = b"".join((_U32.pack(len(data)), data, entry[end:]))
-    return b"".join((_MAGIC, _U32.pack(google_crc32c.value(covered)), covered))
+    return b"".join((MAGIC, _U32.pack(google_crc32c.value(covered)), covered))
 
 
 def _uncompressed(metadata: MessageMetadata, payload: bytes) -> tuple[bytes, str | None]:
@@ -170,14 +167,12 @@ def _batch(metadata: MessageMetadata, payload: bytes) -> list[StoredMessage]:
 
 
 def _key(ordering_key: bytes | None, partition_key: str | bytes | None, *, is_base64: bool) -> bytes | None:
-    if ordering_key is not None:
-        return ordering_key
-    if partition_key is None:
+    if ordering_key is None and partition_key is None:
         return None
-    text = partition_key.encode() if isinstance(partition_key, str) else partition_key
-    if not is_base64:
-        return text
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error:
-        return text
+    return sticky_key(
+        ordering_key=ordering_key,
+        partition_key=partition_key.encode() if isinstance(partition_key, str) else partition_key,
+        partition_key_is_base64=is_base64,
+        producer_name=None,
+        sequence_id=None,
+    )

@@ -18,10 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
 from dispatcher.slots import sticky_hash
+from managed_ledger.message_metadata import metadata_of
 from managed_ledger.names import find_topic
 from pipeline.logs.header_log import HeaderLog
 from pipeline.logs.log_folder import LogFolder
-from pipeline.logs.message_metadata import MetadataFilter, metadata_of
+from pipeline.logs.message_metadata import MetadataFilter
 from pipeline.logs.open_logs import log_folder_of, open_log, with_log
 from pipeline.tasks.cancel_rows import POSITION_COLUMNS
 from tracker.columns.positions import ledger_groups

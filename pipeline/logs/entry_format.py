@@ -9,7 +9,7 @@ import google_crc32c
 
 from dispatcher.sticky_key import sticky_key_hash
 from managed_ledger.headers import NOT_DELAYED, PACK_ROW
-from pipeline.logs.message_metadata import bytes_of, fields_of, metadata_of
+from managed_ledger.message_metadata import bytes_of, fields_of, metadata_of
 
 _MAGIC = b"\x0e\x01"
 _CHECKSUM = slice(2, 6)

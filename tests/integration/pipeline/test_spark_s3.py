@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from broker.cli.service_commands import postdate as main
 from managed_ledger.cursor_properties import CursorName
 from pipeline.index.cursor_log import CursorLog
-from pipeline.index.place import open_index
+from pipeline.index.place import open_index, own_index
 from pipeline.jobs.audit import audit, repair
 from pipeline.jobs.cancel import cancel
 from pipeline.jobs.log_rebuild import rebuild_log
@@ -177,7 +177,7 @@ def test_objects_that_are_no_snapshots_any_more_are_found_and_replaced(
     rebuild_log(spark, data, location, rules=SMALL, cursor_log=data)
     with CursorLog(tmp_path / "ledgers") as cursors:
         named = read_properties(cursors.properties(SUB)).buckets[-1].bucket_id
-    prefix = s3_location(location).prefix
+    prefix = s3_location(own_index(location, tmp_path / "ledgers")).prefix
     for bucket_id in (named, named + 1):
         server.client.put_object(Bucket=BUCKET, Key=object_key(prefix, bucket_id), Body=b"no header")
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
-from pipeline.logs.message_metadata import MetadataFilter, metadata_of
+from managed_ledger.message_metadata import metadata_of
+from pipeline.logs.message_metadata import MetadataFilter
 
 _WORDS = st.sampled_from(["", "a", "b", "ab", "land", "ü", "x" * 200])
 
