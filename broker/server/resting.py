@@ -4,8 +4,8 @@
       └──── inactive by Pulsar's rules, where brokerDeleteInactiveTopicsEnabled ──► deleted
 
 After a start all topics are neither: the log knows their names, and `survey` opens one after the other in the
-background, does for it what is periodic, and lets it rest again. So figures are complete after a while, what has
-outlived its time goes also where nobody comes, and a start does not wait for any of it.
+background, lets go what has outlived its time, and lets it rest again. So figures are complete after a while, and a
+start does not wait for any of it. What subscriptions have finished is deleted while a topic is open, or room is short.
 """
 
 import asyncio
@@ -118,8 +118,7 @@ class RestingTopics:
                 await topic.expire(self._now_ms(), ttl_ms)
             if is_for_room:
                 await topic.make_room(self._now_ms())
-            else:
-                await topic.roll_over_and_trim(self._now_ms())
+            # Else nothing is trimmed: right after a start, who subscribes may still be on the way.
             await topic.swept()
             if not topic.is_used and not topic.was_asked_for and not self._is_to_be_deleted(topic):
                 await self._rest(topic)

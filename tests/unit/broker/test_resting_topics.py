@@ -20,6 +20,7 @@ from broker.topics.inactive import (
 )
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic_name import TopicName
+from managed_ledger.config import ManagedLedgerConfig
 from tests.helpers.fakes.service_fakes import Peer, until
 
 NAME = TopicName.parse("t")
@@ -170,6 +171,22 @@ def test_a_survey_tells_of_every_topic_and_leaves_none_open(tmp_path: Path) -> N
 
     play(tmp_path, before)
     play(tmp_path, after)
+
+
+def test_a_survey_deletes_nothing_that_a_subscription_to_come_can_ask_for(tmp_path: Path) -> None:
+    limits = ManagedLedgerConfig(entries_per_ledger_max=1)
+
+    async def before(service: Service, clock: Clock) -> None:
+        for _ in range(3):
+            await _publish(service, clock, delay_ms=0)
+
+    async def after(service: Service, clock: Clock) -> None:
+        await service.survey_topics()
+        await _subscribe(service)
+        assert service.topics[NAME].subscriptions["s"].cursor.backlog == 3
+
+    play(tmp_path, before, managed_ledger=limits)
+    play(tmp_path, after, managed_ledger=limits)
 
 
 def test_what_outlives_its_time_goes_also_where_nobody_comes(tmp_path: Path) -> None:
