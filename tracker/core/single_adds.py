@@ -19,7 +19,18 @@ _NO_LEDGER = -1
 class SingleAdds:
     """Rows of one ledger, in the order in which they came."""
 
-    __slots__ = ("_known", "_known_count", "_row_count_max", "deliver_at_ms", "entry_ids", "ledger_id", "room")
+    __slots__ = (
+        "_counted",
+        "_counted_count",
+        "_known",
+        "_known_count",
+        "_new_count",
+        "_row_count_max",
+        "deliver_at_ms",
+        "entry_ids",
+        "ledger_id",
+        "room",
+    )
 
     def __init__(self, row_count_max: int = SINGLES_MAX) -> None:
         self._row_count_max = row_count_max
@@ -31,6 +42,22 @@ class SingleAdds:
         self._known: set[int] = set()
         """The first so many of the entry ids, as somebody has asked for one of them."""
         self._known_count = 0
+        self._counted: set[int] = set()
+        """The same for whoever has asked for their number."""
+        self._counted_count = self._new_count = 0
+
+    def new_count(self, tracked: BitMap | None) -> int:
+        """Return how many positions they have that are not tracked before; O(1), spread over all questions.
+
+        Args:
+            tracked: What is tracked of their ledger in the mutable bucket; the same as long as they are not taken.
+        """
+        for entry_id in self.entry_ids[self._counted_count :]:
+            if entry_id not in self._counted:
+                self._counted.add(entry_id)
+                self._new_count += tracked is None or entry_id not in tracked
+        self._counted_count = len(self.entry_ids)
+        return self._new_count
 
     def contains(self, entry_id: int) -> bool:
         """Whether an entry is among them; O(1), spread over all questions."""
@@ -49,8 +76,8 @@ class SingleAdds:
         """Return ledger, times, entry ids and the bitmap of these, of all rows, and be closed."""
         deliver_at_ms, entry_ids = self.deliver_at_ms, self.entry_ids
         self.deliver_at_ms, self.entry_ids = [], []
-        self.room = self._known_count = 0
-        self._known = set()
+        self.room = self._known_count = self._counted_count = self._new_count = 0
+        self._known, self._counted = set(), set()
         try:
             return self.ledger_id, deliver_at_ms, entry_ids, BitMap(array("I", entry_ids))
         except TypeError:

@@ -154,7 +154,9 @@ class TrackerCore:
         a merge) it counts twice until one of the two is loaded. What was acknowledged or trimmed in segments that are
         not loaded counts until their bitmaps are read, which begins by itself.
         """
-        return questions.message_count(self._whole())
+        # Nobody has to wait until what was added one by one is among the rows.
+        tracked = self._state.positions.mutable.bitmaps.get(self._singles.ledger_id)
+        return questions.message_count(self._state) + self._singles.new_count(tracked)
 
     def future_count(self, *, now_ms: int) -> int:
         """Return how many messages are tracked and not due, as `message_count` counts."""

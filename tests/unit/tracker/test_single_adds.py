@@ -90,3 +90,16 @@ def test_a_question_after_each_single_add_knows_it() -> None:
         assert core.contains_message(1, entry_id // 2)
         assert not core.contains_message(1, entry_id + 1)
         assert not core.contains_message(2, entry_id)
+
+
+def test_the_count_after_each_single_add_is_that_after_a_batch_of_one() -> None:
+    """Whether its position was added before, in the same stretch or in one that was taken over, or not."""
+    singly, batched = _core(), _core()
+    for number, (ledger_id, entry_id, delay_ms) in enumerate(3 * ROWS):
+        time_ms = min(NOW_MS + delay_ms, 2**63 - 1)
+        assert singly.add_message(ledger_id, entry_id, time_ms, NOW_MS)
+        assert batched.add_messages([ledger_id], [entry_id], [time_ms], now_ms=NOW_MS).all()
+        assert singly.message_count == batched.message_count
+        if number % 7 == 0:
+            assert singly.next_delivery_ms() == batched.next_delivery_ms()
+    singly._check()

@@ -49,6 +49,8 @@ def move(state: TrackerState, bucket: Bucket, to: BucketState) -> None:
     bucket.parts, bucket.tracked_parts = (), None
     if to is BucketState.GONE:
         del state.buckets[bucket.serial]
+        for serials in state.failed.values():
+            serials.discard(bucket.serial)
     join_queue(state, bucket)
     note_change(state, bucket)
     state.note_counts_changed()
