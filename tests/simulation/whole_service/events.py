@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.errors import BrokerError
 from broker.topics.policies import DelayedDeliveryPolicies
 from dispatcher.errors import CumulativeAckRefusedError, DispatcherError
-from managed_ledger.errors import LedgerError
+from managed_ledger.errors import LedgerError, ManagedLedgerClosedError
 from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.position import Position
 from snapshot_storage.faults import NO_FAULTS
@@ -143,8 +143,8 @@ async def _attach(sim: "Simulation", sub: SubscriptionModel, consumer: Simulated
         consumer.is_attached = True
         if permits:
             give_permits(sim, sub, consumer, permits)
-    except (BrokerError, DispatcherError):
-        # Refused: another type or policy, ranges that are taken, an exclusive subscription.
+    except (BrokerError, DispatcherError, ManagedLedgerClosedError):
+        # Refused: another type or policy, ranges that are taken, an exclusive subscription; the service stops.
         sim.did("join, which is refused")
     finally:
         sub.joining -= 1
