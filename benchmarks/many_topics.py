@@ -209,7 +209,7 @@ async def _after_a_kill(service: PostdateProcess | RealPulsar, topics: int) -> F
     client = await ManyTopicsClient.connect(service.port)
     await client.open_topics(range(topics + 1))
     # They must not be due before all of them are published.
-    due_ms = time.time_ns() // 1_000_000 + 10_000 + topics * DUE_EACH // 8
+    due_ms = time.time_ns() // 1_000_000 + 30_000 + topics * DUE_EACH // 4
     await _publish(client, range(1, topics + 1), DUE_EACH, due_ms)
     if time.time_ns() // 1_000_000 > due_ms:
         raise RuntimeError("publishing took longer than the messages' delay")
