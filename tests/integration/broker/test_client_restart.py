@@ -165,8 +165,6 @@ def test_what_had_a_receipt_is_there_after_a_kill(
 ) -> None:
     """A producer that is sending all the time loses no message that it was told is safe, and sends the rest again."""
     client = own_clients.new()
-    # What no subscription is there for is deleted, at a start of the service too.
-    subscribe(client, topic).close()
     producer = client.create_producer(topic, max_pending_messages=10_000)
     confirmed: list[int] = []
     ended = threading.Event()
