@@ -1,5 +1,6 @@
-"""The bucket tracker and its factory, under the path that a `broker.conf` names; `shell.bucket_tracker` has them."""
+"""The bucket tracker and its factory, under the path that a `broker.conf` names; `shell` has them."""
 
-from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
+from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.shell.factory import BucketDelayedDeliveryTrackerFactory
 
 __all__ = ["BucketDelayedDeliveryTracker", "BucketDelayedDeliveryTrackerFactory"]

@@ -45,7 +45,8 @@ from tracker.columns.row_queue import sorted_rows
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_view import SharedIndexView
-from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
+from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.shell.factory import BucketDelayedDeliveryTrackerFactory
 
 Mask = NDArray[np.bool_]
 

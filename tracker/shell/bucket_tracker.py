@@ -44,7 +44,6 @@ from tracker.core.actions import (
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
-    DelayedDeliveryTrackerFactory,
     ScheduledMessages,
     TrackerContext,
 )
@@ -584,45 +583,3 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         finally:
             self._waiters.remove((is_met, waiter))
         return is_met()
-
-
-class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
-    """Makes bucket trackers on one storage."""
-
-    def __init__(
-        self,
-        config: TrackerConfig,
-        storage: BucketSnapshotStorage | StorageWorker,
-        *,
-        now_ms: Clock,
-        run_blocking: RunBlocking = in_thread,
-        rng: Random | None = None,
-    ) -> None:
-        self.config = config
-        self._now_ms = now_ms
-        self._run_blocking = run_blocking
-        self._rng = rng if rng is not None else Random()
-        self._worker = worker_on(storage, run_blocking)
-        self._alarms = Alarms(now_ms)
-
-    async def start(self) -> None:
-        """See base; opens the storage."""
-        await self._worker.start()
-
-    async def close(self) -> None:
-        """See base; closes the storage."""
-        await self._worker.close()
-
-    def new_tracker(self, context: TrackerContext) -> BucketDelayedDeliveryTracker:
-        """See base."""
-        tracker = BucketDelayedDeliveryTracker(
-            context,
-            self.config,
-            self._worker,
-            now_ms=self._now_ms,
-            run_blocking=self._run_blocking,
-            rng=self._rng,
-            alarms=self._alarms,
-        )
-        tracker.start()
-        return tracker

@@ -1,0 +1,60 @@
+"""Makes bucket trackers that share a configuration, a storage and a timer."""
+
+from random import Random
+
+from snapshot_storage.storage import BucketSnapshotStorage
+from tracker.config import TrackerConfig
+from tracker.delayed_delivery_tracker import (
+    DelayedDeliveryTrackerFactory,
+    TrackerContext,
+)
+from tracker.shell.alarms import Alarms
+from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker, Clock
+from tracker.shell.snapshot_merge import RunBlocking
+from tracker.shell.snapshot_work import (
+    StorageWorker,
+    in_thread,
+    worker_on,
+)
+
+
+class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
+    """Makes bucket trackers on one storage."""
+
+    def __init__(
+        self,
+        config: TrackerConfig,
+        storage: BucketSnapshotStorage | StorageWorker,
+        *,
+        now_ms: Clock,
+        run_blocking: RunBlocking = in_thread,
+        rng: Random | None = None,
+    ) -> None:
+        self.config = config
+        self._now_ms = now_ms
+        self._run_blocking = run_blocking
+        self._rng = rng if rng is not None else Random()
+        self._worker = worker_on(storage, run_blocking)
+        self._alarms = Alarms(now_ms)
+
+    async def start(self) -> None:
+        """See base; opens the storage."""
+        await self._worker.start()
+
+    async def close(self) -> None:
+        """See base; closes the storage."""
+        await self._worker.close()
+
+    def new_tracker(self, context: TrackerContext) -> BucketDelayedDeliveryTracker:
+        """See base."""
+        tracker = BucketDelayedDeliveryTracker(
+            context,
+            self.config,
+            self._worker,
+            now_ms=self._now_ms,
+            run_blocking=self._run_blocking,
+            rng=self._rng,
+            alarms=self._alarms,
+        )
+        tracker.start()
+        return tracker
