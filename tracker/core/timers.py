@@ -69,12 +69,6 @@ class Timers:
         """Return when a reason comes due, `NEVER` if it does not."""
         return self._times[why]
 
-    def take(self, why: Why) -> None:
-        """Forget when a reason comes due."""
-        if self._times[why] != NEVER:
-            self._times[why] = NEVER
-            self.next_ms = min(self._times)
-
     def take_due(self, now_ms: int) -> list[Why]:
         """Return the reasons that have come due, in their order, and forget when."""
         if self.next_ms > now_ms:

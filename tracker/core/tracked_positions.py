@@ -24,7 +24,7 @@ from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.ledger_ranges import LedgerRanges
 from tracker.columns.position_set import PositionSet
-from tracker.columns.positions import Int64Array, bitmap_of, is_in, ledger_bitmaps, ledger_groups
+from tracker.columns.positions import Int64Array, is_in, ledger_bitmaps, ledger_groups
 from tracker.core.due_rows import MUTABLE
 
 _NONE: Final = BitMap()
@@ -326,12 +326,6 @@ class TrackedPositions:
         for ledger_id in within:
             if ledger_id in self.handed_out and not self.overlapping.holds(ledger_id):
                 del self.handed_out[ledger_id]
-
-    def add(self, ledger_id: int, entry_ids: Int64Array) -> BitMap:
-        """Track positions of a ledger in the mutable bucket; return their bitmap."""
-        bitmap = bitmap_of(entry_ids)
-        self.mutable.unite(ledger_id, bitmap)
-        return bitmap
 
     def check(self) -> None:
         """Assert every invariant."""

@@ -7,6 +7,7 @@ no chain of callbacks has to survive a failure.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tracker.columns.row_queue import NEVER
 from tracker.core.actions import (
     Action,
     DeleteSnapshot,
@@ -71,8 +72,8 @@ def note_time(state: TrackerState, now_ms: int) -> None:
     if now_ms < state.now_ms:
         state.merging.attempts.at_ms = state.orphans.attempts.at_ms = -1
         late_ms = now_ms + state.config.operation_timeout_ms
-        if state.timers.when(Why.LATE_ORPHANS) > late_ms:
-            _put_forward(state, Why.LATE_ORPHANS, late_ms)
+        if late_ms < state.timers.when(Why.LATE_ORPHANS) < NEVER:
+            state.timers.at(Why.LATE_ORPHANS, late_ms)
         forget_waits(state, waited_for_since_ms_max=now_ms)
         state.cache.forget_waits()
     state.now_ms = now_ms
@@ -83,11 +84,6 @@ def set_lead(state: TrackerState, lead_ms: int) -> None:
     state.lead_ms = lead_ms
     for why in (Why.EXHAUSTED, Why.LOADS, Why.ORDER_WAIT):
         state.timers.wake(why)
-
-
-def _put_forward(state: TrackerState, why: Why, at_ms: int) -> None:
-    if state.timers.when(why) < 2**62:
-        state.timers.at(why, at_ms)
 
 
 def _look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
