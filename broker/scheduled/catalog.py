@@ -32,12 +32,13 @@ class ScheduleCatalog:
         self.bytes_max = bytes_max
         self.bytes_used = 0
         self._kept: OrderedDict[tuple[str, int], LedgerSchedule] = OrderedDict()
-        self._spans: dict[tuple[str, int], tuple[int, int | None, int | None]] = {}
+        self._spans: dict[str, dict[int, tuple[int, int | None, int | None]]] = {}
+        """By topic and ledger: entries looked at, first and last time."""
         self._reading: dict[tuple[str, int], asyncio.Task[LedgerSchedule]] = {}
 
     def may_have(self, log: ReadableLog, ledger: LedgerInfo, from_ms: int | None, until_ms: int | None) -> bool:
         """Return whether a ledger can have an entry that is due in this time, as far as is known without reading."""
-        span = self._spans.get((log.name, ledger.ledger_id))
+        span = self._spans.get(log.name, {}).get(ledger.ledger_id)
         if ledger.entries == 0:
             return False
         if span is None or span[0] < ledger.entries:
@@ -49,7 +50,7 @@ class ScheduleCatalog:
 
     def first_ms(self, log: ReadableLog, ledger: LedgerInfo) -> int | None:
         """Return the earliest time of a ledger, where all of it has been read before; None otherwise."""
-        span = self._spans.get((log.name, ledger.ledger_id))
+        span = self._spans.get(log.name, {}).get(ledger.ledger_id)
         return None if span is None or span[0] < ledger.entries else span[1]
 
     async def schedule(self, log: ReadableLog, ledger: LedgerInfo) -> LedgerSchedule:
@@ -111,7 +112,7 @@ class ScheduleCatalog:
         key = (name, schedule.ledger_id)
         times = schedule.times_ms
         bounds = (int(times[0]), int(times[-1])) if len(times) else (None, None)
-        self._spans[key] = (schedule.entries, *bounds)
+        self._spans.setdefault(name, {})[schedule.ledger_id] = (schedule.entries, *bounds)
         self._drop(key)
         self._kept[key] = schedule
         self.bytes_used += schedule.cost_bytes
@@ -125,6 +126,7 @@ class ScheduleCatalog:
 
     def _forget_before(self, name: str, ledger_id: int) -> None:
         """Forget ledgers of a topic that were trimmed."""
-        for key in [key for key in self._spans if key[0] == name and key[1] < ledger_id]:
-            self._drop(key)
-            del self._spans[key]
+        spans = self._spans.get(name, {})
+        for passed in [one for one in spans if one < ledger_id]:
+            self._drop((name, passed))
+            del spans[passed]
