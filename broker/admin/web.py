@@ -6,9 +6,8 @@
     GET /metrics, /metrics/         Prometheus text
 
 Everything else is a 404 (or 405) in JSON, and what a browser asks for another site's sake a 403
-(`broker.network.listening`). What is answered is passed in, as functions or as routes (of
-`broker.admin.policy_routes` and `broker.admin.stats_routes`); this module knows HTTP alone. Who may ask is
-decided before, by `broker.admin.web_access`.
+(`broker.network.listening`). What is answered is passed in, as functions or as routes (of `broker.admin` and
+`broker.page`); this module knows HTTP alone. Who may ask is decided before, by `broker.admin.web_access`.
 """
 
 import logging

@@ -1,6 +1,7 @@
 """Who may ask what of the web port.
 
     /health                            everybody
+    / and /page/..., the page's files   everybody; they hold no data
     /metrics                           everybody, or with authenticateMetricsEndpoint everybody who is known
     what shows one topic               who may produce to it or consume from it
     the list of topics for schedules   everybody who is known: of the topics that he may see
@@ -23,9 +24,10 @@ from broker.authentication.authenticator import Authenticator
 from broker.authentication.provider import AuthenticationError
 from broker.authorization.permissions import Authorizer
 from broker.errors import BrokerError
+from broker.page.routes import PAGE_PATHS
 from broker.topics.topic_name import TopicName
 
-_OPEN: Final = frozenset({"/health"})
+_OPEN: Final = frozenset({"/health"}) | PAGE_PATHS
 _METRICS: Final = frozenset({"/metrics", "/metrics/"})
 _READ_PATHS: Final = READ_PATHS | SCHEDULED_READ_PATHS
 _READING: Final = frozenset({"GET", "HEAD"})

@@ -28,6 +28,7 @@ from broker.admin.web_access import access_middleware
 from broker.configuration.config import BrokerConfig
 from broker.network.listening import WebAudience
 from broker.network.ports import listen_for_clients, open_tls, web_ports
+from broker.page.routes import page_routes
 from broker.server.scheduler import Housekeeping, Job
 from broker.server.service import Service
 from broker.server.service_manager import ServiceManager
@@ -82,6 +83,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
                     *permission_routes(service),
                     *stats_routes(service),
                     *scheduled_routes(service),
+                    *page_routes(),
                 ],
                 access=access_of(service),
                 audience=WebAudience.of(config, public_host=service.public_host),

@@ -14,6 +14,7 @@ from broker.admin.permission_routes import permission_routes
 from broker.admin.policy_routes import policy_routes
 from broker.admin.stats_routes import stats_routes
 from broker.admin.web import start_web
+from broker.page.routes import page_routes
 from broker.server.server import access_of
 from broker.server.service import Service
 from tests.helpers.tokens import token
@@ -47,7 +48,7 @@ def play_web(folder: Path, story: Story, **access: Any) -> None:
             metrics=_metrics,
             health=lambda: {"pid": 7},
             problems=_problems,
-            routes=[*policy_routes(service), *permission_routes(service), *stats_routes(service)],
+            routes=[*policy_routes(service), *permission_routes(service), *stats_routes(service), *page_routes()],
             access=access_of(service),
         )
 
@@ -100,6 +101,10 @@ EVERYTHING = [
     ("POST", f"{TOPIC}/permissions/anna"),
     ("DELETE", f"{TOPIC}/permissions/anna"),
     ("GET", "/"),
+    ("GET", "/page/app.js"),
+    ("POST", "/page/app.js"),
+    ("GET", "/page/nosuch.js"),
+    ("GET", "/page/%2e%2e/routes.py"),
     ("GET", "/nosuch"),
     ("POST", "/health"),
     ("PUT", f"{NAMESPACE}/permissions/anna"),
@@ -107,7 +112,7 @@ EVERYTHING = [
     ("GET", "/health/"),
     ("GET", "/health/../admin/v2/brokers/health"),
 ]
-OPEN = {"/health", "/metrics", "/metrics/"}
+OPEN = {"/health", "/metrics", "/metrics/", "/", "/page/app.js"}
 FOR_READERS = {f"{TOPIC}/stats", f"{TOPIC}/internalStats", f"{TOPIC}/subscription/s/keyStatus?key=k"}
 
 

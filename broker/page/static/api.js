@@ -1,0 +1,98 @@
+// Requests to the service. A token, where one is asked for, lives in the tab's session storage and goes with it.
+
+const TOKEN = "postdate.token";
+const PREFIX = "/postdate/v1";
+
+export class ApiError extends Error {
+  constructor(status, answer) {
+    super(answer.error ?? answer.reason ?? `The service answered ${status}`);
+    this.status = status;
+    this.field = answer.field ?? null;
+    this.advice = answer.advice ?? (status === 403 ? "Ask with the token of a role that may, for instance a super user's" : null);
+  }
+}
+
+let askForToken = null;
+let asking = null;
+
+/** Set who asks a person for a token: a function of a reason that resolves to the token, or to null. */
+export function setTokenPrompt(prompt) {
+  askForToken = prompt;
+}
+
+export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
+export const forgetToken = () => sessionStorage.removeItem(TOKEN);
+
+async function send(path, options) {
+  const token = sessionStorage.getItem(TOKEN);
+  const headers = { ...options.headers, ...(token === null ? {} : { Authorization: `Bearer ${token}` }) };
+  try {
+    return { token, reply: await fetch(path, { ...options, headers, cache: "no-store" }) };
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, { error: "The service does not answer", advice: "It may be restarting; this page tries again" });
+  }
+}
+
+/** Send a request; where the service asks who that is, ask for a token and send it again. */
+async function request(path, options = {}) {
+  for (;;) {
+    const { token, reply } = await send(path, options);
+    if (reply.status !== 401 || askForToken === null) return reply;
+    if (sessionStorage.getItem(TOKEN) !== token) continue; // Another request has been given one meanwhile.
+    asking ??= askForToken(token === null ? "" : await reasonOf(reply)).finally(() => { asking = null; });
+    const given = await asking;
+    if (given === null) throw new ApiError(401, { error: "The service asks who you are", advice: "Reload the page to give a token" });
+    sessionStorage.setItem(TOKEN, given);
+  }
+}
+
+async function reasonOf(reply) {
+  const answer = await reply.json().catch(() => ({}));
+  return answer.error ?? answer.reason ?? "That token was refused";
+}
+
+async function json(path, options) {
+  const reply = await request(path, options);
+  const answer = await reply.json().catch(() => ({}));
+  if (!reply.ok) throw new ApiError(reply.status, answer);
+  return answer;
+}
+
+function query(parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : "";
+}
+
+const encoded = (topic) => topic.split("/").map(encodeURIComponent).join("/");
+
+export const listTopics = () => json(`${PREFIX}/topics`);
+
+export const ask = (topic, what, parameters = {}, options = {}) =>
+  json(`${PREFIX}/topics/${encoded(topic)}/${what}${query(parameters)}`, options);
+
+export const change = (topic, what, body) =>
+  json(`${PREFIX}/topics/${encoded(topic)}/${what}`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+  });
+
+export const stats = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/stats`);
+export const internalStats = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/internalStats`);
+
+/** The lines of /metrics that `isWanted` takes, read piece by piece: with thousands of topics it is megabytes. */
+export async function metricLines(isWanted) {
+  const reply = await request("/metrics");
+  if (!reply.ok) throw new ApiError(reply.status, await reply.json().catch(() => ({})));
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  const found = [];
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return rest && isWanted(rest) ? [...found, rest] : found;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) if (isWanted(line)) found.push(line);
+  }
+}

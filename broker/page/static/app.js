@@ -1,0 +1,72 @@
+// The page: which view is shown, the theme, the token, and what went wrong.
+
+import { ApiError, forgetToken, hasToken, setTokenPrompt } from "./api.js";
+import { el } from "./dom.js";
+import { askToken } from "./dialogs.js";
+import { showTopic } from "./topic.js";
+import { showTopics } from "./topics.js";
+
+const main = document.getElementById("main");
+const problem = document.getElementById("problem");
+const forget = document.getElementById("forget");
+const theme = document.getElementById("theme");
+let leave = null;
+
+/** Show an error with its advice; null takes it away. */
+function showProblem(error) {
+  forget.hidden = !hasToken();
+  problem.hidden = error === null;
+  if (error === null || error.name === "AbortError") { problem.hidden = true; return; }
+  const advice = error instanceof ApiError ? error.advice : "Reload the page; if that does not help, report it";
+  problem.replaceChildren(el("strong", {}, error.message), advice ? ` ${advice}.`.replace("..", ".") : "");
+}
+
+/** A part of the address; one that a person has mistyped is taken as it stands. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+function route() {
+  leave?.abort();
+  leave = new AbortController();
+  showProblem(null);
+  const parts = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map(decoded);
+  const view = { main, signal: leave.signal, showProblem };
+  main.replaceChildren();
+  if (parts[0] === "topic" && parts.length >= 4) showTopic(view, parts.slice(1, 4).join("/"), parts[4] || "schedule", parts[5] || "");
+  else showTopics(view);
+}
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function nameTheme() {
+  theme.textContent = isDark() ? "Light" : "Dark";
+  theme.setAttribute("aria-label", `Use ${isDark() ? "light" : "dark"} colours`);
+}
+
+theme.addEventListener("click", () => {
+  const next = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = next;
+  localStorage.setItem("postdate.theme", next);
+  nameTheme();
+  document.dispatchEvent(new Event("themechange"));
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  nameTheme();
+  document.dispatchEvent(new Event("themechange"));
+});
+forget.addEventListener("click", () => { forgetToken(); location.reload(); });
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+addEventListener("hashchange", () => { route(); main.focus(); });
+addEventListener("unhandledrejection", (event) => { showProblem(event.reason); event.preventDefault(); });
+
+setTokenPrompt(askToken);
+nameTheme();
+route();

@@ -1,0 +1,192 @@
+// Questions before something is changed, each with the number of messages that it would touch; and the one for a token.
+
+import { ask, change } from "./api.js";
+import { announce, button, el, labelled } from "./dom.js";
+import { count, localInput, plural } from "./format.js";
+
+const UNITS = { seconds: 1_000, minutes: 60_000, hours: 3_600_000, days: 86_400_000 };
+const TYPING_MS = 300;
+
+const WORDS = {
+  cancel: { title: "Cancel messages", verb: "Cancel", done: "cancelled", warning: "Nobody will get them. This cannot be undone." },
+  reschedule: { title: "Reschedule messages", verb: "Reschedule", done: "rescheduled", warning: "They get new ids." },
+  "deliver-now": { title: "Deliver messages now", verb: "Deliver", done: "delivered", warning: "They are due at once." },
+};
+
+/** Open a dialog; resolves to what it was closed with. */
+function open(title, content, buttons, { onclose } = {}) {
+  const heading = el("h2", { id: "dialog-title" }, title);
+  const dialog = el("dialog", { "aria-labelledby": "dialog-title" }, el("form", { method: "dialog", novalidate: true }, heading, content, el("div", { class: "actions" }, buttons)));
+  document.body.append(dialog);
+  const closed = new Promise((resolve) => dialog.addEventListener("close", () => { resolve(dialog.returnValue); dialog.remove(); onclose?.(); }));
+  dialog.showModal();
+  return { dialog, closed };
+}
+
+const closeButton = (text = "Keep everything as it is") => el("button", { type: "submit", value: "" }, text);
+
+function errorText(error) {
+  return `${error.message}.${error.advice ? ` ${error.advice}.` : ""}`.replaceAll("..", ".");
+}
+
+export async function askToken(reason) {
+  const input = el("input", { type: "password", autocomplete: "off", spellcheck: "false", required: true, id: "token" });
+  const { dialog, closed } = open(
+    "Who are you?",
+    [
+      el("p", {}, "This service asks for a token. It stays in this tab and is forgotten when the tab is closed."),
+      reason && el("p", { class: "wrong", role: "alert" }, reason),
+      labelled("Token", input),
+    ],
+    [closeButton("Not now"), el("button", { type: "submit", value: "use", class: "primary" }, "Use the token")],
+  );
+  // Enter means the token, although the other button stands first.
+  input.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") { event.preventDefault(); dialog.close("use"); }
+  });
+  input.focus();
+  const how = await closed;
+  const token = input.value.trim();
+  return how === "use" && token ? token : null;
+}
+
+/** Ask for a new time: at a moment, some time from now, or so much later than planned. */
+function newTime(onchange) {
+  const kind = el("select", { id: "new-time-kind", onchange },
+    el("option", { value: "delayMs" }, "from now, in"), el("option", { value: "shiftMs" }, "later than planned, by"), el("option", { value: "deliverAtMs" }, "at"));
+  const amount = el("input", { type: "number", value: 1, step: "any", "aria-label": "How many", oninput: onchange, id: "new-time-amount" });
+  const unit = el("select", { "aria-label": "Unit", onchange, id: "new-time-unit" }, ...Object.keys(UNITS).map((one) => el("option", { selected: one === "hours" }, one)));
+  const at = el("input", { type: "datetime-local", step: 1, "aria-label": "Time", value: localInput(Date.now() + UNITS.hours), oninput: onchange, hidden: true });
+  kind.addEventListener("change", () => {
+    at.hidden = kind.value !== "deliverAtMs";
+    amount.hidden = unit.hidden = !at.hidden;
+  });
+  const value = () => {
+    if (kind.value === "deliverAtMs") return Number.isNaN(Date.parse(at.value)) ? null : { deliverAtMs: new Date(at.value).getTime() };
+    const ms = Math.round(Number(amount.value) * UNITS[unit.value]);
+    return amount.value === "" || !Number.isFinite(ms) ? null : { [kind.value]: ms };
+  };
+  return { content: el("div", { class: "tools" }, labelled("New time", kind), amount, unit, at), value };
+}
+
+/** What a dry run says, as a sentence. */
+function foreseen(answer, kind) {
+  const words = WORDS[kind];
+  const parts = [`${plural(answer.matched, "message")} will be ${words.done}.`];
+  if (answer.alreadyDue) {
+    parts.push(kind === "cancel"
+      ? `${count(answer.alreadyDue)} of them ${answer.alreadyDue === 1 ? "is" : "are"} due already: a consumer may have ${answer.alreadyDue === 1 ? "it" : "them"}.`
+      : `${plural(answer.alreadyDue, "message")} ${answer.alreadyDue === 1 ? "is" : "are"} due already and may not move.`);
+  }
+  if (answer.unknown) parts.push(`${plural(answer.unknown, "id")} of what was chosen ${answer.unknown === 1 ? "is" : "are"} gone.`);
+  return parts.join(" ");
+}
+
+/**
+ * Cancel, reschedule or deliver messages, after a dry run has said how many.
+ *
+ * @param {string} kind the operation, as in its path
+ * @param {object} selector the part of the body that says which messages
+ * @param {string} what the selector in words
+ * @returns {Promise<boolean>} whether anything was changed
+ */
+export async function act(topic, kind, selector, what) {
+  const words = WORDS[kind];
+  let latest = 0;
+  let typing = null;
+  const told = el("p", { class: "foreseen", role: "status", "aria-live": "polite" }, "Counting");
+  const wrong = el("p", { class: "wrong", role: "alert", hidden: true });
+  const confirm = button(words.verb, run, { class: "primary", disabled: true, id: "confirm" });
+  const when = kind === "reschedule" ? newTime(() => { confirm.disabled = true; clearTimeout(typing); typing = setTimeout(look, TYPING_MS); }) : null;
+  let isChanged = false;
+  const { dialog, closed } = open(
+    words.title,
+    [el("p", {}, `Which: ${what}.`), when?.content, told, el("p", { class: "quiet" }, words.warning), wrong],
+    [closeButton(), confirm],
+    { onclose: () => clearTimeout(typing) },
+  );
+
+  function refuse(error) {
+    wrong.textContent = errorText(error);
+    wrong.hidden = false;
+    told.textContent = "Nothing would change.";
+  }
+
+  async function look() {
+    const mine = ++latest;
+    const time = when === null ? {} : when.value();
+    wrong.hidden = true;
+    confirm.disabled = true;
+    if (time === null) { refuse({ message: "This is no time", advice: "Fill in the new time" }); return; }
+    try {
+      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time, dryRun: true });
+      if (mine !== latest) return;
+      told.textContent = foreseen(answer, kind);
+      confirm.textContent = `${words.verb} ${plural(answer.matched, "message")}`;
+      confirm.disabled = answer.matched === 0;
+    } catch (error) {
+      if (mine === latest) refuse(error);
+    }
+  }
+
+  async function run() {
+    const time = when === null ? {} : when.value();
+    confirm.disabled = true;
+    told.textContent = "Working";
+    try {
+      const answer = await change(topic, `scheduled/${kind}`, { ...selector, ...time });
+      isChanged = true;
+      dialog.close();
+      announce(`${plural(answer[words.done], "message")} ${words.done}.${answer.alreadyDue ? ` ${count(answer.alreadyDue)} had come due already.` : ""}`);
+    } catch (error) {
+      refuse(error);
+    }
+  }
+
+  await look();
+  await closed;
+  return isChanged;
+}
+
+/** Pause or resume, of one subscription or of all. */
+export async function actOnPause(topic, kind, subscription) {
+  const of = subscription ? `subscription ${subscription}` : "all subscriptions";
+  const told = el("p", { class: "foreseen", role: "status", "aria-live": "polite" }, "Counting");
+  const wrong = el("p", { class: "wrong", role: "alert", hidden: true });
+  const rate = el("input", { type: "number", min: 1, step: 1, placeholder: "as fast as they go", id: "rate" });
+  const confirm = button(kind === "pause" ? "Pause" : "Resume", run, { class: "primary", id: "confirm", disabled: true });
+  let isChanged = false;
+  const { dialog, closed } = open(
+    `${kind === "pause" ? "Pause" : "Resume"} ${of}`,
+    [told, kind === "resume" && labelled("Messages a second at most", rate), wrong],
+    [closeButton(), confirm],
+  );
+
+  async function run() {
+    try {
+      const body = { ...(subscription ? { subscription } : {}), ...(kind === "resume" && rate.value !== "" ? { ratePerSecond: Number(rate.value) } : {}) };
+      const answer = await change(topic, kind, body);
+      isChanged = true;
+      dialog.close();
+      announce(`${plural(answer.subscriptions.length, "subscription")} ${kind === "pause" ? "paused" : "resumed"}.`);
+    } catch (error) {
+      wrong.textContent = errorText(error);
+      wrong.hidden = false;
+    }
+  }
+
+  try {
+    const found = await ask(topic, "scheduled/histogram", { subscription, buckets: 1 });
+    const due = found.total - found.delayed;
+    told.textContent = kind === "pause"
+      ? `${plural(found.delayed, "delayed message")} will be held when their time comes, until somebody resumes. What consumers have stays theirs.`
+      : `${plural(due, "delayed message")} ${due === 1 ? "is" : "are"} due and will be let go; ${count(found.delayed)} more will come at their time.`;
+    confirm.disabled = false;
+  } catch (error) {
+    told.textContent = "How many are meant is not known.";
+    wrong.textContent = errorText(error);
+    wrong.hidden = false;
+  }
+  await closed;
+  return isChanged;
+}
