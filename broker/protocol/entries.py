@@ -92,7 +92,7 @@ def messages_of(entry: bytes) -> list[StoredMessage]:
 def key_of(metadata: MessageMetadata) -> bytes | None:
     """Return the ordering key of an entry, else its partition key, None without either.
 
-    >>> key_of(MessageMetadata(partition_key="k"))
+    >>> key_of(MessageMetadata(partition_key=b"k"))
     b'k'
     """
     return _key(
