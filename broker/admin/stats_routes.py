@@ -1,7 +1,8 @@
-"""Pulsar's admin endpoints that show a topic, on the web port, and one of ours that explains a key.
+"""Pulsar's admin endpoints that show a topic, on the web port, and two of ours: one explains a key.
 
     GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/stats
     GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/internalStats
+    GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/delayedIndex                                      (ours)
     GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/keyStatus?key=...     (ours)
 
 The key of a message whose key is not text is given as `keyBase64`. Nothing here changes anything or opens a topic: one
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from broker.admin.topic_stats import key_status, topic_internal_stats, topic_stats
+from broker.admin.topic_stats import key_status, topic_delayed_index, topic_internal_stats, topic_stats
 from broker.errors import BrokerError
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
@@ -22,9 +23,10 @@ from broker.topics.topic_name import TopicName
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 _STATS = f"{_TOPIC}/stats"
 _INTERNAL_STATS = f"{_TOPIC}/internalStats"
+_DELAYED_INDEX = f"{_TOPIC}/delayedIndex"
 _KEY_STATUS = f"{_TOPIC}/subscription/{{subscription}}/keyStatus"
 
-READ_PATHS = frozenset({_STATS, _INTERNAL_STATS, _KEY_STATUS})
+READ_PATHS = frozenset({_STATS, _INTERNAL_STATS, _DELAYED_INDEX, _KEY_STATUS})
 """What whoever may produce to the topic or consume from it may see."""
 
 
@@ -49,6 +51,10 @@ def stats_routes(service: StatsSource) -> list[web.RouteDef]:
         topic = await _topic(request, service)
         return _not_found(request) if topic is None else web.json_response(topic_internal_stats(topic))
 
+    async def get_delayed_index(request: web.Request) -> web.Response:
+        topic = await _topic(request, service)
+        return _not_found(request) if topic is None else web.json_response(topic_delayed_index(topic))
+
     async def get_key_status(request: web.Request) -> web.Response:
         topic = await _topic(request, service)
         if topic is None:
@@ -69,6 +75,7 @@ def stats_routes(service: StatsSource) -> list[web.RouteDef]:
     return [
         web.get(_STATS, get_stats),
         web.get(_INTERNAL_STATS, get_internal_stats),
+        web.get(_DELAYED_INDEX, get_delayed_index),
         web.get(_KEY_STATUS, get_key_status),
     ]
 

@@ -209,6 +209,39 @@ def topic_internal_stats(topic: Topic) -> Json:
     }
 
 
+def topic_delayed_index(topic: Topic) -> Json:
+    """Return what `GET .../delayedIndex` answers; ours: the buckets of each index, over the ledgers of the log."""
+    indexes = []
+    for name, tracker in topic.delayed_indexes().items():
+        stats = tracker.stats()
+        indexes.append(
+            {
+                "subscription": name,
+                "messages": stats.message_count,
+                "indexesInMemory": stats.index_loaded,
+                "snapshotSizeBytes": stats.snapshot_size_bytes,
+                "buckets": [
+                    {
+                        "firstLedgerId": one.first_ledger_id,
+                        "lastLedgerId": one.last_ledger_id,
+                        "state": one.state,
+                        "segments": one.segments,
+                        "loadedSegments": one.loaded_segments,
+                        "indexes": one.rows,
+                        "loadedIndexes": one.loaded_rows,
+                        "sizeBytes": one.size_bytes,
+                    }
+                    for one in tracker.buckets()
+                ],
+            }
+        )
+    ledgers = [
+        {"ledgerId": one.ledger_id, "entries": one.entries, "size": one.bytes, "isOpen": one.is_open}
+        for one in topic.ledger.ledgers()
+    ]
+    return {"ledgers": ledgers, "indexes": indexes}
+
+
 def _cursor(topic: Topic, subscription: Subscription) -> Json:
     cursor, stats = subscription.cursor, subscription.stats()
     read_position = stats.read_position if stats is not None else None

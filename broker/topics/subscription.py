@@ -180,7 +180,7 @@ class Subscription:
         """Give the figures for `/metrics`."""
         stats = self.stats()
         consumers = stats.consumers if stats is not None else []
-        tracker = self._bucket_tracker
+        tracker = self.bucket_tracker
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
@@ -233,7 +233,7 @@ class Subscription:
         problems = []
         if dispatcher.failure is not None:
             problems.append(f"subscription {self.name} has stopped by a defect: {dispatcher.failure!r}")
-        tracker = self._bucket_tracker
+        tracker = self.bucket_tracker
         if tracker is not None:
             problems += [f"subscription {self.name}: {problem}" for problem in tracker.stats().problems()]
         return problems
@@ -359,10 +359,10 @@ class Subscription:
     @property
     def has_bucket_tracker(self) -> bool:
         """Whether a tracker looks after the snapshots of its cursor now."""
-        return self._bucket_tracker is not None
+        return self.bucket_tracker is not None
 
     @property
-    def _bucket_tracker(self) -> BucketDelayedDeliveryTracker | None:
+    def bucket_tracker(self) -> BucketDelayedDeliveryTracker | None:
         """The tracker that stores an index of this subscription's own, while there is one."""
         tracker = None if self.dispatcher is None else self.dispatcher.tracker
         return tracker if isinstance(tracker, BucketDelayedDeliveryTracker) else None
@@ -500,7 +500,7 @@ class Subscription:
 
     async def _close_dispatcher(self) -> None:
         if self.dispatcher is not None:
-            tracker = self._bucket_tracker
+            tracker = self.bucket_tracker
             await self.dispatcher.close()
             if tracker is not None:
                 self.index_counters_before = summed(self.index_counters_before, tracker.stats())

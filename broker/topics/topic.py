@@ -35,6 +35,7 @@ from managed_ledger.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of
 from managed_ledger.position import Position
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.residual_snapshots import ResidualSnapshots
 from tracker.stats import TrackerCounters, summed
 
@@ -453,6 +454,13 @@ class Topic:
         subscription.lateness = self.lateness
         self.subscriptions[name] = subscription
         return subscription
+
+    def delayed_indexes(self) -> dict[str | None, BucketDelayedDeliveryTracker]:
+        """Return what stores delayed indexes now, by subscription; None for the one that subscriptions share."""
+        shared = None if self._index is None else self._index.tracker
+        own = {name: one.bucket_tracker for name, one in self.subscriptions.items()}
+        found = {None: shared} | own
+        return {name: tracker for name, tracker in found.items() if tracker is not None}
 
     def _has_tracker(self, cursor_name: str) -> bool:
         if cursor_name == INDEX_CURSOR_NAME:

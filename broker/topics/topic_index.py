@@ -18,7 +18,7 @@ from broker.errors import SubscriptionNotFoundError
 from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
-from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
     DelayedDeliveryTrackerFactory,
@@ -89,6 +89,11 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
     def stats(self) -> TrackerStats | None:
         """Give the figures of the index, None before its first view."""
         return None if self._index is None else self._index.tracker.stats()
+
+    @property
+    def tracker(self) -> BucketDelayedDeliveryTracker | None:
+        """The tracker of the index, None before its first view."""
+        return None if self._index is None else self._index.tracker
 
     async def delete(self) -> None:
         """Delete the index, as nobody subscribes any more; its snapshots have no owner then.

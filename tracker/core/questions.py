@@ -4,6 +4,7 @@ Row queues and heaps may put their insides in order when they are looked at; wha
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from pyroaring import BitMap
@@ -12,6 +13,25 @@ from tracker.columns.positions import Int64Array
 from tracker.columns.row_queue import NEVER, RowKey, RowQueue, last_key_at
 from tracker.columns.stale_rows import first_tracked_ms
 from tracker.core.state import TrackerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketFigures:
+    """One immutable bucket, for who looks at an index."""
+
+    first_ledger_id: int
+    last_ledger_id: int
+    state: str
+    """A `BucketState`."""
+    segments: int
+    loaded_segments: int
+    rows: int
+    """Indexes in its snapshot, 0 while that is not known."""
+    loaded_rows: int
+    """How many of them are in memory, or were handed out."""
+    size_bytes: int
+    """Of its snapshot, 0 until that is durable."""
+
 
 # By position.
 
@@ -162,6 +182,27 @@ def _loaded_count_through(state: TrackerState, through: RowKey) -> int:
 def bucket_total(state: TrackerState) -> int:
     """Return how many buckets there are, with the mutable one."""
     return 1 + sum(bucket.is_served for bucket in state.buckets.values()) + len(state.recovery.unopened)
+
+
+def bucket_figures(state: TrackerState) -> list[BucketFigures]:
+    """Return the figures of the buckets that count, in the order of their ledgers."""
+    found = []
+    for bucket in state.buckets.values():
+        if bucket.is_served:
+            table = bucket.table
+            found.append(
+                BucketFigures(
+                    first_ledger_id=bucket.ledgers.first_ledger_id,
+                    last_ledger_id=bucket.ledgers.last_ledger_id,
+                    state=bucket.state.value,
+                    segments=0 if table is None else len(table),
+                    loaded_segments=bucket.loaded_spans,
+                    rows=0 if table is None else table.row_count,
+                    loaded_rows=bucket.loaded_row_count,
+                    size_bytes=bucket.size_bytes,
+                )
+            )
+    return sorted(found, key=lambda one: (one.first_ledger_id, one.last_ledger_id))
 
 
 def unsettled_count(state: TrackerState) -> int:

@@ -201,6 +201,10 @@ class TrackerCore:
         """How many buckets there are, with the mutable one."""
         return questions.bucket_total(self._whole())
 
+    def buckets(self) -> list[questions.BucketFigures]:
+        """Return the figures of each immutable bucket that counts."""
+        return questions.bucket_figures(self._state)
+
     @property
     def cached_bucket_count(self) -> int:
         """Of how many buckets the positions in unloaded segments are cached."""

@@ -41,6 +41,7 @@ from tracker.core.actions import (
     RemoveProperty,
     SegmentsLoaded,
 )
+from tracker.core.questions import BucketFigures
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
@@ -295,6 +296,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         failures = self._read_failures.items()
         self._stats.unreadable = frozenset(bucket_id for bucket_id, times in failures if times >= UNREADABLE_AFTER)
         return self._stats
+
+    def buckets(self) -> list[BucketFigures]:
+        """Return the figures of each immutable bucket, in the order of their ledgers."""
+        return self._core.buckets()
 
     async def clear(self) -> None:
         """See base; the properties name each snapshot until it is deleted, so a crash leaves none behind."""

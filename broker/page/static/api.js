@@ -79,7 +79,7 @@ export const change = (topic, what, body) =>
   });
 
 export const stats = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/stats`);
-export const internalStats = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/internalStats`);
+export const delayedIndex = (topic) => json(`/admin/v2/persistent/${encoded(topic)}/delayedIndex`);
 
 /** The lines of /metrics that `isWanted` takes, read piece by piece: with thousands of topics it is megabytes. */
 export async function metricLines(isWanted) {

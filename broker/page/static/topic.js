@@ -1,6 +1,7 @@
 // One topic: its figures, what can be done with all of it, and the views of it.
 
 import { ask, listTopics, stats } from "./api.js";
+import { showBuckets } from "./buckets.js";
 import { showConsumers } from "./consumers.js";
 import { act, actOnPause } from "./dialogs.js";
 import { button, el, labelled } from "./dom.js";
@@ -15,6 +16,7 @@ const VIEWS = {
   schedule: ["Due over time", showSchedule],
   search: ["Search", showSearch],
   consumers: ["Consumers", showConsumers],
+  index: ["Index", showBuckets],
   live: ["Live", showLive],
 };
 const REFRESH_MS = 5_000;

@@ -14,6 +14,7 @@ VIEWS = {
     "schedule": ("#messages tbody tr", "Messages next to be due"),
     "search": ("#search", ""),
     "consumers": (".ring", "100.0 %"),
+    "index": ("#view svg", "Immutable buckets"),
     "live": ("#rates", "Out"),
 }
 THEMES = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

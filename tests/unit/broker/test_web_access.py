@@ -87,6 +87,7 @@ EVERYTHING = [
     ("GET", f"{TOPIC}/stats"),
     ("HEAD", f"{TOPIC}/stats"),
     ("GET", f"{TOPIC}/internalStats"),
+    ("GET", f"{TOPIC}/delayedIndex"),
     ("GET", f"{TOPIC}/subscription/s/keyStatus?key=k"),
     ("GET", f"{TOPIC}/delayedDelivery"),
     ("POST", f"{TOPIC}/delayedDelivery"),
@@ -113,7 +114,10 @@ EVERYTHING = [
     ("GET", "/health/../admin/v2/brokers/health"),
 ]
 OPEN = {"/health", "/metrics", "/metrics/", "/", "/page/app.js"}
-FOR_READERS = {f"{TOPIC}/stats", f"{TOPIC}/internalStats", f"{TOPIC}/subscription/s/keyStatus?key=k"}
+FOR_READERS = {
+    *(f"{TOPIC}/{what}" for what in ("stats", "internalStats", "delayedIndex")),
+    f"{TOPIC}/subscription/s/keyStatus?key=k",
+}
 
 
 def test_every_route_that_the_service_has_is_in_the_list_here(tmp_path: Path) -> None:

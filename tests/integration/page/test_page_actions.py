@@ -1,0 +1,220 @@
+"""What people do on the page: it happens, they are asked before, and it works from the keyboard."""
+
+import json
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+
+from tests.helpers.services.services import Service
+from tests.integration.page.browser import Page
+
+pytestmark = pytest.mark.exhaustive
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
+
+
+def ask(service: Service, topic: str, path: str) -> Any:
+    with urllib.request.urlopen(f"{service.web_url}/postdate/v1/topics/public/default/{topic}/{path}") as reply:
+        return json.load(reply)
+
+
+def delayed(service: Service, topic: str) -> int:
+    count: int = ask(service, topic, "scheduled/histogram")["delayed"]
+    return count
+
+
+@pytest.fixture
+def shown(page: Page, topic: str, schedule: pulsar.Consumer) -> Page:
+    """The schedule of a topic with 300 messages."""
+    page.use()
+    page.topic(topic)
+    page.text_has("#messages tbody tr", "customer-0")
+    return page
+
+
+def confirm(page: Page, text: str) -> None:
+    """Press the dialog's button once it says how many, and wait for the dialog to go."""
+    page.press(text, "dialog")
+    page.until("document.querySelector('dialog') === null")
+
+
+def test_a_chosen_message_is_cancelled_after_a_question_that_says_how_many(
+    shown: Page, page_service: Service, topic: str, screenshots: Path
+) -> None:
+    first = ask(page_service, topic, "scheduled?limit=1")["messages"][0]["messageId"]
+    shown.one(f"input[value='{first}']").click()
+    shown.press("Cancel (1)")
+    shown.text_has("dialog .foreseen", "1 message will be cancelled.")
+    shown.picture(screenshots / "dialog-light-wide.png")
+    assert delayed(page_service, topic) == 300
+
+    confirm(shown, "Cancel 1 message")
+
+    shown.text_has(".figures dd", "299")
+    assert delayed(page_service, topic) == 299
+    assert ask(page_service, topic, "scheduled?limit=1")["messages"][0]["messageId"] != first
+
+
+def test_who_closes_the_question_changes_nothing(shown: Page, page_service: Service, topic: str) -> None:
+    shown.press("Cancel all…")
+    shown.text_has("dialog .foreseen", "300 messages will be cancelled.")
+
+    ActionChains(shown.driver).send_keys(Keys.ESCAPE).perform()
+
+    shown.until("document.querySelector('dialog') === null")
+    assert delayed(page_service, topic) == 300
+
+
+def test_a_schedule_is_moved_and_delivered(shown: Page, page_service: Service, topic: str, schedule: Any) -> None:
+    before = ask(page_service, topic, "scheduled/histogram")
+    shown.press("Reschedule all…")
+    shown.one("#new-time-kind").send_keys("later")
+    shown.text_has("dialog .foreseen", "300 messages will be rescheduled.")
+    confirm(shown, "Reschedule 300 messages")
+    after = ask(page_service, topic, "scheduled/histogram")
+
+    assert (after["nextDueMs"], after["delayed"]) == (before["nextDueMs"] + 3_600_000, 300)
+
+    shown.press("Deliver all now…")
+    shown.text_has("dialog .foreseen", "300 messages will be delivered.")
+    confirm(shown, "Deliver 300 messages")
+
+    assert {schedule.receive(10_000).partition_key() for _ in range(300)} == {f"customer-{one}" for one in range(10)}
+
+
+def test_what_the_service_refuses_is_told_with_its_advice(shown: Page, page_service: Service, topic: str) -> None:
+    shown.press("Reschedule all…")
+    shown.one("#new-time-kind").send_keys("later")
+    amount = shown.one("#new-time-amount")
+    amount.clear()
+    amount.send_keys("-10")
+
+    shown.text_has("dialog .wrong", "some of them would be due in the past. Shift by less")
+    assert not shown.one("#confirm").is_enabled()
+    assert delayed(page_service, topic) == 300
+    # The browser itself notes each answer that is a 400.
+    assert all("400" in one for one in shown.complaints())
+
+
+def test_a_topic_is_paused_and_resumed(shown: Page, page_service: Service, topic: str) -> None:
+    shown.press("Pause")
+    shown.text_has("dialog .foreseen", "300 delayed messages will be held")
+    confirm(shown, "Pause")
+    shown.text_has(".badge.warn", "paused")
+    shown.press("Resume")
+    shown.text_has("dialog .foreseen", "300 more will come at their time.")
+    shown.one("#rate").send_keys("50")
+    confirm(shown, "Resume")
+    shown.until("document.querySelector('.badge.warn').hidden")
+
+    with urllib.request.urlopen(f"{page_service.web_url}/postdate/v1/topics") as reply:
+        state = next(one for one in json.load(reply)["topics"] if one["name"].endswith(topic))
+    assert [one["paused"] for one in state["subscriptions"]] == [False]
+
+
+def test_a_range_that_is_drawn_is_zoomed_into_and_a_bar_shows_its_messages(shown: Page) -> None:
+    shown.text_has("#chart-summary", "a bar is 1 min")
+    chart = shown.one(".u-over")
+    width = chart.size["width"]
+    ActionChains(shown.driver).move_to_element_with_offset(chart, -width // 4, 0).click_and_hold().move_by_offset(
+        width // 2, 0
+    ).release().perform()
+    shown.text_has("#chart-summary", "due within 30 min")
+
+    ActionChains(shown.driver).move_to_element_with_offset(shown.one(".u-over"), 3, 0).click().perform()
+
+    shown.text_has("h2", "Messages due from")
+    shown.until("document.querySelectorAll('#messages tbody tr').length <= 1")
+
+
+def test_pages_of_messages_follow_one_another(shown: Page) -> None:
+    first = shown.one("#messages tbody input").get_attribute("value")
+
+    shown.press("Next page")
+
+    shown.text_has(".messages", "Page 2: 50 messages")
+    assert shown.one("#messages tbody input").get_attribute("value") != first
+    shown.press("Previous page")
+    shown.text_has(".messages", "Page 1: 50 messages")
+    assert shown.one("#messages tbody input").get_attribute("value") == first
+
+
+def test_a_message_is_found_by_its_key_and_by_its_id(
+    shown: Page, page_service: Service, topic: str, screenshots: Path
+) -> None:
+    shown.topic(topic, "search")
+    shown.one("#search").send_keys("customer-3", Keys.ENTER)
+    shown.text_has("#sentence", "30 messages of this key are scheduled; the first one:")
+    shown.picture(screenshots / "found-light-wide.png")
+
+    first = ask(page_service, topic, "scheduled?limit=1")["messages"][0]["messageId"]
+    shown.topic(topic)
+    shown.press(first, "#messages")
+    shown.text_has("#sentence", f"{first} is delayed until")
+    shown.one("#search").clear()
+    shown.one("#search").send_keys("nobody", Keys.ENTER)
+    shown.text_has("#found", "has no scheduled message of this key")
+    # The browser itself notes each answer that is a 404.
+    assert all("404" in one for one in shown.complaints())
+
+
+def test_everything_is_done_with_the_keyboard_alone(shown: Page, page_service: Service, topic: str) -> None:
+    def tab_to(text: str) -> None:
+        for _ in range(80):
+            ActionChains(shown.driver).send_keys(Keys.TAB).perform()
+            if shown.driver.execute_script("return document.activeElement.textContent").startswith(text):
+                outline = shown.driver.execute_script("return getComputedStyle(document.activeElement).outlineStyle")
+                assert outline != "none"
+                return
+        pytest.fail(f"no way to {text}")
+
+    shown.open()
+    shown.one("#topics tbody a")
+    tab_to(f"public/default/{topic}")
+    ActionChains(shown.driver).send_keys(Keys.ENTER).perform()
+    shown.text_has("h1", topic)
+    shown.text_has("#messages tbody tr", "customer-0")
+    tab_to("Cancel all…")
+    ActionChains(shown.driver).send_keys(Keys.ENTER).perform()
+    shown.text_has("dialog .foreseen", "300 messages will be cancelled.")
+    tab_to("Cancel 300 messages")
+    ActionChains(shown.driver).send_keys(Keys.SPACE).perform()
+    shown.until("document.querySelector('dialog') === null")
+
+    shown.text_has("#announcement", "")
+    assert delayed(page_service, topic) == 0
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_text(page: Page, client: pulsar.Client, topic: str) -> None:
+    client.subscribe(topic, HOSTILE, consumer_type=pulsar.ConsumerType.Shared, consumer_name=HOSTILE)
+    producer = client.create_producer(topic, producer_name=HOSTILE)
+    at = time.time_ns() // 1_000_000 + 3_600_000
+    producer.send(b"x", partition_key=HOSTILE, properties={HOSTILE: HOSTILE}, deliver_at=at)
+
+    page.topic(topic)
+    page.text_has("#messages tbody tr", HOSTILE)
+    page.text_has("#subscription option", HOSTILE)
+    page.topic(topic, "consumers")
+    page.text_has("#view", HOSTILE)
+    page.topic(topic, "search")
+    page.one("#search").send_keys(HOSTILE, Keys.ENTER)
+    page.text_has("#found", HOSTILE)
+
+    assert page.all("main img") == []
+    assert "owned" not in page.driver.title
+
+
+def test_the_theme_that_was_chosen_stays(page: Page) -> None:
+    page.use()
+    page.open()
+    page.one("#theme").click()
+    page.open()
+
+    page.until("document.documentElement.dataset.theme === 'dark'")
+    assert page.one("#theme").text == "Light"

@@ -1,0 +1,63 @@
+"""The page of a service that asks who somebody is."""
+
+from collections.abc import Iterator
+
+import pulsar
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
+
+from tests.helpers.services.services import ADMIN, POSTDATE, Service, make_guarded
+from tests.helpers.tokens import token
+from tests.integration.page.browser import Page
+
+pytestmark = pytest.mark.exhaustive
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    running = make_guarded(POSTDATE, tmp_path_factory.mktemp("guarded"), {"authenticateMetricsEndpoint": "true"})
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def guarded_page(driver: webdriver.Chrome, guarded: Service) -> Page:
+    opened = Page(driver, guarded.web_url)
+    opened.begin()
+    opened.use()
+    opened.open()
+    return opened
+
+
+def test_a_token_is_asked_for_and_kept_in_the_tab_alone(guarded_page: Page, guarded: Service) -> None:
+    secret = token(ADMIN).decode()
+    client = pulsar.Client(guarded.url, authentication=pulsar.AuthenticationToken(secret))
+    client.subscribe("secrets", "me", consumer_type=pulsar.ConsumerType.Shared)
+    client.close()
+    guarded_page.text_has("dialog h2", "Who are you?")
+    assert guarded_page.all("#topics tbody tr") == []
+
+    guarded_page.one("#token").send_keys("a.b.c", Keys.ENTER)
+    guarded_page.text_has("dialog .wrong", "Authentication required")
+    guarded_page.one("#token").send_keys(secret, Keys.ENTER)
+
+    guarded_page.text_has("#topics tbody tr", "public/default/secrets")
+    kept = guarded_page.driver.execute_script("return [JSON.stringify(localStorage), document.cookie, location.href]")
+    assert not any(secret in one for one in kept)
+    assert guarded_page.driver.execute_script("return sessionStorage.getItem('postdate.token')") == secret
+    guarded_page.driver.refresh()
+    guarded_page.text_has("#topics tbody tr", "public/default/secrets")
+    guarded_page.press("Forget the token")
+    guarded_page.text_has("dialog h2", "Who are you?")
+
+
+def test_who_may_not_look_is_told_so(guarded_page: Page) -> None:
+    guarded_page.text_has("dialog h2", "Who are you?")
+    guarded_page.one("#token").send_keys(token("nobody").decode(), Keys.ENTER)
+    guarded_page.text_has("main", "There is no topic yet")
+
+    guarded_page.driver.execute_script("location.hash = '#/topic/public/default/secrets/live'")
+
+    guarded_page.text_has("#problem", "Ask with the token of a role that may")
