@@ -1,16 +1,16 @@
 """The service: a broker of delayed messages that Pulsar's clients use.
 
 - `cli`: the commands of `postdate` that are the service's own.
-- `configuration`: keys, where they come from, and what is done about those that are not read.
-- `server`: the process, what all its connections share, and how the rooms are wired together.
-- `network`: ports, TLS, and what a connection is before anything is spoken on it.
+- `configuration`: the keys, their sources (file, `--set`), and the warnings about keys that are not read.
+- `server`: the process, the state that all its connections share, and the wiring of the rooms.
+- `network`: ports, TLS, and the admission of a connection before its first frame.
 - `protocol`: Pulsar's frames and commands, as bytes and as protobuf messages.
-- `authentication`, `authorization`: who a client is, and what it may do.
-- `clients`: one connection and what it holds: producers, consumers, requests.
+- `authentication`, `authorization`: the role of a client, and the permissions of a role.
+- `clients`: one connection with its producers, consumers and requests.
 - `topics`: topics, subscriptions, their policies and limits.
-- `scheduled`: what is due when, and how it is cancelled, moved, held and explained.
+- `scheduled`: scheduled messages: listing, cancelling, rescheduling, pausing and explaining them.
 - `admin`: the web port: health, metrics, Pulsar's admin paths.
 
-Which message goes to which consumer is decided in `dispatcher`, when it is due in `tracker`; the log is
-`managed_ledger`.
+Left out: the choice of a consumer for a message (`dispatcher`), the index of delivery times (`tracker`), and the log
+(`managed_ledger`).
 """

@@ -1,4 +1,4 @@
-"""What can go wrong in the service, and under which name a Pulsar client hears of it.
+"""The errors of the service, with the names that Pulsar clients know them by.
 
 `server_error` is the name in the protocol's `ServerError` enumeration: the client turns it into an exception of
 its own. Errors of the wire itself (bad frames) live with the wire, in `broker.protocol`.
@@ -20,9 +20,9 @@ class InvalidTopicNameError(BrokerError):
 
 
 class TopicDomainError(BrokerError):
-    """The topic is of a kind that is not kept here."""
+    """The topic is non-persistent, which this service does not offer."""
 
-    # Not InvalidTopicName: the official C++ client asks again after that until its time is up.
+    # Not InvalidTopicName: the official C++ client retries after that until its timeout.
     server_error = "NotAllowedError"
 
 
@@ -45,13 +45,13 @@ class ProducerBusyError(BrokerError):
 
 
 class ProducerFencedError(BrokerError):
-    """The producer wants the topic for itself, or another one has it for itself."""
+    """The producer asks for exclusive access, or another producer has it."""
 
     server_error = "ProducerFenced"
 
 
 class ConsumerBusyError(BrokerError):
-    """The subscription is in use by a consumer that does not share it in this way."""
+    """The subscription is in use by consumers of another type."""
 
     server_error = "ConsumerBusy"
 
@@ -69,17 +69,17 @@ class NotAllowedError(BrokerError):
 
 
 class TopicClosedError(BrokerError):
-    """The topic was closed while the client was on its way; clients ask again by themselves."""
+    """The topic was closed while the request was under way; clients retry by themselves."""
 
     server_error = "ServiceNotReady"
 
 
 class SnapshotsLeftError(BrokerError):
-    """Snapshots that nobody needs could not be deleted."""
+    """Unneeded snapshots could not be deleted."""
 
 
 class NoRoomError(BrokerError):
-    """Nothing can be stored now; clients ask again by themselves."""
+    """The log has no room for entries now; clients retry by themselves."""
 
     server_error = "ServiceNotReady"
 

@@ -1,8 +1,8 @@
 """Prometheus' text format: samples in, lines out, some hundred at a time.
 
-Numbers and labels are written as the Prometheus client library writes them, byte for byte, which takes a dictionary and
-two objects a sample and gives all of the text at once. Here labels are text from the beginning, and the lines of one
-metric come in chunks, so that whoever sends them can let others have a turn in between.
+Numbers and labels are written byte for byte as the Prometheus client library writes them. The library itself makes a
+dictionary and two objects for each sample and returns the whole text at once. Here labels are text from the beginning,
+and the lines of one metric come in chunks, so that the event loop can serve other connections between two chunks.
 """
 
 from array import array
@@ -17,7 +17,7 @@ Sample = tuple[str, float]
 """Labels as text, and the value."""
 
 LINES_AT_A_TIME: Final = 500
-"""Half a millisecond, and some 64 KB."""
+"""Lines of one chunk: half a millisecond of work, and some 64 KB."""
 
 
 def label_text(labels: Labels) -> str:
@@ -61,7 +61,7 @@ class Samples:
         return zip(self._labels, self._values, strict=True)
 
     def add(self, labels: str, value: float) -> None:
-        """Take one more."""
+        """Add a sample."""
         self._labels.append(labels)
         self._values.append(value)
 
@@ -69,8 +69,7 @@ class Samples:
 class SummedSamples:
     """Samples of subscriptions, and their sums for each topic and each namespace before them.
 
-    A sample of a topic, for an index that its subscriptions share or for those that are gone, counts in the sums and
-    is not told twice.
+    A sample of a topic (its shared index, or its deleted subscriptions) counts in the sums and has no line of its own.
 
     Args:
         has_zeros: Whether a sample of zero is written.

@@ -1,7 +1,7 @@
-"""What `/metrics` tells of topics, subscriptions, consumers and delayed indexes, and the plain numbers it is told from.
+"""The metrics of topics, subscriptions, consumers and delayed indexes, and the snapshots of numbers behind them.
 
-Names, labels and units are a real Pulsar's wherever the thing exists here; rates are left to Prometheus, which computes
-them from the counters. What Pulsar has no metric for is called `postdate_...`, among it PIP-379's figures.
+Names, labels and units are a real Pulsar's wherever the metric exists there. Metrics of this service alone, PIP-379's
+figures among them, are called `postdate_...`. Rates are left out: Prometheus computes them from the counters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ class SubscriptionSnapshot:
         bytes_out_total: Bytes sent to them.
         dispatcher: The dispatcher's figures, None while there is no dispatcher.
         tracker: The figures of its delayed index, None without a bucket tracker.
-        index_counters_before: What its trackers that are gone have done, None if there was none.
+        index_counters_before: The counters of its closed trackers, None if there was none.
         rebuilds_total: How often its dispatcher was rebuilt after a defect.
     """
 
@@ -79,8 +79,8 @@ class TopicSnapshot:
         storage_size_bytes: Bytes of its log.
         subscriptions: Its subscriptions.
         shared_index: The figures of the delayed index that they share, None where each has its own.
-        index_counters_before: What the trackers of subscriptions that are gone have done, and those of the index that
-            they shared; None if there was none.
+        index_counters_before: The counters of deleted subscriptions' trackers and of closed shared indexes; None if
+            there was none.
     """
 
     name: str
@@ -95,13 +95,13 @@ class TopicSnapshot:
     rate_in: float = 0.0
     throughput_in: float = 0.0
     appended: AppendWindow | None = None
-    """What was appended in the last whole window."""
+    """The rate of appended messages in the last whole window."""
     window_s: float = 60.0
-    """How long a window is."""
+    """The length of a window."""
     next_due_ms: int = 0
-    """When the next scheduled message comes due, 0 where there is none."""
+    """The delivery time of the next scheduled message, 0 where there is none."""
     last_due_ms: int = 0
-    """When the last one does."""
+    """The delivery time of the last scheduled message."""
     lateness: LatenessHistogram | None = None
 
 
@@ -111,7 +111,7 @@ class StoreSnapshot:
 
     commits: DurationHistogram
     has_snapshot_process: bool | None = None
-    """Whether it runs; None where there is none to run."""
+    """Whether the process for snapshots runs; None where none is configured."""
     snapshot_process_restarts: int = 0
 
 
@@ -123,11 +123,11 @@ class ServiceSnapshot:
     connection_count: int
     topics: Sequence[TopicSnapshot] = ()
     is_by_topic: bool = True
-    """Whether each topic and subscription has series of its own; else each namespace has."""
+    """Whether each topic and subscription has series of its own; otherwise each namespace has."""
     is_by_consumer: bool = False
-    """Whether each consumer has some, too."""
+    """Whether each consumer has series of its own, too."""
     turns: TurnHistogram | None = None
-    """How long the turns of the event loop took."""
+    """The durations of the event loop's turns."""
     store: StoreSnapshot | None = None
     """The log, and the process for snapshots."""
 
@@ -140,7 +140,7 @@ class Figure(Generic[T]):
     documentation: str
     value: Callable[[T], float]
     has_sum: bool = True
-    """Whether it is told for a namespace."""
+    """Whether a namespace has a series of it."""
 
 
 def _ranges(
@@ -155,7 +155,7 @@ def _ranges(
 
 
 LABELS_OF_SUMS: Final[Mapping[str, Labels]] = {"pulsar_msg_backlog": {"remote_cluster": "local"}}
-"""What Pulsar adds to the labels of a namespace."""
+"""The labels that Pulsar adds to those of a namespace."""
 
 TOPIC_FIGURES: Final[tuple[Figure[TopicSnapshot], ...]] = (
     Figure("pulsar_subscriptions_count", "Subscriptions.", lambda topic: len(topic.subscriptions)),

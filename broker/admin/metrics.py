@@ -1,8 +1,8 @@
-"""Metrics in Prometheus text: figures of one topic after the other go in, one metric after the other comes out.
+"""Metrics in Prometheus text: figures are read topic by topic and written metric by metric.
 
-The index metrics of PIP-195 are there for each subscription, and as sums for each topic and namespace. Without topics
-(`exposeTopicLevelMetricsInPrometheus=false`) there is one series for each namespace, however many topics it has, of
-what can be added up, as in Pulsar. With `exposeConsumerLevelMetricsInPrometheus` there are series of each consumer.
+The index metrics of PIP-195 exist for each subscription, and as sums for each topic and namespace. With
+`exposeTopicLevelMetricsInPrometheus=false`, the metrics that can be added up have one series for each namespace and
+topics have none, as in Pulsar. With `exposeConsumerLevelMetricsInPrometheus`, each consumer has series of its own.
 """
 
 from array import array
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 def metrics_text(snapshot: ServiceSnapshot) -> bytes:
-    """Write the metrics of a moment, and those of the process, at once."""
+    """Return the metrics of a moment, and those of the process, as one text."""
     page = MetricsPage(snapshot.cluster, is_by_topic=snapshot.is_by_topic, is_by_consumer=snapshot.is_by_consumer)
     for topic in snapshot.topics:
         page.add(topic)
@@ -57,7 +57,7 @@ async def stream_metrics(
     turns: TurnHistogram | None,
     store: StoreSnapshot | None = None,
 ) -> AsyncIterator[bytes]:
-    """Do the same a slice at a time: of 10,000 topics the whole takes seconds, and deliveries go on meanwhile.
+    """Write the metrics in slices: 10,000 topics take seconds, and deliveries go on between two slices.
 
     Args:
         cluster: The cluster's name.
@@ -76,7 +76,7 @@ async def stream_metrics(
 
 
 class MetricsPage:
-    """One answer to a scrape: figures are taken topic by topic, and written metric by metric, as the format wants it.
+    """One answer to a scrape: figures are added topic by topic, and written metric by metric, as the format demands.
 
     Args:
         cluster: The cluster's name.
@@ -102,7 +102,7 @@ class MetricsPage:
         self._latency_counts, self._latency_sums = SummedSamples(), SummedSamples(has_zeros=True)
 
     def add(self, topic: TopicSnapshot) -> None:
-        """Take the figures of one topic."""
+        """Add the figures of one topic."""
         self._topic_counts[topic.namespace] = self._topic_counts.get(topic.namespace, 0) + 1
         labels = {**self._cluster, "namespace": topic.namespace}
         if self._is_by_topic:
@@ -149,7 +149,7 @@ class MetricsPage:
         for counter, samples in zip(INDEX_COUNTERS, self._counters, strict=True):
             samples.add(at, {}, counter.value(counters))
         for kind, operation in counters.operations.items():
-            # Pulsar leaves out what never happened.
+            # Pulsar leaves out counters of events that never happened.
             for state, count in (("succeed", operation.succeed), ("failed", operation.failed), ("all", operation.all)):
                 if count:
                     self._operations.add(at, {"state": state, "type": kind.value}, count)
@@ -158,7 +158,7 @@ class MetricsPage:
                     if count:
                         self._latencies.add(at, {"type": kind.value, "quantile": quantile}, count)
                 self._latency_counts.add(at, {"type": kind.value}, operation.succeed)
-                # Wherever there is a count, also where all of them took less than a millisecond.
+                # A sum is written wherever there is a count, also where every duration is below a millisecond.
                 self._latency_sums.add(at, {"type": kind.value}, operation.latency_sum_ms)
 
     def chunks(
@@ -206,11 +206,11 @@ class MetricsPage:
 
 
 class _Table(Generic[T]):
-    """The figures of things of a kind: a row of numbers for each, or for each namespace the sums.
+    """The figures of all topics, subscriptions or consumers: a row of numbers for each, or sums for each namespace.
 
     Args:
         figures: What is told of each.
-        is_summed: Whether rows with the same labels are added up, and what has no sum is left out.
+        is_summed: Whether rows with the same labels are added up; figures that cannot be added are left out then.
     """
 
     def __init__(self, figures: Sequence[Figure[T]], *, is_summed: bool) -> None:
@@ -221,7 +221,7 @@ class _Table(Generic[T]):
         self._rows: dict[str, int] = {}
 
     def add(self, labels: Labels, thing: T) -> None:
-        """Take the figures of one thing."""
+        """Add the row of one topic, subscription or consumer."""
         text = label_text(labels)
         row = self._rows.get(text) if self._is_summed else None
         if row is not None:
@@ -230,13 +230,13 @@ class _Table(Generic[T]):
             return
         if self._is_summed:
             self._rows[text] = len(self._labels)
-        # Only where there are few of them does it pay to keep labels apart.
+        # Keeping labels apart pays only where there are few rows.
         self._labels.append(labels if self._is_summed else text)
         for figure, values in zip(self._figures, self._values, strict=True):
             values.append(figure.value(thing))
 
     def families(self, more: Mapping[str, Iterable[Sample]] = MappingProxyType({})) -> Iterator[bytes]:
-        """Write all of it; `more` are further samples by name."""
+        """Write every metric of the table; `more` are further samples by name."""
         for figure, values in zip(self._figures, self._values, strict=True):
             added = LABELS_OF_SUMS.get(figure.name, {}) if self._is_summed else {}
             labels = (one if isinstance(one, str) else label_text({**one, **added}) for one in self._labels)
@@ -249,7 +249,7 @@ def _head(name: str, documentation: str) -> bytes:
 
 
 def _histogram(name: str, labels: Labels, ends: Sequence[float], counts: Sequence[int], total: float) -> bytes:
-    """Write a histogram; `counts` are by range, with one more for what is beyond the last end."""
+    """Write a histogram; `counts` has one number per range, and one for values beyond the last end."""
     cumulative = list(accumulate(counts))
     texts = [*(f"{end:g}" for end in ends), "+Inf"]
     lines = [

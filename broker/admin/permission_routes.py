@@ -5,10 +5,11 @@
     GET          /admin/v2/persistent/{tenant}/{namespace}/{topic}/permissions
     POST, DELETE /admin/v2/persistent/{tenant}/{namespace}/{topic}/permissions/{role}
 
-Paths, JSON and statuses are a real Pulsar's: a POST has the role's actions as a JSON list and replaces what it had, a
-change answers 204 once it is durable, GET of a topic shows what its namespace grants too. Two differences: a topic may
-be named before it exists, as here it comes into being when somebody who is allowed to uses it, and an action that does
-not exist is a 400, which Pulsar drops in silence. Who may ask is `broker.admin.web_access`'s.
+Paths, JSON and statuses are a real Pulsar's. A POST carries the role's actions as a JSON list, which replaces the
+earlier list. A change answers 204 once it is durable. GET of a topic shows the grants of its namespace too. There are
+two differences. A grant may name a topic that does not exist yet, since a topic is created by its first producer or
+consumer. An unknown action is a 400, where Pulsar ignores it in silence. Access to these endpoints is decided in
+`broker.admin.web_access`.
 """
 
 import json
@@ -25,14 +26,14 @@ _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/permissions"
 
 
 class GrantAdministration(Protocol):
-    """What the endpoints need of the service."""
+    """The part of the service that these endpoints call."""
 
     @property
     def grants(self) -> GrantBook | None:
         """All grants; None where authorization is switched off."""
 
     async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:
-        """Store what a role may do, and let it be in force."""
+        """Store the actions of a role and put them in force."""
 
 
 def permission_routes(service: GrantAdministration) -> list[web.RouteDef]:
@@ -97,7 +98,7 @@ def _actions(body: bytes) -> Actions:
 def _owner(request: web.Request) -> TopicName | str:
     parts = request.match_info
     try:
-        # A namespace is named like a topic of it, so that a slash within a part is found.
+        # The namespace is parsed as part of a topic's name, so that a slash within a part is found.
         name = TopicName.parse(f"persistent://{parts['tenant']}/{parts['namespace']}/{parts.get('topic', 'any')}")
     except BrokerError as error:
         raise web.HTTPPreconditionFailed(reason=str(error)) from error

@@ -4,8 +4,9 @@
     GET, POST, DELETE /admin/v2/persistent/{tenant}/{namespace}/{topic}/delayedDelivery     GET also ?applied=true
 
 Paths, JSON and statuses are a real Pulsar's: an owner without policies answers 200 with an empty body, a change 204, a
-topic that does not exist 404, other methods (also PUT) 405. A body that is not exactly policies is refused with 400
-and nothing has changed; Pulsar takes much of it (`broker.topics.policies`). Who may ask is `broker.admin.web_access`'s.
+topic that does not exist 404, other methods (also PUT) 405. A body with an unknown field or a wrong type is refused
+with 400 and changes nothing; Pulsar accepts many of these (`broker.topics.policies`). Access to these endpoints is
+decided in `broker.admin.web_access`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -24,7 +25,7 @@ _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/delayedDelivery"
 
 
 class PolicyAdministration(Protocol):
-    """What the endpoints need of the service."""
+    """The part of the service that these endpoints call."""
 
     @property
     def policies(self) -> PolicyBook:
@@ -34,7 +35,7 @@ class PolicyAdministration(Protocol):
         """Whether a topic exists."""
 
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
-        """Store an owner's policies, and let them be in force."""
+        """Store an owner's policies and put them in force."""
 
 
 class _RefusalError(Exception):

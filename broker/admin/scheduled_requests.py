@@ -1,7 +1,7 @@
-"""What requests about scheduled messages say: queries and bodies as values, and what is wrong with them. Pure.
+"""Parse requests about scheduled messages: queries and JSON bodies become checked values. Pure.
 
-Whatever is not understood is refused with the field that it is about, and nothing has changed then: a field that is
-misspelled must not make an operation mean more than its sender thought.
+A request with an unknown field or a wrong value is refused, the error names the field, and nothing has changed. A
+misspelled field must not make an operation select more messages than its caller meant.
 """
 
 import base64
@@ -45,8 +45,8 @@ class RequestError(Exception):
     Args:
         status: The HTTP status.
         error: What is wrong.
-        field: Which field of the request it is about, None where it is about none.
-        advice: What to do.
+        field: The field of the request that is wrong, None where the error is about no field.
+        advice: How the caller mends the request.
     """
 
     def __init__(self, status: int, error: str, *, field: str | None, advice: str) -> None:
@@ -65,7 +65,7 @@ def _bad(field: str, error: str, advice: str) -> RequestError:
 
 
 def check_fields(given: Collection[str], known: Collection[str], what: str) -> None:
-    """Refuse what is not known.
+    """Refuse unknown fields.
 
     Raises:
         RequestError: A field is unknown.
@@ -194,10 +194,10 @@ def parse_bool(field: str, value: object) -> bool:
 
 
 def parse_selector(body: Mapping[str, Any]) -> Selector:
-    """Return which messages an operation is about.
+    """Return the selector of an operation: the messages that it changes.
 
     Raises:
-        RequestError: It says so in no way, or in two.
+        RequestError: The request selects messages in no way, or in two.
     """
     given = [name for name in SELECTORS if name in body]
     if not given:
@@ -240,7 +240,7 @@ def parse_range(given: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class NewTime:
-    """When messages shall be delivered instead."""
+    """The new delivery time of messages: one time, or a shift of each message's own."""
 
     field: str
     deliver_at_ms: int | None = None

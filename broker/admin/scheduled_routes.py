@@ -10,8 +10,9 @@
     GET  /topics/{tenant}/{namespace}/{topic}/explain
     GET  /operations/{operation}                                    how far one is, by its own `Operation-Id`
 
-Errors are `{"error": ..., "field": ..., "advice": ...}`. What requests say is `scheduled_requests`'; what they do is
-`broker.scheduled`'s. Reading is for who may produce or consume, changing for super users (`broker.admin.web_access`).
+Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in `scheduled_requests` and carried out in
+`broker.scheduled`. Reading needs the permission to produce or to consume, changing is for super users
+(`broker.admin.web_access`).
 """
 
 import json
@@ -54,20 +55,20 @@ _EXPLAIN: Final = f"{_TOPIC}/explain"
 _OPENAPI: Final = f"{PREFIX}/openapi.json"
 
 SCHEDULED_READ_PATHS: Final = frozenset({_SCHEDULED, _HISTOGRAM, _EXPLAIN})
-"""What whoever may produce to the topic or consume from it may see."""
+"""Endpoints for callers that may produce to the topic or consume from it."""
 SCHEDULED_KNOWN_PATHS: Final = frozenset({_TOPICS, _OPENAPI})
-"""What everybody may ask who is known; the list has only the topics that he may see."""
+"""Endpoints for every authenticated caller; the list has only the topics that the caller may see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as far as that matters here."""
+    """The caller of a request: the topics that it may see."""
 
     may_see: Callable[[TopicName], bool]
 
 
 CALLER: Final = web.RequestKey("caller", Caller)
-"""Set by who authorizes; without it the caller may see everything."""
+"""Set by the access middleware; without it the caller may see every topic."""
 
 _OPERATION_ID: Final = "Operation-Id"
 _OPERATIONS_MAX: Final = 100
@@ -75,7 +76,7 @@ _MATCHES_NOTHING: Final = "Look with GET .../scheduled at what there is; what wa
 
 
 class ScheduleService(Protocol):
-    """What the endpoints need of the service."""
+    """The part of the service that these endpoints call."""
 
     @property
     def config(self) -> BrokerConfig:
@@ -92,7 +93,7 @@ class ScheduleService(Protocol):
         """Whether a topic exists."""
 
     async def topic(self, name: TopicName) -> Topic:
-        """Give a topic, opened."""
+        """Return a topic, opened."""
 
     def all_topic_names(self) -> list[TopicName]:
         """List all topics, open or not."""
@@ -190,7 +191,7 @@ class _Routes:
         return {"messages": messages, "next": None if following is None else str(following)}
 
     async def histogram(self, request: web.Request) -> Json:
-        """How much is due when."""
+        """The number of scheduled messages per span of time."""
         query = _query(request, ("subscription", "from", "until", "buckets"))
         from_ms, until_ms = requests.parse_range(query)
         buckets = requests.parse_whole(
@@ -211,7 +212,7 @@ class _Routes:
         }
 
     async def cancel(self, request: web.Request) -> Json:
-        """Let nobody get messages any more."""
+        """Cancel messages: no consumer gets them any more."""
         body = await _body(request, requests.SELECTION_FIELDS)
         selector, is_dry_run = requests.parse_selector(body), requests.parse_bool("dryRun", body.get("dryRun", False))
         topic = await self._topic(request)
@@ -224,18 +225,18 @@ class _Routes:
         return answer
 
     async def reschedule(self, request: web.Request) -> Json:
-        """Give messages another time."""
+        """Give messages another delivery time."""
         body = await _body(request, requests.RESCHEDULE_FIELDS)
         new_time = requests.parse_new_time(body, self._service.now_ms())
         return await self._move(request, body, "reschedule", "rescheduled", new_time)
 
     async def deliver_now(self, request: web.Request) -> Json:
-        """Let messages be due at once."""
+        """Make messages due at once."""
         body = await _body(request, requests.SELECTION_FIELDS)
         return await self._move(request, body, "deliver-now", "delivered", None)
 
     async def pause(self, request: web.Request) -> Json:
-        """Hold what is due."""
+        """Pause delivery: due messages are held."""
         body = await _body(request, ("subscription",), is_optional=True)
         topic = await self._topic(request)
         for subscription in _named(topic, requests.parse_subscription(body)):
@@ -244,7 +245,7 @@ class _Routes:
         return _pauses(topic, requests.parse_subscription(body))
 
     async def resume(self, request: web.Request) -> Json:
-        """Let go what is held, all at once or smoothly."""
+        """Resume delivery: held messages go out at once, or at a limited rate."""
         body = await _body(request, ("subscription", "ratePerSecond"), is_optional=True)
         rate = requests.parse_rate(body)
         topic = await self._topic(request)
@@ -254,7 +255,7 @@ class _Routes:
         return _pauses(topic, requests.parse_subscription(body))
 
     async def explain(self, request: web.Request) -> Json:
-        """Where a message is, or those of a key."""
+        """The state of a message, or of the messages of a key."""
         query = _query(request, ("subscription", "messageId", "key", "keyBase64"))
         key = requests.parse_key(query)
         if ("messageId" in query) == (key is not None):
@@ -282,7 +283,7 @@ class _Routes:
         return found
 
     async def operation(self, request: web.Request) -> Json:
-        """How far an operation is."""
+        """The progress of an operation."""
         name = request.match_info["operation"]
         operation = self._operations.get(name)
         if operation is None:

@@ -5,8 +5,8 @@
     GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/delayedIndex                                      (ours)
     GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/keyStatus?key=...     (ours)
 
-The key of a message whose key is not text is given as `keyBase64`. Nothing here changes anything or opens a topic: one
-that nobody has used since the start is a 404, as in Pulsar.
+A key that is not text is given as `keyBase64`. These endpoints change nothing and open no topic: a topic that has not
+been used since the start of the service is a 404, as in Pulsar.
 """
 
 import base64
@@ -27,17 +27,17 @@ _DELAYED_INDEX = f"{_TOPIC}/delayedIndex"
 _KEY_STATUS = f"{_TOPIC}/subscription/{{subscription}}/keyStatus"
 
 READ_PATHS = frozenset({_STATS, _INTERNAL_STATS, _DELAYED_INDEX, _KEY_STATUS})
-"""What whoever may produce to the topic or consume from it may see."""
+"""Endpoints for callers that may produce to the topic or consume from it."""
 
 
 class StatsSource(Protocol):
-    """What the endpoints need of the service."""
+    """The part of the service that these endpoints call."""
 
     def has_topic(self, name: TopicName) -> bool:
         """Whether a topic exists, open or not."""
 
     async def topic(self, name: TopicName) -> Topic:
-        """Give a topic, opened."""
+        """Return a topic, opened."""
 
 
 def stats_routes(service: StatsSource) -> list[web.RouteDef]:

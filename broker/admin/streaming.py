@@ -12,11 +12,11 @@ from typing import Final
 from aiohttp import hdrs, web
 
 PIECE_BYTES_MIN: Final = 64 * 1024
-"""Of text, before it is compressed and sent."""
+"""Bytes of text that are gathered before they are compressed and sent."""
 
 _GZIP_WINDOW_BITS: Final = 31
 _COMPRESSION_LEVEL: Final = 4
-"""Metrics become a thirtieth; a higher level takes twice as long for a tenth less."""
+"""The level of gzip: metrics shrink to a thirtieth; a higher level takes twice as long and saves a tenth more."""
 
 
 async def stream_text(request: web.Request, text: AsyncIterator[bytes], *, content_type: str) -> web.StreamResponse:

@@ -1,9 +1,9 @@
-"""What an operator sees of a topic: the JSON of Pulsar's `stats` and `internalStats`, and where one key stands.
+"""Describe a topic as JSON: Pulsar's `stats` and `internalStats`, and the status of one key.
 
-Names, nesting and units are a real Pulsar's (`tests/golden/admin`), for what exists here; rates are those of the last
-window, as there (`rates.py`). Left out is what does not exist here: replication, transactions, offloading, filters,
-throttling, compaction, chunk rates, and what Pulsar estimates (`backlogSize`, ages). Pure: topics in, plain values out.
-`stats_routes.py` answers with them over HTTP.
+Names, nesting and units are a real Pulsar's (`tests/golden/admin`). Rates are those of the last window, as in Pulsar
+(`rates.py`). Fields of features that do not exist here are left out: replication, transactions, offloading, filters,
+throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages). Pure: topics in, plain values out.
+`stats_routes.py` sends them over HTTP.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ HELD_SHOWN_MAX: Final = 1_000
 
 
 def topic_stats(topic: Topic) -> Json:
-    """Return what `GET .../stats` answers."""
+    """Return the answer of `GET .../stats`."""
     subscriptions = {name: subscription_stats(topic, one) for name, one in topic.subscriptions.items()}
     publishers = [
         {"producerId": producer.producer_id, "producerName": producer.name, "address": f"/{producer.link.peer}"}
@@ -160,7 +160,7 @@ def _consumer(stats: ConsumerStats, handle: Consumer, dispatcher: Dispatcher) ->
 
 
 def _add_newcomers(shown: Json, newcomers: NewcomerStats, handles: list[Consumer]) -> None:
-    """Add what PIP-282 and the classic mode show, by the proposal's names."""
+    """Add PIP-282's figures of recently joined consumers, under the proposal's names."""
     is_classic = newcomers.last_sent_position is None
     name = "readPositionWhenJoining" if is_classic else "lastSentPositionWhenJoining"
     for consumer, handle, position, is_waiting in zip(
@@ -179,7 +179,7 @@ def _add_newcomers(shown: Json, newcomers: NewcomerStats, handles: list[Consumer
 
 
 def topic_internal_stats(topic: Topic) -> Json:
-    """Return what `GET .../internalStats` answers."""
+    """Return the answer of `GET .../internalStats`."""
     ledgers = topic.ledger.ledgers()
     open_entries = [(one.entries, one.bytes) for one in ledgers if one.is_open]
     entries, size = open_entries[-1] if open_entries else (0, 0)
@@ -195,7 +195,7 @@ def topic_internal_stats(topic: Topic) -> Json:
         "ledgers": [
             {
                 "ledgerId": one.ledger_id,
-                # As Pulsar: what the open ledger has is in `currentLedgerEntries` and `currentLedgerSize`.
+                # As Pulsar: the figures of the open ledger are in `currentLedgerEntries` and `currentLedgerSize`.
                 "entries": 0 if one.is_open else one.entries,
                 "size": 0 if one.is_open else one.bytes,
                 "offloaded": False,
@@ -280,7 +280,7 @@ def _entries_between(topic: Topic, cursor: Cursor, end: Position) -> int:
 
 
 def _acknowledged_ranges(topic: Topic, cursor: Cursor) -> list[tuple[Position, Position]]:
-    """Return what is acknowledged beyond mark-delete: ranges without their first and with their last position."""
+    """Return the ranges acknowledged beyond mark-delete, each without its first and with its last position."""
     return [
         (Position(ledger_id, begin - 1), Position(ledger_id, end))
         for ledger_id, begins, ends in _acknowledged_runs(topic, cursor)
@@ -303,7 +303,7 @@ def _acknowledged_runs(topic: Topic, cursor: Cursor) -> Iterator[tuple[int, NDAr
 
 
 def key_status(key: bytes, status: KeyStatus) -> Json:
-    """Return what `GET .../keyStatus` answers; ours."""
+    """Return the answer of `GET .../keyStatus`, an endpoint that Pulsar has not."""
     return {
         "key": key.decode(errors="backslashreplace"),
         "hash": status.slot,

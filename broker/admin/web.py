@@ -5,9 +5,9 @@
                                     both 503 with "problems" while the log, a snapshot storage or a dispatcher fails
     GET /metrics, /metrics/         Prometheus text
 
-Everything else is a 404 (or 405) in JSON, and what a browser asks for another site's sake a 403
-(`broker.network.listening`). What is answered is passed in, as functions or as routes (of `broker.admin` and
-`broker.page`); this module knows HTTP alone. Who may ask is decided before, by `broker.admin.web_access`.
+Everything else is a 404 (or 405) in JSON. A request that a browser sends for a page of another site is a 403
+(`broker.network.listening`). Answers are passed in, as functions or as routes (of `broker.admin` and `broker.page`);
+this module knows HTTP alone. Access is decided before, in `broker.admin.web_access`.
 """
 
 import logging
@@ -42,7 +42,7 @@ class WebServer:
 
     @property
     def port(self) -> int:
-        """The number of its port, of the first if there are two."""
+        """The number of the port, of the first if there are two."""
         return self._listeners[0].number
 
     async def close(self) -> None:
@@ -84,9 +84,9 @@ async def start_web(
         connect_timeout_s: How long a caller may stay silent, from its connection to its first byte.
         metrics: Gives the Prometheus text, piece by piece.
         health: Gives what `/health` says besides the status and the version.
-        problems: Gives what keeps the service from doing its job, one text each.
-        routes: What else is answered.
-        access: Stands before every endpoint and refuses; None lets everybody in. `/health` tells no problems then.
+        problems: Gives the present failures of the service, one text each.
+        routes: Further endpoints.
+        access: Middleware that refuses callers; None lets every caller in. With it, `/health` lists no problems.
         audience: Which requests are meant for this port; None takes all.
 
     Raises:
@@ -96,7 +96,7 @@ async def start_web(
     async def get_health(_: web.Request) -> web.Response:
         found = await problems()
         if access is not None:
-            # Everybody may see it, and problems name topics: those are for who may see /admin/v2/brokers/health.
+            # Every caller may read /health, and problems name topics: only /admin/v2/brokers/health lists them.
             return web.json_response(health() | {"status": "failing" if found else "ok"}, status=503 if found else 200)
         answer = {"status": "failing" if found else "ok", "version": version("postdate")} | health()
         return web.json_response(answer | {"problems": found} if found else answer, status=503 if found else 200)
@@ -143,7 +143,7 @@ async def start_web(
 
 
 def _only_for(audience: WebAudience) -> Middleware:
-    """Refuse what is meant for another host, and changes that a page of another origin asks for."""
+    """Refuse requests meant for another host, and changes that a page of another origin asks for."""
 
     @web.middleware
     async def check(
@@ -165,7 +165,7 @@ def _only_for(audience: WebAudience) -> Middleware:
 
 
 def _refusal(request: web.Request, reason: str) -> dict[str, str | None]:
-    """Return what a refusal says: Pulsar's word for it, or what our own interface promises."""
+    """Return the body of a refusal: Pulsar's `reason`, or the error object of this service's own interface."""
     if not request.path.startswith(f"{PREFIX}/"):
         return {"reason": reason}
     return {"error": reason, "field": None, "advice": f"See {PREFIX}/openapi.json"}

@@ -1,15 +1,15 @@
-"""Who may ask what of the web port.
+"""Access to the endpoints of the web port.
 
-    /health                            everybody
-    / and /page/..., the page's files   everybody; they hold no data
-    /metrics                           everybody, or with authenticateMetricsEndpoint everybody who is known
-    what shows one topic               who may produce to it or consume from it
-    the list of topics for schedules   everybody who is known: of the topics that he may see
-    everything else, also what is new  super users
+    /health                            every caller
+    / and /page/..., the page's files  every caller; the files hold no data
+    /metrics                           every caller; with authenticateMetricsEndpoint every authenticated caller
+    endpoints of one topic             callers that may produce to it or consume from it
+    the list of topics for schedules   every authenticated caller; it has only the topics that the caller may see
+    every other endpoint               super users
 
-So an endpoint that nobody thought of here is closed and not open. Where authorization is switched off, everybody who
-is known may do everything, as in Pulsar. 401 means that credentials are missing or wrong, 403 that they are not enough
-(Pulsar answers 401 to some of the latter).
+So a new endpoint is closed until this module opens it. Where authorization is switched off, every authenticated caller
+may do everything, as in Pulsar. 401 means that credentials are missing or wrong, 403 that the role is not permitted
+(Pulsar answers 401 to some of these).
 """
 
 from collections.abc import Awaitable, Callable
@@ -41,13 +41,13 @@ def access_middleware(
     now_ms: Callable[[], int],
     is_metrics_authenticated: bool,
 ) -> Middleware:
-    """Return what stands before every endpoint, to be given to `start_web`.
+    """Return the middleware that checks the caller of every endpoint, to be given to `start_web`.
 
     Args:
-        authenticator: Says who asks.
-        authorizer: Says what a role may do; None lets everybody do everything.
+        authenticator: Finds the caller's role.
+        authorizer: Knows the permissions of a role; None permits everything.
         now_ms: The clock.
-        is_metrics_authenticated: Whether `/metrics` is for those who are known.
+        is_metrics_authenticated: Whether `/metrics` is for authenticated callers only.
     """
 
     @web.middleware

@@ -1,1 +1,1 @@
-"""Who a client is: providers that turn what it shows into a role, and the keys that configure them."""
+"""Authentication: providers that turn a client's credentials into a role, and the keys that configure them."""

@@ -1,8 +1,8 @@
-"""The providers that are in force, and which of them is asked.
+"""The configured authentication providers, and the choice of one for a connection or a request.
 
-A connection says in CONNECT which method it uses; a method that no provider knows counts as no credentials, as in
-Pulsar, and then the anonymous role decides. Over HTTP there is no such word: who shows a bearer token is asked for it,
-else the certificate of the TLS session counts. Whoever shows something wrong is refused, never anonymous.
+A connection names its method in CONNECT. A method without a provider counts as no credentials, as in Pulsar: the client
+gets the anonymous role, if there is one. An HTTP request names no method: a bearer token is checked if there is one,
+otherwise the certificate of the TLS session. A client with wrong credentials is refused and never becomes anonymous.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,15 +29,15 @@ _FACTORIES: Final[Mapping[str, ProviderFactory]] = {
     TOKEN_PROVIDER: TokenProvider.from_config,
     TLS_PROVIDER: TlsProvider.from_config,
 }
-"""By the class names that `authenticationProviders` has."""
+"""The providers by their class names in `authenticationProviders`."""
 
 
 class Authenticator:
-    """Says who a client is.
+    """Finds the role of a client.
 
     Args:
-        providers: The ways to authenticate; empty where nobody is asked.
-        anonymous_role: The role of clients that show nothing; None refuses them.
+        providers: The ways to authenticate; empty where clients are not authenticated.
+        anonymous_role: The role of clients without credentials; None refuses them.
     """
 
     def __init__(self, providers: list[AuthenticationProvider], *, anonymous_role: str | None) -> None:
@@ -60,11 +60,11 @@ class Authenticator:
     def authenticate(
         self, method_name: str, auth_data: bytes, peer_certificate: PeerCertificate | None, *, now_ms: int
     ) -> AuthenticatedRole:
-        """Say who a connection's client is.
+        """Return the role of a connection's client.
 
         Args:
-            method_name: What CONNECT says, empty if nothing.
-            auth_data: What it sent with it.
+            method_name: The method that CONNECT names, empty if none.
+            auth_data: The credentials that came with it.
             peer_certificate: What its TLS session proves, None if nothing.
             now_ms: What time it is.
 
@@ -74,7 +74,7 @@ class Authenticator:
         provider = self._providers.get(method_name)
         if provider is None:
             is_named = method_name not in ("", "none")
-            # What a stranger sends goes to the log in small doses.
+            # The text comes from an unauthenticated client, so only its beginning goes to the log.
             unknown = f"the method {method_name[:_METHOD_SHOWN_MAX]!r} is unknown"
             return self._anonymous(unknown if is_named else "no credentials are shown")
         return provider.authenticate(auth_data, peer_certificate, now_ms=now_ms)
@@ -82,7 +82,7 @@ class Authenticator:
     def authenticate_request(
         self, authorization: str | None, peer_certificate: PeerCertificate | None, *, now_ms: int
     ) -> AuthenticatedRole:
-        """Say who sends an HTTP request.
+        """Return the role of an HTTP request's caller.
 
         Args:
             authorization: The header of that name, None without one.

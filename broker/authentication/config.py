@@ -9,20 +9,20 @@ TLS_PROVIDER: Final = f"{_PULSAR_PACKAGE}.AuthenticationProviderTls"
 
 RSA_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 PUBLIC_ALGORITHMS: Final = (*RSA_ALGORITHMS, "ES256", "ES384", "ES512")
-"""What a token may be signed with where a public key checks it, as in Pulsar."""
+"""The algorithms of tokens that a public key checks, as in Pulsar."""
 
 PROVIDERS: Final = (TOKEN_PROVIDER, TLS_PROVIDER)
-"""The providers that there are, by Pulsar's class names."""
+"""The providers of this service, by Pulsar's class names."""
 
 _SECONDS_MAX: Final = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """Who may connect, and who may do what. What is secret is not in its `repr`."""
+    """The configuration of authentication and authorization. Secrets are not in its `repr`."""
 
     is_authentication_enabled: bool = field(default=False, metadata={"key": "authenticationEnabled"})
-    """Whether a client must say who it is. Default off: only the loopback address is listened on then."""
+    """Whether a client must authenticate. Default off: the service then listens on the loopback address only."""
 
     provider_class_names: tuple[str, ...] = field(default=(), metadata={"key": "authenticationProviders"})
     """The ways to authenticate, by Pulsar's class names. Default none."""
@@ -42,25 +42,25 @@ class AccessConfig:
     """The claim of a token that is the role. Default sub."""
 
     token_audience_claim: str | None = field(default=None, metadata={"key": "tokenAudienceClaim"})
-    """The claim of a token that says for whom it is; `token_audience` must be in it. Default none: not looked at."""
+    """The claim of a token that names its audience; `token_audience` must be in it. Default none: not checked."""
 
     token_audience: str | None = field(default=None, metadata={"key": "tokenAudience"})
     """This service in `token_audience_claim`. Default none."""
 
     token_clock_skew_s: int = field(default=0, metadata={"key": "tokenAllowedClockSkewSeconds"})
-    """How far the clocks of this machine and of whoever made a token may differ. Default 0."""
+    """How far the clocks of this machine and of a token's issuer may differ. Default 0."""
 
     refresh_check_s: int = field(default=60, metadata={"key": "authenticationRefreshCheckSeconds"})
     """How long before its credentials end a client is asked for new ones. Default 60."""
 
     anonymous_role: str | None = field(default=None, metadata={"key": "anonymousUserRole"})
-    """The role of clients that show nothing. Default none: they are refused."""
+    """The role of clients without credentials. Default none: they are refused."""
 
     is_metrics_authenticated: bool = field(default=False, metadata={"key": "authenticateMetricsEndpoint"})
-    """Whether `/metrics` asks who reads it. Default off, as in Pulsar."""
+    """Whether callers of `/metrics` must authenticate. Default off, as in Pulsar."""
 
     is_authorization_enabled: bool = field(default=False, metadata={"key": "authorizationEnabled"})
-    """Whether a role may do only what is granted to it. Default off: everybody who is known may do everything."""
+    """Whether a role may do only what is granted to it. Default off: every authenticated role may do everything."""
 
     super_user_roles: tuple[str, ...] = field(default=(), metadata={"key": "superUserRoles"})
     """The roles that may do everything. Default none."""

@@ -1,13 +1,14 @@
-"""What one connection has shown, and when it has to show something new.
+"""The credentials of one connection, and when the client must renew them.
 
     shown ──► in force ──► CHALLENGE (half of what is left, at most the configured time before the end) ──► END
                  ▲                     │
                  └──── shown again ◄───┘
 
-A client that answers a challenge with what it showed before is asked again at half of what is left then, so one that
-renews its token at the last moment does not lose its connection. Whoever does not answer, or says that it cannot be
-asked, ends when its credentials do. (Pulsar asks after the end, and lets expired credentials hold for up to two check
-intervals more.) The role of a connection never changes. Decides only: no clock, no connection.
+A client may answer a challenge with the same credentials. It is asked again after half of the time that is left, so a
+client that renews its token at the last moment keeps its connection. The connection of a client that does not answer,
+or that cannot be challenged, ends with its credentials. (Pulsar asks after the end, and lets expired credentials hold
+for up to two check intervals more.) The role of a connection never changes. This module decides only: it has no clock
+and no connection.
 """
 
 from enum import Enum, auto
@@ -17,11 +18,11 @@ from broker.authentication.authenticator import Authenticator
 from broker.authentication.provider import AuthenticatedRole, AuthenticationError, PeerCertificate
 
 LAST_CHALLENGE_MS: Final = 2_000
-"""With less time left, what is new is asked for again at once, and what is not new no more."""
+"""With less time left, a client with new credentials is challenged at once, and one with the same no more."""
 
 
 class NextStep(Enum):
-    """What is to be done about credentials now."""
+    """The next step for a connection's credentials."""
 
     NOTHING = auto()
     CHALLENGE = auto()
@@ -32,9 +33,9 @@ class Credentials:
     """The credentials of one connection.
 
     Args:
-        authenticator: Who judges them, None where everybody is let in.
-        peer_certificate: What the TLS session proves.
-        challenge_before_ms: How long before the end new ones are asked for.
+        authenticator: Checks the credentials; None where clients are not authenticated.
+        peer_certificate: The verified certificate of the TLS session.
+        challenge_before_ms: How long before their end the client is challenged.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class Credentials:
 
     @property
     def role(self) -> str | None:
-        """Who the client is; None where authentication is switched off."""
+        """The client's role; None where authentication is switched off."""
         return None if self._shown is None else self._shown.role
 
     def connect(self, method_name: str, auth_data: bytes, *, can_be_challenged: bool, now_ms: int) -> None:
-        """Judge what a client shows in CONNECT.
+        """Check the credentials of a CONNECT.
 
         Raises:
             AuthenticationError: It must not be let in.
@@ -66,7 +67,7 @@ class Credentials:
         self._show(self._judge(method_name, auth_data, now_ms), now_ms)
 
     def answer(self, method_name: str, auth_data: bytes, *, now_ms: int) -> None:
-        """Judge what a client shows after a challenge, or by itself.
+        """Check the credentials that a client sends after a challenge or unasked.
 
         Raises:
             AuthenticationError: The connection must end.
@@ -79,7 +80,7 @@ class Credentials:
         self._show(shown, now_ms)
 
     def next_step(self, now_ms: int) -> NextStep:
-        """Say what is to be done now; a challenge is asked for once."""
+        """Return the next step now; a challenge is returned once."""
         if self._shown is None or self._shown.expires_at_ms is None:
             return NextStep.NOTHING
         if now_ms >= self._shown.expires_at_ms:

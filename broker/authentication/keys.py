@@ -5,8 +5,8 @@
     FLFyW0oLJ2Fi...                       the same, where no file has this name
 
 A secret key is these bytes. A public or private key is these bytes too: DER (X.509, PKCS 8) as `pulsar tokens` writes
-it, or PEM, which Pulsar does not read. What a key may sign follows from the key and never from a token, so that no
-token can choose how it is checked. No error holds any part of a key.
+it, or PEM, which Pulsar does not read. The algorithms of a key follow from the key and never from a token, so that no
+token can choose how it is checked. No error text holds any part of a key.
 """
 
 import base64
@@ -36,12 +36,12 @@ PrivateKey = RSAPrivateKey | EllipticCurvePrivateKey
 
 
 class TokenKeyError(ValueError):
-    """A key cannot be used; the text says why and what to do, and holds nothing of the key."""
+    """A key cannot be used; the text says why and how to mend it, and holds no part of the key."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VerificationKey:
-    """A key that checks tokens, and all that they may be signed with.
+    """A key that checks tokens, and the algorithms that it accepts.
 
     Attributes:
         key: The secret or the public key.
@@ -54,11 +54,11 @@ class VerificationKey:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SigningKey:
-    """A key that signs tokens, and what with.
+    """A key that signs tokens, and its algorithm.
 
     Attributes:
         key: The secret or the private key.
-        algorithm: The `alg` of what it signs.
+        algorithm: The `alg` of the tokens that it signs.
     """
 
     key: bytes | PrivateKey
@@ -66,7 +66,7 @@ class SigningKey:
 
 
 def secret_verification_key(notation: str) -> VerificationKey:
-    """Read a secret key; what is long enough for it may be used, as in Pulsar.
+    """Read a secret key; every algorithm that its length suffices for is accepted, as in Pulsar.
 
     Raises:
         TokenKeyError: It cannot be read or is too short.
@@ -156,7 +156,7 @@ def _secret(notation: str) -> bytes:
 
 
 def _algorithms_of(key: object, algorithm: str) -> tuple[str, ...]:
-    """Return what a key is good for; the algorithm that was configured must be among it."""
+    """Return the algorithms that a key can check; the configured algorithm must be among them."""
     if isinstance(key, RSAPublicKey | RSAPrivateKey):
         if key.key_size < _RSA_BITS_MIN:
             raise TokenKeyError(f"the RSA key has {key.key_size} bits, but must have at least {_RSA_BITS_MIN}")

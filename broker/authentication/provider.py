@@ -1,9 +1,9 @@
-"""What every way to authenticate has in common: a provider turns what a client shows into a role.
+"""The interface of authentication: a provider turns a client's credentials into a role.
 
-A client shows data that it sends (a token), or what its TLS session proves (a certificate). A provider knows one
-method by its name in the protocol, reads its keys when it is made, and afterwards only computes: it keeps nothing per
-connection and never waits. Which providers there are is `broker.authentication.authenticator`'s, what a role may do is
-`broker.authorization.permissions`'s.
+Credentials are data that the client sends (a token), or the verified certificate of its TLS session. A provider knows
+one method by its name in the protocol, reads its keys when it is made, and afterwards only computes: it keeps nothing
+per connection and never waits. The choice of a provider is in `broker.authentication.authenticator`, the permissions of
+a role are in `broker.authorization.permissions`.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ PeerCertificate = Mapping[str, Any]
 
 
 class AuthenticationError(Exception):
-    """A client is not who it says, or says nothing; the text is for the log and never holds what the client showed."""
+    """A client has no credentials or wrong ones; the text is for the log and never holds the credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthenticatedRole:
-    """Who a client is, and until when that holds.
+    """The role of a client, and the time until which it holds.
 
     Attributes:
         role: The name that grants are made to.
-        expires_at_ms: From when on it holds no more, in milliseconds since the epoch; None is never.
+        expires_at_ms: When the role ends, in milliseconds since the epoch; None is never.
     """
 
     role: str
@@ -36,16 +36,16 @@ class AuthenticationProvider(Protocol):
 
     @property
     def method_name(self) -> str:
-        """What CONNECT calls it in `auth_method_name`, such as `token` or `tls`."""
+        """The name of the method in CONNECT's `auth_method_name`, such as `token` or `tls`."""
 
     def authenticate(
         self, auth_data: bytes, peer_certificate: PeerCertificate | None, *, now_ms: int
     ) -> AuthenticatedRole:
-        """Say who a client is.
+        """Return the role of a client.
 
         Args:
-            auth_data: What the client sent, empty if nothing.
-            peer_certificate: What its TLS session proves, None without TLS or without a verified certificate.
+            auth_data: The data that the client sent, empty if none.
+            peer_certificate: The verified certificate of its TLS session, None without one.
             now_ms: What time it is.
 
         Raises:

@@ -1,7 +1,7 @@
 """The TLS provider: the common name of the client's certificate is its role.
 
-That the certificate is believed has been proved in the handshake, against `tlsTrustCertsFilePath`; nothing is checked
-again here. A connection outlives the end of its certificate, as in Pulsar.
+The TLS handshake has verified the certificate against `tlsTrustCertsFilePath`; nothing is checked again here. A
+connection outlives the end of its certificate, as in Pulsar.
 
 Source: Pulsar's `AuthenticationProviderTls`.
 """
@@ -22,7 +22,7 @@ class TlsProvider:
 
     @classmethod
     def from_config(cls, config: BrokerConfig) -> "TlsProvider":
-        """Make it.
+        """Make the provider from the configuration.
 
         Raises:
             ConfigError: No client could show a certificate; the text says what to do.

@@ -1,9 +1,9 @@
 """The token provider: a JSON Web Token, signed by a key of this service, names the role.
 
-What a signature proves is PyJWT's to say; which algorithms may be used follows from the configured key alone
-(`broker.authentication.keys`), so neither `none` nor a public key taken for a secret gets in. Times are compared here,
-with the clock that is passed in. A token without `exp` holds for ever, as in Pulsar. Revoking single tokens is left
-out, as in Pulsar: take away the role's grants, or change the key.
+PyJWT checks signatures. The accepted algorithms follow from the configured key alone (`broker.authentication.keys`), so
+neither `none` nor a public key used as a secret is accepted. Times are compared here, with the clock that is passed in.
+A token without `exp` holds for ever, as in Pulsar. A single token cannot be revoked, as in Pulsar: an operator removes
+the role's grants or changes the key.
 
 Source: RFC 7519; Pulsar's `AuthenticationProviderToken`.
 """
@@ -25,7 +25,7 @@ from broker.configuration.config import BrokerConfig
 
 TOKEN_METHOD: Final = "token"
 TOKEN_BYTES_MAX: Final = 64 * 1024
-"""Much more than any token has; what is longer is not even looked at."""
+"""The longest token that is parsed, far more than any real token has."""
 
 _SECONDS_MAX: Final = 2**53
 _CHECKED_HERE: Final[Any] = {
@@ -35,13 +35,13 @@ _CHECKED_HERE: Final[Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
-    """Which tokens are accepted, and what they say.
+    """The rules by which tokens are accepted, and the claims that are read.
 
     Attributes:
         key: The key that checks their signature.
         role_claim: The claim that is the role.
-        audience_claim: The claim that says for whom they are; None is not looked at.
-        audience: Who must be in `audience_claim`.
+        audience_claim: The claim that names a token's audience; None is not checked.
+        audience: The name that must be in `audience_claim`.
         clock_skew_ms: How far clocks may differ.
     """
 
@@ -92,7 +92,7 @@ class TokenProvider:
 
 
 def verified_claims(token: bytes, key: VerificationKey) -> Mapping[str, Any]:
-    """Return what a token says, once its signature is known to be the key's; times are not looked at.
+    """Return the claims of a token after checking its signature; times are not checked.
 
     Raises:
         AuthenticationError: It is no token, or was not signed by this key.

@@ -1,7 +1,7 @@
-"""Make keys and tokens, and look into tokens: what `postdate token` does, as `pulsar tokens` does it.
+"""Make keys and tokens and read tokens, for `postdate token`; the results are those of `pulsar tokens`.
 
-A secret is random bytes; a pair of keys is DER (PKCS 8 and X.509), so that Pulsar reads it too. Where any of it goes,
-and how it is asked for, is `broker.cli.token_commands`'s.
+A secret is random bytes. A pair of keys is DER (PKCS 8 and X.509), so that Pulsar reads it too. The command line and
+the files are in `broker.cli.token_commands`.
 """
 
 import base64
@@ -54,10 +54,10 @@ def new_token(key: SigningKey, subject: str, *, expires_at_s: int | None, header
     """Sign a token for a role.
 
     Args:
-        key: What signs it.
+        key: The key that signs it.
         subject: The role, in the claim `sub`.
         expires_at_s: When it ends, in seconds since the epoch; None is never.
-        headers: What its header has besides.
+        headers: Further fields of its header.
     """
     assert not RESERVED_HEADERS & headers.keys()
     claims: dict[str, Any] = {"sub": subject} | ({} if expires_at_s is None else {"exp": expires_at_s})
@@ -65,7 +65,7 @@ def new_token(key: SigningKey, subject: str, *, expires_at_s: int | None, header
 
 
 def token_parts(token: str) -> tuple[Any, Any]:
-    """Return what stands in a token, its header and its claims, without looking at its signature.
+    """Return the header and the claims of a token, without checking its signature.
 
     Raises:
         ValueError: It is no token; the text does not hold it.

@@ -1,1 +1,1 @@
-"""What a role may do, and the grants that say so."""
+"""Authorization: the permissions of a role, and the grants behind them."""

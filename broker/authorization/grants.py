@@ -1,10 +1,10 @@
-"""What is granted to which role, per namespace and per topic, and how it is kept.
+"""The grants of roles, per namespace and per topic, and their storage.
 
     {"namespace": {"anna": ["produce", "consume"]}, "topics": {"orders": {"berta": ["consume"]}}}
 
 That is the record of one namespace, so a change of a grant is one synced write: whole or not at all. A record that
-cannot be read grants nothing. The rules of who may do what are `broker.authorization.permissions`'s, HTTP is
-`broker.admin.permission_routes`'.
+cannot be read grants nothing. Permissions are decided in `broker.authorization.permissions`, HTTP is in
+`broker.admin.permission_routes`.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _RECORD_PREFIX: Final = "permissions "
 
 
 class Action(StrEnum):
-    """What can be granted; Pulsar's other actions are of functions and connectors, which are not here."""
+    """An action that can be granted; Pulsar's other actions belong to functions and connectors, which are left out."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -36,18 +36,18 @@ RoleActions = Mapping[str, Actions]
 
 @dataclass(frozen=True, slots=True)
 class NamespaceGrants:
-    """All grants of one namespace; a change makes another one.
+    """All grants of one namespace, immutable.
 
     Attributes:
-        roles: What roles may do with every topic.
-        topics: What roles may do with one topic, by its local name.
+        roles: The actions of roles on every topic.
+        topics: The actions of roles on one topic, by its local name.
     """
 
     roles: RoleActions = field(default_factory=dict)
     topics: Mapping[str, RoleActions] = field(default_factory=dict)
 
     def of(self, topic: str | None) -> RoleActions:
-        """Return what is granted for one topic, by its local name, or for the namespace."""
+        """Return the grants of one topic, by its local name, or of the namespace."""
         return self.roles if topic is None else self.topics.get(topic, {})
 
     def with_grant(self, topic: str | None, role: str, actions: Actions | None) -> "NamespaceGrants":
@@ -61,7 +61,7 @@ class NamespaceGrants:
         return replace(self, topics=topics | ({topic: changed} if changed else {}))
 
     def to_json(self) -> str:
-        """Write them as they are stored."""
+        """Return the record as it is stored."""
         topics = {topic: role_actions_json(granted) for topic, granted in self.topics.items()}
         return json.dumps({"namespace": role_actions_json(self.roles), "topics": topics})
 
@@ -99,7 +99,7 @@ class GrantBook:
     """The grants of every namespace that has some.
 
     Args:
-        store: Where they are kept.
+        store: The storage of the records.
     """
 
     def __init__(self, store: RecordStore) -> None:
@@ -122,7 +122,7 @@ class GrantBook:
         """
         namespace = owner.namespace_name if isinstance(owner, TopicName) else owner
         topic = owner.local_name if isinstance(owner, TopicName) else None
-        # One after the other: each change is of the record that the one before has left.
+        # Changes are serialized: each is applied to the record that the one before has stored.
         async with self._lock:
             grants = self.of(namespace).with_grant(topic, role, actions)
             is_empty = not grants.roles and not grants.topics

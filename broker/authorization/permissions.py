@@ -1,9 +1,10 @@
-"""What a role may do.
+"""The permissions of a role.
 
     super user      everything
     produce         to look up, to see the statistics, to produce
-    consume         to look up, to see the statistics, to subscribe and what a subscriber does
-    nothing else    so everything that changes something beyond that is for super users
+    consume         to look up, to see the statistics, to subscribe, to acknowledge and to seek
+
+Every other change is for super users.
 
 A grant is for one topic or for all topics of a namespace; a grant for a topic is one for its partitions too. Without
 authorization every role may do everything, and without authentication there are no roles. These are the rules of
@@ -25,7 +26,7 @@ class Authorizer:
 
     Args:
         grants: What is granted.
-        super_user_roles: Who may do everything.
+        super_user_roles: The roles that may do everything.
     """
 
     def __init__(self, grants: GrantBook, super_user_roles: Collection[str]) -> None:
@@ -41,7 +42,7 @@ class Authorizer:
         return self.is_super_user(role) or (role is not None and action in self._granted(role, topic))
 
     def may_look_up(self, role: str | None, topic: TopicName) -> bool:
-        """Whether a role may know where a topic is and how it does."""
+        """Whether a role may look up a topic and see its statistics."""
         return self.is_super_user(role) or (role is not None and bool(self._granted(role, topic)))
 
     def may_list_topics(self, role: str | None, namespace: str) -> bool:

@@ -1,8 +1,8 @@
 """Commands that other installed rooms bring to `postdate`, found by their entry points.
 
-The service knows nothing of bulk jobs and must start without what they need. So a room names its command groups in
-`pyproject.toml` under `postdate.commands`, and they are imported when somebody asks for them. So are groups of this
-room whose libraries the service has no use for.
+The service must start without the libraries of bulk jobs. So a room names its command groups in `pyproject.toml` under
+`postdate.commands`, and a group is imported when it is run or listed. Groups of this room that need further libraries
+are loaded the same way.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -17,7 +17,7 @@ ENTRY_POINT_GROUP = "postdate.commands"
 
 
 class InstalledCommands(click.Group):
-    """A group with its own commands and those of entry points; its own win."""
+    """A group with its own commands and those of entry points; of two with one name its own is taken."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """See base; Ctrl-C between two commands' own handling ends as it does in them."""

@@ -1,6 +1,6 @@
-"""What the service's own commands share: the options of a configuration, logging, and which errors they refuse with.
+"""Shared parts of the service's own commands: the options of a configuration, logging, and errors of an operator.
 
-What all commands of `postdate` share, of whichever room, is in `command_line`.
+Parts shared by the commands of every room are in `command_line`.
 """
 
 import errno
@@ -28,7 +28,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_.=-]+")
 
 
 class OneLineFormatter(logging.Formatter):
-    """Keeps each message on one line: what a client sends can be in it, and must not look like another record."""
+    """Keeps each message on one line: a text from a client must not look like a record of its own."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802 (logging's)
         """See base; ISO 8601 in UTC, as all times of `postdate`."""
@@ -45,7 +45,7 @@ def configure_logging(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # It reports every turn of every job at INFO; what fails is logged by the jobs' own supervisor.
+    # APScheduler reports every run of every job at INFO; failures are logged by the jobs' own supervisor.
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
 
 

@@ -1,4 +1,4 @@
-"""Asks a running service about one key and writes the answer for people."""
+"""Ask a running service about one key, and write the answer as text lines."""
 
 import json
 from textwrap import fill
@@ -29,10 +29,10 @@ def key_status(
         subscription: The subscription.
         key: The key, as text or as base64.
         is_base64: Whether it is base64.
-        token: What says who asks, where the service wants to know.
+        token: The caller's token, where the service authenticates callers.
 
     Raises:
-        BrokerError: The topic's name is none.
+        BrokerError: The topic's name is invalid.
         AdminRequestError: The service does not answer, or knows no such topic or subscription.
     """
     tenant, namespace, local_name = TopicName.parse(topic)

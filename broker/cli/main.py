@@ -1,8 +1,8 @@
-"""The program `postdate`: what runs before anything is imported that can be missing or slow.
+"""The entry point of `postdate`, without imports that can be missing or slow.
 
-The commands are in `broker.cli.service_commands` and in the rooms that bring others. They need extras of the package,
-which a core install has not: then one line says which. Until they are imported, Ctrl-C ends the process at once and in
-silence, since a KeyboardInterrupt in the middle of an import is a traceback of somebody else's module.
+The commands are in `broker.cli.service_commands` and in other rooms. They need extras of the package; where an extra is
+missing, one line names it. While the commands are being imported, Ctrl-C ends the process at once and in silence: a
+KeyboardInterrupt within an import would print the traceback of a library.
 """
 
 import signal

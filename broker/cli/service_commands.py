@@ -81,7 +81,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
 
 
 def warnings_at_start(config: BrokerConfig) -> list[str]:
-    """Refuse a configuration that would do what nobody asked for; return what there is to say of one that is taken.
+    """Refuse a configuration that is unsafe or contradicts itself; return the warnings about an accepted one.
 
     Raises:
         ConfigError: It is refused.
@@ -92,7 +92,7 @@ def warnings_at_start(config: BrokerConfig) -> list[str]:
 
 
 def addresses(config: BrokerConfig) -> dict[str, str | None]:
-    """Return where to connect, for programs; null where a port is not served."""
+    """Return the addresses of the ports, for programs; null where a port is not served."""
     host = config.advertised_address or config.bind_address
     return {
         "serviceUrl": _url("pulsar", host, config.service_port),
@@ -104,7 +104,7 @@ def addresses(config: BrokerConfig) -> dict[str, str | None]:
 
 
 def announcement(config: BrokerConfig) -> str:
-    """Say where to connect and what to try first."""
+    """Return the text of the start: the addresses, and the first commands to try."""
     plain, tls, web, web_tls, data = addresses(config).values()
     client_urls = [url for url in (plain, tls) if url is not None]
     web_urls = [url for url in (web, web_tls) if url is not None]

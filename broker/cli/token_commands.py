@@ -1,7 +1,7 @@
 """`postdate token`: keys and tokens for clients, with the commands and options of `pulsar tokens`.
 
-Exit codes: 0 done, 1 the token is not good (`validate`), 2 asked wrongly. Nothing that is made here is written over
-something that exists, a secret is written for its owner alone, and no error holds a key or a token.
+Exit codes: 0 done, 1 the token is invalid (`validate`), 2 wrong usage. No existing file is overwritten, the file of a
+secret is readable by its owner alone, and no error text holds a key or a token.
 """
 
 import json
@@ -58,7 +58,7 @@ def token() -> None:
 
 
 def _refused(command: Callable[P, R]) -> Callable[P, R]:
-    """Say what was asked wrongly in one line, exit code 2."""
+    """Turn an error of usage into one line and exit code 2."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -127,7 +127,7 @@ def create_key_pair(algorithm: str, private: Path, public: Path, is_json: bool) 
     try:
         _write_new(public, public_key, mode=_FOR_ALL)
     except (OSError, ValueError):
-        # One without the other is of no use to anybody.
+        # A private key without its public key is useless, so both files are written or none.
         private.unlink()
         raise
     if is_json:
@@ -268,7 +268,7 @@ def _headers(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def _token(text: str | None, from_stdin: bool, file: Path | None) -> str:
-    """Return the token from wherever it is given, else from the environment variable `TOKEN`, as Pulsar does."""
+    """Return the token of the argument or the options, otherwise of the variable `TOKEN`, as Pulsar does."""
     if [text is not None, from_stdin, file is not None].count(True) > 1:
         raise ValueError("give the token once: as an argument, with --stdin or with --token-file")
     if text is not None:
@@ -286,7 +286,7 @@ def _token(text: str | None, from_stdin: bool, file: Path | None) -> str:
 
 
 def _write_new(path: Path, data: bytes, *, mode: int) -> None:
-    """Write a file that does not exist yet: a key that is overwritten cannot be had back."""
+    """Write a file that does not exist yet: an overwritten key is lost for good."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
