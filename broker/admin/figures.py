@@ -113,6 +113,14 @@ class StoreSnapshot:
     has_snapshot_process: bool | None = None
     """Whether the process for snapshots runs; None where none is configured."""
     snapshot_process_restarts: int = 0
+    problem_count: int = 0
+    """How many problems `/health` names."""
+    is_refusing: bool = False
+    """Whether new messages are refused until there is room."""
+    disk_size_bytes: int | None = None
+    """Of the file system that the data folder is on; None where that cannot be told."""
+    disk_free_bytes: int | None = None
+    """What is free there for the service's user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +387,11 @@ INDEX_GAUGES: Final[tuple[Figure[TrackerStats], ...]] = (
     Figure(INDEX + "bucket_total", "Buckets, with the mutable one.", lambda stats: stats.bucket_total),
     Figure(INDEX + "loaded", "Indexes in memory.", lambda stats: stats.index_loaded),
     Figure(INDEX + "bucket_snapshot_size_bytes", "Bytes of all snapshots.", lambda stats: stats.snapshot_size_bytes),
+    Figure(
+        "postdate_delayed_snapshots_failing",
+        "Kinds of work on snapshots of which the last piece failed, and is tried again; `/health` names them.",
+        lambda stats: len(stats.failing),
+    ),
     Figure(
         "postdate_delayed_snapshots_unreadable",
         "Snapshots that could not be read several times in a row; `/health` names them.",

@@ -9,6 +9,7 @@ once each, on first use or by `survey_topics` after a start, and closed when nob
 
 import asyncio
 import logging
+import shutil
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -16,6 +17,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -263,6 +265,7 @@ class Service:
             except LedgerError as error:
                 log.warning("%s: cannot tell when messages are due: %s", topic.name, error)
         process = self._storage if isinstance(self._storage, SnapshotProcess) else None
+        disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
         chunks = stream_metrics(
             self.config.cluster_name,
             chain((topic.metrics() for topic in list(self.topics.values())), self.resting.figures),
@@ -274,6 +277,10 @@ class Service:
                 commits=self._store.committer.write_seconds,
                 has_snapshot_process=None if process is None else process.process_id is not None,
                 snapshot_process_restarts=0 if process is None else process.restarts,
+                problem_count=len(await self.problems()),
+                is_refusing=self.refusal is not None,
+                disk_size_bytes=disk_size_bytes,
+                disk_free_bytes=disk_free_bytes,
             ),
         )
         async for chunk in chunks:
@@ -509,6 +516,15 @@ def _service_url(host: str, scheme: str, port: int | None) -> str | None:
     if port is None:
         return None
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _disk_usage(folder: Path) -> tuple[int | None, int | None]:
+    """Give the size and the free bytes of a folder's file system, as far as that can be told."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None, None
+    return usage.total, usage.free
 
 
 def _default_policies(config: BrokerConfig) -> DelayedDeliveryPolicies:

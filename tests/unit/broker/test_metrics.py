@@ -251,6 +251,7 @@ def test_the_numbers_of_a_subscription() -> None:
         "postdate_delayed_reread_at_recovery_total": 77,
         "postdate_delayed_buckets_recovered_total": 3,
         "postdate_delayed_buckets_lost_total": 1,
+        "postdate_delayed_snapshots_failing": 0,
         "postdate_delayed_snapshots_unreadable": 0,
         "pulsar_subscription_msg_rate_out": 5,
         "pulsar_subscription_msg_throughput_out": 500,

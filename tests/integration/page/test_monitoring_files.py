@@ -1,0 +1,71 @@
+"""The dashboard and the alert rules ask for metrics and labels that a live service has."""
+
+import json
+import re
+import time
+import urllib.request
+from collections import defaultdict
+from importlib.resources import files
+from typing import Any
+
+import pulsar
+import pytest
+import yaml
+
+from tests.helpers.services.services import Service
+
+MONITORING = files("broker.monitoring")
+DASHBOARD = json.loads((MONITORING / "grafana_dashboard.json").read_text())
+ALERTS = yaml.safe_load((MONITORING / "prometheus_alerts.yml").read_text())["groups"][0]["rules"]
+PANELS = [one for one in DASHBOARD["panels"] if one["type"] != "row"]
+ASKED = [target["expr"] for panel in PANELS for target in panel["targets"]]
+ASKED += [one["definition"] for one in DASHBOARD["templating"]["list"] if "definition" in one]
+ASKED += [rule["expr"] for rule in ALERTS]
+METRIC = re.compile(r"\b((?:postdate|pulsar|process)_\w+)(?:\{([^}]*)\})?")
+
+
+@pytest.fixture(scope="module")
+def told(page_service: Service) -> dict[str, set[str]]:
+    """The labels of each metric of a service that has delivered a delayed message."""
+    client = pulsar.Client(page_service.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    consumer = client.subscribe("watched", "me", consumer_type=pulsar.ConsumerType.KeyShared)
+    producer = client.create_producer("watched")
+    producer.send(b"x", deliver_at=time.time_ns() // 1_000_000 + 200)
+    consumer.acknowledge(consumer.receive(10_000))
+    with urllib.request.urlopen(f"{page_service.web_url}/metrics") as reply:
+        lines = [line.decode() for line in reply if not line.startswith(b"#")]
+    client.close()
+    found: dict[str, set[str]] = defaultdict(set)
+    for line in lines:
+        found[re.split(r"[{ ]", line)[0]] |= {*re.findall(r'(\w+)="', line)}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_is_asked_for_is_there(told: dict[str, set[str]], asked: str) -> None:
+    metrics = METRIC.findall(asked)
+
+    assert metrics
+    grouped = {name for names in re.findall(r"\bby \(([^)]*)\)", asked) for name in names.split(", ")}
+    for name, matchers in metrics:
+        assert name in told
+        assert {*re.findall(r"(\w+)(?:=~|!~|!=|=)\"", matchers)} | grouped <= told[name], name
+
+
+def test_a_panel_has_a_place_of_its_own() -> None:
+    taken: dict[tuple[int, int], Any] = {}
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        for x in range(at["x"], at["x"] + at["w"]):
+            for y in range(at["y"], at["y"] + at["h"]):
+                assert taken.setdefault((x, y), panel["id"]) == panel["id"]
+    assert max(x for x, _ in taken) == 23
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in {"warning", "critical"}
+    assert {*rule} == {"alert", "expr", "for", "labels", "annotations"}
+    assert all(rule["annotations"][part] for part in ("summary", "description"))
