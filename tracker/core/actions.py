@@ -1,4 +1,4 @@
-"""What the core asks its shell to do, and what the shell reports back.
+"""Actions, which the core asks its shell to do, and events, which the shell reports back.
 
 An action names a bucket by its `serial`, which is never used twice in a tracker's life; so an answer that comes
 after the bucket has gone is recognised and ignored. Every action is answered by exactly one event: its own kind,
@@ -152,7 +152,7 @@ class PropertyPut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetadataRead:
-    """What a snapshot's metadata says of its segments."""
+    """The segments of a snapshot, from its metadata."""
 
     serial: int
     size_bytes: int
@@ -183,7 +183,7 @@ class PositionsRead:
     has_repeats: bool
     """Whether a position is in more than one of the segments."""
     position_sum: int
-    """What the positions of each segment add up to (`position_sums`); its rows must add up to the same."""
+    """The sum of the positions of each segment (`position_sums`); its rows must add up to the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,9 +1,9 @@
 """The buckets in order of what they hold up: heaps of barriers.
 
-Nothing is handed out past a row that is not loaded and could come before it. A bucket's barrier is the last row that
-may go before its next segment is loaded; it moves when one is. Its old entry stays in the heap then and is recognised
-as stale when it comes up, which is cheaper than looking at every bucket each time, and exact. A bucket that has held up
-others for long enough is waived, until its barrier moves or the clock is put back.
+No row is handed out while a row that is not loaded could come before it. A bucket's barrier is the last row that may go
+before its next segment is loaded; it moves when one is. Its old entry stays in the heap then and is recognised as stale
+when it comes up, which is cheaper than looking at every bucket each time, and exact. A bucket that has held up others
+for long enough is waived, until its barrier moves or the clock is put back.
 """
 
 import heapq
@@ -35,7 +35,7 @@ class Barriers:
         self._holding_up: list[tuple[RowKey, int]] = []
         """Those, and the ones that are being recovered; without those that are waived."""
         self.is_closed = False
-        """Nothing may be handed out at all: not every bucket has been opened yet."""
+        """No row may be handed out at all: not every bucket has been opened yet."""
 
     def note(self, bucket: Bucket) -> None:
         """Take a bucket's barrier as it is now; call whenever it has changed."""

@@ -31,7 +31,7 @@ from tracker.core.attempts import Attempts
 
 
 class BucketState(Enum):
-    """Where a bucket is in its life."""
+    """The states of a bucket."""
 
     SEALING = "sealing"
     """Its rows are in memory; the snapshot is being stored."""
@@ -44,13 +44,13 @@ class BucketState(Enum):
     SEALED = "sealed"
     """Snapshot and property are durable; segments are loaded when their time comes."""
     DISCARDED = "discarded"
-    """Nobody wants it any more, and a call in flight may still store its snapshot or its property."""
+    """The bucket is not needed any more, and a call in flight may still store its snapshot or its property."""
     DELETING = "deleting"
     """It is not served any more; the snapshot is being deleted."""
     UNREGISTERING = "unregistering"
     """The snapshot is gone; the property is being removed."""
     GONE = "gone"
-    """Nothing is left of it."""
+    """The bucket has been removed."""
 
 
 NEXT_STATES: Final[dict[BucketState, frozenset[BucketState]]] = {
@@ -73,7 +73,7 @@ NOT_SERVED: Final = frozenset(
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """What is known of one bucket."""
+    """One immutable bucket as the core knows it."""
 
     serial: int
     ledgers: LedgerRange
@@ -123,23 +123,23 @@ class Bucket:
     cached_bytes: int = 0
     """About how much memory they took at most."""
     was_cached: bool = False
-    """Whether anyone may have passed over its positions in the log, trusting that they come from here."""
+    """Whether a reader may have passed over its positions in the log, trusting that they come from here."""
     is_cache_used: bool = False
-    """Whether anyone has looked at the cached positions since `cache_used_ms`."""
+    """Whether the cached positions were looked at since `cache_used_ms`."""
     cache_used_ms: int = -1
     needs_positions: bool = False
     """Whether its segments hold rows that its bitmaps do not: then they cannot be loaded without these."""
     position_sum: int | None = None
-    """What the rows that are to come must add up to (`position_sums`), None where entry 0 was not asked."""
+    """The sum (`position_sums`) that the rows to come must have; None where entry 0 was not read."""
     read: ReadPositions | None = None
     """The read of its positions in flight."""
     read_attempts: Attempts = field(default_factory=Attempts)
     loaded_meanwhile: list[DelayedIndexes] = field(default_factory=list)
-    """What was loaded while that read was in flight."""
+    """Rows that were loaded while that read was in flight."""
     overlap_ms: int = -1
     """Rows up to this time may be handed out from elsewhere before they are loaded."""
 
-    # What follows from the fields.
+    # Properties computed from the fields.
 
     @property
     def is_served(self) -> bool:

@@ -1,13 +1,14 @@
 """When storage calls may start: how many at once, and how patiently after failures.
 
-There is one circuit breaker for each thing that can be down by itself: segments, metadata, other reads of the snapshot
+There is one circuit breaker for each part that can be down by itself: segments, metadata, other reads of the snapshot
 storage, creates, deletes (a full disk refuses the second alone), and the cursor's properties. After a few failures in a
-row it opens: one call at a time is let through, after a longer wait each time; the first success closes it. So what
-is down for an hour costs a handful of calls a minute, whatever number of buckets wait and whatever else goes well.
+row it opens: one call at a time is let through, after a longer wait each time; the first success closes it. So a
+storage that is down for an hour costs a handful of calls a minute, however many buckets wait and whichever other calls
+succeed.
 
-Where some buckets fail and others do not, each of the former waits by itself (`Attempts`). A failure says that a thing
-is down only if nothing has succeeded since the same bucket failed before; and while one call at a time is let through,
-who has failed least is tried first. So those that fail cannot keep the others from it.
+Where some buckets fail and others do not, each failing bucket waits by itself (`Attempts`). A failure counts against
+the breaker only if no call has succeeded since the same bucket failed before. While one call at a time is let through,
+the bucket that has failed least is tried first. So failing buckets cannot keep the others from the storage.
 """
 
 import heapq
@@ -92,7 +93,7 @@ class CircuitBreaker:
             return NEVER
         if not self.is_open:
             return attempts.at_ms
-        # A little less for who has failed less.
+        # A bucket that has failed less often waits a little less.
         wait_ms = self._wait_ms - self._wait_ms // (8 * (attempts.failures + 1))
         if not attempts.failures:
             wait_ms = min(wait_ms, self._first_try_wait_ms_max)
@@ -153,7 +154,7 @@ class CircuitBreaker:
 
 
 class CallQueue:
-    """The buckets whose state needs a call of one kind: who has failed least first, then in the order of coming.
+    """The buckets whose state needs a call of one kind, by number of failures, then in the order of coming.
 
     Args:
         breaker: When calls of this kind may start.
@@ -240,7 +241,7 @@ class CallQueue:
         return bucket if bucket is not None and bucket.work is None else None
 
     def check(self, buckets: Mapping[int, Bucket]) -> None:
-        """Assert that nobody is missing."""
+        """Assert that no bucket is missing."""
         assert self._buckets.keys() <= buckets.keys()
         queued = {serial for _, serial in (*self._ready, *self._waiting)}
         for serial, bucket in self._buckets.items():
@@ -250,12 +251,12 @@ class CallQueue:
 
 
 class Calls:
-    """The circuit breakers of one tracker, and who waits behind them."""
+    """The circuit breakers of one tracker, and the buckets that wait behind them."""
 
     def __init__(self, config: TrackerConfig, rng: Random, timers: Timers) -> None:
         self._timers = timers
         self.loads = CircuitBreaker(config, rng, FIRST_TRY_WAIT_MS_MAX, buckets_per_call=BUCKETS_PER_CALL)
-        """Segments; who waits for them is in the `LoadQueue`."""
+        """Segments; the buckets that wait for them are in the `LoadQueue`."""
         self.reads = CircuitBreaker(config, rng)
         """Positions, and the list of snapshots."""
         of_many = partial(CircuitBreaker, config, rng, buckets_per_call=BUCKETS_PER_CALL)
@@ -303,7 +304,7 @@ class Calls:
                 return self.reads
 
     def note_answered(self, call: Action | Event) -> None:
-        """Look again at who waits behind the breaker of an answered call."""
+        """Look again at the buckets that wait behind the breaker of an answered call."""
         breaker = self.breaker_of(call)
         if breaker is self.loads:
             self._timers.wake(Why.LOADS)

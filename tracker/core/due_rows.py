@@ -1,4 +1,4 @@
-"""What may be handed out next: rows in order of time, whatever their positions. Pulsar's two priority queues.
+"""The rows that may be handed out next, in order of time, without regard to positions. Pulsar's two priority queues.
 
 Rows are in several queues: the loaded ones (segments, and what was kept when a bucket left memory), the mutable
 bucket's, and one for each bucket whose snapshot is not durable yet, which leaves memory as a whole. They are read as
@@ -150,7 +150,7 @@ class DueRows:
             self.loaded.push_front(*rest)
 
     def note_taken(self, sources: Iterable[int] | None = None) -> None:
-        """Count again: rows of these were taken, or of nobody knows which."""
+        """Count again: rows of these sources were taken, or of unknown ones (None)."""
         changed = list(self._unsealed) if sources is None else [source for source in sources if source != MUTABLE]
         if sources is not None:
             self.popped.update(changed)

@@ -6,7 +6,7 @@
 
 A bucket is queued when its next segment begins soon, ready when there is room in memory for the rows, and in flight
 when the storage may be called. It takes each of these steps once a load, so many buckets cost no more each than few.
-While loads seem to be down, and one call at a time is sent, who has failed least goes first, room or not.
+While loads seem to be down, and one call at a time is sent, the bucket that has failed least goes first, room or not.
 
 Left out: what a load brings (`transitions.loading`).
 """
@@ -40,31 +40,31 @@ class LoadQueue:
         self._upcoming: list[tuple[RowKey, int]] = []
         """By barrier. As in the other heaps, entries of buckets that have gone on are left until they come up."""
         self._due: dict[int, Bucket] = {}
-        """What is queued, ready, in flight, waiting, or unknown, by serial."""
+        """The buckets that are queued, ready, in flight, waiting, or unknown, by serial."""
         self._queued: list[tuple[RowKey, int]] = []
         self._ready: list[tuple[RowKey, int]] = []
         self._tries: list[tuple[int, RowKey, int]] = []
-        """What is queued or ready, by failures."""
+        """The buckets that are queued or ready, by failures."""
         self._in_flight: set[int] = set()
         self._waiting: list[tuple[int, int]] = []
         """By when it may be tried again."""
         self.unknown: dict[int, Bucket] = {}
-        """Those that cannot be loaded before their positions are known."""
+        """The buckets that cannot be loaded before their positions are known."""
         self._row_counts: dict[int, int] = {}
         self.row_count = 0
-        """How many rows those bring that are ready or in flight."""
+        """How many rows the loads bring that are ready or in flight."""
         self.has_room_below = 0
         """Loads go on when fewer loaded rows than this are left; 0 while none waits for room."""
         self.blocked_at: RowKey | None = None
-        """Where all that can be handed out is up to this key, and a load waits for room: the load behind the key goes
-        on when nothing is left before it, whatever the room."""
+        """The last key that can be handed out while a load waits for room. The load that blocks hand-out there starts
+        when no row is left before the key, even when the row budget is used up."""
 
     @property
     def due_count(self) -> int:
         """How many buckets have a segment that begins soon."""
         return len(self._due)
 
-    # What happens to a bucket.
+    # Events of a bucket.
 
     def note(self, bucket: Bucket) -> None:
         """Take a bucket as it is now; call whenever something of it was loaded, and when it is served from segments."""
@@ -130,7 +130,7 @@ class LoadQueue:
         heapq.heappush(self._queued, (barrier, bucket.serial))
         heapq.heappush(self._tries, (bucket.load_attempts.failures, barrier, bucket.serial))
 
-    # What follows, in the order of a plan.
+    # Planning, in the order of a plan.
 
     def queue_due(self, through_ms: int, now_ms: int) -> None:
         """Queue what begins up to a time, and what may be tried again; set the timer for what comes next."""

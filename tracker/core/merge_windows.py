@@ -12,7 +12,7 @@ ones; then the cheapest window of up to four buckets is merged, which is Pulsar'
 
 With a limit of 10 that writes a row 7 times at 2,000 one-message ledgers and 10 times at 10,000. At every limit from 5
 on it stays below 2 log2(N) for every mix of sizes tried; `tests/property/tracker/test_tracker_merging.py` holds it to
-that. A limit of 1 to 3 must cost more from some N on, whatever is chosen; `benchmarks/results/merge-curve.txt` has the
+that. A limit of 1 to 3 must cost more from some N on with any choice; `benchmarks/results/merge-curve.txt` has the
 least that is possible beside what the tracker writes.
 """
 

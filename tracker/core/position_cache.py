@@ -1,14 +1,14 @@
-"""Of which buckets the positions in unloaded segments are wanted, and which are in memory.
+"""The cache of positions in unloaded segments: the buckets for which it is wanted, and those for which it is filled.
 
-Nothing in memory says which positions a bucket's segments hold. Whoever reads its part of the log (after a start, or
-behind a backlog) has to know, and says so. Then the bitmaps of its unloaded segments are read, and stay in the cache
-until nobody has looked at them for a while.
+A tracker does not keep in memory which positions a bucket's segments hold. A reader of its part of the log (after a
+start, or behind a backlog) has to know them, and says so. Then the bitmaps of its unloaded segments are read. They stay
+in the cache until they have not been looked at for a while.
 
-The cache is bounded, but a question about one ledger needs all buckets that have it at the same time, whatever they
-take. So none of them is evicted while another one with a ledger in common is still to be read; and where there has been
-no room for long, the one that has waited longest is read all the same, with all that overlap with it.
+The cache is bounded, but a question about one ledger needs all buckets that have it at the same time, even beyond the
+bound. So a bucket is not evicted while another one with a ledger in common is still to be read. Where there has been no
+room for long, the bucket that has waited longest is read all the same, with all that overlap with it.
 
-Here is who is wanted and who is cached; the positions are the bucket's own (`transitions.caching`).
+Left out: the cached positions, which are the bucket's own (`transitions.caching`).
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ from tracker.core.bucket import Bucket, BucketState
 from tracker.core.timers import Timers, Why
 
 CACHED_FOR_MS: Final = 10_000
-"""Positions stay in the cache for so long after someone has looked at them."""
+"""Positions stay in the cache for so long after the last question about them."""
 
 CACHED_FOR_MS_WHEN_FULL: Final = 1_000
 """The same, while others wait for room."""
@@ -31,7 +31,7 @@ CACHED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Cached bitmaps take so much memory together; beyond it, others wait for a while."""
 
 FULL_FOR_MS_MAX: Final = 2 * CACHED_FOR_MS_WHEN_FULL
-"""Who still waits when it was full for so long does not wait for room any more."""
+"""A bucket that still waits after the cache was full for so long is read even without room."""
 
 READS_IN_FLIGHT_MAX: Final = 4
 """Each holds the whole metadata of a snapshot for a moment."""
@@ -45,7 +45,7 @@ class PositionCache:
     Args:
         timers: Is told when a read may start, and when to evict.
         keeps_all: Every bucket's positions are to be cached, always; memory is not bounded then.
-        bytes_max: What cached bitmaps may take.
+        bytes_max: Memory that cached bitmaps may take.
     """
 
     def __init__(self, timers: Timers, *, keeps_all: bool, bytes_max: int) -> None:
@@ -53,7 +53,8 @@ class PositionCache:
         self.keeps_all = keeps_all
         self._bytes_max = bytes_max
         self.buckets: dict[int, Bucket] = {}
-        """Those whose positions are cached, by serial; with some whose are not any more, until the next look."""
+        """Buckets whose positions are cached, by serial; also some that are not cached any more, until the next
+        look."""
         self._wanted: dict[int, Bucket] = {}
         """By serial, in the order in which they were wanted."""
         self._readable: dict[int, Bucket] = {}
@@ -96,7 +97,7 @@ class PositionCache:
             self._timers.wake(Why.CACHE)
 
     def pass_on(self, sources: Iterable[Bucket], target: Bucket) -> None:
-        """Let whoever wants a merge's sources wait for its target."""
+        """Note that a merge's target is wanted if one of its sources is."""
         if self.keeps_all or any(source.serial in self._wanted for source in sources):
             self._wanted[target.serial] = target
 
@@ -178,7 +179,7 @@ class PositionCache:
 
     @property
     def cached_for_ms(self) -> int:
-        """How long positions stay that nobody looks at."""
+        """How long positions stay that are not looked at."""
         return CACHED_FOR_MS if self._full_since_ms is None else CACHED_FOR_MS_WHEN_FULL
 
     def needed(self) -> Callable[[LedgerRange], bool]:

@@ -1,4 +1,4 @@
-"""What can be asked of a tracker's state. A question changes nothing; who wants something says so.
+"""The questions that a tracker's state answers. A question changes nothing; a wish is a call of its own (`want`).
 
 Row queues and heaps may put their insides in order when they are looked at; what they hold stays the same.
 """
@@ -120,7 +120,7 @@ def first_due_ms(state: TrackerState, now_ms: int) -> int | None:
 
 
 def hand_out_through(state: TrackerState, now_ms: int) -> RowKey:
-    """Return the last row that may be handed out: what is due, before whatever may be in a segment not loaded."""
+    """Return the last row that may be handed out: it is due, and before all rows that a segment not loaded may have."""
     return min(last_key_at(state.due_through_ms(now_ms)), state.barriers.barrier)
 
 
@@ -215,11 +215,11 @@ def unsettled_count(state: TrackerState) -> int:
 def next_wakeup_ms(state: TrackerState, now_ms: int, latest_ms: int) -> int:
     """Return when to look again if nothing happens before, `NEVER` if nothing will ever come.
 
-    What is due already is no reason to wake up: whoever was told of it will ask for it. But it is due no more when the
-    clock is put back, so somebody has to look some time: that is `latest_ms`.
+    A row that is due already is no reason to wake up: the dispatcher was told of it and will poll. It is due no more
+    when the clock is put back, so the tracker looks again at `latest_ms` at the latest.
     """
     wakeup_ms = state.timers.next_ms
-    # Rows of messages that are tracked no more wake nobody.
+    # Stale rows are no reason to wake up.
     next_ms = state.rows.next_ms if state.positions else NEVER
     if next_ms <= state.barriers.barrier.deliver_at_ms:
         wakeup_ms = min(wakeup_ms, next_ms if next_ms > now_ms else latest_ms)

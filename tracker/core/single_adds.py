@@ -1,8 +1,8 @@
 """Messages of one ledger that were added one by one, until they are put among the rows together.
 
 A row that gets into a bitmap and into a queue by itself costs a microsecond; a few hundred at once cost a tenth of that
-each. Nothing is decided here: the core has settled for every row that it is tracked, and for how many there is room;
-they are taken over before anything is asked but whether one of them is tracked.
+each. No decision is made here: the core has settled that each row is tracked, and how many there is room for. The rows
+are taken over before any question is answered, but for the question whether one of them is tracked.
 """
 
 from array import array
@@ -40,17 +40,18 @@ class SingleAdds:
         self.deliver_at_ms: list[int] = []
         self.entry_ids: list[int] = []
         self._known: set[int] = set()
-        """The first so many of the entry ids, as somebody has asked for one of them."""
+        """The first so many of the entry ids, collected at the first question about one of them."""
         self._known_count = 0
         self._counted: set[int] = set()
-        """The same for whoever has asked for their number."""
+        """The same for questions about their number."""
         self._counted_count = self._new_count = 0
 
     def new_count(self, tracked: BitMap | None) -> int:
         """Return how many positions they have that are not tracked before; O(1), spread over all questions.
 
         Args:
-            tracked: What is tracked of their ledger in the mutable bucket; the same as long as they are not taken.
+            tracked: The tracked entries of their ledger in the mutable bucket; the same as long as the adds are not
+                taken.
         """
         for entry_id in self.entry_ids[self._counted_count :]:
             if entry_id not in self._counted:

@@ -1,4 +1,4 @@
-"""All that a tracker's core knows, in one place. `transitions` changes it, and nobody else.
+"""All that a tracker's core knows, in one place. Only `transitions` changes it.
 
     mutable     the bucket that takes what is added                  (PIP-195's last mutable bucket)
     buckets     the immutable ones, by serial, each with its state    `bucket`
@@ -10,7 +10,8 @@
     calls       when the storage may be called                        `circuit_breakers`
     timers      what to look at, and when                             `timers`
 
-What is kept beside what it follows from has one function that keeps it, and `checks` compares it with the slow way.
+A value that is kept beside the state it follows from has one function that updates it; `checks` compares it with a slow
+computation.
 """
 
 import heapq
@@ -51,7 +52,7 @@ class MutableBucket:
     ledger_id: int = NO_LEDGER
     """Of what was added last."""
     singles: SingleAdds = field(default_factory=SingleAdds)
-    """What was added one by one and is not among the rows yet."""
+    """Messages that were added one by one and are not among the rows yet."""
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class Merging:
     """The merge that is under way, and those to come."""
 
     target: Bucket | None = None
-    """What was merged last, or is being merged: then it has sources."""
+    """The bucket that is being merged, which has sources, or the one that was merged last."""
     planned: deque[list[int]] = field(default_factory=deque)
     """The serials of buckets that are to be merged after those, where many merges were decided on together."""
     attempts: Attempts = field(default_factory=Attempts)
@@ -73,7 +74,7 @@ class OrphanSearch:
     in_flight: ListSnapshots | None = None
     attempts: Attempts = field(default_factory=Attempts)
     malformed_ids: frozenset[int] = frozenset()
-    """Snapshots that malformed properties seem to name: nobody's to delete."""
+    """Snapshots that malformed properties seem to name; they are never deleted."""
 
 
 @dataclass(slots=True)
@@ -90,7 +91,7 @@ class Recovery:
 
 @dataclass(slots=True)
 class Reports:
-    """What the core has found out and nobody has taken yet."""
+    """News of the core that the shell has not taken yet."""
 
     untracked: dict[int, BitMap] = field(default_factory=dict)
     """Positions that a lost bucket tracked; they are to be read from the log again."""
@@ -120,7 +121,7 @@ class TrackerState:
         """How early rows count as due."""
         row_count_max = config.index_count_per_bucket_max
         if row_count_max == UNLIMITED:
-            # What rows without a snapshot may take is a limit for a ledger that never ends, too.
+            # The limit of rows without a snapshot holds for a ledger that never ends, too.
             row_count_max = max(config.index_count_per_bucket_min, config.unsealed_row_count_max)
         self.mutable = MutableBucket(row_count_max)
         self.buckets: dict[int, Bucket] = {}
@@ -156,7 +157,7 @@ class TrackerState:
         """For which buckets a kind of action has failed; also for some that succeeded, or are gone, since."""
         self._unloaded_count: int | None = None
 
-    # What is asked of all of it.
+    # Questions about the whole state.
 
     def due_through_ms(self, now_ms: int, ahead_ms: int = 0) -> int:
         """Return the last time that counts as due, now or so long ahead of now."""

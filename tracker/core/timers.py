@@ -1,8 +1,8 @@
-"""What the core has to look at, and when: one queue of (when, why).
+"""The core's timers: one queue of (when, why).
 
-A transition that leaves something to be done says why and when it can be done, `AT_ONCE` or at a time. `planning`
-takes what has come due and looks at it; what is wanted then follows from the state. A reason that is set twice comes
-once, at the earlier time. So there is no flag to be put right, and nothing to be done means that no time is set.
+A transition that leaves something to be done says why and when it can be done, `AT_ONCE` or at a time. `planning` takes
+the reasons that have come due; the actions then follow from the state. A reason that is set twice comes once, at the
+earlier time. So there is no flag to be put right, and without work to do no time is set.
 """
 
 from enum import IntEnum

@@ -2,7 +2,7 @@
 
 A position with a row in memory has a bit here, with the rows that it belongs to: loaded, mutable, or of one bucket
 whose snapshot is not durable. A row without a bit is stale. It is handed out if any of them has its bit, and then none
-has it any more. Of the segments that are not loaded nothing is here but what must not come back from them:
+has it any more. Of the segments that are not loaded, only the positions that must not come back from them are here:
 
     in memory        one bit a position, until it is handed out, refused, acknowledged or trimmed
     cached           the positions of a bucket's unloaded segments, while somebody reads its part of the log (`cache`)
@@ -44,22 +44,23 @@ class TrackedPositions:
         self._taken_count = 0
         self.mutable = PositionSet()
         self.unsealed: dict[int, PositionSet] = {}
-        """Of buckets whose snapshot is not durable, by serial."""
+        """Positions of buckets whose snapshot is not durable, by serial."""
         self.first_ledger_id = -1
         """Ledgers below this one are of no interest any more: the cursor is past them."""
         self.overlapping = LedgerRanges()
         """Ranges of which something may be handed out that a bucket has in a segment that is not loaded, by serial."""
         self.handed_out: dict[int, BitMap] = {}
-        """What was handed out or refused of overlapping ranges, by ledger."""
+        """Positions of overlapping ranges that were handed out or refused, by ledger."""
         self.refused: dict[int, BitMap] = {}
-        """What was refused, by ledger, and may still have a row in a queue: that is dropped when it is added again."""
+        """Refused positions that may still have a row in a queue, by ledger: the row is dropped when they are added
+        again."""
         self._acknowledged_in = acknowledged_in
 
     # Asking.
 
     @property
     def loaded(self) -> PositionSet:
-        """Those of loaded rows."""
+        """Positions of loaded rows."""
         if self._taken_count:
             self._forget_taken()
         return self._loaded
@@ -143,7 +144,7 @@ class TrackedPositions:
         return True
 
     def may_be_acknowledged_in(self, ledgers: LedgerRange) -> bool:
-        """Whether something of a range may be trimmed or acknowledged; of a wide range nobody looks."""
+        """Whether something of a range may be trimmed or acknowledged; True for every wide range."""
         first, last = ledgers
         if first < self.first_ledger_id or last - first >= _LEDGERS_LOOKED_AT_MAX:
             return True

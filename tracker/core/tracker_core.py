@@ -1,4 +1,4 @@
-"""The core of the bucket tracker as its shell sees it: operations, questions, answers in, actions out.
+"""The core of the bucket tracker as its shell sees it: operations, questions, events in, actions out.
 
 Synchronous and deterministic: the same calls give the same state and the same actions. Time arrives as `now_ms`,
 storage arrives as events, work leaves as actions; the shell (`shell.bucket_tracker`) runs them.
@@ -6,8 +6,8 @@ storage arrives as events, work leaves as actions; the shell (`shell.bucket_trac
     add ──► mutable bucket ──seal──► immutable buckets with segments ──load──► due rows ──► pop_due
                                       merge, delete, recover
 
-After any call, if `has_work`, call `plan` and start the actions it gives. What is known is in `state`, what changes it
-in `transitions`, what can be asked in `questions`. Questions change nothing: who reads a ledger says so by `want`.
+After any call, if `has_work`, call `plan` and start the actions it gives. `state` holds everything that is known,
+`transitions` change it, and `questions` read it. Questions change nothing: a reader of a ledger says so by `want`.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,8 @@ from tracker.core.transitions import adding, caching, deleting, handing_out, pla
 _ENTRY_ID_BITS = ENTRY_ID_MAX.bit_length()
 _TIME_BITS = LATEST_MS.bit_length() - 1
 _IS_ODD = (False, True)
-"""By what is left of a number behind its bits: 0, or -1 of a negative one. Columns are no index, whatever they hold."""
+"""Indexed by the bits of a number above the allowed ones: 0, or -1 of a negative one. An array is no index, and
+raises."""
 
 
 class TrackerCore:
@@ -43,10 +44,10 @@ class TrackerCore:
 
     Args:
         config: How buckets are sealed, cut, loaded and merged.
-        acknowledged_in: What is acknowledged of a ledger.
+        acknowledged_in: Gives the acknowledged entries of a ledger.
         rng: For the jitter of retries.
         keeps_positions: Whether all that is tracked is to be known at any time.
-        cached_bytes_max: What positions of segments that are not loaded may take in memory.
+        cached_bytes_max: Memory that positions of segments that are not loaded may take.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class TrackerCore:
         a merge) it counts twice until one of the two is loaded. What was acknowledged or trimmed in segments that are
         not loaded counts until their bitmaps are read, which begins by itself.
         """
-        # Nobody has to wait until what was added one by one is among the rows.
+        # The answer does not wait until the single adds are among the rows.
         tracked = self._state.positions.mutable.bitmaps.get(self._singles.ledger_id)
         return questions.message_count(self._state) + self._singles.new_count(tracked)
 
@@ -234,11 +235,11 @@ class TrackerCore:
     # Wanting and taking.
 
     def want(self, ledger_id: int) -> None:
-        """Note that somebody reads a ledger: what is tracked in it is to be known, and to stay so for a while."""
+        """Note that a reader has come to a ledger: its tracked positions are to be known for a while."""
         caching.want_ledger(self._state, ledger_id)
 
     def evict_positions(self) -> None:
-        """Forget the cached positions of unloaded segments at once; who reads their ledgers wants them again."""
+        """Forget the cached positions of unloaded segments at once; a reader of their ledgers wants them again."""
         caching.evict_all(self._state)
 
     def take_untracked(self) -> Mapping[int, BitMap]:
@@ -326,8 +327,8 @@ class TrackerCore:
     def next_wakeup_ms(self, *, now_ms: int) -> int | None:
         """Return when to look again if nothing happens before: a message comes due, or work can go on.
 
-        What is due already is no reason to wake up: whoever was told of it will ask for it. But it is due no more when
-        the clock is put back, so somebody has to look some time: that is `LATEST_MS`.
+        A row that is due already is no reason to wake up: the dispatcher was told of it and will poll. It is due no
+        more when the clock is put back, so the tracker looks again at `LATEST_MS` at the latest.
         """
         wakeup_ms = questions.next_wakeup_ms(self._whole(), now_ms, LATEST_MS)
         return None if wakeup_ms == NEVER else wakeup_ms

@@ -1,4 +1,4 @@
-"""What changes a tracker's state: one file for each part of PIP-195's sentence, and the table of all that can happen.
+"""The functions that change a tracker's state: a file for each part of PIP-195's sentence, and the table of all events.
 
     adding         what is added goes into the mutable bucket, or is refused
     sealing        it becomes an immutable bucket with a snapshot of segments

@@ -1,4 +1,4 @@
-"""The mutable bucket: what is added, and what is refused because it is due.
+"""The mutable bucket: messages are added to it, or refused because they are due.
 
 PIP-195's last mutable bucket: it is sealed when a new ledger begins and it has enough rows, or when it has as many as
 it may. It takes late ledgers too, so that every row gets into a snapshot in the end; ranges may overlap.
@@ -85,7 +85,7 @@ def _make_room(state: TrackerState, ledger_id: int) -> int:
 
 
 def refuse(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
-    """Forget messages that are due when they are offered: whoever offered them delivers them.
+    """Forget messages that are due when they are offered: the dispatcher that offered them delivers them.
 
     A bucket that may have one of them in a segment that is not loaded must not bring it again.
     """

@@ -18,7 +18,7 @@ from tracker.core.transitions.overlapping import note_overlap
 
 
 def want_ledger(state: TrackerState, ledger_id: int) -> None:
-    """Note that somebody reads a ledger: what is tracked in it is to be known, and stay so for a while."""
+    """Note that a reader has come to a ledger: its tracked positions are to be known for a while."""
     for serial in state.ranges.covering(ledger_id):
         want(state, state.buckets[serial])
 
@@ -45,7 +45,7 @@ def put_into_cache(state: TrackerState, bucket: Bucket, positions: PositionSet) 
 
 
 def cache_if_there_is_room(state: TrackerState, bucket: Bucket, positions: PositionSet) -> None:
-    """Keep positions that nobody has asked for, and that happen to be known."""
+    """Keep positions that were not asked for, but happen to be known."""
     has_room = state.cache.keeps_all or state.cache.has_room(positions.size_bytes())
     if bucket.has_unloaded and has_room:
         put_into_cache(state, bucket, positions)
@@ -71,7 +71,7 @@ def start_reads(state: TrackerState, now_ms: int) -> Iterator[ReadPositions]:
 
 
 def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_ms: int) -> None:
-    """What the bucket tracks is known: its part of the log may be read."""
+    """The bucket's tracked positions are known: its part of the log may be read."""
     del now_ms
     if bucket.read is None or bucket.read.first_segment != event.first_segment:
         return
@@ -90,7 +90,7 @@ def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_
     drop_read(bucket)
     bucket.read_attempts.reset()
     put_into_cache(state, bucket, known)
-    # What has a loaded row is counted there: after a merge, some rows are loaded again.
+    # A position with a loaded row is counted there: after a merge, some rows are loaded again.
     bucket.unloaded_count = known.count - known.common_count(state.positions.loaded)
 
 
@@ -129,12 +129,12 @@ def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
 
 
 def evict(state: TrackerState, now_ms: int) -> None:
-    """Forget positions that nobody has looked at for a while."""
+    """Forget positions that have not been looked at for a while."""
     cache = state.cache
     is_needed = cache.needed()
     has_evicted = False
     for serial, bucket in list(cache.buckets.items()):
-        # Who reads a ledger needs all that have it.
+        # A reader of a ledger needs all buckets that have it.
         if bucket.is_cache_used or is_needed(bucket.ledgers):
             bucket.is_cache_used, bucket.cache_used_ms = False, now_ms
         # A clock that is put back must not make it longer.
@@ -152,7 +152,7 @@ def evict(state: TrackerState, now_ms: int) -> None:
 
 
 def evict_all(state: TrackerState) -> None:
-    """Forget all cached positions at once, as if nobody had looked at them for long."""
+    """Forget all cached positions at once, as if they had not been looked at for long."""
     for serial, bucket in list(state.cache.buckets.items()):
         if not state.cache.keeps_all and not bucket.needs_positions:
             bucket.cached = None

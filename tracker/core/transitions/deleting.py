@@ -140,14 +140,14 @@ def on_property_removed(state: TrackerState, bucket: Bucket, event: PropertyRemo
 
 
 def on_discarded_stored(state: TrackerState, bucket: Bucket, event: object, now_ms: int) -> None:
-    """A snapshot or a property that nobody wants any more is there after all."""
+    """The snapshot or the property of a discarded bucket was stored after all."""
     del now_ms
     bucket.bucket_id = getattr(event, "bucket_id", bucket.bucket_id)
     move(state, bucket, BucketState.DELETING)
 
 
 def on_discarded_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now_ms: int) -> None:
-    """Nothing was stored, or the search for orphans finds it; a property may be written, so it is removed."""
+    """The snapshot was not stored, or the search for orphans finds it; a property may be written, so it is removed."""
     del event, now_ms
     move(state, bucket, BucketState.GONE if bucket.bucket_id is None else BucketState.DELETING)
 
@@ -178,7 +178,7 @@ def want_search(state: TrackerState) -> None:
 
 
 def on_listed(state: TrackerState, event: SnapshotsListed, now_ms: int) -> None:
-    """Delete what nobody owns."""
+    """Delete the snapshots without an owner."""
     orphans = state.orphans
     orphans.in_flight = None
     orphans.attempts.reset()

@@ -1,4 +1,4 @@
-"""What is due is handed out in order of time, then position: each position once."""
+"""Due rows are handed out in order of time, then position: each position once."""
 
 import numpy as np
 

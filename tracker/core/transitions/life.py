@@ -1,4 +1,4 @@
-"""How a bucket comes, moves from state to state, and goes, and who is told of it."""
+"""The life of a bucket: how it comes, moves from state to state, and goes, and which parts of the state are updated."""
 
 import heapq
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def move(state: TrackerState, bucket: Bucket, to: BucketState) -> None:
     join_queue(state, bucket)
     note_change(state, bucket)
     state.note_counts_changed()
-    # What is at rest may be merged, and when nothing is created any more, snapshots may be listed.
+    # A bucket at rest may be merged, and when no snapshot is being created any more, snapshots may be listed.
     for why in (Why.MERGE, Why.ORPHANS):
         state.timers.wake(why)
 

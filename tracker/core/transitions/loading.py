@@ -20,7 +20,7 @@ def start_loads(state: TrackerState, now_ms: int) -> Iterator[LoadSegments]:
     through_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
     loads.queue_due(through_ms, now_ms)
     # Each bucket's share, so that all that are due are loaded side by side: with more, hand-out would wait for one of
-    # them, and the others have rows that nobody may have yet.
+    # them, and the others have rows that may not be handed out yet.
     row_count_max = min(LOAD_ROW_COUNT_MAX, state.config.loaded_row_count_max // max(1, loads.due_count))
     room = state.config.loaded_row_count_max - len(state.rows.loaded)
     for bucket in loads.take_queued(room):

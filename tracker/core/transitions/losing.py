@@ -1,8 +1,8 @@
-"""A snapshot that is gone, or does not hold what it says: what it tracked is read from the log again.
+"""Lost snapshots: one is gone, or contradicts its metadata. Its positions are read from the log again.
 
-Ground truth is the log, so nothing is patched. Where nobody could know a bucket's positions, nobody has passed over
-them in the log: being readable is enough. Otherwise they are reported, or the bucket's range where they are not known
-now. What is loaded of it stays.
+Ground truth is the log, so a snapshot is never patched. Where a bucket's positions were never known, no reader has
+passed over them in the log: it is enough that they can be read. Otherwise the positions are reported, or the bucket's
+range where they are not known now. Rows that are loaded stay.
 """
 
 from pyroaring import BitMap
@@ -23,7 +23,7 @@ def give_up(state: TrackerState, bucket: Bucket, reason: str) -> None:
 
 
 def report_missing_rows(state: TrackerState, bucket: Bucket) -> None:
-    """Have read again what entry 0 names and no row has: whoever took it for tracked has passed over it."""
+    """Have positions read again that entry 0 names and no row has: a reader has passed over them as tracked."""
     if bucket.cached is not None:
         count = _report_cached(state, bucket)
         if count:

@@ -71,7 +71,7 @@ def _sources_to_merge(state: TrackerState) -> list[Bucket]:
 def _may_merge(state: TrackerState, bucket: Bucket) -> bool:
     """Whether a bucket is at rest; where all positions are kept, also whether its own are known already.
 
-    Otherwise the target would know none, and which of them somebody has passed over would be forgotten.
+    Otherwise the target would know none, and the core would forget which of them a reader has passed over.
     """
     is_known = bucket.is_known or not state.cache.keeps_all
     return bucket.state is BucketState.SEALED and not bucket.is_merge_barred and is_known
@@ -133,7 +133,7 @@ def take_over(state: TrackerState, target: Bucket) -> None:
     target.was_cached = any(source.was_cached for source in sources)
     overlap_ms = max(max(source.last_loaded_ms, source.overlap_ms) for source in sources)
     state.cache.pass_on(sources, target)
-    # What a source has loaded is left out: its rows stay, and those of the target are dropped when they come.
+    # The loaded rows of a source are left out: they stay, and those of the target are dropped when they come.
     cached = [source.cached for source in sources if source.has_unloaded]
     for source in sources:
         remove(state, source)

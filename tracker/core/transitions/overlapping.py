@@ -1,8 +1,9 @@
-"""Which buckets' unloaded rows may be handed out from elsewhere, so that what is handed out has to be remembered.
+"""Overlap: the buckets whose unloaded rows may be handed out from elsewhere, so that hand-outs have to be remembered.
 
-A row of a segment that is not loaded has no bit that could be cleared. Nearly always none is needed, since nobody else
-has its position. Where somebody may (ranges that overlap, a late message within a sealed range, a merge that is under
-way), what is handed out of the range is remembered, and rows of these positions are dropped when they are loaded.
+A row of a segment that is not loaded has no bit that could be cleared. Nearly always none is needed, since no other
+bucket has its position. Where another one may have it (ranges that overlap, a late message within a sealed range, a
+merge that is under way), positions that are handed out of the range are remembered, and their rows are dropped when
+they are loaded.
 """
 
 from collections.abc import Iterable
@@ -37,7 +38,7 @@ def note_change(state: TrackerState, bucket: Bucket) -> None:
 
 
 def refresh(state: TrackerState) -> None:
-    """Forget what nobody needs any more."""
+    """Forget the remembered positions of ranges that overlap no more."""
     changed, state.overlaps_changed = state.overlaps_changed, set()
     for serial in changed:
         ledgers, bucket = state.overlapped[serial], state.buckets.get(serial)

@@ -1,7 +1,7 @@
-"""What has come due is looked at, and gives the actions to start.
+"""Planning: timers that have come due become the actions to start.
 
-Nothing is remembered between two looks but the state: a retry is nothing special (the state still wants its call), and
-no chain of callbacks has to survive a failure.
+Only the state is remembered between two plans. So a retry is no special case (the state still wants its call), and no
+chain of callbacks has to survive a failure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ from tracker.core.transitions.overlapping import refresh
 from tracker.core.transitions.recovering import open_some
 
 _LOOKS_MAX: Final = 3
-"""What one look has caused is looked at in the same turn, but not for ever."""
+"""Reasons that a plan itself has caused are looked at in the same turn, but only so many rounds."""
 
 ACTION_OF_STATE: Final[Mapping[BucketState, type[Action]]] = {
     BucketState.SEALING: PersistBucket,
@@ -87,7 +87,7 @@ def set_lead(state: TrackerState, lead_ms: int) -> None:
 
 
 def _look(state: TrackerState, why: Why, now_ms: int) -> Iterator[Action]:
-    """Do what a reason asks for, and yield the actions that follow; whoever has to wait sets the timer again."""
+    """Do what a reason asks for, and yield the actions that follow; a reason that has to wait sets its timer again."""
     calls = state.calls
     match why:
         case Why.RECOVERY:
@@ -144,7 +144,7 @@ def _action_of(state: TrackerState, bucket: Bucket, now_ms: int) -> Action:
         bucket.has_property = True
         return PutProperty(bucket.serial, bucket.key, bucket.bucket_id)
     if bucket.state is BucketState.DELETING:
-        # What nobody has read yet may be another cursor's, whatever the property says.
+        # A snapshot that was not read yet may be another cursor's, even if the property names it.
         return DeleteSnapshot(
             bucket.serial, bucket.bucket_id, is_own=bucket.table is not None or not bucket.has_property
         )

@@ -22,7 +22,7 @@ def seal(state: TrackerState) -> None:
     """Freeze the mutable bucket's rows; sorting, encoding and storing happen elsewhere."""
     mutable = state.mutable
     if mutable.first_ledger_id < state.positions.first_ledger_id:
-        # What was added although the cursor was past it is acknowledged, and no row of it would be loaded again.
+        # Rows that were added although the cursor was past them are acknowledged, and would never be loaded again.
         state.positions.drop_below(state.positions.first_ledger_id)
     if state.positions.mutable.count:
         _freeze(state, LedgerRange(mutable.first_ledger_id, mutable.last_ledger_id))
@@ -93,7 +93,7 @@ def _leave_memory(state: TrackerState, bucket: Bucket, now_ms: int) -> None:
     """Keep the rows that are due soon, and whole spans of them."""
     horizon_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
     if bucket.serial in state.rows.popped:
-        # What was handed out before the clock was put back must not come again.
+        # Rows that were handed out before the clock was put back must not come again.
         horizon_ms = max(horizon_ms, state.rows.unsealed[bucket.serial].next_ms)
     bucket.loaded_spans = bucket.spans_through(horizon_ms)
     kept = bucket.next_segment_ms

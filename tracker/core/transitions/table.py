@@ -5,7 +5,7 @@ of an action; the failures have the name of the action. The state GONE has no co
 there any more is late, and ignored.
 
     NEVER   No state that leads here starts this call: to meet it is a defect.
-    LATE    A call of an earlier state came back after the bucket was removed: nobody wants the answer.
+    LATE    A call of an earlier state came back after the bucket was removed: the answer is ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -144,15 +144,15 @@ def _note_call(state: TrackerState, event: Event, now_ms: int) -> None:
     else:
         breaker.failed(attempts, now_ms)
     if isinstance(action, PersistBucket | MergeBuckets):
-        # It may have been stored all the same, under an id that nobody knows, or be stored yet: a storage that did not
-        # answer may still have the call.
+        # The snapshot may have been stored all the same, under an unknown id, or be stored later: a storage that did
+        # not answer may still have the call.
         want_search(state)
         state.timers.at(Why.LATE_ORPHANS, now_ms + state.config.operation_timeout_ms)
     state.calls.note_answered(action)
 
 
 def _backoff_of(state: TrackerState, call: Action | Event) -> Attempts:
-    """Return what is known of failures of a call; nothing if nobody waits for it any more."""
+    """Return the failures of a call so far; none if no bucket waits for it any more."""
     if isinstance(call, ListSnapshots | SnapshotsListed):
         return state.orphans.attempts
     if isinstance(call, MergeBuckets):
