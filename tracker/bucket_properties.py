@@ -1,7 +1,7 @@
-"""What a cursor's properties say about buckets.
+"""The cursor properties that name buckets: reading them.
 
-The properties are the list of snapshots: `#pulsar.internal.delayed.bucket_<first>_<last>` = snapshot id. What
-cannot be understood is reported and left alone, so that it costs only itself.
+The properties are the list of snapshots: `#pulsar.internal.delayed.bucket_<first>_<last>` = snapshot id. A property
+that cannot be parsed is reported and left alone, so that it costs only its own bucket.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class BucketProperties:
 
     @property
     def malformed_ids(self) -> list[int]:
-        """Snapshot ids that malformed properties seem to name; nobody should take them for orphans."""
+        """Snapshot ids that malformed properties seem to name; they are no orphans."""
         ids = map(parse_bucket_id, self.malformed.values())
         return [bucket_id for bucket_id in ids if bucket_id is not None]
 

@@ -1,4 +1,4 @@
-"""What can be set about delayed delivery: Pulsar's keys with Pulsar's defaults, and ours.
+"""The configuration of delayed delivery: Pulsar's keys with Pulsar's defaults, and ours.
 
 `metadata["key"]` on a field is its key in `config/broker.conf`. Inside, every time is in milliseconds; where the
 file's unit is another one, `metadata["scale"]` is what one unit of the file is in ours.
@@ -97,7 +97,7 @@ class TrackerConfig:
     is_index_shared: bool = field(default=False, metadata={"key": "delayedDeliverySharedIndexEnabled"})
     """Whether all subscriptions of a topic share one index (PIP-195, optional part); see `shared_index`.
 
-    It costs what one subscription's costs, whatever their number. Bucket tracker only. Default off.
+    It costs what one subscription's costs, however many there are. Bucket tracker only. Default off.
     """
 
     prefetch_ms: int = field(default=5_000, metadata={"key": "delayedDeliverySegmentPrefetchMillis"})

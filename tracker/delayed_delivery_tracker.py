@@ -25,7 +25,7 @@ ScheduledMessages = DelayedIndexes
 
 
 class TrackedCursor(Protocol):
-    """What a tracker needs of its cursor; `managed_ledger.Cursor` fits."""
+    """The part of a cursor that its tracker needs; `managed_ledger.Cursor` fits."""
 
     @property
     def mark_delete_position(self) -> Position:
@@ -60,7 +60,7 @@ def _note_no_defect(defect: Exception) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerContext:
-    """What a tracker is made for."""
+    """The surroundings of a tracker: its cursor and its dispatcher."""
 
     topic_name: str
     cursor_name: str
@@ -70,8 +70,9 @@ class TrackerContext:
     due, a segment was loaded, a ledger range was recovered, or positions must be read again; and when an answer that
     makes one wait is no longer true: that nothing is due, that due messages must wait, or that reading is to pause.
 
-    It is enough to look when this is called, and when more can be taken than before. Who was told and has not looked
-    may be told no more of the same message, but is told of the next if that one goes another way than by a poll."""
+    It is enough to look when this is called, and when more can be taken than before. A dispatcher that was told and has
+    not looked may not be told of the same message again, but is told of the next one if that message goes another way
+    than by a poll."""
     on_defect: Callable[[Exception], None] = _note_no_defect
     """Called once, with an exception that must not be: the tracker has stopped, and hands out nothing any more. Close
     it, read the log again, and go on with a new one."""
@@ -193,12 +194,13 @@ class DelayedDeliveryTracker(ABC):
     async def clear(self) -> None:
         """Forget every message; what is added from now on is kept.
 
-        The index is empty on return. Its snapshots are deleted in the background, whatever the storage does: `close`
-        gives that some time, and a later tracker of the cursor, or `ResidualSnapshots`, does what is left.
+        The index is empty on return. Its snapshots are deleted in the background, also where the storage fails at
+        first: `close` gives that some time, and a later tracker of the cursor, or `ResidualSnapshots`, does what is
+        left.
         """
 
     def abandon(self) -> None:
-        """Let `close` store nothing any more and wait for no storage: nobody will need more than the log has."""
+        """Let `close` store nothing any more and wait for no storage: the log alone will be needed."""
         return
 
     @abstractmethod
@@ -209,7 +211,7 @@ class DelayedDeliveryTracker(ABC):
 class DelayedDeliveryTrackerFactory(ABC):
     """Makes trackers that share a configuration and a storage.
 
-    Snapshots of cursors without a tracker are no factory's, but those of who has the storage: `ResidualSnapshots`.
+    Snapshots of cursors without a tracker belong to the owner of the storage, not to a factory: `ResidualSnapshots`.
     """
 
     @abstractmethod

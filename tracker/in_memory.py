@@ -60,7 +60,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._times: list[int] = []
         """The times of the windows, as a heap."""
         self._forgotten: dict[int, BitMap] = {}
-        """What was refused, by ledger, and may still be in a window."""
+        """Refused positions that may still be in a window, by ledger."""
         self._highest_deliver_at_ms = 0
         self._have_fixed_delays = True
         self._wake_up = WakeUp()
@@ -126,14 +126,14 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._members.unite(ledger_id, entry_ids)
             self._put(int(windows_ms[start]), ledger_id, entry_ids)
             start = end
-        # What was the highest time before each row, in the order in which they came.
+        # The highest time before each row, in the order in which they came.
         highest_ms = np.maximum.accumulate(np.append(self._highest_deliver_at_ms, rows.deliver_at_ms))
         if (rows.deliver_at_ms < highest_ms[:-1] - self._tick_time_ms).any():
             self._have_fixed_delays = False
         self._highest_deliver_at_ms = int(highest_ms[-1])
 
     def _refuse(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """Forget positions of a ledger; whoever offered them has them."""
+        """Forget positions of a ledger; the dispatcher that offered them has them."""
         tracked = self._members.bitmaps.get(ledger_id)
         if tracked is not None and tracked.intersect(entry_ids):
             self._forgotten[ledger_id] = (tracked & entry_ids) | self._forgotten.get(ledger_id, BitMap())
@@ -379,7 +379,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Bring everything up to date, once per turn of the loop, whatever happened in it."""
+        """Bring everything up to date, once per turn of the loop."""
         self._turn_handle = None
         self._set_timer()
         if self._wake_up.is_wanted(due_ms=self._first_due_ms(), is_paused=self._is_paused()):
@@ -389,8 +389,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         """Look again at the time of the first window; one whose time has come waits for a poll.
 
         Then no message of it is late. Where it was rounded down it has been due for a while, as a tick is no shorter
-        than a window: whoever polls for another reason gets it up to a tick early. And what is due is due no more when
-        the clock is put back, so somebody has to look some time.
+        than a window: a poll for another reason gives it up to a tick early. A window that is due is due no more when
+        the clock is put back, so the tracker looks again after some time.
         """
         now_ms, at_ms = self._now_ms(), self._first_ms()
         if at_ms is not None and at_ms <= now_ms:

@@ -15,7 +15,7 @@ NOTHING_ACKNOWLEDGED: Final = Position(-1, -1)
 
 
 class MemoryCursor:
-    """What is acknowledged and which snapshots there are, in memory; a `TrackedCursor`.
+    """A `TrackedCursor` whose acknowledgements and properties are in memory.
 
     >>> cursor = MemoryCursor()
     >>> cursor.acknowledge(7, 0, 2)

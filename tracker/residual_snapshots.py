@@ -1,13 +1,12 @@
 """Snapshots that no tracker looks after, and their deletion.
 
-A tracker deletes its own snapshots when nothing of them is left. But a cursor whose properties name snapshots need not
-have one: its subscription may be of a type that does not delay, wait for its first consumer, or have a tracker of
-another kind by now. And a cursor that is deleted, or forgets its index, leaves snapshots without an owner. So this
-belongs to whoever has the storage, and knows no kind of tracker.
+A tracker deletes its own snapshots when no row of them is left. But a cursor whose properties name snapshots need not
+have a tracker: its subscription may be of a type that does not delay, wait for its first consumer, or have a tracker of
+another kind by now. And a cursor that is deleted, or forgets its index, leaves snapshots without an owner. So the owner
+of the storage runs this module, which knows no kind of tracker.
 
-The order of what a cursor has passed is a tracker's: a snapshot is deleted before its property is removed, and what is
-deleted already may be deleted again, so a crash at any point is harmless. Left out: which cursors have a tracker, and
-when to look, which is its broker's to know.
+The order is a tracker's: a snapshot is deleted before its property is removed. A deletion may be repeated, so a crash
+at any point is harmless. Left out: which cursors have a tracker, and when to look; the broker knows both.
 """
 
 import asyncio
@@ -75,7 +74,7 @@ class ResidualSnapshots:
     ) -> None:
         """Delete the snapshots that a cursor names and whose ledgers it has all passed.
 
-        Their properties say which ledgers they index, so none of them is read. What comes after them is kept, for the
+        Their properties say which ledgers they index, so none of them is read. Later snapshots are kept, for the
         tracker that may come.
 
         Args:
@@ -99,7 +98,7 @@ class ResidualSnapshots:
             await _forget(cursor, bucket, is_unattended)
 
     async def clean_ownerless(self, topic_name: str, is_owned: Callable[[BucketSnapshotInfo], bool]) -> set[int]:
-        """Delete a topic's snapshots that nobody owns, as a crash or an outage may leave them.
+        """Delete a topic's snapshots without an owner, as a crash or an outage may leave them.
 
         Args:
             topic_name: The topic.

@@ -1,7 +1,7 @@
-"""What PIP-195's five metrics are made of: plain numbers, read without waiting for anything.
+"""The counters behind PIP-195's five metrics: plain numbers, which can be read at any time without a wait.
 
-Counters only grow, so that they are the same however often and by whomever they are read. A tracker's end with it;
-whoever has one tracker after the other keeps their sums (`summed`).
+Counters only grow, so several readers may read them, each as often as it likes. A tracker's counters end with it; a
+program that has one tracker after the other keeps their sums (`summed`).
 """
 
 from bisect import bisect_left
@@ -75,7 +75,7 @@ _NAMED_MAX: Final = 5
 
 @dataclass(slots=True)
 class TrackerCounters:
-    """What one tracker has done, or several one after the other."""
+    """The counters of one tracker, or the sums of several one after the other."""
 
     buckets_lost: int = 0
     """Snapshots that were missing or unreadable; their messages were read from the log again."""

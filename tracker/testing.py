@@ -1,6 +1,6 @@
-"""Stand-ins for what a tracker meets: a cursor, a clock, time without waiting.
+"""Stand-ins for a tracker's surroundings: a cursor, a clock, time without waiting.
 
-For tests and benchmarks, of this package and of those who embed a tracker. A storage that fails is in
+For tests and benchmarks, of this package and of programs that embed a tracker. A storage that fails is in
 `snapshot_storage.testing`.
 """
 

@@ -1,1 +1,1 @@
-"""Rows and positions as columns, bitmaps and sorted runs: what the trackers are made of. Pure; knows no bucket."""
+"""Rows and positions as columns, bitmaps and sorted runs, for the trackers. Pure; knows no bucket."""

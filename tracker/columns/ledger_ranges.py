@@ -1,4 +1,4 @@
-"""Which of many ledger ranges hold a ledger: the buckets' ranges, in order of their first ledger.
+"""The buckets' ledger ranges, in order of their first ledger, and the look-up of those that hold a ledger.
 
 Ranges are mostly disjoint and come and go at the ends, so plain sorted lists do: a look-up is a bisection, and a step
 for each range that is found.

@@ -1,6 +1,6 @@
-"""What may be offered to a tracker, of either kind: positions and times as integers, in range.
+"""The check of messages that are offered to a tracker, of either kind: positions and times must be integers, in range.
 
-Nothing is rounded, wrapped or cut to fit. A time below 0 stands for a message without a delay.
+No value is rounded, wrapped or cut to fit. A time below 0 stands for a message without a delay.
 """
 
 from contextlib import suppress
@@ -37,7 +37,7 @@ def _integer(value: object) -> int:
 def columns_of(
     ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_at_ms: ArrayLike
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return many offers as columns that nobody else changes.
+    """Return many offers as columns that the caller cannot change.
 
     Raises:
         ValueError: A position cannot be tracked, something is no integer, or the lengths differ.
@@ -70,7 +70,7 @@ def _column(values: ArrayLike) -> Int64Array:
         if column.size and column.dtype == np.uint64 and int(column.max()) > LEDGER_ID_MAX:
             raise ValueError(f"{column.max()} is above 2**63 - 1")
         column = column.astype(np.int64)
-    # Rows are kept: a caller who reuses its buffer must not change them.
+    # Rows are kept: a caller that reuses its buffer must not change them.
     return column.copy() if column.flags.writeable else column
 
 

@@ -132,7 +132,7 @@ class PositionSet:
     def size_bytes(self) -> int:
         """Return about how much memory it takes, at most.
 
-        Two bytes a position or a bit an entry, whatever is less, and what a bitmap costs by itself.
+        Two bytes a position or a bit an entry, the smaller of both, and the size of an empty bitmap.
 
         Runtime complexity: O(ledgers).
         """

@@ -1,8 +1,8 @@
-"""A number for many positions, in whatever order: whether two sides have the same ones, without keeping any of them.
+"""A number for a set of positions in any order: two sides compare their sets without keeping them.
 
 Each position is mixed to 64 bits (the finalizer of splitmix64), and these are added up. So sums can be added and
-subtracted as positions come and go; different positions have one sum by chance once in 2^64 times. No protection
-against somebody who means it.
+subtracted as positions come and go; different positions have one sum by chance once in 2^64 times. It is no protection
+against an attacker.
 """
 
 from array import array
@@ -22,7 +22,7 @@ _SHIFTS: Final = (np.uint64(30), np.uint64(27))
 _LAST_SHIFT: Final = np.uint64(31)
 
 _ROWS_AT_ONCE: Final = 65_536
-"""What is between fits into the processor's cache."""
+"""So many intermediate values fit into the processor's cache."""
 
 
 def sum_of(ledger_ids: Int64Array, entry_ids: Int64Array) -> int:

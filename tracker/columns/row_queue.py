@@ -1,13 +1,13 @@
 """Rows in order of delivery time, without a Python object per row.
 
 A queue is a handful of *runs*: columns sorted by (deliver_at_ms, ledger_id, entry_id), each with a head that moves
-forward as rows are handed out. What is added goes to a buffer first, which is sorted into a run when it is full or
-when something in it comes due. Runs of similar size are merged, as in a log-structured tree, so that there are
-O(log n) small ones; runs of `RUN_ROWS_MAX` rows stay as they are, so that no merge takes longer than a
-millisecond on the event loop.
+forward as rows are handed out. Added rows go to a buffer first, which is sorted into a run when it is full or when
+something in it comes due. Runs of similar size are merged, as in a log-structured tree, so that there are O(log n)
+small ones; runs of `RUN_ROWS_MAX` rows stay as they are, so that no merge takes longer than a millisecond on the event
+loop.
 
 A plain heap would cost a Python object and O(log n) interpreted steps a row; this costs tens of nanoseconds.
-Rows are never removed by position: who hands rows out drops those that are no longer wanted (`Membership`).
+Rows are never removed by position: the caller that hands rows out drops stale ones (`PositionSet`).
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ NEVER: Final = 2**63 - 1
 """Later than every delivery time."""
 
 LATEST_MS: Final = NEVER - 1
-"""What a later delivery time is taken for."""
+"""The latest delivery time; later ones are taken for it."""
 
 RUN_ROWS_MAX: Final = 8_000
-"""What was added is sorted into a run at this many rows, and runs are not merged beyond it: an add may have to wait for
-that, which takes half a millisecond. Columns of more than 128 KiB would take the C library another one."""
+"""Added rows are sorted into a run when there are so many, and runs are not merged beyond it: an add may have to wait
+for that, which takes half a millisecond. Columns of more than 128 KiB would take the C library another one."""
 
 CHUNKS_MAX: Final = 64
-"""What was added in so many pieces is put together: small ones would cost more than their rows when they are sorted."""
+"""So many added pieces are put together: small ones would cost more than their rows when they are sorted."""
 
 FEW_ROWS_MAX: Final = 500
 """Rows that came few at a time become columns at so many: with more, numpy would give the interpreter away for it."""

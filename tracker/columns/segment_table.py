@@ -15,8 +15,8 @@ Int64Array = NDArray[np.int64]
 class SegmentTable:
     """The segments of a snapshot, in order, small neighbours taken together as one *span*: columns of one length.
 
-    A span is what is loaded at once. It keeps the table small, whatever the times: the segments of a bucket whose times
-    are spread over a week have 24 rows each.
+    A span is what is loaded at once. It keeps the table small for any distribution of times: the segments of a bucket
+    whose times are spread over a week have 24 rows each.
     """
 
     first_times: Int64Array

@@ -1,10 +1,10 @@
-"""Rows whose position is tracked no more: how to see past them, and how to be rid of them.
+"""Stale rows, whose position is not tracked any more: how to look past them, and how to drop them.
 
 A queue keeps the row of a position that was refused, trimmed or handed out from another row. Such a row must not count
-as due, or whoever trusts what is due would wait for a message that never comes. Only rows at the front matter, and most
-of the time none is stale there: so the first row of a run is looked at alone, and then four times as many.
+as due, or a dispatcher would wait for a message that never comes. Only rows at the front matter, and most of the time
+none is stale there. So the first row of a run is looked at alone, and then four times as many.
 
-Pure: functions over queues; what is tracked, the caller says.
+Pure: functions over queues; the caller says which positions are tracked.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,6 +1,7 @@
 """Snapshot work in a process of its own, so that no add and no poll shares an interpreter with it.
 
-`snapshot_process` is what a program uses, `__main__` is the other process, `channel` is what is between them.
+A program uses `snapshot_process`; `__main__` is the other process, `child` its parent's side, and `messages` go
+between.
 """
 
 from tracker.process.snapshot_process import SnapshotProcess

@@ -64,7 +64,7 @@ class _Host:
                 self._connection.send_bytes(pickle.dumps(message, protocol=5))
             except OSError:
                 raise
-            except Exception as error:  # Whatever pickling of somebody's object raises.
+            except Exception as error:  # Pickling of a caller's object may raise anything.
                 if isinstance(message, Answer):
                     what = repr(message.error) if message.error is not None else f"a {type(message.value).__name__}"
                     refusal = RuntimeError(f"{what} cannot be sent back: {error!r}")
@@ -84,10 +84,10 @@ class _Host:
         try:
             value = await (self._start(*call.args) if call.method == "start" else self._run(call))
         except asyncio.CancelledError:
-            # Where nobody asked for it here, somebody waits.
+            # Unless the parent asked for the cancellation, its caller waits for an answer.
             self.send(Answer(call.number, error=StorageUnavailableError("the call was cancelled there")))
             raise
-        except Exception as error:  # A supervisor: whatever goes wrong is the answer.
+        except Exception as error:  # A supervisor: any error is the answer.
             if not isinstance(error, SnapshotStorageError | TimeoutError | ValueError):
                 error.add_note("In the process for snapshots:\n" + "".join(traceback.format_exception(error)))
             self.send(Answer(call.number, error=error))

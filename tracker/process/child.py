@@ -33,23 +33,24 @@ A process that is killed leaves snapshots that are whole, and at worst one that 
 
 
 class Recipe(NamedTuple):
-    """What a process is made of."""
+    """The settings of a process."""
 
     make_storage: bytes
     """A pickled function without arguments."""
     folder: str
-    """Where relative paths begin."""
+    """The folder in which relative paths begin."""
     lock_wait_s: float
     """How long opening waits for a lock."""
     on_unclaimed: Callable[[Any], None]
-    """Called on the event loop with what a call returned that nobody waits for any more."""
+    """Called on the event loop with the result of a call whose caller does not wait any more."""
 
 
 class Child:
     """One run of the other process; used from one event loop.
 
-    A message is whatever `multiprocessing` pickles; one thread sends and one receives, where copying megabytes holds up
-    nobody. Not `multiprocessing.Process`, which imports the program's main module there, and starts a third process.
+    A message is any object that `multiprocessing` pickles. One thread sends and one receives, so copying megabytes does
+    not block the event loop. `multiprocessing.Process` is not used: it imports the program's main module in the other
+    process, and starts a third one.
 
     Raises:
         OSError: The process cannot be started.
@@ -71,9 +72,9 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd=recipe.folder,
-                # What can be imported here can be there. An empty path is the working directory.
+                # Modules that can be imported here can be imported there. An empty path is the working directory.
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(os.fspath(path) or os.curdir for path in sys.path)},
-                # What is typed at a terminal is for the parent.
+                # Signals of the terminal (Ctrl-C) are for the parent.
                 start_new_session=True,
             )
         self._sender = ThreadPoolExecutor(1, "snapshots-send")
@@ -102,7 +103,7 @@ class Child:
         Raises:
             StorageUnavailableError: The process has ended, or ends meanwhile.
             StorageClosedError: It was closed meanwhile.
-            Exception: Whatever the method raises.
+            Exception: The method raised it.
         """
         operation = in_words(method)
         if self.is_ended or self._is_closed:
@@ -152,7 +153,7 @@ class Child:
                 self._connection.send_bytes(pickle.dumps(message, protocol=5))
             except OSError:
                 raise
-            except Exception as error:  # Whatever pickling of somebody's object raises.
+            except Exception as error:  # Pickling of a caller's object may raise anything.
                 unsendable = Answer(message.number, error=error)
                 self._on_loop(lambda: self._settle(unsendable))
 
@@ -174,7 +175,7 @@ class Child:
         if isinstance(message, Answer):
             self._on_loop(lambda: self._settle(message))
             return
-        # Whatever somebody's handler or filter raises must not end the thread.
+        # An error of a program's log handler or filter must not end the thread.
         with suppress(Exception):
             logger = logging.getLogger(message.name)
             if logger.isEnabledFor(message.levelno):
@@ -184,7 +185,7 @@ class Child:
         try:
             self.loop.call_soon_threadsafe(work)
         except RuntimeError:
-            # The loop was closed before the storage was: nobody waits.
+            # The loop was closed before the storage was: no caller waits.
             self._process.kill()
 
     # On the event loop.

@@ -1,4 +1,4 @@
-"""What the two processes say to each other, each message by `multiprocessing.connection.Connection`."""
+"""The messages between the two processes, each sent by `multiprocessing.connection.Connection`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +15,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody waits for the call of this number any more."""
+    """The caller does not wait for the call of this number any more."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the call of this number returned, or the error that it raised."""
+    """The result of the call of this number, or the error that it raised."""
 
     number: int
     value: Any = None

@@ -1,10 +1,10 @@
 """A snapshot storage in a process of its own, where the tracker's sorting, encoding, decoding and merging happen too.
 
-Threads of one interpreter take turns: while one encodes a bucket or waits inside RocksDB, an add waits for it, whatever
-the number of cores. So what a program gives its trackers as their storage can be this: the storage is made and opened
-in another process, trackers send it their actions whole (`run_action`), and only what they need of the answer comes
-back. What goes wrong there is an error here as it would be of a storage in this process; if the process itself ends,
-calls fail as in an outage, and the next one starts it again.
+Threads of one interpreter take turns: while one encodes a bucket or waits inside RocksDB, an add waits for it on any
+number of cores. So a program can give its trackers a `SnapshotProcess` as their storage: the storage is made and opened
+in another process, trackers send it their actions whole (`run_action`), and only the part of the answer that they need
+comes back. An error there is the same error here as of a storage in this process. If the process itself ends, calls
+fail as in an outage, and the next one starts it again.
 
     storage = SnapshotProcess(partial(RocksDBBucketSnapshotStorage, Path("snapshots")))
 
@@ -57,7 +57,8 @@ PATIENCE_S: Final = 2.0
 """Calls wait for a start that is so near, and fail at once before."""
 
 PERSISTED_AT_ONCE_MAX: Final = 4
-"""One that is sorted and encoded while others are written, which takes S3 some tenths of a second."""
+"""So many snapshots are made at a time: one is sorted and encoded while others are written, some tenths of a second on
+S3."""
 
 ANSWER_WAIT_S: Final = 5.0
 """How long an answer may be on its way beyond the time that the action itself is given."""
@@ -102,7 +103,8 @@ class SnapshotProcess(StorageWorker):
         self._last_error: SnapshotStorageError | None = None
         # Starting and closing take turns.
         self._turn = asyncio.Lock()
-        # Snapshots are made one after the other there: what waits for that waits here, where it is in memory anyway.
+        # Snapshots are made one after the other there: rows that wait for that wait here, where they are in memory
+        # anyway.
         self._persisting = asyncio.Semaphore(PERSISTED_AT_ONCE_MAX)
         self._deletions: set[asyncio.Task[None]] = set()
 
@@ -196,7 +198,7 @@ class SnapshotProcess(StorageWorker):
         return await child.call(method, *args)
 
     async def _present(self, operation: str) -> Child:
-        """Return a process that runs; start it again if it has ended, once for all who wait.
+        """Return a process that runs; start it again if it has ended, once for all callers that wait.
 
         Raises:
             StorageClosedError: It is not to run.
@@ -213,7 +215,7 @@ class SnapshotProcess(StorageWorker):
             self._starting = asyncio.ensure_future(self._start_again(wait_s))
         starting = self._starting
         try:
-            # Who gives up does not take it from the others.
+            # A caller that gives up does not end the start for the others.
             return await asyncio.shield(starting)
         except SnapshotStorageError:
             raise self._outage(operation) from None
@@ -251,7 +253,7 @@ class SnapshotProcess(StorageWorker):
             self._starting = None
 
     def _note_unclaimed(self, value: Any) -> None:
-        """Delete a snapshot that was made although nobody waited any more: nobody else knows of it."""
+        """Delete a snapshot whose caller did not wait any more: no tracker knows its id."""
         if isinstance(value, SnapshotCreated) and self._is_open:
             deletion = asyncio.ensure_future(self._delete_unclaimed(value.bucket_id))
             self._deletions.add(deletion)

@@ -1,7 +1,7 @@
 """Settings of the process without which the event loop pauses, and memory grows, more than by anything it does itself.
 
-All are the whole process's, so they belong to whoever owns it: the service's command, the process for snapshots, and
-benchmarks that measure what the service will do. Libraries leave them alone.
+All concern the whole process, so its owner makes them: the service's command, the process for snapshots, and benchmarks
+that measure the service. Libraries leave them alone.
 """
 
 import ctypes

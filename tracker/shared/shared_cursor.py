@@ -1,7 +1,7 @@
-"""What a shared index regards as its cursor: its own properties, and what all subscriptions have acknowledged.
+"""The cursor of a shared index: its own properties, and the positions that all subscriptions have acknowledged.
 
-Computed when asked, from the subscriptions there are at that moment, so that a subscription that comes, goes or seeks
-needs no word to it. Only the listeners have to be told by someone (`refresh`).
+Acknowledgements are computed at each question from the subscriptions of that moment, so a subscription that comes, goes
+or seeks does not have to be reported. Only the listeners need a call (`refresh`).
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -12,10 +12,11 @@ Why each subscription gets each message once. To a subscription with a dispatche
 in exactly one of these places:
 
 1. *unread*: its reader has not come by;
-2. *indexed*: in the tracker. Its reader passes over it, whoever put it there. (1 to 2 when any view adds it.)
+2. *indexed*: in the tracker. Its reader passes over it, also where another view added it. (1 to 2 when any view adds
+   it.)
 3. *due*: polled, in the view's rows. Its reader passes over it. (2 to 3 in one step, for all views at once; where one
-   offers what is indexed when it is due, that one has it, 2 to 4, and the others 2 to 3.) Beyond a limit the view keeps
-   the position alone, and has it read again when its turn comes.
+   offers what is indexed when it is due, that view has it, 2 to 4, and the others 2 to 3.) Beyond a limit the view
+   keeps the position alone, and has it read again when its turn comes.
 4. *taken*: handed to the dispatcher by the view, or found due in the log by its reader, or acknowledged.
 
 The steps take no time: nothing suspends between leaving one place and being in the next. Two things need care. A read
@@ -23,8 +24,9 @@ that began before a position was indexed may bring its header after: `tracked_me
 position may come back into the index although a subscription has it in 4 already, when another one reads it late and
 the clock was put back, or the tick became shorter: the view remembers it as *foreign* and leaves it out when it is due.
 
-A subscription without a dispatcher has its cursor alone. What was polled meanwhile is overdue when its dispatcher
-comes, and lies unread in the log: from 1 straight to 4. The same holds after a seek, when the view forgets its rows.
+A subscription without a dispatcher has its cursor alone. Rows that were polled meanwhile are overdue when its
+dispatcher comes, and lie unread in the log: from 1 straight to 4. The same holds after a seek, when the view forgets
+its rows.
 
 The subscriptions' acknowledgements filter what a view receives; the tracker itself regards as acknowledged what all
 subscriptions have acknowledged. A lost snapshot's positions are read again by every view; the first puts them back.
@@ -57,7 +59,7 @@ class SharedDelayedIndex:
     Args:
         topic_name: The topic.
         cursor_name: The name of the index's own cursor.
-        cursor: What the tracker regards as its cursor.
+        cursor: The tracker's cursor.
         factory: Makes the tracker.
     """
 

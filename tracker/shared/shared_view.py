@@ -1,7 +1,8 @@
 """One subscription's view on a shared index: a tracker to its dispatcher, with nothing stored of its own.
 
-What it offers goes into the index; what it polls there becomes due for every view. `shared_index` says in which place a
-position is when; what a view has to remember is `view_rows`'. Left out: the other views, which the index tells.
+Messages that it offers go into the index; rows that it polls there become due for every view. `shared_index` says in
+which place a position is when; `view_rows` has the rows that a view remembers. Left out: the other views, which the
+index tells.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         self._handle: asyncio.Handle | None = None
         self._is_closed = False
 
-    # What the index tells.
+    # News from the index.
 
     def receive(self, rows: DelayedIndexes) -> None:
         """Take rows that left the index, without those that the subscription has acknowledged."""
@@ -184,10 +185,10 @@ class SharedIndexView(DelayedDeliveryTracker):
             if indexed_ms == NEVER or not self._index.poll(wanted, self):
                 break
         else:
-            # All of it was acknowledged; more may follow, and nobody else would tell.
+            # All of it was acknowledged. More rows may follow, and no other part would tell the dispatcher.
             self.tell_soon()
         rows = self._rows.pop(through, wanted)
-        # Also what was polled just now may have been too much.
+        # The rows that were polled just now may be too many as well.
         self._refill()
         return rows
 
@@ -222,7 +223,7 @@ class SharedIndexView(DelayedDeliveryTracker):
     def number_of_future_messages(self) -> int:
         """See base; what is due in a segment that could not be loaded in time counts."""
         ledger_ids, entry_ids = self._index.tracker.due_positions()
-        # What this subscription took before is not in the count of what is indexed either.
+        # Positions that this subscription took before are not in the count of indexed ones either.
         is_own = ~self._rows.foreign.mask(ledger_ids, entry_ids)
         ledger_ids, entry_ids = ledger_ids[is_own], entry_ids[is_own]
         due = sum(

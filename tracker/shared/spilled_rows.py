@@ -1,4 +1,4 @@
-"""Due rows of which only the positions are in memory: what a subscription that takes nothing leaves waiting.
+"""Due rows of which only the positions are in memory: those of a subscription that takes none of them.
 
 Windows follow each other in the order of delivery, each with the key of its first row and the positions of all. Their
 times are not kept: the log has them. So a row costs two bytes or less instead of 24, and a window is read again from
@@ -7,7 +7,7 @@ the log when the rows before it are gone.
     rows in memory │ window 1 │ window 2 │ window 3 │ ...
     in order       │ in what order within, the log says
 
-Left out: who reads a window again, and when (`view_rows`). Pure: no clock, no storage, no event loop.
+Left out: when a window is read again (`view_rows`). Pure: no clock, no storage, no event loop.
 """
 
 from bisect import bisect_right

@@ -1,12 +1,13 @@
-"""What one subscription has to remember beside a shared index: rows that are due for it, and a few exceptions.
+"""The state of one subscription beside a shared index: rows that are due for it, and a few exceptions.
 
 `shared_index` says when a position is in which of these sets. None of them grows with what is delayed: only with what
 is due and not taken by this subscription's dispatcher yet, and with what a lost snapshot held.
 
-Of what is due, rows are in memory up to a limit. What comes after them is *spilled*: only the positions are kept, in
-windows in the order of delivery (`spilled_rows`). When half of the rows in memory are taken, the first window is
-*returning*: its positions are given to the dispatcher for reading, which offers them with their times, as it does with
-what a snapshot lost. Nothing at or behind the first row that is spilled or returning is handed out before it.
+Due rows are in memory up to a limit. Later ones are *spilled*: only the positions are kept, in windows in the order of
+delivery (`spilled_rows`). When half of the rows in memory are taken, the first window is
+*returning*: its positions are given to the dispatcher for reading. The dispatcher offers them with their times, as it
+    does with the positions that a snapshot lost. No row at or behind the first one that is spilled or returning is
+    handed out before it.
 
 Pure: no clock, no storage, no event loop.
 """
@@ -37,23 +38,24 @@ class ViewRows:
 
     def __init__(self, row_count_max: int) -> None:
         self._row_count_max = row_count_max
-        # What is read again must fit beside what is still there.
+        # Rows that are read again must fit beside those that are still there.
         self._row_count_low = row_count_max // 2
         self.due = RowQueue()
         """Rows that left the index and wait for this subscription's dispatcher."""
         self.spilled = SpilledRows(max(1, self._row_count_low))
-        """What comes after them, without times."""
+        """Later rows, without times."""
         self.returning = PositionSet()
-        """What was spilled and is being read again."""
+        """Spilled positions that are being read again."""
         self._returning_from = last_key_at(NEVER)
         self.queued = PositionSet()
         """The positions of these three; a row without its bit is forgotten."""
         self.lost = PositionSet()
-        """What the index lost with a snapshot and this subscription has to read again."""
+        """Positions that the index lost with a snapshot and this subscription has to read again."""
         self.answered = PositionSet()
-        """What was lost and became due before it was read again: the reading is in vain."""
+        """Lost positions that became due before they were read again: the reading is in vain."""
         self.foreign = PositionSet()
-        """What is in the index only because another subscription put it there: this one took it before."""
+        """Positions that are in the index only because another subscription put them there: this one took them
+        before."""
         self._to_read: dict[int, BitMap] = {}
         self._lost_ranges: list[LedgerRange] = []
         self._ranges_to_read: list[LedgerRange] = []
@@ -123,7 +125,8 @@ class ViewRows:
         """Begin to read what was spilled if there is room for it; return whether there is something new to read.
 
         Args:
-            acknowledged_in: What was acknowledged of a ledger: that is never offered again, so nobody waits for it.
+            acknowledged_in: The acknowledged entries of a ledger: they are never offered again, so no row waits for
+                them.
         """
         self._forget_acknowledged(self.returning, acknowledged_in)
         while self.wants_refill and not self.returning:
@@ -191,7 +194,7 @@ class ViewRows:
             is_taken = is_taken & ((ledger_ids < first) | (ledger_ids > last))
         is_foreign = is_taken | self.queued.mask(ledger_ids, entry_ids)
         if self.lost and is_foreign.any():
-            # What it read as tracked and the index lost since, it never got.
+            # Positions that it read as tracked and the index lost since were never delivered.
             is_foreign &= ~self.lost.mask(ledger_ids, entry_ids)
         if is_foreign.any():
             self.foreign.add(ledger_ids[is_foreign], entry_ids[is_foreign])
@@ -207,7 +210,7 @@ class ViewRows:
                 self._to_read[ledger_id] = wanted | self._to_read.get(ledger_id, BitMap())
 
     def note_lost_ranges(self, ranges: Sequence[LedgerRange]) -> None:
-        """Note that the index lost positions in these ranges, and nobody knows which."""
+        """Note that the index lost unknown positions in these ranges."""
         self._lost_ranges += ranges
         self._ranges_to_read += ranges
 

@@ -1,1 +1,1 @@
-"""What runs the core on an event loop: actions, timers, threads, and news for the dispatcher. Decides nothing."""
+"""The shell: runs the core's actions on an event loop, sets timers, and tells the dispatcher. Decides nothing."""

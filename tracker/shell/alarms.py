@@ -2,9 +2,9 @@
 
     alarms, a heap by time ──► the loop's timer: at the first alarm, or 5 s ahead if that is sooner
 
-The wall clock may be stepped, so nobody sleeps by it for longer than `TIMER_MS_MAX`. With a timer for each tracker, ten
-thousand of them with messages for tomorrow would wake up two thousand times a second to find nothing; here the first
-alarm answers for all behind it.
+The wall clock may be stepped, so the timer is never set further ahead than `TIMER_MS_MAX`. With a timer for each
+tracker, ten thousand of them with messages for tomorrow would wake up two thousand times a second to find nothing; here
+the first alarm answers for all behind it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _CANCELLED_MIN: Final = 100
 
 
 class Alarm:
-    """One time at which somebody wants to be called."""
+    """One time at which a tracker is to be called."""
 
     __slots__ = ("at_ms", "on_time")
 
@@ -94,7 +94,7 @@ class Alarms:
         now_ms = self._now_ms()
         has_stepped = self._has_stepped(now_ms)
         due = []
-        # What waits by a clock that was stepped is to look again at what it waits for.
+        # A tracker that waits by a clock that was stepped is to look at its timers again.
         while self._heap and (has_stepped or self._heap[0][0] <= now_ms):
             due.append(heappop(self._heap)[2])
         for alarm in due:

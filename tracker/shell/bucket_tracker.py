@@ -246,7 +246,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """See base."""
         if self.failure is not None:
-            # Whoever only polls must hear of it.
+            # A dispatcher that only polls must hear of it.
             raise TrackerClosedError("hand out messages") from self.failure
         rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
         self._wake_up.note_nothing_due()
@@ -323,8 +323,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._core.unsettled_count and not (self._is_abandoned or self._is_closed):
             logger.warning("%s: closed with %d buckets in flight", self._name, self._core.unsettled_count)
         self._stop_at_once()
-        # The log answers, and who comes next must know what it says. The storage may not answer even to a
-        # cancellation (a merge removes what it has written), so nobody waits for it.
+        # The log answers, and the next tracker of the cursor needs its answers. The storage may not answer even to a
+        # cancellation (a merge removes what it has written), so this does not wait for it.
         await asyncio.gather(*self._log_tasks, return_exceptions=True)
 
     def _stop_at_once(self) -> None:
@@ -354,7 +354,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._is_abandoned = True
         logger.critical("%s: the delayed index stops for a defect", self._name, exc_info=defect)
         self._stop_at_once()
-        # Nobody asks the one that failed any more.
+        # The core that failed is not asked any more.
         self._core = TrackerCore(self._config, acknowledged_in=self._context.cursor.acknowledged_in, rng=Random(0))
         self._context.on_defect(defect)
 
@@ -400,7 +400,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._context.on_available()
 
     def _bring_up_to_date(self) -> bool:
-        """Do what has to be done, whatever happened in this turn; return whether the dispatcher is to look again."""
+        """Do the work that the events of this turn have left; return whether the dispatcher is to look again."""
         now_ms = self._now_ms()
         for key, reason in self._core.take_losses():
             self._stats.buckets_lost += 1
@@ -408,7 +408,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
         self._start_actions(self._core.plan(now_ms=now_ms))
         if self._failing:
-            # What nobody wants any more, as its bucket is gone, fails no longer.
+            # A call that is not wanted any more, as its bucket is gone, fails no longer.
             self._failing &= {kind.__name__ for kind in self._core.retried()}
         self._set_timer(now_ms)
         self._tell_when_full()
@@ -485,7 +485,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         answer: Event | Exception
         try:
             answer = await self._work.run(action)
-        except Exception as error:  # A supervisor: whatever goes wrong in an action is an answer to the core.
+        except Exception as error:  # A supervisor: any error in an action is an answer to the core.
             answer = error
         self._take(action, answer, started_at_ms)
 
@@ -530,7 +530,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         elif counters is not None:
             counters.note_success(max(0, now_ms - started_at_ms))
         if self._is_closed:
-            # Nobody plans any more; after a defect the core is not even the one that asked.
+            # A closed tracker plans no more; after a defect its core is not even the one that asked.
             return
         try:
             self._core.handle(event, now_ms=now_ms)
@@ -560,11 +560,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         is_read = isinstance(action, ReadMetadata | ReadPositions | LoadSegments | MergeBuckets)
         is_gone = is_read and is_lost(error)
         if isinstance(action, ReadMetadata | ReadPositions | LoadSegments):
-            # What is gone is given up, and not asked for again.
+            # A snapshot that is gone is given up, and not asked for again.
             failures = 0 if is_gone else self._read_failures[action.bucket_id] + 1
             self._read_failures[action.bucket_id] = failures
         if not is_gone:
-            # What is gone is not tried again: that is no outage.
+            # A call for a snapshot that is gone is not tried again: that is no outage.
             self._failing.add(what)
         if isinstance(error, SnapshotStorageError | TimeoutError):
             logger.log(level, "%s: %s failed: %s", self._name, what, error or type(error).__name__)

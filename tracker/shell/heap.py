@@ -1,8 +1,8 @@
 """Give memory back to the system that the C library keeps after large pieces were freed.
 
 Sealing and loading go through megabytes of columns and protobuf in worker threads. glibc keeps what they free in the
-heaps of the threads, 50 MiB after a burst of adds, where it looks like memory that the index takes. So whoever does
-this work trims, and so does who gets what the other process has made. Where there is no glibc, nothing is done.
+heaps of the threads, 50 MiB after a burst of adds, where it looks like memory that the index takes. So the process that
+does this work trims its heaps, and so does the one that receives the results. Without glibc these functions do nothing.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""Creating snapshots so that none is left without an owner: what comes after nobody waits for it is deleted again.
+"""Creating snapshots so that none is left without an owner: one that comes too late for its caller is deleted again.
 
-A call that is cancelled, or takes too long, may still take effect, and then its snapshot has an id that nobody knows. A
-tracker that goes on finds it by listing, if it looks late enough; one that was closed does not, and when the cursor was
-deleted meanwhile, no later one looks. So a call that nobody waits for is watched to its end, beyond the life of its
-tracker. Left out: what is lost with the process, which a later start finds.
+A call that is cancelled, or takes too long, may still take effect, and then no tracker knows its snapshot's id. A
+tracker that goes on finds it by listing, if it looks late enough. A closed tracker does not, and when the cursor was
+deleted meanwhile, no later tracker looks. So a call without a caller is watched to its end, beyond the life of its
+tracker. Left out: snapshots that are lost with the process, which a later start finds.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class SnapshotCreates:
 
     def __init__(self, storage: BucketSnapshotStorage) -> None:
         self._storage = storage
-        # Nobody else holds them.
+        # The event loop itself holds tasks only weakly.
         self._watches: set[asyncio.Task[None]] = set()
 
     async def create(

@@ -1,8 +1,8 @@
 """Merge snapshots piece by piece: read some rows of each source, take what is safe, cut and encode it.
 
-The live tracker merges so, and so does the job that merges in bulk: how rows are read and where segments go is the
-caller's. In memory are some segments of each source and the target's metadata, whatever the sources hold, and for a
-moment a source's entry 0: it says which positions the rows must be.
+The live tracker and the bulk job both merge with it: the caller says how rows are read and where segments go. In memory
+are some segments of each source and the target's metadata, however large the sources are, and for a moment a source's
+entry 0: it says which positions the rows must have.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -1,9 +1,9 @@
 """Run the core's actions against a cursor and a storage, and answer with events.
 
-What concerns the cursor is done here and now. What concerns a storage is done by whoever works on it
-(`StorageWorker`): threads of this process (`StorageWork`), which decode and encode there, or a process of its own
-(`process.SnapshotProcess`), where the same `StorageWork` runs. An action has all that it needs with it, so it can be
-sent. The functions that do O(n) work are module-level, over arrays, and know no event loop.
+Actions on the cursor run here and now. Actions on a storage run in its worker (`StorageWorker`): threads of this
+process (`StorageWork`), which decode and encode there, or a process of its own (`process.SnapshotProcess`), where the
+same `StorageWork` runs. An action carries all that it needs, so it can be sent. The functions that do O(n) work are
+module-level, over arrays, and know no event loop.
 """
 
 import asyncio
@@ -58,23 +58,24 @@ from tracker.shell.snapshot_creates import SnapshotCreates
 from tracker.shell.snapshot_merge import RunBlocking, SegmentCutter, merged_segments, source_readers
 
 SPANS_PER_BUCKET: Final = 200
-"""A bucket of the least size has about so many spans at most, whatever its times: a tenth of a byte a row."""
+"""A bucket of the least size has about so many spans at most, for any distribution of times: a tenth of a byte a
+row."""
 
 BITMAPS_AT_ONCE_MAX: Final = 64
 """Recovery decodes the bitmaps of a snapshot at once up to this number: about 0.1 ms."""
 
 DECODED_AT_ONCE_BYTES_MAX: Final = 4_096
-"""What is no larger is decoded on the event loop: some 250 rows, or 50 segments' metadata, in about 0.2 ms."""
+"""Data up to this size is decoded on the event loop: some 250 rows, or 50 segments' metadata, in about 0.2 ms."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _SingleCall = PersistBucket | ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot | ListSnapshots
 SmallAction = ReadMetadata | LoadSegments | DeleteSnapshot
-"""What is done for many buckets in one round."""
+"""The actions that run for many buckets in one round."""
 
 StorageAction = _SingleCall | MergeBuckets
-"""What needs the storage and nothing else."""
+"""The actions that need the storage and not the cursor."""
 
 
 def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
@@ -199,7 +200,7 @@ class StorageWork(StorageWorker):
         storage: The storage.
         run_blocking: Runs what takes long.
         trim: Gives free memory back to the system, by default as the C library does.
-        decoded_at_once_bytes_max: What is no larger is decoded on the event loop.
+        decoded_at_once_bytes_max: Data up to this size is decoded on the event loop.
         bitmaps_at_once_max: Recovery decodes the bitmaps of a snapshot with its metadata up to this number.
     """
 
@@ -269,7 +270,7 @@ class StorageWork(StorageWorker):
             return head
         try:
             return _metadata_read(owner, action, head, self._bitmaps_at_once_max)
-        except Exception as error:  # Whatever is wrong with one snapshot is the answer to it alone.
+        except Exception as error:  # Any error of one snapshot is the answer to it alone.
             return error
 
     async def _load_together(self, actions: Sequence[LoadSegments]) -> Sequence[Event | Exception]:
@@ -350,7 +351,7 @@ class StorageWork(StorageWorker):
         return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
 
     async def _is_deletable(self, owner: SnapshotOwner, bucket_id: int) -> bool:
-        """Whether nobody else can miss this snapshot: it is this cursor's, or there is none that could be read."""
+        """Whether no other cursor can miss this snapshot: it is this cursor's, or it cannot be read."""
         try:
             head = await self._storage.read_bucket_snapshot_head(bucket_id)
         except (BucketNotFoundError, SnapshotCorruptedError):
@@ -411,7 +412,7 @@ def rows_handled(value: object) -> int:
 
 
 def worker_on(storage: BucketSnapshotStorage | StorageWorker, run_blocking: RunBlocking = in_thread) -> StorageWorker:
-    """Return who does the work on a storage: threads of this process, where nobody does it yet."""
+    """Return the worker of a storage: itself if it is one, else threads of this process."""
     return storage if isinstance(storage, StorageWorker) else StorageWork(storage, run_blocking)
 
 
@@ -451,7 +452,7 @@ def _load_answer(action: LoadSegments, data: Sequence[bytes] | SnapshotStorageEr
         return data
     try:
         rows = _rows_of(action.bucket_id, data, action.first_segment, action.last_segment)
-    except Exception as error:  # Whatever is wrong with one snapshot is the answer to it alone.
+    except Exception as error:  # Any error of one snapshot is the answer to it alone.
         return error
     return SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows)
 

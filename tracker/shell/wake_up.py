@@ -2,8 +2,8 @@
 
 A dispatcher waits because nothing was due, because what is due must wait for an earlier message that is still being
 loaded, or because reading was paused. A tracker notes these answers as it gives them, and compares them, once in a
-turn of its loop, with what it would answer now. So what left the index, and by which way, does not matter: being told
-of a message ends when that message is no longer the first that is due.
+turn of its loop, with what it would answer now. So it does not matter which rows left the index, and by which way:
+being told of a message ends when that message is no longer the first that is due.
 
     told of A ──► A is polled, refused, cleared, passed, put off ──► B is first: told of B
 
@@ -13,7 +13,7 @@ Pure: no clock, no event loop.
 
 
 class WakeUp:
-    """What a dispatcher waits for, and the due message of which it was told."""
+    """The answers that make a dispatcher wait, and the due message of which it was told."""
 
     __slots__ = ("_is_paused", "_told_due_ms", "_withheld_ms")
 
@@ -30,8 +30,8 @@ class WakeUp:
     def note_withheld(self, withheld_ms: int | None) -> None:
         """Note the answer that due messages from this time on have to wait, None for no such time.
 
-        Of several answers in one turn the first counts, as there may be several who ask: the index of a topic has the
-        dispatchers of all its subscriptions.
+        Of several answers in one turn the first counts, as there may be several dispatchers: the index of a topic has
+        the dispatchers of all its subscriptions.
         """
         if self._withheld_ms is None:
             self._withheld_ms = withheld_ms
