@@ -7,7 +7,7 @@ index tells.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,9 +21,7 @@ from tracker.columns.row_queue import NEVER, RowKey, first_key_at, last_key_at
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shared.view_rows import ViewRows
-
-if TYPE_CHECKING:
-    from tracker.shared.shared_index import SharedDelayedIndex
+from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker
 
 Mask = NDArray[np.bool_]
 
@@ -31,10 +29,29 @@ _POLLS_MAX: Final = 16
 """Polls of the index in one call: what a subscription has acknowledged may fill several, and others want their turn."""
 
 
+class IndexOfViews(Protocol):
+    """What a view asks of the index that it shares with other views."""
+
+    tracker: BucketDelayedDeliveryTracker
+    row_count_max: int
+
+    def add(self, rows: DelayedIndexes, adder: "SharedIndexView") -> Mask:
+        """Track rows for all views; say which are tracked now."""
+
+    def poll(self, limit: int, poller: "SharedIndexView") -> bool:
+        """Make due rows due for every view; say whether there were any."""
+
+    def mask(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> Mask:
+        """Say which positions are indexed."""
+
+    def forget(self, view: "SharedIndexView") -> None:
+        """Let go of a view."""
+
+
 class SharedIndexView(DelayedDeliveryTracker):
     """One subscription's tracker on a shared index."""
 
-    def __init__(self, index: "SharedDelayedIndex", context: TrackerContext) -> None:
+    def __init__(self, index: IndexOfViews, context: TrackerContext) -> None:
         self._index = index
         self._context = context
         self._cursor = context.cursor
