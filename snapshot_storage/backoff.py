@@ -1,4 +1,4 @@
-"""How long to wait before something is tried again: twice as long each time, between two bounds. One for all rooms."""
+"""Back-off: the wait before another try, twice as long each time, between two bounds. One for all rooms."""
 
 from random import Random
 
@@ -10,7 +10,8 @@ def backoff_ms(failures: int, *, min_ms: int, max_ms: int, chance: Random | None
         failures: How many.
         min_ms: The wait after the first.
         max_ms: The longest one.
-        chance: If given, up to half of the wait is left out, so that many who failed together do not come together.
+        chance: If given, up to half of the wait is left out, so that many callers that failed together do not come back
+            together.
 
     >>> [backoff_ms(failures, min_ms=100, max_ms=1_000) for failures in (1, 2, 3, 4, 5, 99)]
     [100, 200, 400, 800, 1000, 1000]

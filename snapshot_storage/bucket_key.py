@@ -1,7 +1,6 @@
 """The name of a bucket: the key of the cursor property that points to its snapshot.
 
-A real broker takes over what is written here and the other way round, so the format is Pulsar's, not a
-choice.
+A Pulsar broker reads properties that are written here, and the other way round, so the format is Pulsar's.
 """
 
 import re
@@ -37,8 +36,8 @@ def bucket_key(first_ledger_id: int, last_ledger_id: int) -> str:
 def parse_bucket_key(key: str) -> LedgerRange | None:
     """Return the ledgers a property key names, or None where the key is not a bucket's.
 
-    Pulsar refuses to recover at all when a key with the prefix cannot be parsed. Such a key points to no
-    bucket that anyone could load, so it is no reason to lose the others.
+    Pulsar refuses to recover at all when a key with the prefix cannot be parsed. Such a key points to no bucket that
+    can be loaded, so it is no reason to lose the others.
 
     >>> parse_bucket_key("#pulsar.internal.delayed.bucket_1_5")
     LedgerRange(first_ledger_id=1, last_ledger_id=5)

@@ -1,7 +1,7 @@
-"""Copy a snapshot from one storage to another, and make sure of it: read again there and compared, entry by entry.
+"""Copy a snapshot from one storage to another, read it again there, and compare it entry by entry.
 
 Both the command that copies on one machine and the job that does it on many use this. Memory holds a few MiB of a
-snapshot at a time. Which snapshots to copy and who owns them is not known here.
+snapshot at a time. Left out: which snapshots to copy, and their owners.
 """
 
 import zlib

@@ -1,7 +1,7 @@
-"""Which call of a storage goes wrong, and how: decided by a seed, so that every run can be repeated.
+"""Faults of a storage: a seed decides which call goes wrong and how, so that every run can be repeated.
 
-The n-th call of one operation has its own random numbers, made of seed, operation and n. So what happens to it does
-not depend on how calls of other operations are interleaved with it.
+The n-th call of one operation has its own random numbers, made of seed, operation and n. So its fault does not depend
+on how calls of other operations are interleaved with it.
 
 Pure decisions: `snapshot_storage.testing` carries them out.
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 
 class Operation(StrEnum):
-    """What a storage can be asked."""
+    """The operations of a storage."""
 
     CREATE = "create"
     """At once, or the commit of a writer."""
@@ -66,7 +66,7 @@ def can_happen(fault: Fault, operation: Operation) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """What goes wrong, as a function of an operation and of how often it was called before.
+    """The faults, as a function of an operation and of how often it was called before.
 
     >>> plan = FaultPlan(seed=3, rate=0.2, faults=(Fault.HANG,))
     >>> [number for number in range(20) if plan.fault(Operation.LIST, number)]
@@ -79,11 +79,11 @@ class FaultPlan:
     rate: float = 0.0
     """The share of calls that go wrong, 0 to 1."""
     faults: tuple[Fault, ...] = tuple(Fault)
-    """What may happen to them, each as often as the others."""
+    """The faults that may happen to them, each as often as the others."""
     operations: frozenset[Operation] = frozenset(Operation)
     """The operations that they may happen to."""
     at: Mapping[tuple[Operation, int], Fault] = field(default_factory=dict)
-    """What happens to the n-th call of an operation, counted from 0, whatever the seed says."""
+    """The fault of the n-th call of an operation, counted from 0, instead of the seed's."""
     latency_ms_max: int = 100
     timeout_ms: int = 1_000
 

@@ -1,8 +1,7 @@
-"""What can be wrong with snapshots, and what is in them: decisions of the tools that look at a storage from outside.
+"""The inspection of snapshots: their content and their damage, for the tools that look at a storage from outside.
 
 Two kinds of findings: a snapshot that contradicts itself (its rows against what entry 0 says of them), and snapshots
-and cursor properties that do not belong to each other. Pure functions over what was read; reading is the caller's, a
-few segments at a time.
+and cursor properties that do not belong to each other. Pure functions; the caller reads, a few segments at a time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +20,7 @@ from snapshot_storage.storage import BucketSnapshotInfo
 
 
 class ProblemKind(StrEnum):
-    """What is wrong."""
+    """The kinds of problems."""
 
     DAMAGED = "damaged"
     """Bytes that no writer wrote: a checksum, or no segment at all."""
@@ -140,7 +139,7 @@ def segment_problems(metadata: SegmentMetadata, rows: DelayedIndexes, *, previou
     """Compare the rows of a segment with what entry 0 says of it.
 
     Args:
-        metadata: What entry 0 says.
+        metadata: The decoded entry 0.
         rows: All rows of the segment.
         previous_end_ms: When the segment before ends, 0 for the first one: what stands for the beginning in the first
             version of Pulsar's format, which did not say it.

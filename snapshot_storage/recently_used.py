@@ -1,4 +1,4 @@
-"""What was used last, up to a number of bytes: for what a storage remembers of its snapshots."""
+"""A cache of the values that were used last, up to a number of bytes: for what a storage remembers of its snapshots."""
 
 import threading
 from collections import OrderedDict

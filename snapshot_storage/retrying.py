@@ -1,15 +1,15 @@
-"""Patience for callers that have none of their own: a storage around another one that asks again what it may.
+"""Retries for callers that have none of their own: a storage around another one that repeats the calls it may repeat.
 
 The tracker retries by itself, as it knows what can wait and for how long. Tools ask once, and one 503 of an S3 server
-would end them. What is asked again, a few times and ever later:
+would end them. Calls that are repeated, a few times and ever later:
 
     start, every read, list, delete     safe by the interface: a second call does no harm
     create, and every step of a writer  never: an answer that was lost may hide a snapshot, and a second one would be
-                                        a second snapshot; who can tell (a copy compares) repeats the whole
+                                        a second snapshot; a caller that can tell (a copy compares) repeats all
 
-Only `StorageUnavailableError` is a reason. The last one comes out as it is, but of what is read of one snapshot: what
-cannot be read as often as that is as good as damaged to a tool, which names it and does the rest. Nothing is lost by
-that, as a snapshot is derived from the log.
+Only `StorageUnavailableError` is a reason. The last one comes out as it is, except for a read of one snapshot: a
+snapshot that could not be read so often is as good as damaged to a tool, which names it and does the rest. No message
+is lost by that, as a snapshot is derived from the log.
 """
 
 import asyncio

@@ -1,12 +1,11 @@
-"""The interface between those who make and read snapshots and those who keep them.
+"""The interface between the makers and readers of snapshots and the storages that keep them.
 
-A storage moves encoded entries and knows nothing of what is in them: encoding and decoding are pure functions
-(`codec`, `snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and
-a few more: one to list what is there, for repair; one to write a snapshot piece by piece, for merges that are
-larger than memory; one that reads in one call all that recovery needs; and three that do for many snapshots in one call
-what others do for one.
+A storage moves encoded entries and does not know their content: encoding and decoding are pure functions (`codec`,
+`snapshot`) that the caller runs where it likes. It has Pulsar's seven methods in snake case, and a few more: one to
+list what is there, for repair; one to write a snapshot piece by piece, for merges that are larger than memory; one that
+reads in one call all that recovery needs; and three that do for many snapshots in one call what others do for one.
 
-What every backend promises, and the contract suite checks:
+Every backend promises, and the contract suite checks:
 
 - A snapshot is whole or absent, for readers, for a crash at any point and for other processes.
 - A snapshot never changes. Its id is never given to another one, also not after it was deleted and the
@@ -45,7 +44,7 @@ def first_bucket_id() -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class BucketSnapshotInfo:
-    """What a storage knows of one snapshot without reading it."""
+    """One snapshot as a storage lists it, without reading its entries."""
 
     bucket_id: int
     bucket_key: str
@@ -62,7 +61,7 @@ class BucketSnapshotInfo:
 
 @dataclass(frozen=True, slots=True)
 class BucketSnapshotHead:
-    """What one read gives of a snapshot at recovery."""
+    """The part of a snapshot that one read gives at recovery."""
 
     info: BucketSnapshotInfo
     metadata: bytes
@@ -97,7 +96,7 @@ class BucketSnapshotWriter(ABC):
         """Make the snapshot visible, whole and durable, and return its new bucket id, which is 0 or larger.
 
         Atomic. Not idempotent and not to be retried, as `create_bucket_snapshot`: after
-        `StorageUnavailableError` nothing was stored, or it was and nobody knows its id.
+        `StorageUnavailableError` nothing was stored, or a snapshot whose id is unknown.
 
         Args:
             metadata: Entry 0; may be empty.
@@ -184,8 +183,8 @@ class BucketSnapshotStorage(ABC):
         """Store a snapshot and return its new bucket id, which is 0 or larger.
 
         Atomic and durable on return. Not idempotent: a retry after `StorageUnavailableError` is safe, as no
-        id was given out, but may leave an earlier snapshot that nobody owns; `list_bucket_snapshots` finds
-        it. The bucket key need not be unique.
+        id was given out, but may leave an earlier snapshot without an owner; `list_bucket_snapshots` finds it. The
+        bucket key need not be unique.
 
         Args:
             metadata: Entry 0; may be empty.
@@ -195,7 +194,7 @@ class BucketSnapshotStorage(ABC):
             cursor_name: The subscription it belongs to.
 
         Raises:
-            StorageUnavailableError: Nothing was stored, or it was and nobody knows its id.
+            StorageUnavailableError: Nothing was stored, or a snapshot whose id is unknown.
         """
 
     @abstractmethod
@@ -216,7 +215,7 @@ class BucketSnapshotStorage(ABC):
         """Return what recovery needs of a snapshot, in as few calls to the storage as there can be.
 
         How many segments come along is the storage's choice, by what they cost with the same read. A damaged one and
-        those behind it do not: who reads it by itself gets the error. A read changes nothing, so a retry is always
+        those behind it do not: a read of it by itself raises the error. A read changes nothing, so a retry is always
         safe.
 
         Raises:
@@ -299,7 +298,7 @@ class BucketSnapshotStorage(ABC):
         always safe.
 
         Raises:
-            StorageCorruptedError: Because of damage nobody can say what else there is, in a storage that is only read.
+            StorageCorruptedError: Damage hides which other snapshots there are, in a storage that is only read.
         """
 
     async def find_damage(self) -> list[SnapshotStorageError]:

@@ -1,12 +1,12 @@
-"""A storage that goes wrong on purpose, around any other: for tests, of this package and of those who embed a tracker.
+"""A storage around any other that fails on purpose, for tests of this package and of programs that embed a tracker.
 
     storage = FaultInjectingBucketSnapshotStorage(MemoryBucketSnapshotStorage(), FaultPlan(seed=7, rate=0.2))
 
-It keeps the interface's promises and breaks nothing else: what comes out is the errors that a real storage gives when
-its network, its disk or its machine fails. That includes that each entry is under a checksum, so a flipped bit is
-reported and never handed out; `are_reads_checked=False` is a storage without one. A snapshot that alone can never be
-read fails like in an outage, until an operator has dropped it (`dropped_after_failures`). What goes wrong is decided by
-`faults`, counted in `fault_counts`, and ends when `plan` is set to `NO_FAULTS`; what is unreadable stays so.
+It keeps the interface's promises: it raises the errors that a real storage raises when its network, its disk or its
+machine fails. That includes that each entry is under a checksum, so a flipped bit is reported and never handed out;
+`are_reads_checked=False` is a storage without one. A snapshot that alone can never be read fails like in an outage,
+until an operator has dropped it (`dropped_after_failures`). `faults` decides which calls fail, and `fault_counts`
+counts them. Faults end when `plan` is set to `NO_FAULTS`; unreadable snapshots stay so.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
 
     Args:
         storage: Keeps the snapshots. It may be shared with another wrapper, as a service that starts again does.
-        plan: What goes wrong; `plan` may be set at any time.
+        plan: The faults; `plan` may be set at any time.
         sleep: Waits for so many seconds; the running loop's clock unless told otherwise.
         are_reads_checked: Whether the storage finds damaged entries out by their checksums.
         dropped_after_failures: How often such a snapshot is asked for before an operator drops it; None never does.

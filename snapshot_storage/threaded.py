@@ -1,7 +1,7 @@
 """A storage whose work blocks, put on a few threads, so that the event loop never waits for a disk or a network.
 
-What RocksDB and S3 have in common. Each brings a `BlockingSnapshots`, whose methods any thread may call, and
-opens it; here is the order of opening, closing and calls in flight.
+The part that RocksDB and S3 have in common: the order of opening, closing and calls in flight. Each brings a
+`BlockingSnapshots`, whose methods any thread may call, and opens it.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class BlockingWriting(Protocol):
         """Make the snapshot visible and return its id."""
 
     def abort(self) -> None:
-        """Remove what there is of it, also a commit whose id nobody got."""
+        """Remove the snapshot so far, also one that is committed and whose id was not returned."""
 
 
 class BlockingSnapshots(Protocol):
@@ -68,7 +68,7 @@ class BlockingSnapshots(Protocol):
         """Return the segments of this range that exist."""
 
     def info(self, bucket_id: int) -> BucketSnapshotInfo:
-        """Return whose snapshot it is and how large."""
+        """Return the snapshot's owner and size."""
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot if it is there."""
@@ -122,7 +122,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
                     self._open = await _to_the_end(opening)
                 except asyncio.CancelledError:
                     if not opening.cancelled() and opening.exception() is None:
-                        # Nobody closes what nobody knows to be open.
+                        # No other call knows that it is open, or closes it.
                         await _to_the_end(asyncio.to_thread(opening.result().close))
                     raise
                 self._note_opened()
@@ -141,7 +141,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         """Close what takes no more calls and start again; calls wait meanwhile. A writer that has begun is lost.
 
         Args:
-            broken: What is to be replaced; nothing is done where it is replaced already. None where an earlier try
+            broken: The opened one to replace; nothing is done where it is replaced already. None where an earlier try
                 has closed it and failed.
 
         Raises:
@@ -244,7 +244,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         """Try to open it for a caller that cannot wait."""
         if self._reopening is None:
             self._behind = asyncio.ensure_future(self._reopen(None))
-            # What is wrong is told to the next call, which tries again.
+            # The next call tries again, and raises the error.
             self._behind.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _run(self, operation: str, work: Callable[[Snapshots], _Result]) -> _Result:

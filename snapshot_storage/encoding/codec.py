@@ -6,7 +6,7 @@ byte as Pulsar writes them. Metadata has the same content; its maps are written 
 Pulsar's have the order of a hash table.
 
 The metadata of a bucket whose times are spread over days has thousands of bitmaps, and recovery needs few of
-them. So bitmaps stay serialised until someone asks.
+them. So bitmaps stay serialised until a caller asks for them.
 
 Pure functions: no storage, no clock. They are fast enough to matter little and large enough to be run in a
 worker thread. With `pb/`, this is the only module of the package that knows protobuf.
@@ -40,7 +40,7 @@ _Message = TypeVar("_Message", bound=Message)
 
 
 class SegmentMetadata(NamedTuple):
-    """What entry 0 says of one segment."""
+    """One segment as entry 0 describes it."""
 
     deliver_at_ms_min: int
     deliver_at_ms_max: int
@@ -160,7 +160,7 @@ def segment_metadata(rows: DelayedIndexes) -> SegmentMetadata:
 
 
 def segments_metadata(rows: DelayedIndexes, ends: Sequence[int]) -> list[SegmentMetadata]:
-    """Return what `encode_metadata_of` writes, for those who look at it segment by segment."""
+    """Return the metadata that `encode_metadata_of` writes, segment by segment."""
     return decode_metadata(encode_metadata_of(rows, ends))
 
 

@@ -5,9 +5,10 @@ writes each as
 
     0a length  [0a length  08 ledger_id  12 length bitmap] * ledgers  10 deliver_at_ms_max  18 deliver_at_ms_min
 
-Everything is read by the column, without a loop over segments. That records of variable length say only where the next
-one begins is met by doubling: every byte that may begin a record points behind it, and following pointers of pointers
-reaches 2^k records in k steps. No bitmap is decoded until someone asks: their heads say how many rows there are.
+Everything is read by the column, without a loop over segments. A record of variable length says only where the next one
+begins, so records are found by doubling: every byte that may begin a record points behind it, and following pointers of
+pointers reaches 2^k records in k steps. No bitmap is decoded until a caller asks for it: the heads of bitmaps say how
+many rows there are.
 
 Only this one spelling is read here, which is what every known writer writes. The `codec` reads the others.
 """
@@ -29,7 +30,7 @@ _RECORD_TAG = 0x0A
 _LEDGER_TAG, _BITMAP_TAG = 0x08, 0x12
 _LAST_TIME_TAG, _FIRST_TIME_TAG = 0x10, 0x18
 
-# What a bitmap of one block begins with, seen as a word: almost every bitmap of a segment has one.
+# The first word of a bitmap of one block: almost every bitmap of a segment has one.
 _ONE_BLOCK_WITHOUT_RUNS = np.uint64(0x0000_0001_0000_303A)
 _ONE_BLOCK_WITH_RUNS = np.uint64(0x303B)
 _COOKIE_BITS = np.uint64(0xFFFF_FFFF)

@@ -80,7 +80,7 @@ def _encode_chunk(rows: DelayedIndexes, row_lengths: Int64Array) -> bytes:
     widths = [(_varint_width(int(c.min())), _varint_width(int(c.max()))) for c in columns]
     matrix = np.empty((2 + sum(1 + widest for _, widest in widths), len(rows)), np.uint8)
     is_present = np.ones(matrix.shape, np.bool_)
-    # What follows the length byte: a tag and a varint three times, the varint no shorter than its narrowest.
+    # Behind the length byte come a tag and a varint three times, each varint no shorter than its narrowest.
     body_lengths = np.full(len(rows), sum(1 + narrowest for narrowest, _ in widths), np.uint8)
 
     byte = 2

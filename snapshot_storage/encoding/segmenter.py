@@ -70,7 +70,7 @@ def _append_small(ends: list[int], times: NDArray[np.int64], *, step_ms: int, ro
     """Append the ends of the segments that follow and surely end before these rows do; return the last end."""
     start = first = ends[-1]
     window = times[first:]
-    # What a segment that begins here would end before, for every row at once: beyond the window nobody knows.
+    # The time before which a segment that begins here would end, for every row at once; unknown beyond the window.
     next_times = np.minimum(window, _TIME_MAX - step_ms) + step_ms
     next_starts = window.searchsorted(next_times) + first
     if rows_max != ROWS_UNLIMITED:

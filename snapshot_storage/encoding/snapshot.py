@@ -1,4 +1,4 @@
-"""Make the snapshot of a bucket: cut its rows, encode them, and say what each segment holds.
+"""Make the snapshot of a bucket: cut its rows into segments, encode them, and write their metadata.
 
 There is one such function in the project. Live sealing, merging and the Spark jobs all call it, which is why
 an index that was rebuilt in bulk equals the live one byte for byte. Pure: no storage, no clock, and safe in a
@@ -24,7 +24,7 @@ class Snapshot:
 
     @property
     def segment_metadata(self) -> list[SegmentMetadata]:
-        """What entry 0 says of each segment, decoded."""
+        """The segments as entry 0 describes them, decoded."""
         return decode_metadata(self.metadata)
 
     @property

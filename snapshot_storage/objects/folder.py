@@ -1,9 +1,9 @@
-"""Snapshots as plain files: what a prefix on S3 has, in a folder, so that either can be copied to the other.
+"""Snapshots as plain files: the objects of a prefix on S3, in a folder, so that either can be copied to the other.
 
     <folder>/1234/5/00000000abc     one file a snapshot: `objects.format`, under the key of its id (`s3.layout`)
     <folder>/uploads/<nonce>        what is still being written; never read
 
-For bulk jobs, backups and what another program brings: any number of processes may use a folder at a time. A service
+For bulk jobs, backups and snapshots from other programs: any number of processes may use a folder at a time. A service
 has RocksDB, which reads and lists faster. A file gets its name when all of it is on the disk, by a link that fails
 where the name is taken.
 """
@@ -107,7 +107,7 @@ class ObjectFolder:
         return self._path / marks_prefix("").strip("/")
 
     def close(self) -> None:
-        """See base: remove what is being written, as nobody can end it."""
+        """See base: remove snapshots that are being written, as their writers cannot commit any more."""
         for writing in list(self._writings):
             with suppress(SnapshotStorageError):
                 writing.forget()
@@ -281,7 +281,7 @@ class FileWriting:
                 self._made.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Remove what nobody can see yet."""
+        """Remove the parts that no reader sees yet."""
         with self._turn, _mapped("remove what was written"):
             self._remove_parts()
 

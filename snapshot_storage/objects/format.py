@@ -13,8 +13,7 @@ checked by itself, so that a list needs only the names. Front, names and their c
 every version: a reader can tell a newer version from damage.
 
 Pure functions over bytes. The bucket id is not in the bytes: a snapshot that is copied to another storage gets another
-one. Compression is left out: it would have to be per entry, and who reads one segment of an object pays for
-the call, not for the bytes.
+one. Compression is left out: it would have to be per entry, and a read of one segment costs its call, not its bytes.
 """
 
 import json
@@ -44,7 +43,7 @@ FRONT_BYTES: Final = _FRONT.size
 
 
 class SnapshotNames(NamedTuple):
-    """Whose snapshot it is."""
+    """The owner of the snapshot."""
 
     bucket_key: str
     topic_name: str
@@ -61,7 +60,7 @@ class ObjectExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectHead:
-    """What comes before the entries, checked."""
+    """The part before the entries, checked."""
 
     names: SnapshotNames
     table: NDArray[np.void]
@@ -113,7 +112,7 @@ def encode_object_head(names: SnapshotNames, table: NDArray[np.void]) -> bytes:
     """Return what comes before the entries.
 
     Args:
-        names: Whose snapshot it is.
+        names: The owner of the snapshot.
         table: Of all entries, from `table_of`; entry 0 is the metadata.
     """
     assert len(table) > METADATA_ENTRY
@@ -242,7 +241,7 @@ def checked_first_entries(head: ObjectHead, data: bytes, *, bucket_id: int | Non
     entries = _each_checked(head, METADATA_ENTRY, data, bucket_id)
     metadata = next(entries)
     segments: list[bytes] = []
-    # Who reads the damaged segment by itself is told of it: it costs neither entry 0 nor those before it.
+    # A read of the damaged segment by itself raises: it costs neither entry 0 nor those before it.
     with suppress(SnapshotCorruptedError):
         segments.extend(entries)
     return metadata, segments

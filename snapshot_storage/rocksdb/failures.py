@@ -1,4 +1,4 @@
-"""What a failure of the folder of snapshots means: an error of ours, with what to do."""
+"""Failures of the folder of snapshots as errors of ours, which say what to do."""
 
 from managed_ledger.rocksdb_store.failures import Cause, Failure
 from snapshot_storage.errors import (

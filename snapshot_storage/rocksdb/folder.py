@@ -71,11 +71,12 @@ class RocksDBFolder:
         # Guards the next id, and with it the order of batches: the id that a batch stores never goes back.
         self._write_lock = threading.Lock()
         stored = self._store.get(DEFAULT_FAMILY, NEXT_ID_KEY)
-        # What was put back from a backup, or lost the end of its log, knows nothing of ids that were given later.
+        # A folder that was put back from a backup, or lost the end of its log, knows nothing of ids that were given
+        # later.
         self._next_bucket_id = max(first_bucket_id(), 0 if stored is None else int.from_bytes(stored))
         self._is_closed = False
         self.damage: str | None = None
-        """What was found wrong with the folder as a whole, so that it is to be put aside; None while nothing is."""
+        """The damage of the folder as a whole, because of which it is to be put aside; None while none is known."""
         self._is_stuck = False
 
     @classmethod
@@ -138,7 +139,7 @@ class RocksDBFolder:
             try:
                 writing.abort()
             except SnapshotStorageError as error:
-                # What was wrong first is what the caller has to know.
+                # The caller has to know the first error.
                 log.warning("what there is of a snapshot is removed at a later start: %s", error)
             raise
 
@@ -206,7 +207,7 @@ class RocksDBFolder:
             except SnapshotCorruptedError as error:
                 if last_entry == METADATA_ENTRY:
                     raise
-                # What is before the damage; entry 0 by itself is judged by its own checksum alone.
+                # The entries before the damage; entry 0 by itself is judged by its own checksum alone.
                 last_entry = max(METADATA_ENTRY, min(last_entry, error.entry or METADATA_ENTRY) - 1)
             else:
                 return BucketSnapshotHead(info, metadata, segments)

@@ -1,11 +1,11 @@
-"""What is in a RocksDB folder of snapshots: keys and values, as pure functions over bytes.
+"""The layout of a RocksDB folder of snapshots: keys and values, as pure functions over bytes.
 
     format              the version of this layout
     next                the next bucket id, as 8 bytes
     h id                a snapshot's header, JSON and its CRC32C: it exists when the key does
     e id entry          an entry, as it was given, and its CRC32C
     i topic cursor id   that the header of this id is of the topic and cursor with these hashes, 4 bytes each
-    w id                a snapshot is being written piece by piece: what is there of it is not whole
+    w id                a snapshot is being written piece by piece: its entries so far are not a whole snapshot
 
 Ids are 8 bytes and entries 4, big endian, so that one range scan reads a bucket in order, and another one lists the
 snapshots of a topic or a cursor without a look at those of others. A CRC32C covers the key with the value, so that a
@@ -13,7 +13,7 @@ value under another's key is found out too. RocksDB checks a checksum for each b
 log; ours reaches from the caller that gave the bytes to the one that gets them, over memory, compression and cache.
 
 A folder of another layout is not read: it is put aside as a damaged one is (`opening`), and the index is built again.
-Versions 1 to 3 were those before: the first without checksums of its own, the last with each header twice.
+This layout's predecessors are versions 1 to 3: the first without checksums of its own, the last with each header twice.
 """
 
 import json

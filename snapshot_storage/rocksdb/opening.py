@@ -1,16 +1,17 @@
-"""How a RocksDB folder of snapshots is opened: strictly, and put aside where it is not what it was.
+"""The opening of a RocksDB folder of snapshots: strict, and a damaged folder is put aside.
 
 Snapshots are derived from the log, so none is worth a repair. A folder that a writer cannot open, that is empty though
 it has tables, or that has another layout, is renamed and kept, an empty one takes its place, and the trackers read
 again from the log what cursor properties name and the folder no longer has. One line of the log at level ERROR names
-the folder. What is no damage stays where it is, and is an error: another process that has the folder open, missing
-rights, a full disk.
+the folder. A folder that cannot be opened for another reason stays where it is, and the opening raises an error:
+another process has the folder open, rights are missing, the disk is full.
 
-RocksDB does not notice that its newest log is gone, or the end of it. Nothing here does either: the properties of the
-cursors name what was in it, and no id is given again, as they follow the clock (`first_bucket_id`).
+RocksDB does not notice that its newest log is gone, or the end of it. This module does not notice it either, and need
+not: the properties of the cursors name the snapshots that were in it, and no id is given again, as ids follow the clock
+(`first_bucket_id`).
 
 A reader opens a view of the folder. Beside a writer a folder changes meanwhile: its tables and its log are read one
-after the other, and a file may go in between. So what looks like damage to a reader is looked at again, a few times.
+after the other, and a file may go in between. So a reader that finds damage opens the folder again, a few times.
 
 Compression was chosen by measurement: `python -m benchmarks snapshots compression --buckets 6`, November 2026, 2 busy
 cores, rocksdict 0.3.29, buckets of 50,000 rows. Bytes a row at rest, and milliseconds to read a whole bucket:
@@ -80,7 +81,7 @@ def open_to_write(path: Path, *, memory: RocksDBMemory, damage: str | None = Non
     Args:
         path: The folder.
         memory: How much memory to take.
-        damage: What was found to be wrong with it since it was opened last, so that it is put aside now.
+        damage: The damage that was found since it was opened last, so that it is put aside now.
 
     Raises:
         StorageLockedError: It is in use by another writer.
@@ -154,7 +155,7 @@ def _opened(path: Path, memory: RocksDBMemory, lock: WriterLock) -> OpenDatabase
             batch = store.new_batch()
             batch.put(DEFAULT_FAMILY, FORMAT_KEY, FORMAT)
             store.write(batch, sync=True)
-        # What every start reads is read now: where it is damaged, the folder is put aside.
+        # The keys that every start needs are read now: where one is damaged, the folder is put aside.
         for start, end in (HEADERS, UNFINISHED):
             for _ in store.scan(DEFAULT_FAMILY, start, end):
                 pass

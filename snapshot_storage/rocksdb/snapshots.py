@@ -56,10 +56,10 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
 
         Args:
             path: A folder for nothing else. Missing parents are created too.
-            is_read_only: Read the folder as it is at `start`, also beside a process that writes to it or where
-                nobody may write, and write nothing there: what must be written goes to a temporary folder. What
-                would write raises `StorageReadOnlyError`, and `start` raises `StorageAccessError` where there is no
-                such folder.
+            is_read_only: Read the folder as it is at `start`, also beside a process that writes to it or on a read-only
+                disk, and write nothing there: files that RocksDB must write go to a temporary folder. Calls that would
+                write raise `StorageReadOnlyError`, and `start` raises `StorageAccessError` where there is no such
+                folder.
             memory: How much memory to take; by default 4 MiB to read and twice 4 to write.
             clock_s: A clock that never goes back.
         """

@@ -7,7 +7,7 @@ that it is in memory neither whole nor twice, and other threads run in between:
 2. one synced batch with the metadata and the header, which also takes that key away. Its sync covers step 1,
    as the log is one.
 
-What a crash leaves of step 1 is found by its key and removed when the folder is opened.
+The entries that a crash leaves of step 1 are found by that key and removed when the folder is opened.
 """
 
 import threading
@@ -77,7 +77,7 @@ class SnapshotWriting:
             return bucket_id
 
     def abort(self) -> None:
-        """Remove what there is of it, also a commit whose id nobody got."""
+        """Remove the snapshot so far, also one that is committed and whose id was not returned."""
         with self._turn:
             self._is_aborted = True
             if self._bucket_id is not None and self._is_in_database:

@@ -1,16 +1,16 @@
 """The edge to boto3: the few requests that snapshots need, and their failures as our errors.
 
-Blocking, and safe from any thread. Nothing is retried here or in boto3: how often and how patiently is the tracker's
-business, and a conditional write that is repeated blindly would take its own success for another's.
+Blocking, and safe from any thread. Neither this module nor boto3 retries: the tracker decides how often and how
+patiently. A conditional write that is repeated blindly would take its own success for another's.
 
-What a failure means:
+The meaning of a failure:
 
     503 SlowDown, 429, 409                                     StorageBusyError: refused, retriable, had no effect
-    credentials that the AWS chain has others for by now       the same: the next request is made with those
+    credentials that the AWS chain has replaced by now         the same: the next request has the new ones
     no connection, a timeout, any other 5xx, a redirect,
     a request that did not arrive whole                        StorageUnavailableError, retriable, may have had one
     wrong credentials, rights, bucket, region or clock         StorageAccessError, which says what to do
-    no such key, a condition that fails, no such range         a value: what it means is the caller's to say
+    no such key, a condition that fails, no such range         a value: the caller says what it means
 """
 
 import re
@@ -41,7 +41,7 @@ _BUSY_CODES = frozenset(
     {
         "BandwidthLimitExceeded",
         "ConditionalRequestConflict",
-        # Someone took it for left behind: another writer writes the snapshot again.
+        # Another process took the upload for abandoned and removed it: another writer writes the snapshot again.
         "NoSuchUpload",
         "OperationAborted",
         "RequestLimitExceeded",
@@ -53,7 +53,7 @@ _BUSY_CODES = frozenset(
         "TooManyRequests",
     }
 )
-# What was sent did not arrive as it was; and S3 names one of these inside an answer of 200.
+# The request did not arrive as it was sent; and S3 names one of these inside an answer of 200.
 _DISTURBED_CODES = frozenset(
     {"BadDigest", "IncompleteBody", "InternalError", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 )

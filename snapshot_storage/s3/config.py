@@ -1,4 +1,4 @@
-"""Where snapshots are kept on object storage, and with which patience. Knows nothing of boto3."""
+"""The configuration of object storage: server, credentials, prefix and timeouts. Knows nothing of boto3."""
 
 import re
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class S3Config:
     """The bucket, which must exist. Default none."""
 
     prefix: str = field(default="postdate/snapshots", metadata={"key": "bucketSnapshotS3Prefix"})
-    """What all keys begin with; behind it is the id of the data folder (`folder_id`). Default postdate/snapshots."""
+    """The beginning of all keys; the id of the data folder follows (`folder_id`). Default postdate/snapshots."""
 
     endpoint: str | None = field(default=None, metadata={"key": "bucketSnapshotS3Endpoint"})
     """The URL of a server other than AWS. Default none: AWS's, by region."""
@@ -29,7 +29,7 @@ class S3Config:
     """Whether the bucket stands in the path of a URL, as most servers other than AWS need it, not in the host name."""
 
     access_key_id: str | None = field(default=None, metadata={"key": "bucketSnapshotS3AccessKeyId"})
-    """Who asks. Default none: the AWS chain finds credentials (environment, profile, container, machine)."""
+    """The caller's key id. Default none: the AWS chain finds credentials (environment, profile, container, machine)."""
 
     secret_access_key: str | None = field(
         default=None, repr=False, metadata={"key": "bucketSnapshotS3SecretAccessKey", "is_secret": True}
@@ -64,7 +64,7 @@ class S3Config:
     """
 
     abandoned_upload_age_s_min: int = 60 * 60
-    """An upload in parts that began this long ago belongs to nobody any more, and is removed at start. Default 1 h."""
+    """An upload in parts that began this long ago is abandoned, and is removed at start. Default 1 h."""
 
     table_cache_bytes: int = 4 * 2**20
     """How much is remembered of where segments lie in objects, at 8 bytes a segment. Default 4 MiB.
@@ -74,7 +74,7 @@ class S3Config:
 
     def __post_init__(self) -> None:
         for name in ("bucket", "endpoint"):
-            # What is refused here is never repeated: most programs take a password in a URL, and print it.
+            # The message does not repeat the refused value: a URL may contain a password.
             if "@" in (getattr(self, name) or ""):
                 raise ValueError(
                     f"{name} must be without a user or password: they are access_key_id and secret_access_key"

@@ -1,8 +1,8 @@
 """Boto3's client of one server, and its credentials: found where AWS's own tools find them, and found again.
 
-Credentials in a file are read once by boto3; when they expire, somebody or something writes others there, and a service
-must not have to start again for that. So who is refused asks for others. What boto3 renews by itself (of a machine, a
-container, a role) it goes on renewing, and what the configuration says stays as it is.
+Credentials in a file are read once by boto3. When they expire, new ones are written there, and a service must not have
+to start again for that. So a connection that is refused asks for new ones. Credentials that boto3 renews by itself (of
+a machine, a container, a role) it goes on renewing, and those of the configuration stay as they are.
 """
 
 import logging

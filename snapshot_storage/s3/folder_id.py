@@ -1,13 +1,14 @@
-"""The id of a data folder: what its snapshots on S3 are under, so that no two services meet there.
+"""The id of a data folder: the prefix of its snapshots on S3, so that no two services share keys.
 
 Snapshots that no cursor of a folder names are garbage to its service. Under keys that two services share, each would
-take the other's for that. So the snapshots of a folder are under `<bucketSnapshotS3Prefix>/<id>/`, and the id is
-random, made once, and kept in a file of the folder.
+take the other's snapshots for garbage. So the snapshots of a folder are under `<bucketSnapshotS3Prefix>/<id>/`, and the
+id is random, made once, and kept in a file of the folder.
 
-A copy of a folder has the id of the original. Where both run, each deletes what the other one's cursors name, and reads
-the index of it again from its log: time, and no message. Who keeps both removes the file from one of them, which gets a
-new id at its next start and builds its index anew; so it is where the file is lost or damaged. What was under an id
-that no folder has any more is garbage that only whoever looks after the bucket can remove.
+A copy of a folder has the id of the original. Where both run, each deletes the snapshots that the other one's cursors
+name, and the other reads its index again from its log: that costs time, and no message. An operator that keeps both
+removes the file from one of them. That folder gets a new id at its next start and builds its index anew, as it does
+where the file is lost or damaged. Snapshots under an id that no folder has any more are garbage that an operator has to
+remove.
 """
 
 import logging

@@ -7,9 +7,9 @@
 
 A tracker knows a snapshot by its id alone, after a restart too, and must read it in one call: so the key comes from
 the id. Snapshots are listed by topic and cursor, of which there may be thousands under one prefix: so the id
-begins with short hashes of both, and a list asks for one "folder". Strangers with the same hashes are few and are
-told apart by the names in the object. Names in the key instead would need a search for every id, or a second object
-that points to the first, which a crash leaves behind; and they outgrow a key's 1,024 bytes.
+begins with short hashes of both, and a list asks for one "folder". Other subscriptions with the same hashes are few,
+and the names in the object tell them apart. Names in the key instead would need a search for every id, or a second
+object that points to the first, which a crash leaves behind; and they outgrow a key's 1,024 bytes.
 
 The serial is the time in milliseconds since 2020, until 2089, with three random bits. Ids of one process
 ascend; two writers of the same subscription rarely choose the same, and a conditional write settles it if they

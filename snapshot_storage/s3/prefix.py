@@ -2,7 +2,7 @@
 
 One object per snapshot (`objects.format`), under a key that its id gives (`layout`). A read is one ranged GET:
 recovery takes the first `head_bytes` of an object, which have header, metadata and the first segments where they
-fit. Where segments lie is remembered in a cache of bounded size, so that reading one later is one call as well.
+fit. The places of segments are kept in a cache of bounded size, so that a later read of one is one call as well.
 """
 
 import logging
@@ -52,10 +52,10 @@ class S3Snapshots:
     """An open bucket and prefix."""
 
     def __init__(self, config: S3Config, *, is_read_only: bool) -> None:
-        """Open it; to write, remove uploads that nobody will complete.
+        """Open it; to write, remove abandoned uploads.
 
         Args:
-            config: Where.
+            config: Server, bucket and prefix.
             is_read_only: Ask and read only.
 
         Raises:

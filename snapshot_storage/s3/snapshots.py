@@ -28,9 +28,9 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
     """Keeps snapshots as objects under a prefix of a bucket, which any number of processes may use at a time.
 
     Beyond what every storage promises: two writers never share an id, also on different machines. A call that fails
-    with `StorageAccessError` goes on failing until someone corrects credentials, rights, names or a clock. An object
-    that alone can never be read fails like in an outage, as some servers hide damage so: who asks says which it is, and
-    an operator drops it (`postdate snapshots drop`).
+    with `StorageAccessError` goes on failing until an operator corrects credentials, rights, names or a clock. An
+    object that alone can never be read fails like in an outage, as some servers hide damage so: the caller names it,
+    and an operator drops it (`postdate snapshots drop`).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         """Remember where; `start` asks whether the bucket can be used, and does not create it.
 
         Args:
-            config: Where.
+            config: Server, bucket and prefix.
             is_read_only: Change nothing: what would write raises `StorageReadOnlyError`.
             folder: The data folder whose snapshots these are: they are under its id (`folder_id`), which is made where
                 it has none. None means those right under the prefix.

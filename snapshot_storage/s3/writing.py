@@ -1,8 +1,7 @@
 """One snapshot on its way to S3, piece by piece, with blocking calls.
 
-One that is small is one conditional write. One that outgrows a few MiB is an upload in parts, whose order is the
-point: the object begins with what is known last (metadata, and where each segment lies), and all parts but the
-last must have 5 MiB. So
+A small snapshot is one conditional write. One that outgrows a few MiB is an upload in parts. The object begins with the
+parts that are known last (metadata, and where each segment lies), and all parts but the last must have 5 MiB. So
 
 1. the first 5 MiB of segments are held back, and the following ones are sent as parts 2, 3, ... as they come;
 2. at commit the rest is sent, then part 1: header, metadata and the segments that were held back;
@@ -11,8 +10,8 @@ last must have 5 MiB. So
 An upload that a crash leaves behind is never visible. A small object beside the snapshots names its key while it runs,
 and `S3Snapshots` removes both at a later start.
 
-A write whose answer was lost may have taken effect. Each writer has a nonce, which its objects carry: what is removed
-then is its own object, never one that another writer made under the same key.
+A write whose answer was lost may have taken effect. Each writer has a nonce, which its objects carry: so it removes
+only its own object, never one that another writer made under the same key.
 """
 
 import logging
@@ -71,7 +70,7 @@ class S3Writing:
         self._bucket_id = -1
         self._tags: list[str] = []
         self._nonce = secrets.token_hex(8)
-        # A key under which there may be an object of ours that nobody knows of.
+        # A key under which there may be an object of ours whose write was not answered.
         self._unknown_key: str | None = None
         # An abort waits here for the call that its caller stopped waiting for.
         self._turn = threading.Lock()
@@ -160,7 +159,7 @@ class S3Writing:
         return bucket_id_for(self._names.topic_name, self._names.cursor_name, serial=self._serials.next())
 
     def abort(self) -> None:
-        """Remove what there is of it, also a commit whose id nobody got."""
+        """Remove the snapshot so far, also one that is committed and whose id was not returned."""
         with self._turn:
             if self._upload is not None:
                 self._client.abort_upload(self._upload)
@@ -179,6 +178,6 @@ def write_or_abort(writing: S3Writing, metadata: bytes, segments: Sequence[bytes
         try:
             writing.abort()
         except SnapshotStorageError as error:
-            # What was wrong first is what the caller has to know.
+            # The caller has to know the first error.
             log.warning("what was written of a snapshot may be left, without an owner: %s", error)
         raise
