@@ -180,7 +180,7 @@ export async function actOnPause(topic, kind, subscription) {
     const due = found.total - found.delayed;
     told.textContent = kind === "pause"
       ? `${plural(found.delayed, "delayed message")} will be held when their time comes, until somebody resumes. What consumers have stays theirs.`
-      : `${plural(due, "delayed message")} ${due === 1 ? "is" : "are"} due and will be let go; ${count(found.delayed)} more will come at their time.`;
+      : `${plural(due, "delayed message")} ${due === 1 ? "is" : "are"} due; those that the pause holds will be let go. ${count(found.delayed)} more will come at their time.`;
     confirm.disabled = false;
   } catch (error) {
     told.textContent = "How many are meant is not known.";

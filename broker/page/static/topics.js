@@ -32,7 +32,7 @@ export function showTopics(view) {
     el("th", { scope: "col", class: column.number && "number" },
       button(column.title, () => { sortedBy = at; draw(); announce(`Sorted by ${column.title}`); }, { class: "sort" })));
   const body = el("tbody");
-  const more = button("Show more", () => { shown += 5 * SHOWN_AT_ONCE; draw(); }, { hidden: true });
+  const more = button("Show more", () => { shown += 2 * SHOWN_AT_ONCE; draw(); }, { hidden: true });
   view.main.replaceChildren(
     el("h1", {}, "Topics"),
     el("div", { class: "tools" }, labelled("Filter", filter), el("label", { class: "check" }, paused, "paused only")),

@@ -23,7 +23,13 @@ QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
 @pytest.fixture(scope="package")
 def page_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    settings = {"delayedDeliveryMaxDelayInMillis": "0", "delayedDeliveryMinIndexCountPerBucket": "200"}
+    # Small ledgers and buckets, so that 300 messages fill some.
+    settings = {
+        "delayedDeliveryMaxDelayInMillis": "0",
+        "delayedDeliveryMinIndexCountPerBucket": "50",
+        "managedLedgerMaxEntriesPerLedger": "100",
+        "managedLedgerMinLedgerRolloverTimeMinutes": "0",
+    }
     running = make_service(POSTDATE, tmp_path_factory.mktemp("page"), settings)
     running.start()
     yield running

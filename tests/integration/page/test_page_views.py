@@ -14,7 +14,7 @@ VIEWS = {
     "schedule": ("#messages tbody tr", "Messages next to be due"),
     "search": ("#search", ""),
     "consumers": (".ring", "100.0 %"),
-    "index": ("#view svg", "Immutable buckets"),
+    "index": ("#view tbody tr", "sealed"),
     "live": ("#rates", "Out"),
 }
 THEMES = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -62,3 +62,49 @@ def test_the_topics_are_a_table_in_each_theme_and_width(
     assert fits(page)
     row = next(one.text for one in page.all("#topics tbody tr") if topic in one.text)
     assert "300" in row
+
+
+def test_the_topics_are_filtered_and_sorted(
+    page: Page, client: pulsar.Client, topic: str, schedule: pulsar.Consumer
+) -> None:
+    client.create_producer(f"{topic}-quiet").close()
+    page.use()
+    page.open()
+    page.text_has("#topics tbody tr", topic)
+
+    page.one("#filter").send_keys(topic)
+    page.until("document.querySelectorAll('#topics tbody tr').length === 2")
+    page.press("Topic")
+    names = [one.text for one in page.all("#topics tbody a")]
+    page.press("Delayed")
+    first = page.one("#topics tbody a").text
+
+    assert names == [f"public/default/{topic}", f"public/default/{topic}-quiet"]
+    assert first == f"public/default/{topic}"
+    assert page.one("#topics th[aria-sort]").text.startswith("Delayed")
+    page.one(".check input").click()
+    page.until("document.querySelectorAll('#topics tbody tr').length === 0")
+
+
+def test_a_slot_that_drains_says_who_holds_it(page: Page, client: pulsar.Client, topic: str, screenshots: Path) -> None:
+    key_shared = pulsar.ConsumerType.KeyShared
+    holder = client.subscribe(topic, "me", consumer_type=key_shared, consumer_name="holder", receiver_queue_size=60)
+    producer = client.create_producer(topic, batching_enabled=False)
+    for number in range(60):
+        producer.send(b"x", partition_key=f"key-{number}")
+    for _ in range(60):
+        holder.receive(10_000)
+    client.subscribe(topic, "me", consumer_type=key_shared, consumer_name="joiner")
+    for number in range(60):
+        producer.send(b"x", partition_key=f"key-{number}")
+
+    page.use()
+    page.topic(topic, "consumers")
+    page.text_has("#view caption", "Draining slots of me, and who holds them")
+    page.picture(screenshots / "draining-light-wide.png")
+
+    rows = [one.text for one in page.all("#view tr")]
+    assert any("joiner" in one and "%" in one for one in rows)
+    assert all("holder" in one for one in rows[rows.index(next(one for one in rows if "Held by" in one)) + 1 :])
+    assert len(page.all(".ring .slice")) == 2
+    assert page.all(".ring .draining")
