@@ -1,4 +1,4 @@
-"""The command `postdate pipeline cancel`; what it does is `cancel`'s."""
+"""The command `postdate pipeline cancel`; `jobs.cancel` does the work."""
 
 import sys
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def cancel(
             on_stage=steps.begin,
             on_step=steps.advance,
         )
-    # What a search finds of topics that have no such subscription, nobody has asked for.
+    # Positions that a search finds in topics without such a subscription were not asked for.
     left_out = report.unsubscribed if positions is not None else 0
     if is_json:
         print_json(cancel_json(report, is_dry_run=dry_run))

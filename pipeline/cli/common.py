@@ -1,4 +1,4 @@
-"""What the commands of `cli` share: which errors they refuse with, their options, and a session that says nothing."""
+"""The common part of the commands of `cli`: the errors they refuse with, their options, and a quiet session."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""The command `postdate pipeline ingest`; what it does is `ingest`'s."""
+"""The command `postdate pipeline ingest`; `jobs.ingest` does the work."""
 
 import sys
 import time
@@ -51,7 +51,7 @@ def ingest(
     master: str,
     is_json: bool,
 ) -> None:
-    """Add a stream of scheduled messages to the delayed index, each once, whatever is killed and restarted.
+    """Add a stream of scheduled messages to the delayed index, each once, also when processes are killed and restarted.
 
     DATA is a service's data directory; the service must be stopped. SOURCE is a folder to which files are added, with
     the columns topic, ledger_id, entry_id and deliver_at_ms; CSV with a header. Keep the checkpoint: with a new one the

@@ -1,4 +1,4 @@
-"""The commands `postdate ledger verify` and `postdate ledger repair`: what is damaged of a log, and what is left of it.
+"""The commands `postdate ledger verify` and `postdate ledger repair`: they find the damage of a log, and keep the rest.
 
 They need neither Spark nor a service, and the log for themselves.
 """

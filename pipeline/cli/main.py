@@ -2,8 +2,8 @@
 
     spark-submit --master spark://host:7077 "$(python -m pipeline)" rebuild DATA     the same job on a cluster
 
-Everything that goes wrong at start is one line on stderr and exit code 2. What a job needs (pyarrow, PySpark, Java) is
-imported when it runs, so `--help` works without.
+Each error at start is one line on stderr and exit code 2. Libraries of a job (pyarrow, PySpark, Java) are loaded when
+it runs, so `--help` works without them.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The command `postdate pipeline merge`; what it does is `merge`'s."""
+"""The command `postdate pipeline merge`; `jobs.merge` does the work."""
 
 import sys
 from typing import TYPE_CHECKING, Any

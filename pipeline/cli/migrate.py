@@ -1,4 +1,4 @@
-"""The command `postdate pipeline migrate`; what it does is `migrate`'s."""
+"""The command `postdate pipeline migrate`; `jobs.migrate` does the work."""
 
 import sys
 from typing import TYPE_CHECKING, Any

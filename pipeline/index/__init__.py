@@ -1,1 +1,1 @@
-"""Where an index is, whose it is, and how staged snapshots become it in one step. Without Spark."""
+"""The place of an index, its owners, and the one step that makes staged snapshots the index. Without Spark."""

@@ -1,6 +1,6 @@
-"""Which batch of a stream a subscription's index has last: one property, written together with the buckets' own.
+"""The mark of the last batch of a stream in a subscription's index: a property, written together with the buckets' own.
 
-So a batch is in the index with its mark, or neither is; one that a stream brings again after a crash is known by it.
+So a batch is in the index with its mark, or neither is; a batch that a stream repeats after a crash is known by it.
 Batch ids of a query grow, so the last one stands for all before it. Pure.
 """
 
@@ -32,7 +32,7 @@ class BatchMark(NamedTuple):
 
     @property
     def properties(self) -> dict[str, str]:
-        """What says that the batch is in the index."""
+        """The property that says that the batch is in the index."""
         return {f"{MARK_PREFIX}{self.query_id}": str(self.batch_id)}
 
     def is_in(self, properties: Mapping[str, str]) -> bool:

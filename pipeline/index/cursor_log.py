@@ -1,7 +1,7 @@
-"""The cursors of a log that no service has open: their properties are what makes snapshots an index.
+"""The cursors of a log that no service has open: their properties make snapshots an index.
 
 All properties of all cursors change in one synced write, so after a crash the old index is there, or the new one.
-What is acknowledged for many of them is one synced write as well, in the journal records that a live cursor writes.
+Acknowledgements for many of them are one synced write as well, in the journal records that a live cursor writes.
 Properties alone, also beside a service, are `managed_ledger.cursor_properties`' business, which writes them here too.
 """
 
@@ -80,7 +80,7 @@ class CursorLog:
 
         Raises:
             NameNotFoundError: There is no such topic or subscription.
-            ValueError: A subscription is named that shares its index with others, for whom it would be changed, too.
+            ValueError: A named subscription shares its index with others, which would be changed, too.
         """
         names = select(self.names(), self._topics, topics, cursors).of(self.names())
         shared = {name.topic for name in self._ids if is_index_cursor(name.cursor)}
@@ -90,7 +90,7 @@ class CursorLog:
         return [name for name in names if name not in set(sharing)]
 
     def named_ids(self) -> set[int]:
-        """The snapshots that any property of any cursor names, well-formed or not: nobody may delete these."""
+        """The snapshots that any property of any cursor names, well-formed or not: these must not be deleted."""
         return {
             bucket_id
             for properties in self._properties.values()
@@ -114,7 +114,7 @@ class CursorLog:
             raise CursorNotFoundError(f"The log has no subscription {cursor}") from None
 
     def acknowledged(self, cursor: CursorName) -> Acknowledged:
-        """What a subscription has acknowledged; of a shared index, what all of them have."""
+        """The acknowledgements of a subscription; of a shared index, those that all have."""
         return self._acknowledged[cursor]
 
     def put_properties(self, changed: Mapping[CursorName, Mapping[str, str]]) -> None:
@@ -205,7 +205,7 @@ def select(
     topics: Sequence[str] | None,
     cursors: Sequence[str] | None,
 ) -> Selection:
-    """Return what somebody means by names of topics and subscriptions.
+    """Return the cursors that these names of topics and subscriptions select.
 
     Args:
         names: All cursors.

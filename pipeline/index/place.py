@@ -1,4 +1,4 @@
-"""Where an index is: which storage is at a location, and one open storage for all tasks of a worker process.
+"""The place of an index: the storage at a location, opened once for all tasks of a worker process.
 
 A location is one of
 
@@ -55,11 +55,11 @@ def index_folder(location: str) -> Path:
 
 
 def open_index(location: str, *, log: Path | None = None, is_read_only: bool = False) -> BucketSnapshotStorage:
-    """Return the storage at a location, not started; on S3 one that asks again what it may.
+    """Return the storage at a location, not started; on S3 one that retries.
 
     Args:
         location: Where.
-        log: What `cursor_folder` says; what changes anything on S3 has to name it.
+        log: The result of `cursor_folder`; jobs that write to S3 have to name it.
         is_read_only: Change nothing.
 
     Raises:
@@ -100,7 +100,8 @@ def own_index(location: str, log: Path | None, *, is_read_only: bool = False) ->
 
     Args:
         location: Where.
-        log: What `cursor_folder` says; None where only a location is known, under which one folder may have snapshots.
+        log: The result of `cursor_folder`; None where only a location is known, under which one folder may have
+            snapshots.
         is_read_only: Whether a folder without an id is to get none.
 
     Raises:
@@ -150,10 +151,10 @@ def may_have_index(location: str) -> bool:
 
 
 def check_index(index: str | None, log: Path, topics: Sequence[str], cursors: Sequence[str]) -> None:
-    """Make sure that a job has something to work on, before it begins.
+    """Check that the log, the index, the topics and the subscriptions of a job are there, before it begins.
 
     Args:
-        index: Where the index is to be; None where it is none of the job's business, or is made.
+        index: The place of the index; None where the job does not use it, or makes it.
         log: What `cursor_folder` says.
         topics: Names of topics, each of which must be there.
         cursors: Names of subscriptions, the same.
@@ -200,8 +201,8 @@ def staging_place(index: str, log: Path) -> Path:
 def with_index(location: str, job: str, work: Callable[[BucketSnapshotStorage], Awaitable[Result]]) -> Result:
     """Do some work of a job with an index that stays open to read for the job's other tasks in this process.
 
-    The folder may be in use. What its owner compacts away under a reader is there again for a new one, so a failure is
-    tried once more with the index opened anew.
+    The folder may be in use. Its owner may compact files away under a reader, so after a failure the index is opened
+    anew and the work is tried once more.
     """
     return with_indexes((location,), job, work)
 
@@ -219,7 +220,7 @@ def with_indexes(locations: Sequence[str], job: str, work: Callable[..., Awaitab
         return _runner().run(main())
 
 
-# What a worker process keeps from one task to the next: its one event loop, and what is open in it.
+# A worker process keeps its one event loop, and the storages open in it, from one task to the next.
 _opened: dict[tuple[str, str], BucketSnapshotStorage] = {}
 
 

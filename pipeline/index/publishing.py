@@ -1,8 +1,8 @@
 """Make snapshots that are staged the index of their cursors: the one step of a job that changes anything.
 
-1. Each snapshot is stored, durable, and nobody knows of it. One that the index has already is left alone.
+1. Each snapshot is stored and durable, without a property. One that the index has already is left alone.
 2. The properties of all cursors are written, in one synced write: from here on the new index is the valid one.
-3. What it replaces is deleted, and no property names it.
+3. The replaced snapshots, which no property names any more, are deleted.
 
 A crash before 2 leaves the old index and snapshots without an owner; one after 2 leaves the new index and the same.
 Recovery finds them by listing and deletes them, as it does after any crash of a service.
@@ -40,7 +40,7 @@ class PublishedBucket(NamedTuple):
 
 @dataclass(slots=True)
 class Published:
-    """What a publication did; nothing at all where the index was like this already."""
+    """The changes of a publication; none where the index was like this already."""
 
     buckets: list[PublishedBucket] = field(default_factory=list)
     removed_ids: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ async def publish(
     Args:
         staged: What to publish; a bucket key at most once for each cursor. An error in it ends the publication.
         storage: Where to, open.
-        cursors: Whose properties to write.
+        cursors: The cursors, for their properties.
         replaced: Cursors whose other buckets go: their index becomes what was staged. Other cursors keep theirs,
             but for those of the same bucket key.
         gone: Buckets that go, by subscription and bucket key.
@@ -172,7 +172,7 @@ class _Store:
 def _new_properties(
     buckets: Sequence[PublishedBucket], old: Mapping[CursorName, dict[str, str]], gone: Mapping[CursorName, set[str]]
 ) -> dict[CursorName, dict[str, str]]:
-    """What the properties of each cursor are to be; those that name no bucket stay."""
+    """The new properties of each cursor; those that name no bucket stay."""
     named: defaultdict[CursorName, dict[str, str]] = defaultdict(dict)
     for bucket in buckets:
         properties = named[CursorName(bucket.topic, bucket.cursor)]
@@ -191,5 +191,6 @@ def _ids(properties: Iterable[Mapping[str, str]]) -> set[int]:
 
 async def _delete(storage: BucketSnapshotStorage, bucket_ids: Iterable[int]) -> None:
     deletions = (storage.delete_bucket_snapshot(bucket_id) for bucket_id in bucket_ids)
-    # A storage that fails here as well keeps what nobody owns, as after a crash: recovery finds it by listing.
+    # A storage that fails here as well keeps snapshots without an owner, as after a crash: recovery finds them by
+    # listing.
     await asyncio.gather(*deletions, return_exceptions=True)

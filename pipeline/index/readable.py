@@ -1,7 +1,7 @@
-"""What an index has where headers of snapshots are damaged, and whose a snapshot is that a property names.
+"""The readable part of an index with damaged headers, and the owner of a snapshot that a property names.
 
-A list ends at a damaged header or leaves it out, and a repair must not. RocksDB keeps headers twice; on S3 one object
-that is cut short is enough. Whose such a snapshot was, only the property that names it can say.
+A list ends at a damaged header or leaves it out, and a repair must not. On S3 one object that is cut short is enough.
+Only the property that names such a snapshot can say which cursor owned it.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ class ReadableIndex(NamedTuple):
     infos: list[BucketSnapshotInfo]
     """All of them; where a header is damaged, those that are named and can be read."""
     damaged: dict[int, str]
-    """Those that cannot even be listed, by id, and why."""
+    """The snapshots that cannot even be listed, by id, and why."""
 
 
 async def list_readable(storage: BucketSnapshotStorage, named: Iterable[int]) -> ReadableIndex:
-    """List snapshots, whatever is damaged.
+    """List the snapshots that can be read, also where headers are damaged.
 
     Args:
         storage: Open.

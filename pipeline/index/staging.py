@@ -1,4 +1,4 @@
-"""Where tasks put snapshots until the driver publishes them: a folder of a job, a file of a task's attempt.
+"""Staging: tasks put snapshots into a folder of the job until the driver publishes them, a file for each attempt.
 
     <index>.staging/<job>/task-<partition>-<attempt>.snapshots       objects of `objects.format`, one after the other
 
@@ -6,8 +6,8 @@ A task may run twice, side by side or after a failure. Each attempt has a file o
 files whose attempts it was told to have succeeded; so nothing depends on which one wins. A RocksDB folder has one
 writer, the driver, and nothing else than its commit touches it. On several machines the folder must be a shared one.
 
-A job that ends, either way, removes its folder. A job that is killed leaves it, with a lock that nobody holds: the next
-job sweeps it. A job that can hold no lock is taken for dead after a day.
+A job that ends, either way, removes its folder. A job that is killed leaves it, with a lock that is free: the next job
+sweeps it. A job that can hold no lock is taken for dead after a day.
 """
 
 import fcntl
@@ -94,7 +94,7 @@ def staging_root(index: Path) -> Path:
 
 
 class StagingFolder:
-    """The folder of one job. Whoever made it removes it; a context manager."""
+    """The folder of one job. Its maker removes it; a context manager."""
 
     def __init__(self, root: Path, job: str) -> None:
         """Make the folder and hold its lock, after what killed jobs have left is swept."""

@@ -2,9 +2,9 @@
 
     ledgers, cursors, snapshots ──► stretches of about as many positions (driver) ──► `audit_rows` (tasks) ──► report
 
-Nothing is locked, so a service may run meanwhile; what it seals or merges just then may show up as a finding that is
-gone the next time. `repair` needs the service stopped. It rebuilds the index of every subscription that has a finding,
-drops properties that name no bucket, and deletes snapshots that no property of any cursor names.
+The audit locks nothing, so a service may run meanwhile. A bucket that it seals or merges just then may show up as a
+finding that is gone the next time. `repair` needs the service stopped. It rebuilds the index of every subscription that
+has a finding, drops properties that name no bucket, and deletes snapshots that no property of any cursor names.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class _Cursor:
 
 @dataclass(slots=True, eq=False)
 class AuditReport:
-    """What was looked at, and what was found."""
+    """The findings of an audit, and how much it looked at."""
 
     now_ms: int
     counts: dict[CursorName, Counter[Finding]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class AuditReport:
     ownership: list[Problem] = field(default_factory=list)
     """Snapshots without a property, and properties without a snapshot or with a wrong one.
 
-    One that cannot even be listed and that no property names is `DAMAGED`, and nobody's.
+    One that cannot even be listed and that no property names is `DAMAGED`, and has no owner.
     """
     log_rows: int = 0
     index_rows: int = 0
@@ -166,7 +166,7 @@ def _add_ownership(report: AuditReport, readable: ReadableIndex, properties: Seq
     report.ownership += [
         problem
         for problem in ownership_problems(readable.infos, properties)
-        # What is there, and cannot be read, is named already.
+        # Snapshots that are there and cannot be read are named already.
         if problem.kind is not ProblemKind.MISSING or problem.bucket_id not in readable.damaged
     ]
 
@@ -220,7 +220,7 @@ def _ids(properties: Iterable[BucketProperty]) -> set[int]:
 
 
 def _may_count(one: BucketProperty, infos: Mapping[int, BucketSnapshotInfo], damaged: Collection[int | None]) -> bool:
-    """Whether a property names a snapshot of its own cursor, or one of which nobody can say whose it was."""
+    """Whether a property names a snapshot of its own cursor, or a damaged one whose owner is unknown."""
     if one.bucket_id in damaged:
         return True
     info = None if one.bucket_id is None else infos.get(one.bucket_id)
@@ -300,10 +300,10 @@ def repair(
     on_stage: OnStage = lambda _name, _steps: None,
     on_step: OnStep = lambda _steps: None,
 ) -> int:
-    """Make what is wrong anew: the index of every subscription that has a finding; properties and orphans go.
+    """Rebuild the index of every subscription that has a finding; drop bad properties and orphans.
 
-    Properties go that name no bucket, and snapshots of the report that no property of any cursor names then. What a
-    subscription has of its own where its topic's share an index goes as well: nobody uses it.
+    Properties that name no bucket go, and snapshots of the report that no property of any cursor names then. A
+    subscription's own index, where its topic has a shared one, goes as well: it is not used.
 
     Returns:
         How many snapshots without a property were deleted.
@@ -329,7 +329,7 @@ def repair(
 
 
 async def _sweep(data: str, index: str, affected: Collection[CursorName], suspects: Iterable[int | None]) -> int:
-    """Drop properties that are of no use, and delete what no property names, while nobody else can write any."""
+    """Drop useless properties, and delete snapshots that no property names, while no other process can write any."""
     folder = cursor_folder(data, None)
     with CursorLog(folder) as owners:
         dropped = drop_useless(owners, affected)
@@ -344,7 +344,7 @@ async def _sweep(data: str, index: str, affected: Collection[CursorName], suspec
 
 
 def drop_useless(owners: CursorLog, affected: Collection[CursorName]) -> set[int]:
-    """Drop properties of these subscriptions that name no bucket, or an index that nobody uses; return their ids."""
+    """Drop properties of these subscriptions that name no bucket, or an unused index; return their ids."""
     own = set(owners.with_own_index(None, None))
     before = owners.named_ids()
     changed = {}

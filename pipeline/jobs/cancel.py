@@ -4,11 +4,11 @@
                                                              └──► buckets without those rows ──► publish
 
 Positions are any DataFrame with topic, ledger_id and entry_id; `find_messages` makes one by time, key and property.
-The service must be stopped. What counts is the acknowledgement: a tracker leaves out acknowledged rows when it recovers
-a bucket, so a crash before the index is changed costs space and nothing else. A second run cancels nothing; it ends
-what the first one left.
+The service must be stopped. Only the acknowledgement counts: a tracker leaves out acknowledged rows when it recovers a
+bucket, so a crash before the index is changed costs space and nothing else. A second run cancels nothing; it completes
+the first one.
 
-An index that the subscriptions of a topic share is left as it is: others may wait for the same rows.
+An index that the subscriptions of a topic share is left as it is: other subscriptions may wait for the same rows.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class BucketToShrink(NamedTuple):
 
 
 class ShrunkBucket(NamedTuple):
-    """What a task made of a bucket."""
+    """The result of a task for one bucket."""
 
     cursor: CursorName
     bucket_key: str
@@ -84,7 +84,7 @@ class ShrunkBucket(NamedTuple):
 
 @dataclass(slots=True)
 class CancelReport:
-    """What was asked for, and what was done; of a dry run, what would be done."""
+    """The positions that were given, and the changes; of a dry run, those that would be made."""
 
     asked: int = 0
     """Different positions."""

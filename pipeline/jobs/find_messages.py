@@ -2,9 +2,9 @@
 
     headers (filters on topic, time and the key's hash) ──► metadata of what is left (key, properties) ──► positions
 
-The metadata of a message stands before its payload, in the same block of the log; of a block that has a message to be
-looked at, all is read and only metadata is taken apart (`message_metadata`). So a search by property alone reads the
-whole log, one by time or key as well reads little.
+The metadata of a message stands before its payload, in the same block of the log; a block with such a message is read
+whole, and only metadata is parsed (`message_metadata`). So a search by property alone reads the whole log, one by time
+or key as well reads little.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ from tracker.columns.positions import ledger_groups
 
 CSV_OPTIONS = {
     "header": "true",
-    # A quote within quotes is doubled, as everybody writes it (RFC 4180); Spark's own default is a backslash before it.
+    # A quote within quotes is doubled, as RFC 4180 says; Spark's own default is a backslash before it.
     "quote": '"',
     "escape": '"',
     "ignoreLeadingWhiteSpace": "true",
@@ -94,7 +94,7 @@ def find_messages(
 
 
 def topics_in(location: str, topics: Sequence[str]) -> list[str]:
-    """Return the topics of a log that somebody means by these names.
+    """Return the topics of a log that have these names, whole or short.
 
     Raises:
         LedgerError: There is no such log, or no such topic in it.

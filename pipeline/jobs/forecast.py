@@ -35,7 +35,7 @@ _MINUTES_SCHEMA = pa.schema([("topic", pa.string()), ("minute", pa.int64()), ("d
 
 
 class Ahead(NamedTuple):
-    """What is ahead of one topic, or of all together."""
+    """The deliveries ahead of one topic, or of all together."""
 
     topic: str | None
     """None for all topics together."""
@@ -60,7 +60,7 @@ class Minutes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecast:
-    """What is ahead at a time."""
+    """The deliveries ahead at a time."""
 
     now_ms: int
     total: Minutes

@@ -8,7 +8,8 @@ that comes again writes nothing. That holds as long as the checkpoint is kept an
 as files, Kafka, Delta and Iceberg do; a new checkpoint is a new stream.
 
 Each batch makes at least one bucket for each topic in it, so give a stream large batches, and merge now and then. The
-service must be stopped: an index has one writer. What is due when its batch is written is left out, as by `rebuild`.
+service must be stopped: an index has one writer. Rows that are due when their batch is written are left out, as by
+`rebuild`.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,7 @@
 
     ledger records ──► count tasks ──► plan (driver) ──► bucket tasks: read, seal, stage ──► publish (driver)
 
-Nothing is shuffled: a bucket is made of consecutive header ranges, which one task reads straight from the log. The
+No data is shuffled: a bucket is made of consecutive header ranges, which one task reads straight from the log. The
 headers are read twice, since where a bucket ends depends on how many messages of the ledgers before it are still to be
 delivered; the first reading takes a tenth of the time of the whole.
 
@@ -35,7 +35,7 @@ from pipeline.tasks.row_checks import Acknowledged, BadRow
 
 @dataclass(slots=True)
 class RebuildReport:
-    """What a rebuild found and did."""
+    """The findings and results of a rebuild."""
 
     ledgers: int = 0
     entries_read: int = 0

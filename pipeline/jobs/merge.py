@@ -2,9 +2,9 @@
 
     properties ──► rows of each bucket (tasks) ──► groups (driver) ──► a bucket of each group (tasks) ──► publish
 
-Which buckets go together is decided as the live tracker does it, one merge after the other, but on numbers: the rows
-are read and written once, however many merges that would have been. Subscriptions within the limit are not looked at,
-so a second run changes nothing.
+Buckets are chosen as the live tracker chooses them, one merge after the other, but by their numbers alone: the rows are
+read and written once, however many merges that would have been. Subscriptions within the limit are not looked at, so a
+second run changes nothing.
 
 The service must be stopped. The old buckets are the index until the properties of all subscriptions are written, in one
 step, and are deleted after it.
@@ -40,7 +40,7 @@ BUCKETS_PER_COUNT = 200
 
 @dataclass(slots=True)
 class MergeReport:
-    """What was found, and what was done; of a dry run, what would be done."""
+    """The buckets that were found, and the changes; of a dry run, those that would be made."""
 
     subscriptions: int = 0
     """How many have more buckets than the limit."""

@@ -6,8 +6,8 @@ Any number of tasks write to S3 by themselves. A RocksDB folder has one writer, 
 what they staged and reads it again. Either way the same functions copy as in `postdate snapshots copy`.
 
 The service must be stopped. Until the properties of all cursors are written, in one step, the old snapshots are the
-index. What an interrupted run has copied is found again by its names and every byte, so the next run goes on there; a
-run after the move finds nothing to do.
+index. Copies of an interrupted run are found again by their names and every byte, so the next run goes on there. A run
+after the move finds nothing to do.
 """
 
 import asyncio
@@ -46,27 +46,27 @@ class SnapshotToMove(NamedTuple):
 
 
 class NamedSnapshot(NamedTuple):
-    """What a property says of a snapshot."""
+    """A snapshot as a property names it."""
 
     cursor: CursorName
     bucket_key: str
 
 
 class MovedSnapshot(NamedTuple):
-    """What a task made of a snapshot."""
+    """The result of a task for one snapshot."""
 
     old_id: int
     new_id: int | None = None
     is_new: bool = False
     staged: StagedSnapshot | None = None
-    """What the driver has to store, where a task cannot."""
+    """The copy that the driver has to store, where a task cannot."""
     error: str = ""
     """Why it cannot be copied."""
 
 
 @dataclass(slots=True)
 class MigrateReport:
-    """What was found, and what was done."""
+    """The findings of a migration, and its changes."""
 
     snapshots: int = 0
     """How many had to be moved."""
@@ -139,7 +139,7 @@ def migrate(
         if report.failed:
             return report
         report.cursors_updated = _name_copies(owners, names, new_ids)
-        # Whatever any cursor names still, rightly or not, stays.
+        # Snapshots that any cursor still names, rightly or not, stay.
         still_named = owners.named_ids()
         runner.run(_delete_leftovers(there, wanted, still_named))
         report.deleted = runner.run(_delete_all(source, folder, set(new_ids) - still_named)) if deletes_source else 0
@@ -292,7 +292,7 @@ def _name_copies(owners: CursorLog, names: Sequence[CursorName], new_ids: Mappin
 async def _delete_leftovers(
     there: BucketSnapshotStorage, moved: Sequence[SnapshotToMove], still_named: Collection[int]
 ) -> None:
-    """Delete copies that attempts of tasks have made and nobody took: of an interrupted run, or of speculation."""
+    """Delete unused copies of tasks' attempts: of an interrupted run, or of speculation."""
     copies = matched([snapshot.info for snapshot in moved], await there.list_bucket_snapshots())
     for bucket_id in {one for ids in copies.values() for one in ids}.difference(still_named):
         await there.delete_bucket_snapshot(bucket_id)

@@ -1,4 +1,4 @@
-"""Rebuild the delayed index from any DataFrame of message headers: from Kafka, Delta, Iceberg, JDBC, wherever.
+"""Rebuild the delayed index from any DataFrame of message headers: from Kafka, Delta, Iceberg, JDBC or elsewhere.
 
     headers ──► usable and delayed ──► rows per ledger ──► plan (driver) ──► index rows, each with its bucket
             └─► set aside                                                    ──► `write_index`
@@ -11,7 +11,7 @@ is cut, which reads it twice more (`ledger_splits`).
 A position that comes twice is indexed once. It is counted twice, though, so a bucket may then end earlier than the
 live one.
 
-Not here: subtracting acknowledged positions, which is an anti join of the caller's.
+Left out: acknowledged positions, which the caller subtracts by an anti join.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What an entry says of itself: whether it is whole, and its header. For the repair of a log that has lost headers.
+"""The bytes of an entry: whether it is whole, and its header. For the repair of a log that has lost headers.
 
     entry:  0x0e01 | CRC32C u32 of all that follows | metadata size u32 | metadata | payload
 

@@ -1,7 +1,7 @@
-"""Message headers in bulk: their columns, and what a job needs of whatever holds them.
+"""Message headers in bulk: their columns, and the interface of the logs that hold them.
 
 A log is a folder of the service (`log_folder`) or the Parquet files of an export (`parquet_log`). Both know their
-ledgers without reading them, and read any range of one ledger. Pure: nothing is opened here.
+ledgers without reading them, and read any range of one ledger. Pure: this module opens nothing.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -32,7 +32,7 @@ BATCH_ROWS = 65_536
 
 
 class LedgerExtent(NamedTuple):
-    """What is known of a ledger without reading it."""
+    """A ledger as its record describes it."""
 
     topic: str
     ledger_id: int
@@ -58,7 +58,7 @@ class HeaderRange(NamedTuple):
 
 
 class HeaderLog(Protocol):
-    """Where headers are read from."""
+    """A source of headers."""
 
     def topics(self) -> list[str]:
         """All topics, in order of name."""

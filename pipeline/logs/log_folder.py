@@ -50,7 +50,7 @@ class LogFolder:
         return self._read_only
 
     def close(self) -> None:
-        """Let go of the folder; does nothing to one that somebody else opened."""
+        """Let go of the folder; one that the caller opened stays open."""
         if self._read_only is not None:
             self._read_only.release()
 

@@ -1,4 +1,4 @@
-"""What a job reads of messages beyond their headers: properties and key, from the metadata before the payload.
+"""The properties and the key of messages, which a job reads from the metadata before the payload.
 
 Two fields of many are wanted of one message of many, so the bytes are walked here and not parsed into objects. A batch
 has the properties of its messages in its payload, which is not read; Pulsar's clients send no batch with a delay. Pure.
@@ -17,7 +17,7 @@ _NAME, _VALUE = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class MetadataFilter:
-    """Which messages are meant: those with all of these properties, and with one of these keys if there are any."""
+    """A filter of messages: all of these properties, and one of these keys if there are any."""
 
     properties: tuple[tuple[bytes, bytes], ...] = ()
     keys: tuple[bytes, ...] = ()

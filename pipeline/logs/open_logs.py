@@ -1,4 +1,4 @@
-"""Which form of a log is at a location, and one open log for all tasks that a worker process runs.
+"""Opening logs of either form at a location, once for all tasks that a worker process runs.
 
 A location is a folder of the service (its data directory, or the log in it), an export on a disk, or an export's URI.
 """

@@ -1,13 +1,13 @@
 """A log's headers as Parquet files: written by `postdate ledger export`, read like a folder.
 
-    _ledgers.parquet                    one row a ledger: whose it is, and in which folder
+    _ledgers.parquet                    one row a ledger: its topic, and its folder
     <folder>/<ledger id>.parquet        the headers of one ledger, in order
 
 A topic's folder is a hash of its name, as a name may be longer than a file system's names; the list has the names.
 (Exports of earlier versions have quoted names for folders, and are read and gone on with.)
 
-A closed ledger never changes, so what is here already is not written again: exporting time and again is an offload.
-The list is written last, by a rename or one upload, so a reader sees the old state or the new one. Files lie on a local
+A closed ledger never changes, so a ledger that was exported is not written again: repeated exports are an offload. The
+list is written last, by a rename or one upload, so a reader sees the old state or the new one. Files lie on a local
 disk or, named by a URI that pyarrow understands (`s3://bucket/folder`), elsewhere.
 
 Payloads are not exported.
@@ -97,7 +97,7 @@ class ParquetLog:
         return [ledger for ledger in self._ledgers if topics is None or ledger.topic in topics]
 
     def read_batch(self, part: HeaderRange) -> pa.RecordBatch:
-        """See base; rows count by their place in the file, whatever they say of themselves."""
+        """See base; the place in the file counts, not the ids in the rows."""
         return self._read(part, HEADER_SCHEMA.names)
 
     def read_times(self, part: HeaderRange) -> DelayedIndexes:
@@ -169,7 +169,7 @@ def export_ledgers(
 
 
 def folder_of(topic: str) -> str:
-    """Return the name of a topic's folder: short, whatever the topic is called, and the same in every run.
+    """Return the name of a topic's folder: short for any topic, and the same in every run.
 
     >>> folder_of("orders")
     '44ca0059a7c4a09e661ed10ce6c69e52'
@@ -246,7 +246,7 @@ def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     [1, None]
 
     Raises:
-        ArrowException: It is something else altogether; a time, too, as nobody can say what it counts.
+        ArrowException: It is something else altogether; a time, too, as its unit is unknown.
     """
     if column.type == kind:
         return column

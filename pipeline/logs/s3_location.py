@@ -1,4 +1,4 @@
-"""S3 in a location: what boto3 (snapshots) and pyarrow (exports) have to know, from one URI.
+"""S3 in a location: the settings of boto3 (snapshots) and pyarrow (exports), from one URI.
 
     s3://bucket/prefix
     s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1&path_style=true
@@ -54,7 +54,7 @@ class S3Location(NamedTuple):
         system = fs.S3FileSystem(
             region=self.region,
             force_virtual_addressing=self.endpoint is not None and not self.is_path_style,
-            # What is small is then one request and not three; an upload in parts would begin at once.
+            # A small file is then one request and not three; an upload in parts would begin at once.
             allow_delayed_open=True,
             **options,
         )
@@ -80,7 +80,7 @@ def s3_location(uri: str) -> S3Location:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown or not parts.netloc:
-        # Not the URI itself: somebody may have put a secret into it.
+        # Not the URI itself: it may contain a secret.
         what = f"the option {', '.join(unknown)} is not known" if unknown else "there is no bucket"
         raise ValueError(f"{what} in an {_SCHEME} location: it is s3://BUCKET/PREFIX with {', '.join(_OPTIONS)}")
     is_path_style = options.get("path_style", "false").lower() == "true"

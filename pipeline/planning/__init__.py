@@ -1,1 +1,1 @@
-"""Which ledgers make a bucket, as the live tracker would have sealed them, and which task does what. Without Spark."""
+"""Plans: the ledgers of each bucket, as the live tracker would have sealed them, and the tasks. Without Spark."""

@@ -50,7 +50,7 @@ class PlannedBucket:
 
     @property
     def ledgers(self) -> LedgerRange:
-        """Where the rows are."""
+        """The range of the rows' ledgers."""
         return LedgerRange(self.pieces[0].ledger_id, self.pieces[-1].ledger_id)
 
     @property
@@ -78,7 +78,7 @@ def plan_buckets(
             (`delayedDeliveryMinIndexCountPerBucket`). 1 makes a bucket of each ledger.
         rows_per_bucket_max: A bucket ends with this many rows even in the middle of a ledger, as live
             (`delayedDeliveryMaxIndexCountPerBucket`). None is no limit.
-        last_bucket_rows_min: What is left of a subscription becomes a bucket if it has this many rows
+        last_bucket_rows_min: The last rows of a subscription become a bucket if there are so many
             (`delayedDeliveryMinIndexCountAtClose` is what a tracker does at close).
     """
     assert rows_per_bucket_min > 0

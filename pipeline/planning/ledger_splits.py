@@ -1,4 +1,4 @@
-"""Where a ledger that is more than one bucket is cut: at which entry its nth row is, of a DataFrame in no order.
+"""The cuts of a ledger that is more than one bucket: the entry of its nth row, from a DataFrame in no order.
 
     rows per block of 1,024 entries ──► the block of each cut (driver) ──► entries of these blocks ──► the nth
 

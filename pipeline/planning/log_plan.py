@@ -1,7 +1,7 @@
-"""Plan the rebuild of a log: which header ranges to count, and then which task builds which buckets from which ranges.
+"""Plan the rebuild of a log: the header ranges to count, and then the tasks that build buckets from them.
 
-Everything is planned on the driver from a few numbers per range. Tasks are many and of about one size, the largest
-first, so neither one ledger with half of all messages nor one topic with half of all ledgers keeps a job waiting.
+The driver plans from a few numbers per range. Tasks are many and of about one size, the largest first, so neither one
+ledger with half of all messages nor one topic with half of all ledgers keeps a job waiting.
 Pure: no Spark, no storage.
 """
 

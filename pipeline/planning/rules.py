@@ -1,4 +1,4 @@
-"""How buckets are made in bulk: the live tracker's own limits, with its defaults."""
+"""The rules of buckets made in bulk: the live tracker's own limits, with its defaults."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class RebuildRules:
     """How buckets are made; the defaults are the live tracker's."""
 
     now_ms: int
-    """What is due at this time is left out: a broker delivers it without an index.
+    """Rows that are due at this time are left out: a broker delivers them without an index.
 
     A tracker that is not strict counts what is due within its tick as due. To get its very bytes, add the tick.
     """
@@ -34,7 +34,7 @@ class RebuildRules:
     """
 
     last_bucket_rows_min: int = 1
-    """What is left of a subscription becomes a bucket if it has this many rows."""
+    """The last rows of a subscription become a bucket if there are so many."""
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""

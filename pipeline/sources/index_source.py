@@ -4,7 +4,7 @@
     rows.write.format("postdate_index").mode("overwrite").save("data")
 
     column           meaning
-    topic, cursor    whose index it is, a subscription by the name that its users give it; written, also short topics
+    topic, cursor    the index's owner: a subscription by the name that its users give it; written, also short topics
     bucket_id        the snapshot; when written, any number that tells a cursor's buckets apart
     segment          the entry of the snapshot, from 1; not needed to write, segments are cut anew
     ledger_id, entry_id, deliver_at_ms
@@ -17,8 +17,8 @@
     query_id, batch_id   write: of a stream's batch; one that a cursor's index has already is not written again
     step_ms, rows_max    write: how segments are cut, as in `RebuildRules`
 
-One bucket is one partition to read. All snapshots are read, with what is due or acknowledged since, and with what a
-crash left without an owner. Writing is described in `index_writer`.
+One bucket is one partition to read. All snapshots are read, with rows that are due or acknowledged since, and with
+snapshots that a crash left without an owner. Writing is described in `index_writer`.
 """
 
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
@@ -58,7 +58,7 @@ INDEX_SCHEMA = pa.schema(
 
 @dataclass
 class IndexPartition(InputPartition):
-    """What one task reads: a bucket; None stands for an empty index."""
+    """The part that one task reads: a bucket; None stands for an empty index."""
 
     bucket: BucketSnapshotInfo | None
 

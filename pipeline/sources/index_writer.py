@@ -47,7 +47,7 @@ ROWS_HELD_MAX = 2_000_000
 
 
 class BucketName(NamedTuple):
-    """Which bucket a row is for."""
+    """The bucket that a row is for."""
 
     topic: str
     cursor: str
@@ -64,7 +64,7 @@ class StagedPart(NamedTuple):
 
 @dataclass
 class StagedParts(WriterCommitMessage):
-    """What an attempt has staged."""
+    """The staged parts of an attempt."""
 
     parts: list[StagedPart]
 
@@ -125,7 +125,7 @@ class IndexWriter(DataSourceArrowWriter):
 
 
 def _named_as_in(cursors: CursorLog, part: StagedPart) -> StagedPart:
-    """Let a part be of the subscription that the log has, by whatever name the rows call it."""
+    """Give a part the subscription's name in the log, from the name in the rows."""
     topic, cursor = cursors.resolve(CursorName(*part.name[:2]))
     name = BucketName(topic, cursor, part.name.bucket_id)
     return part._replace(name=name, snapshot=part.snapshot._replace(topic=topic, cursor=cursor))

@@ -34,7 +34,7 @@ FILTERED_COLUMNS = ("topic", "ledger_id", "entry_id", "publish_time_ms", "delive
 
 @dataclass
 class LedgerPartition(InputPartition):
-    """What one task reads: ranges of ledgers of one topic, in order."""
+    """The part that one task reads: ranges of ledgers of one topic, in order."""
 
     ranges: tuple[HeaderRange, ...]
 

@@ -1,7 +1,7 @@
-"""The columns of DataFrames that others made: whole numbers of any width, also as the decimals that JDBC gives.
+"""Number columns of DataFrames of any origin: whole numbers of any width, also as the decimals that JDBC gives.
 
-What is a time, a fraction or a text elsewhere is refused, as nobody can guess what it counts: Spark's timestamps are
-microseconds. A decimal that is no whole number of 64 bits is a bad row, like null.
+A column of times, fractions or texts is refused, as its unit cannot be guessed: Spark's timestamps are microseconds. A
+decimal that is no whole number of 64 bits is a bad row, like null.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ def check_types(types: Mapping[str, str], names: Iterable[str], what: str) -> No
     Args:
         types: Spark's name of the type of each column.
         names: The columns that must be there.
-        what: Whose they are.
+        what: The name of their DataFrame, for messages.
 
     Raises:
         ValueError: One of them is not as it must be.
@@ -43,7 +43,7 @@ def _advice(name: str, type_name: str) -> str:
 
 
 def is_decimal(type_name: str) -> bool:
-    """Whether a type is a decimal, of whatever width."""
+    """Whether a type is a decimal, of any width."""
     return type_name.startswith("decimal")
 
 

@@ -4,11 +4,12 @@ They leave out whole ledgers, buckets and rows early. They come as options of th
 `deliver_at_ms_max`, ...), or from the query itself where the option `push_filters` is true.
 
 That is off unless asked for, because PySpark 4.3.0 keeps one plan of a loaded DataFrame for all its uses: after
-`a = frame.where("topic = 'a'")` and `b = frame.where("topic = 'b'")`, `a.union(b)` reads what was pushed last for both,
-and `frame` itself reads no more than that. It is safe for a DataFrame that only one query with one filter is made of.
+`a = frame.where("topic = 'a'")` and `b = frame.where("topic = 'b'")`, `a.union(b)` reads the rows of the filter that
+was pushed last for both, and `frame` itself reads no more than that. It is safe for a DataFrame that only one query
+with one filter is made of.
 
-A filter of a query is given back to Spark as well, which applies it to what is left: so here one may know too little
-about a row, but never wrongly leave one out.
+A filter of a query is given back to Spark as well, which applies it to what is left: so these filters may let too many
+rows through, but must never wrongly leave one out.
 """
 
 import operator
@@ -36,7 +37,7 @@ _COMPARISONS: dict[type[Filter], tuple[Callable[[Any, Any], bool], str]] = {
     In: (lambda value, values: value in values, "is_in"),
 }
 _TEXT_COLUMNS = ("topic", "cursor")
-# What a bound on a ledger can answer: no row is above its largest value.
+# The filters that a bound on a ledger can answer: no row is above its largest value.
 _AT_MOST = (GreaterThan, GreaterThanOrEqual, EqualTo)
 
 

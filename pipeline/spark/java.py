@@ -59,7 +59,7 @@ def use_java() -> None:
 def _found() -> Path:
     home = os.environ.get("JAVA_HOME")
     if home:
-        # Spark's own launcher takes it whatever else there is.
+        # Spark's own launcher prefers it to any other.
         in_home = shutil.which(str(Path(home) / "bin" / "java"))
         if in_home is None:
             raise JavaNotFoundError(f"JAVA_HOME is {home}, which has no bin/java")
@@ -77,7 +77,7 @@ def _found() -> Path:
 
 
 def _new_enough(java: Path) -> Path:
-    """Refuse what says of itself that it is too old; who says nothing is tried."""
+    """Refuse a Java whose release file says that it is too old; one without the file is tried."""
     home = java.resolve().parents[1]
     try:
         version = _VERSION.search((home / "release").read_text())

@@ -60,7 +60,7 @@ def any_session(master: str, log: IO[bytes] | None = None) -> SparkSession:
 def interrupted_later() -> Iterator[None]:
     """Let Ctrl-C wait for the end of the block, and end Java then.
 
-    A Java whose start is interrupted finds nobody to tell its port, and never looks whether we are still there: it
+    A Java whose start is interrupted cannot report its port, and never checks whether its parent is still there: it
     would stay for ever.
 
     Raises:
@@ -82,7 +82,7 @@ def interrupted_later() -> Iterator[None]:
 
 
 def end_java() -> None:
-    """Let the Java that was started here end at once, with all that runs in it. What waits for it fails."""
+    """Let the Java that was started here end at once, with all that runs in it. Calls that wait for it fail."""
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None and process.stdin is not None:
         process.stdin.close()
@@ -93,7 +93,7 @@ def local_session(*, cores: int, name: str = "postdate", attempts_max: int = 1) 
 
     Args:
         cores: How many tasks run at a time.
-        name: What Spark calls it.
+        name: The session's name in Spark.
         attempts_max: How often a task is tried.
 
     Raises:
@@ -109,15 +109,15 @@ def _own_session(master: str, name: str, log: IO[bytes] | None = None) -> SparkS
     but on the loopback address, unless the master is on another machine.
     """
     use_java()
-    # A session that is not made by spark-submit reads the workers' interpreter from here alone; its default is
-    # whatever `python3` is on the PATH, which has none of our packages.
+    # A session that is not made by spark-submit reads the workers' interpreter from here alone; its default is the
+    # `python3` on the PATH, which has none of our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setMaster(master).setAppName(name).setAll(_OPTIONS.items())
     if master.startswith("local"):
         # Else Spark looks up the host's own name, which a laptop's network may not know.
         conf.set("spark.driver.host", "127.0.0.1").set("spark.driver.bindAddress", "127.0.0.1")
     if SparkContext._gateway is None:
-        # What Java says before Spark's log level counts, and what Python workers say, has no option of Spark's.
+        # Spark has no option for Java's output before its log level counts, and for that of Python workers.
         streams = {} if log is None else {"stdout": log, "stderr": log}
         with interrupted_later():
             SparkContext._ensure_initialized(gateway=launch_gateway(conf, streams), conf=conf)

@@ -1,7 +1,7 @@
 """Run planned tasks on Spark, one to a partition, and tell how far they are.
 
 Each task travels with its own partition, not with the closure, so a plan of a hundred thousand tasks costs each of them
-nothing. Spark retries what fails and may run a task twice; what comes back is of one attempt.
+nothing. Spark retries failed tasks and may run a task twice; a result is of one attempt.
 """
 
 import asyncio
@@ -47,16 +47,16 @@ class SparkTasks:
         """Return what each task gave, in order; begins them in that order.
 
         Args:
-            name: What they do.
-            tasks: What goes to them.
-            work: What they do with it.
+            name: Their name, for progress and Spark's pages.
+            tasks: Their inputs.
+            work: The function that runs on each input.
             on_result: Told of each result once, soon after its task has ended; from a thread.
         """
         if not tasks:
             return []
         group = uuid4().hex
         self._context.setJobGroup(group, f"postdate {name}", interruptOnCancel=True)
-        # What a task adds counts once, when it has succeeded, however often it ran.
+        # A task's additions count once, when it has succeeded, however often it ran.
         ended = self._context.accumulator([], _Appending())
         is_over = Event()
         watch = Thread(target=self._watch, args=(ended, on_result, is_over), daemon=True)
@@ -96,7 +96,7 @@ async def as_they_come(
     """Run tasks that give several things, and give each when its task has ended, so that two things go on at once.
 
     Raises:
-        Exception: What made Spark give up.
+        Exception: The error that made Spark give up.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Queue[list[Result] | None] = asyncio.Queue()
@@ -123,9 +123,9 @@ def count_tasks(
 
     Args:
         context: Of the query's session.
-        name: What it does.
+        name: The stage, for progress and Spark's pages.
         steps: How many tasks are foreseen; no more than these are told, and in the end all.
-        on_step: Who is told; from a thread.
+        on_step: Called with the number of tasks that have ended since the last call; from a thread.
         job: The query.
     """
     group = uuid4().hex

@@ -1,1 +1,1 @@
-"""What one task does with its part: count, build, merge, compare, cancel. Without Spark."""
+"""The work of one task on its part: count, build, merge, compare, cancel. Without Spark."""

@@ -1,6 +1,6 @@
-"""What a task of the audit does: compare a stretch of a log with the rows that the index has of it. Without Spark.
+"""The task of the audit: compare a stretch of a log with the rows that the index has of it. Without Spark.
 
-A cursor's positions are cut into stretches that leave no gap, so what the log has no more is looked at as well. A task
+A cursor's positions are cut into stretches that leave no gap, so rows of trimmed ledgers are looked at as well. A task
 holds the log's rows of one stretch and one bucket at a time.
 """
 
@@ -26,11 +26,11 @@ FIRST_POSITION, LAST_POSITION = Position(0, 0), Position(2**63 - 1, 2**32)
 
 
 PROBLEMS_SHOWN_MAX = 5
-"""Of one snapshot."""
+"""Problems of one snapshot that a report names."""
 
 
 class Finding(StrEnum):
-    """What is found of a position."""
+    """The kinds of findings about a position."""
 
     MISSING = "missing"
     """To be delivered later, within what buckets cover, and in no bucket that can be read."""
@@ -56,19 +56,19 @@ class AuditTask:
     topic: str
     cursor: str
     ranges: tuple[HeaderRange, ...]
-    """What the log has of them."""
+    """The part of the log that has them."""
     begin: Position
     end: Position
     buckets: tuple[BucketSnapshotInfo, ...]
-    """Those that may have rows of them."""
+    """The buckets that may have rows of them."""
     acknowledged: Acknowledged
     sealed_through: Position
-    """What is later is in no bucket yet."""
+    """Later positions are in no bucket yet."""
 
 
 @dataclass(slots=True, eq=False)
 class Audited:
-    """What a task has found."""
+    """The findings of a task."""
 
     topic: str
     cursor: str
@@ -82,7 +82,7 @@ class Audited:
 
 
 async def audit_task(log: HeaderLog, storage: BucketSnapshotStorage, task: AuditTask, *, now_ms: int) -> Audited:
-    """Compare a stretch; what cannot be read is a finding too.
+    """Compare a stretch; a bucket that cannot be read is a finding too.
 
     Entry 0 of each bucket is compared with the segments: a tracker that recovers goes by it, and not by the rows.
     """

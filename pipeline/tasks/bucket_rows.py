@@ -1,6 +1,6 @@
-"""From the columns of one bucket, in whatever order a cluster brings them, to its snapshot.
+"""From the columns of one bucket, in any order in which a cluster brings them, to its snapshot.
 
-This is what a task does with its rows, and it needs no Spark: tests and a plain process call the same function.
+A task calls this with its rows. It needs no Spark: tests and a plain process call the same function.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""What cancelling means for columns: positions become bitmaps, and a bucket loses rows. Pure; no Spark, no storage.
+"""Cancelling on columns: positions become bitmaps, and a bucket loses rows. Pure; no Spark, no storage.
 
 A bucket's rows stay in the segments that they were in, so nothing of its limits has to be known. Positions travel as
 one Roaring bitmap a ledger: a million of them are some 100 kB.
@@ -36,7 +36,7 @@ GATHERED_DDL = "topic string, ledger_id bigint, entry_id bigint, entry_ids binar
 
 
 class RemainingBucket(NamedTuple):
-    """What is left of a bucket; no segments where nothing is."""
+    """The rest of a bucket; without segments where no row is left."""
 
     metadata: bytes
     segments: list[bytes]

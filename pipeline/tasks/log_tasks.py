@@ -1,7 +1,7 @@
-"""What a task of the rebuild does with its part of a log: count rows, then build buckets. Without Spark.
+"""The tasks of the rebuild on their parts of a log: count rows, then build buckets. Without Spark.
 
-A plain process calls the same functions, which is what the benchmark compares with. A task holds one bucket at a time:
-it reads the header ranges of a bucket one by one, keeps what is to be indexed, and seals it with the live path's own
+A plain process calls the same functions; the benchmark compares with that. A task holds one bucket at a time: it reads
+the header ranges of a bucket one by one, keeps the rows to be indexed, and seals them with the live path's own
 functions.
 """
 
@@ -38,7 +38,7 @@ class RangeCount(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Counted:
-    """What a `CountTask` gives."""
+    """The result of a `CountTask`."""
 
     counts: list[RangeCount] = field(default_factory=list)
     bad_rows: list[BadRow] = field(default_factory=list)

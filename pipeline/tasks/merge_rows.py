@@ -1,7 +1,7 @@
-"""What a task of the merge does: count the rows of buckets, or make one bucket of several. Without Spark.
+"""The tasks of the merge: count the rows of buckets, or make one bucket of several. Without Spark.
 
-A task reads some segments of each source at a time and holds the encoded target, so one bucket bounds its memory. What
-is merged how is the live tracker's own code.
+A task reads some segments of each source at a time and holds the encoded target, so one bucket bounds its memory. The
+merge itself is the live tracker's own code.
 """
 
 import asyncio

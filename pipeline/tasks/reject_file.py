@@ -1,4 +1,4 @@
-"""Rows that were set aside, as a Parquet file: their position, what they say, and why no index can hold them."""
+"""Rows that were set aside, as a Parquet file: their position, their values, and why no index can hold them."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""Which rows of a log belong into an index: the rules of the live tracker, and what is wrong with a bad row.
+"""The rules by which rows of a log belong into an index, as in the live tracker, and the faults of bad rows.
 
-Nothing that is wrong with one row fails a job over millions: bad rows are counted, reported with their position, and
-set aside. Pure functions over columns.
+A bad row does not fail a job over millions: bad rows are counted, reported with their position, and set aside. Pure
+functions over columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class BadRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acknowledged:
-    """What a subscription has acknowledged: everything up to mark-delete, and bitmaps by ledger beyond it."""
+    """The acknowledgements of a subscription: everything up to mark-delete, and bitmaps by ledger beyond it."""
 
     mark_delete: Position = BEFORE_EVERYTHING
     bitmaps: Mapping[int, bytes] = field(default_factory=dict)
