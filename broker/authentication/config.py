@@ -65,6 +65,14 @@ class AccessConfig:
     super_user_roles: tuple[str, ...] = field(default=(), metadata={"key": "superUserRoles"})
     """The roles that may do everything. Default none."""
 
+    @property
+    def asks_who_it_is(self) -> bool:
+        """Whether a stranger is refused, or may do only what is granted to strangers.
+
+        An anonymous role without authorization may do everything: it is no question then.
+        """
+        return self.is_authentication_enabled and (self.anonymous_role is None or self.is_authorization_enabled)
+
     def __post_init__(self) -> None:
         for name in self.provider_class_names:
             if name not in PROVIDERS:

@@ -40,6 +40,20 @@ class OneLineFormatter(logging.Formatter):
         return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
 
 
+class MalformedRequests(logging.Filter):
+    """Tells of a request that is no HTTP in one line: anybody can send one, and a traceback of it helps no operator."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See base."""
+        error = record.exc_info[1] if record.exc_info else None
+        # By name: the commands that need no web server do not import one.
+        if error is not None and type(error).__module__ == "aiohttp.http_exceptions":
+            record.exc_info = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg, record.args = "A request on the web port is no HTTP: %s", (type(error).__name__,)
+        return True
+
+
 def configure_logging(level: str) -> None:
     """Send every record from `level` on to stderr."""
     handler = logging.StreamHandler(sys.stderr)
@@ -47,6 +61,7 @@ def configure_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # APScheduler reports every run of every job at INFO; failures are logged by the jobs' own supervisor.
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(MalformedRequests())
 
 
 def _explain(error: BaseException) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, get_args, get_type_hints
 from broker.authentication.config import AccessConfig
 from broker.configuration.sources import collect
 from broker.configuration.text import ConfigError, Given, may_hold_password
-from broker.network.hosts import is_host
+from broker.network.hosts import is_host, is_wildcard
 from broker.network.tls_config import TlsConfig
 from broker.topics.inactive import InactiveTopicsConfig
 from broker.topics.limits import LimitsConfig
@@ -64,7 +64,9 @@ class BrokerConfig:
     tls: TlsConfig = field(default_factory=TlsConfig)
     """The certificates of the ports with TLS."""
 
-    advertised_address: str | None = field(default=None, metadata={"key": "advertisedAddress", "is_host": True})
+    advertised_address: str | None = field(
+        default=None, metadata={"key": "advertisedAddress", "is_host": True, "is_named": True}
+    )
     """The host name that look-ups answer, where clients reach the service by another than `bindAddress`.
 
     Default empty: the bind address.
@@ -390,6 +392,8 @@ def _check_limits(one: Field[Any], value: Any) -> None:
         raise ValueError(f"{one.name} must be from {least} to {most}, but is {value}")
     if one.metadata.get("is_host", False) and value is not None and not is_host(value):
         raise ValueError(f"{one.name} must be a host name or an address, without scheme and port, but is {value}")
+    if one.metadata.get("is_named", False) and value is not None and is_wildcard(value):
+        raise ValueError(f"{one.name} must be one host that clients can connect to, but is {value}")
     choices = one.metadata.get("choices")
     if choices is not None and value not in choices:
         raise ValueError(f"{one.name} must be {' or '.join(choices)}, but is {value}")

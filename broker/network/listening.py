@@ -20,6 +20,11 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
 """What `Sec-Fetch-Site` says of a page of this port, and of a person who typed an address."""
 
+_ANONYMOUS_ADVICE: Final = (
+    "anonymousUserRole lets in whoever shows nothing: leave it out, or set authorizationEnabled=true, so that this "
+    "role may do only what is granted to it"
+)
+
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -43,7 +48,7 @@ def check_bind_address(config: BrokerConfig, *, resolve: Resolve = addresses_of)
         found = [host] if address_of(host) is not None else resolve(host)
     except OSError as error:
         raise config.refusal("bindAddress", f"this name has no address: {error}") from error
-    if config.access.is_authentication_enabled or all(is_loopback(address) for address in found):
+    if config.access.asks_who_it_is or all(is_loopback(address) for address in found):
         return None
     if config.is_insecure_bind_allowed:
         return (
@@ -54,7 +59,8 @@ def check_bind_address(config: BrokerConfig, *, resolve: Resolve = addresses_of)
         "bindAddress",
         "other machines reach it, and nobody is asked who he is. Set authenticationEnabled=true with "
         "authenticationProviders and tokenSecretKey or tokenPublicKey, or bindAddress=127.0.0.1 for this machine "
-        "alone, or insecureBindAllowed=true to let everybody do everything who reaches the ports",
+        "alone, or insecureBindAllowed=true to let everybody do everything who reaches the ports"
+        + ("" if config.access.anonymous_role is None else f". {_ANONYMOUS_ADVICE}"),
     )
 
 
@@ -64,7 +70,7 @@ def describe_listening(config: BrokerConfig) -> str:
     if is_loopback(host) or host == "localhost":
         return f"{host}, this machine alone"
     where = f"{host}, every network of this machine" if is_wildcard(host) else host
-    return where if config.access.is_authentication_enabled else f"{where}; nobody is asked who he is"
+    return where if config.access.asks_who_it_is else f"{where}; nobody is asked who he is"
 
 
 @dataclass(frozen=True, slots=True)

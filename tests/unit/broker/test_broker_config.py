@@ -158,6 +158,12 @@ def test_the_bucket_tracker_is_the_default() -> None:
     assert BrokerConfig().tracker_factory == "bucket"
 
 
+def test_an_advertised_address_is_one_that_clients_can_connect_to(tmp_path: Path) -> None:
+    for address in ("0.0.0.0", "::"):
+        with pytest.raises(ConfigError, match="must be one host that clients can connect to"):
+            load("", folder=tmp_path, overrides=[f"advertisedAddress={address}"])
+
+
 def test_overrides_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
     file = "brokerServicePort=1001\nwebServicePort=1002\nclusterName=file\nmaxMessageSize=5\n"
     environment = {"webServicePort": "2002", "clusterName": "plain", "PULSAR_PREFIX_clusterName": "prefixed"}

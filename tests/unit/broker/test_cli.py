@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.cli.common import OneLineFormatter
+from broker.cli.common import MalformedRequests, OneLineFormatter
 from broker.cli.service_commands import announcement
 from broker.cli.service_commands import postdate as main
 from broker.configuration.config import BrokerConfig
@@ -302,3 +302,17 @@ def test_a_message_of_several_lines_stays_one_record() -> None:
     record = logging.LogRecord("broker", logging.INFO, "x.py", 1, "topic %s", ("a\nb\r2026 ERROR forged",), None)
 
     assert OneLineFormatter("%(levelname)s %(message)s").format(record) == "INFO topic a\\nb\\r2026 ERROR forged"
+
+
+def test_a_request_that_is_no_http_is_told_in_one_line_and_a_defect_with_its_traceback() -> None:
+    """Anybody can send one; a traceback is for what is ours."""
+    from aiohttp.http_exceptions import BadHttpMessage
+
+    def record(error: Exception) -> logging.LogRecord:
+        found = logging.LogRecord("aiohttp.server", logging.ERROR, "", 1, "Error handling request", None, None)
+        found.exc_info = (type(error), error, None)
+        MalformedRequests().filter(found)
+        return found
+
+    assert (record(BadHttpMessage("x")).exc_info, record(BadHttpMessage("x")).levelno) == (None, logging.WARNING)
+    assert record(KeyError("x")).exc_info is not None

@@ -57,6 +57,24 @@ def test_with_authentication_it_is_allowed(host: str) -> None:
     assert check(f"bindAddress={host}", "authenticationEnabled=true", f"authenticationProviders={provider}") is None
 
 
+def test_an_anonymous_role_that_may_do_everything_is_no_authentication() -> None:
+    """Without authorization whoever shows nothing may change everything, as without authentication."""
+    provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
+    keys = (
+        "bindAddress=0.0.0.0",
+        "authenticationEnabled=true",
+        f"authenticationProviders={provider}",
+        "anonymousUserRole=stranger",
+    )
+
+    with pytest.raises(ConfigError, match="anonymousUserRole lets in whoever shows nothing"):
+        check(*keys)
+    assert check(*keys, "authorizationEnabled=true") is None
+    warning = check(*keys, "insecureBindAllowed=true")
+    assert warning is not None
+    assert "nobody is asked who he is" in warning
+
+
 def test_a_name_without_an_address_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"bindAddress=nowhere.example: this name has no address: .*not known"):
         check("bindAddress=nowhere.example", "insecureBindAllowed=true")
