@@ -12,11 +12,16 @@ const forget = document.getElementById("forget");
 const theme = document.getElementById("theme");
 let leave = null;
 
-/** Show an error with its advice; null takes it away. */
-function showProblem(error) {
+const problems = new Map();
+
+/** Show an error with its advice; null takes that of the same source away, and another source's stays. */
+function showProblem(given, source = "view") {
   forget.hidden = !hasToken();
-  problem.hidden = error === null;
-  if (error === null || error.name === "AbortError") { problem.hidden = true; return; }
+  if (given === null || given.name === "AbortError") problems.delete(source);
+  else problems.set(source, given);
+  const [error] = problems.values();
+  problem.hidden = error === undefined;
+  if (error === undefined) return;
   const advice = error instanceof ApiError ? error.advice : "Reload the page; if that does not help, report it";
   problem.replaceChildren(el("strong", {}, error.message), advice ? ` ${advice}.`.replace("..", ".") : "");
 }
@@ -33,6 +38,7 @@ function decoded(part) {
 function route() {
   leave?.abort();
   leave = new AbortController();
+  problems.clear();
   showProblem(null);
   const parts = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map(decoded);
   const view = { main, signal: leave.signal, showProblem };

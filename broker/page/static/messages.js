@@ -76,6 +76,7 @@ export function messageList(view) {
     try {
       const found = await ask(view.name, "scheduled", { ...view.scope, ...filter, limit: PAGE, after: before.at(-1) }, { signal: view.signal });
       if (mine !== latest || view.signal.aborted) return;
+      view.showProblem(null, element);
       following = found.next;
       chosen.clear();
       everything.checked = false;
@@ -87,7 +88,7 @@ export function messageList(view) {
       announce(`${heading.textContent}. ${summary.textContent}`);
       tell();
     } catch (error) {
-      view.showProblem(error);
+      view.showProblem(error, element);
     }
   }
 

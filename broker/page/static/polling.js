@@ -11,9 +11,9 @@ export function poll(view, everyMs, look) {
     if (!document.hidden) {
       try {
         await look();
-        if (!view.signal.aborted) view.showProblem(null);
+        if (!view.signal.aborted) view.showProblem(null, once);
       } catch (error) {
-        if (!view.signal.aborted) view.showProblem(error);
+        if (!view.signal.aborted) view.showProblem(error, once);
         if (error.status === 401) return;
       }
     }

@@ -1,7 +1,7 @@
 // What is due over time: a chart to zoom, the same as a table, and the messages behind a bar.
 
 import { ask } from "./api.js";
-import { announce, button, el, table } from "./dom.js";
+import { button, el, table } from "./dom.js";
 import { clock, count, duration, plural } from "./format.js";
 import { messageList } from "./messages.js";
 import { poll } from "./polling.js";
@@ -133,8 +133,7 @@ export function showSchedule(view) {
   new ResizeObserver(([entry]) => { if (chart && Math.abs(entry.contentRect.width - chart.width) > 1) draw(); }).observe(holder);
   document.addEventListener("themechange", draw, { signal: view.signal });
   view.changed.addEventListener("changed", () => { look(); list.again(); });
-  list.show({}, "next to be due");
-  announce("");
+  list.show({}, "in the order of their times");
 }
 
 /** Times on the axis: no date where all of it is today. */

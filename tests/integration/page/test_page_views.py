@@ -11,7 +11,7 @@ from tests.integration.page.browser import Page
 pytestmark = pytest.mark.exhaustive
 
 VIEWS = {
-    "schedule": ("#messages tbody tr", "Messages next to be due"),
+    "schedule": ("#messages tbody tr", "Messages in the order of their times"),
     "search": ("#search", ""),
     "consumers": (".ring", "100.0 %"),
     "index": ("#view tbody tr", "sealed"),
