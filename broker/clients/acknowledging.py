@@ -1,8 +1,8 @@
-"""An ACK for the dispatcher: from the protocol's message ids to positions, words of batches, and the refusal.
+"""Translate an ACK for the dispatcher: message ids become positions and batch words, or a refusal.
 
-Together with SEND this is what clients send most, in commands of up to a thousand ids. The protocol's ids are unsigned
-numbers of 64 bits. No position has such large ones, and what lies behind computes with less, so ids that cannot be
-positions end here: one of them must not keep the others of its command from being acknowledged.
+ACK and SEND are the most frequent commands; an ACK has up to a thousand ids. The protocol's ids are unsigned numbers of
+64 bits, and positions are smaller. An id that cannot be a position is refused here, so that it does not keep the others
+of its command from being acknowledged.
 """
 
 import logging

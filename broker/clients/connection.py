@@ -1,15 +1,14 @@
-"""One client connection: frames in, handlers called, bytes out, and what ends it.
+"""One client connection: it receives frames, calls handlers, sends bytes, and ends for a reason.
 
     bytes received ─► FrameSplitter ─┬─ SEND ─────────────────────► Publisher (appends, receipts)
                                      ├─ FLOW, ACK, REDELIVER, PING ► at once, on this call
                                      └─ requests ──────────────────► a queue for each topic (`request_queues`)
 
-What occurs per message is handled where it is received, without a task or an await. Requests of one topic wait for
-each other. A protocol error ends this connection with the reason in the log and touches no other.
+Commands of single messages are handled on the receiving call, without a task or an await. Requests of one topic wait
+for each other. A protocol error ends this connection with the reason in the log and touches no other.
 
-Who the client is, CONNECT says and `broker.authentication` judges, and what its role may do, `requests` asks for
-each request. What occurs per message is not asked again: a producer or consumer that is not allowed any more is
-closed when that changes.
+`broker.authentication` turns the credentials of CONNECT into a role, and `requests` checks the role's permissions for
+each request. Single messages are not checked: when a grant is removed, its producers and consumers are closed.
 """
 
 import asyncio
@@ -38,17 +37,17 @@ from managed_ledger.position import Position
 log = logging.getLogger(__name__)
 
 PUBLISH_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Per connection; a client that is faster than the disk waits above it."""
+"""Bytes of a connection that are not durable yet; above it the connection reads nothing."""
 
 
 UNREAD_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of answers and messages that a client has not read. Deliveries stop long before: above it, it reads nothing."""
+"""Bytes that a client has not read; above it its connection reads nothing. Deliveries stop long before."""
 
 REQUESTS_MAX: Final = 1_000
 """Requests that wait for an answer; reading pauses above it."""
 
 CLOSE_GRACE_S: Final = 1.0
-"""How long a connection that is closed may take to hand over its last bytes."""
+"""How long a closed connection may take to send its last bytes."""
 
 Handler = Callable[["Connection", BaseCommand], Awaitable[None]]
 """Answers one request."""
@@ -58,9 +57,9 @@ class Connection(asyncio.BufferedProtocol):
     """One client connection, on the service's event loop.
 
     Args:
-        service: What all connections share.
+        service: The state that all connections share.
         handlers: Answers requests, by type of command.
-        accepted: How it came in, None if it may stay as it is for as long as it likes.
+        accepted: Its admission, with the deadline for CONNECT; None for a connection without a deadline.
     """
 
     def __init__(self, service: Service, handlers: Mapping[int, Handler], accepted: Accepted | None = None) -> None:
@@ -164,8 +163,7 @@ class Connection(asyncio.BufferedProtocol):
     def close(self, reason: str | None = None) -> None:
         """End the connection; a reason is logged as a warning.
 
-        Its consumers leave at once: a client that reads no more must not hold their messages until its last byte
-        is taken.
+        Its consumers leave at once: a client that has stopped reading must not hold their messages.
         """
         if self._is_leaving:
             return
@@ -177,13 +175,13 @@ class Connection(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.abort)
 
     def pause_reading(self, why: str) -> None:
-        """Take no more bytes from the client until every reason to pause is gone."""
+        """Read no more bytes from the client until every reason to pause is gone."""
         self._pauses.add(why)
         if self._transport is not None and self._transport.is_reading():
             self._transport.pause_reading()
 
     def resume_reading(self, why: str) -> None:
-        """Take away a reason to pause."""
+        """Remove a reason to pause."""
         self._pauses.discard(why)
         if not self._pauses and not self.is_closed and self._transport is not None:
             self._transport.resume_reading()
@@ -203,8 +201,8 @@ class Connection(asyncio.BufferedProtocol):
     async def is_alive(self) -> bool:
         """Ping the client now; without an answer in time, close and say no.
 
-        One whose answer cannot be seen, since reading pauses, counts as alive, and so does each when nobody is to be
-        asked (`connectionLivenessCheckTimeoutMillis` of 0).
+        While reading pauses no answer can arrive, so the client counts as alive. With
+        `connectionLivenessCheckTimeoutMillis` of 0 every client does.
         """
         timeout_ms = self.service.config.liveness_timeout_ms
         if self.is_closed or not timeout_ms:
@@ -220,13 +218,13 @@ class Connection(asyncio.BufferedProtocol):
         return not self.is_closed
 
     def close_producer(self, producer_id: int) -> None:
-        """Take a producer away from the client; it comes back by itself."""
+        """Close a producer and tell its client, which makes it again by itself."""
         self.producers.pop(producer_id, None)
         self._dismissed_producers.add(producer_id)
         self.write(commands.close_producer(producer_id))
 
     def drop_producer(self, producer_id: int) -> None:
-        """Take in nothing more from a producer; whoever drops it tells the client."""
+        """Accept nothing more from a producer; the caller tells the client."""
         self._dismissed_producers.add(producer_id)
         found = self.producers.pop(producer_id, None)
         if found is not None:
@@ -234,11 +232,11 @@ class Connection(asyncio.BufferedProtocol):
             topic.remove_producer(producer)
 
     def producer_ready(self, request_id: int, producer_name: str) -> None:
-        """Tell the client of a producer that waited that it may begin."""
+        """Tell the client that its waiting producer may begin."""
         self.write(commands.producer_success(request_id, producer_name=producer_name))
 
     def close_consumer(self, consumer_id: int) -> None:
-        """Take a consumer away from the client; it subscribes again by itself."""
+        """Close a consumer and tell its client, which subscribes again by itself."""
         self.consumers.pop(consumer_id, None)
         self.write(commands.close_consumer(consumer_id))
 
@@ -262,7 +260,7 @@ class Connection(asyncio.BufferedProtocol):
         if found is None:
             if send.producer_id not in self._dismissed_producers:
                 raise ProtocolError(f"SEND of producer {send.producer_id}, which does not exist")
-            # Its client has been told, and sends again once it is back.
+            # The producer is closed: its client knows, and sends again after it has reconnected.
             return
         self._publisher.append(found[1], send)
 
@@ -293,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
         except AuthenticationError as error:
             self._refuse_client("AuthenticationError", f"Failed to authenticate: {error}")
         if self.service.authorizer is not None and connect.original_principal.strip():
-            # Whoever speaks for others must be a proxy, and there are no proxy roles here.
+            # Only a proxy may act for another principal, and there are no proxy roles here.
             self._refuse_client("AuthorizationError", "Invalid roles.")
         self._is_connected = True
         self._cancel_connect_timer()
@@ -351,7 +349,7 @@ class Connection(asyncio.BufferedProtocol):
         self.write(commands.PONG)
 
     def _on_pong(self, _: BaseCommand) -> None:
-        """Any received byte counts as a sign of life at the next interval; this is for who waits now."""
+        """Answer a waiting liveness check; at the next interval any received byte counts as a sign of life."""
         self._has_answered_or_left.set()
 
     def _on_flow(self, command: BaseCommand) -> None:
@@ -391,8 +389,8 @@ class Connection(asyncio.BufferedProtocol):
         try:
             await self._handlers[command.type](self, command)
         except Exception:
-            # One of two places that catch everything: a fault of ours in one request must not leave its
-            # client waiting for ever. The connection ends, the client comes back, the others go on.
+            # One of two places that catch every exception: a bug in one request must not leave its
+            # client waiting for ever. The connection ends, its client reconnects, other connections go on.
             log.exception("request of connection %s failed", self.peer)
             self.close("a request failed")
 

@@ -1,7 +1,6 @@
-"""One consumer, as the dispatcher sees it: a `ConsumerHandle` that writes to a connection.
+"""The `ConsumerHandle` of one consumer, which writes to a connection.
 
-It holds what the client said at SUBSCRIBE. Permits, unacknowledged messages, counters and key ranges are the
-dispatcher's.
+It holds the fields of SUBSCRIBE. Permits, unacknowledged messages, counters and key ranges are in the dispatcher.
 """
 
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ class Consumer:
     """A consumer of a subscription.
 
     Attributes:
-        link: The connection it lives on.
+        link: Its connection.
         consumer_id: The client's number for it, unique within the connection.
         name: Its name; several consumers of a subscription may have the same.
-        subscription_name: What it consumes.
+        subscription_name: The name of its subscription.
         priority_level: 0 is served first, in Shared and Failover.
-        key_shared_policy: Its wishes in a Key_Shared subscription.
+        key_shared_policy: The policy that it asks for in a Key_Shared subscription.
         connected_ms: When it subscribed.
         epoch: The client's count of redelivery requests, echoed with each message so that the client can tell
             what was sent before such a request.
@@ -45,7 +44,7 @@ class Consumer:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the client takes bytes as fast as they are written."""
+        """Whether the client reads bytes as fast as they are written."""
         return self.link.is_writable
 
     def send_messages(self, deliveries: Sequence[Delivery]) -> None:
@@ -53,7 +52,7 @@ class Consumer:
         self.link.write(frames.messages(self.consumer_id, deliveries, consumer_epoch=self.epoch))
 
     def active_consumer_changed(self, is_active: bool) -> None:
-        """Tell the client whether it is the one that receives (Failover)."""
+        """Tell the client whether this consumer is the active one (Failover)."""
         self.link.write(commands.active_consumer_change(self.consumer_id, is_active=is_active))
 
     def disconnect(self) -> None:

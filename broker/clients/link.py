@@ -1,14 +1,13 @@
-"""What the service's parts know of a client's connection.
+"""The interface of a client's connection to the other parts of the service.
 
-`connection` has the sockets and knows everybody; producers, consumers and the service know this much of it, so
-imports point one way.
+`connection` implements it. Producers, consumers and the service import this interface alone, so imports point one way.
 """
 
 from typing import Protocol
 
 
 class ClientLink(Protocol):
-    """The way to one client."""
+    """The connection of one client."""
 
     @property
     def peer(self) -> str:
@@ -16,11 +15,11 @@ class ClientLink(Protocol):
 
     @property
     def client_version(self) -> str:
-        """What the client says it is."""
+        """The version that the client names in CONNECT."""
 
     @property
     def is_writable(self) -> bool:
-        """Whether the client takes bytes as fast as they are written."""
+        """Whether the client reads bytes as fast as they are written."""
 
     def write(self, data: bytes) -> None:
         """Send bytes; dropped when the client is gone."""
@@ -29,10 +28,10 @@ class ClientLink(Protocol):
         """End the connection; a reason is logged as a warning."""
 
     def pause_reading(self, why: str) -> None:
-        """Take no more bytes from the client until every reason to pause is gone."""
+        """Read no more bytes from the client until every reason to pause is gone."""
 
     def resume_reading(self, why: str) -> None:
-        """Take away a reason to pause."""
+        """Remove a reason to pause."""
 
     def check_alive(self) -> None:
         """Ask a silent client for a sign of life, or end the connection."""
@@ -47,13 +46,13 @@ class ClientLink(Protocol):
         """Ask the client for a sign of life now; without one in time, end the connection and say no."""
 
     def close_producer(self, producer_id: int) -> None:
-        """Take a producer away from the client; it comes back by itself."""
+        """Close a producer and tell its client, which makes it again by itself."""
 
     def drop_producer(self, producer_id: int) -> None:
-        """Take in nothing more from a producer; whoever drops it tells the client."""
+        """Accept nothing more from a producer; the caller tells the client."""
 
     def producer_ready(self, request_id: int, producer_name: str) -> None:
-        """Tell the client of a producer that waited that it may begin."""
+        """Tell the client that its waiting producer may begin."""
 
     def close_consumer(self, consumer_id: int) -> None:
-        """Take a consumer away from the client; it subscribes again by itself."""
+        """Close a consumer and tell its client, which subscribes again by itself."""

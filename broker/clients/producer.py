@@ -1,12 +1,12 @@
-"""One producer of a topic, as its connection holds it, and who may produce beside whom.
+"""One producer of a topic, as its connection holds it, and the access modes of producers.
 
-Only what the broker must remember between two SENDs. Appending is the connection's fast path, over the topic's log
-directly: a method call per message here would buy nothing.
+A producer holds the state that the broker keeps between two SENDs. Appending is left out: it is the connection's fast
+path, over the topic's log directly.
 
-    Shared               beside others, unless one of them is exclusive
+    Shared               beside other producers, unless one of them is exclusive
     Exclusive            alone, or refused
-    ExclusiveWithFencing alone; those that are here are sent away
-    WaitForExclusive     alone; is accepted now and becomes ready when the topic is free
+    ExclusiveWithFencing alone; present producers are closed
+    WaitForExclusive     alone; it is accepted now and becomes ready when the topic is free
 
 Source: PIP-68, "Exclusive Producer".
 """
@@ -33,9 +33,9 @@ class Producer:
     Attributes:
         producer_id: The client's number for it, unique within the connection.
         name: Its name, unique within the topic.
-        link: The connection it lives on.
-        access_mode: Who may produce beside it.
-        request_id: The request that asked for it, to be answered again when a waiting producer becomes ready.
+        link: Its connection.
+        access_mode: How it shares the topic with other producers.
+        request_id: The request that created it, answered again when a waiting producer becomes ready.
         is_ready: False while it waits for the topic to be free.
     """
 

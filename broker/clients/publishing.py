@@ -4,9 +4,9 @@ Appending gives a position at once; the receipt waits until the group commit tha
 SENDs share one callback per topic, and receipts leave in SEND order because commits complete in order. Bytes that
 are not durable yet are counted, and reading from the client pauses above a bound: that is the back-pressure.
 
-Nothing here speaks of subscriptions. What cannot be stored takes the producer away from its client, which asks for it
-again, less and less often, and sends again what has no receipt: so Pulsar does where its storage fails. An error answer
-would make most clients end the whole connection, with the consumers on it.
+When an entry cannot be stored, its producer is closed, as in Pulsar. The client asks for the producer again with
+growing pauses, and sends the messages without a receipt again. An error answer would make most clients end the whole
+connection with its consumers. Subscriptions are left out here.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from managed_ledger.managed_ledger import ManagedLedger
 log = logging.getLogger(__name__)
 
 REFUSAL_LOG_S: Final = 60.0
-"""How often messages of one producer that are refused are logged."""
+"""The shortest time between two log lines about refused messages of one producer."""
 _CPP_CLIENT: Final = "Pulsar-CPP"
 
 Receipt = tuple[int, int, int, int]
@@ -39,7 +39,7 @@ class Publisher:
     """Appends what a connection's producers send.
 
     Args:
-        link: Where receipts go.
+        link: The connection that receipts are written to.
         pending_bytes_max: Reading pauses while more bytes than this wait to become durable.
         monotonic: A clock that never goes back.
     """
@@ -63,7 +63,7 @@ class Publisher:
         """Append one SEND; its receipt is written once `flush` has been called and the entry is durable."""
         metadata = send.metadata
         deliver_at_ms = metadata.deliver_at_time if metadata.HasField("deliver_at_time") else NOT_DELAYED
-        # As Pulsar: the delay that the client asked for, whatever its clock says.
+        # As Pulsar: the delay that the client asked for, independent of its clock.
         if topic.delay_ms_max and deliver_at_ms - metadata.publish_time > topic.delay_ms_max:
             self._refuse_delay(topic, send)
             return
@@ -81,7 +81,7 @@ class Publisher:
                     producer_name=metadata.producer_name,
                     sequence_id=metadata.sequence_id,
                 ),
-                # SEND has a number too, which a client could get wrong: as in Pulsar, it counts in stats alone.
+                # The count in SEND may be wrong, so it is used in stats alone, as in Pulsar.
                 message_count=max(1, metadata.num_messages_in_batch),
             )
         except AppendRefusedError:
@@ -113,18 +113,18 @@ class Publisher:
         self._pending_bytes -= size
         if self._pending_bytes <= self._pending_bytes_max // 2:
             self._link.resume_reading("the disk is behind")
-        # Where it failed, the topic has taken its producers away from their clients.
+        # After a failed commit, the topic has closed its producers.
         if _is_durable(committed):
             self._link.write(frames.send_receipts(receipts))
 
     def _take_away(self, ledger: ManagedLedger, producer_id: int) -> None:
-        """Take nothing more from a producer, and tell its client once what it sent before has its receipts."""
+        """Accept nothing more from a producer, and tell its client after the receipts of its earlier messages."""
         self._link.drop_producer(producer_id)
         closing = commands.close_producer(producer_id)
         self._after_receipts(ledger, closing)
 
     def _after_receipts(self, ledger: ManagedLedger, frame: bytes) -> None:
-        """Write a frame once everything appended so far has its receipt; if that fails, the client hears of that."""
+        """Write a frame after the receipts of all entries appended so far, also after a failed commit."""
         self.flush()
 
         def write(committed: "asyncio.Future[None]") -> None:
@@ -144,7 +144,7 @@ class Publisher:
         self._after_receipts(topic.ledger, error)
 
     def _log_refusal(self, topic: Topic, send: frames.Send, reason: str) -> None:
-        """Log it, once a minute for each producer."""
+        """Log a refusal, once a minute for each producer."""
         now_s = self._monotonic()
         if now_s - self._refusal_logged_s.get(send.producer_id, -math.inf) >= REFUSAL_LOG_S:
             self._refusal_logged_s[send.producer_id] = now_s

@@ -4,12 +4,12 @@
              ─► topic b: producer ─► subscribe
              ─► no topic: look-ups, lists, schemas
 
-A client that closes a consumer and subscribes again finds the first done before the second begins, and no handler has
-to think of another one half way through. A request that waits for the disk holds up its own topic alone: a client of
+When a client closes a consumer and subscribes again, the close is finished before the subscribe begins, and no handler
+runs beside another one of its topic. A request that waits for the disk holds up its own topic alone, so a client of
 thousands of topics shares each synced write among many of them.
 
-A request that names a producer or a consumer by its id goes to the topic of that id, and behind what is still asked of
-the same id, whatever topic that is about. There is a task for each topic with requests, and none in between.
+A request that names a producer or a consumer by its id goes to the topic of that id, behind all waiting requests of the
+same id. A topic has a task while it has requests.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.topics.topic_name import TopicName
 
 AT_A_TURN_MAX: Final = 16
-"""Requests that are answered in one turn of the event loop at most: some 20 µs each where nothing is waited for."""
+"""Requests answered in one turn of the event loop at most: some 20 µs each without a wait."""
 
 _NO_TOPIC: Final = ""
 
@@ -38,14 +38,14 @@ _FIELDS: Final = {
     BaseCommand.GET_LAST_MESSAGE_ID: ("getLastMessageId", _CONSUMER),
     BaseCommand.CONSUMER_STATS: ("consumerStats", _CONSUMER),
 }
-"""Where a command names a producer or consumer; the others are about no topic, or wait for nothing."""
+"""The field of a producer's or consumer's id, by command; other commands are about no topic, or never wait."""
 _NAMES_TOPIC: Final = frozenset({BaseCommand.PRODUCER, BaseCommand.SUBSCRIBE})
 
 _Id = tuple[str, int]
 
 
 class RequestQueues:
-    """A queue for each topic that something is asked of.
+    """A queue for each topic with waiting requests.
 
     Args:
         answer: Answers one request; raises nothing.
@@ -67,7 +67,7 @@ class RequestQueues:
         self._spawn = spawn
         self._queues: dict[str, deque[tuple[BaseCommand, _Id | None]]] = {}
         self._unanswered: dict[_Id, tuple[str, int]] = {}
-        """Of each id, the queue that its requests are in, and how many."""
+        """By id, the queue of its requests and their number."""
         self._count = 0
         self._finished: asyncio.Future[None] | None = None
 
@@ -75,7 +75,7 @@ class RequestQueues:
         return self._count
 
     def put(self, command: BaseCommand) -> None:
-        """Have a request answered after those before it."""
+        """Answer a request after the earlier ones of its topic."""
         named_id = _id_of(command)
         key = self._queue_of(command, named_id)
         self._count += 1
@@ -89,7 +89,7 @@ class RequestQueues:
         self._spawn(self._answer_all(key))
 
     async def finished(self) -> None:
-        """Wait until everything is answered."""
+        """Wait until every request is answered."""
         while self._count:
             self._finished = asyncio.get_running_loop().create_future()
             await self._finished

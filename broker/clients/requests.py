@@ -1,8 +1,8 @@
-"""What the service does with each request of a client, one function per command.
+"""The handlers of a client's requests, one function per command.
 
-A handler gets the connection and the command, awaits what it must and writes the answer. Errors of the service become
-the protocol's error for that request. What the client's role must be allowed for it, the handler asks first, and again
-where it has waited and somebody could have taken it away. `HANDLERS` is the table from command to handler.
+A handler gets the connection and the command, and writes the answer. Errors of the service become the protocol's error
+for that request. A handler checks the permissions of the client's role first, and again after each wait, since a grant
+may have been removed meanwhile. `HANDLERS` is the table from command to handler.
 """
 
 import functools
@@ -51,7 +51,7 @@ def _refuses_with_error(request_id: Callable[[BaseCommand], int]) -> Callable[[H
             try:
                 await handler(connection, command)
             except (BrokerError, DispatcherError, LedgerWriteError) as error:
-                # Of a full disk the log itself tells, once a minute, and not for each client that asks again.
+                # The log reports a full disk once a minute, so a retry of a client is not logged.
                 level = logging.DEBUG if isinstance(error, NoRoomError) else logging.INFO
                 log.log(level, "refused a request of %s: %s", connection.peer, error)
                 connection.write(commands.error(request_id(command), error=_server_error(error), message=str(error)))
@@ -74,7 +74,7 @@ _OTHER_ERRORS: Final = {
     "ConsumerAssignError": "ConsumerAssignError",
     "RangeConflictError": "ConsumerAssignError",
     "DispatcherClosedError": "ServiceNotReady",
-    # A full disk, mostly: clients ask again by themselves.
+    # Mostly a full disk: clients retry by themselves.
     "LedgerWriteError": "ServiceNotReady",
 }
 
@@ -83,7 +83,7 @@ _OTHER_ERRORS: Final = {
 
 
 async def on_partitioned_metadata(connection: Connection, command: BaseCommand) -> None:
-    """Say that a topic has no partitions; a partition's own name is a topic like any other."""
+    """Answer that a topic has no partitions; a partition's own name is a topic like any other."""
     request = command.partitionMetadata
     try:
         _check_look_up(connection, TopicName.parse(request.topic), "to get the partitions of")
@@ -96,7 +96,7 @@ async def on_partitioned_metadata(connection: Connection, command: BaseCommand) 
 
 
 async def on_lookup(connection: Connection, command: BaseCommand) -> None:
-    """Say that the topic is served here."""
+    """Answer that the topic is served here."""
     request = command.lookupTopic
     try:
         _check_look_up(connection, TopicName.parse(request.topic), "to look up")
@@ -127,17 +127,17 @@ async def on_get_topics(connection: Connection, command: BaseCommand) -> None:
 
 @_refuses_with_error(lambda command: command.producer.request_id)
 async def on_producer(connection: Connection, command: BaseCommand) -> None:
-    """Let a producer in; the topic comes into being where it is missing."""
+    """Add a producer; a missing topic is created."""
     request = command.producer
     if request.producer_id in connection.producers:
-        # The client asked again because the first answer was late.
+        # The client has repeated the request because the first answer was late.
         name = connection.producers[request.producer_id][0].name
         connection.write(commands.producer_success(request.request_id, producer_name=name))
         return
     topic_name = TopicName.parse(request.topic)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
     if connection.service.refusal is not None:
-        # Each further try of its client comes later than the one before, as long as it is not let in.
+        # The client's pauses between tries grow as long as its producer is refused.
         raise NoRoomError("New messages are refused until there is room on the service's disk")
     topic = await connection.service.topic(topic_name)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
@@ -155,13 +155,13 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
 
 
 async def on_close_producer(connection: Connection, command: BaseCommand) -> None:
-    """Forget a producer."""
+    """Remove a producer."""
     request = command.close_producer
     found = connection.producers.pop(request.producer_id, None)
     if found is not None:
         producer, topic = found
         topic.remove_producer(producer)
-        # The client takes this answer as the end of everything it sent before; that a commit failed, it was told.
+        # For the client this answer ends all that it sent before; it knows already about a failed commit.
         with suppress(LedgerWriteError):
             await topic.ledger.committed()
     connection.write(commands.success(request.request_id))
@@ -172,7 +172,7 @@ async def on_close_producer(connection: Connection, command: BaseCommand) -> Non
 
 @_refuses_with_error(lambda command: command.subscribe.request_id)
 async def on_subscribe(connection: Connection, command: BaseCommand) -> None:
-    """Attach a consumer to a subscription; both come into being where they are missing."""
+    """Attach a consumer to a subscription; a missing topic or subscription is created."""
     request = command.subscribe
     if request.consumer_id in connection.consumers:
         connection.write(commands.success(request.request_id))
@@ -262,7 +262,7 @@ async def on_seek(connection: Connection, command: BaseCommand) -> None:
 
 @_refuses_with_error(lambda command: command.getLastMessageId.request_id)
 async def on_get_last_message_id(connection: Connection, command: BaseCommand) -> None:
-    """Give the topic's last message and where the consumer's subscription stands."""
+    """Answer the topic's last message and the mark-delete position of the consumer's subscription."""
     request = command.getLastMessageId
     consumer, topic = _consumer(connection, request.consumer_id)
     ledger = topic.ledger
@@ -284,7 +284,7 @@ async def on_get_last_message_id(connection: Connection, command: BaseCommand) -
 
 
 async def on_consumer_stats(connection: Connection, command: BaseCommand) -> None:
-    """Give what is known of a consumer."""
+    """Answer the statistics of a consumer."""
     request = command.consumerStats
     found = connection.consumers.get(request.consumer_id)
     if found is None:
@@ -310,7 +310,7 @@ async def on_consumer_stats(connection: Connection, command: BaseCommand) -> Non
 
 @_refuses_with_error(lambda command: command.getSchema.request_id)
 async def on_get_schema(connection: Connection, command: BaseCommand) -> None:
-    """Say that no schema is kept."""
+    """Answer that no schema is kept."""
     _check_look_up(connection, TopicName.parse(command.getSchema.topic), "to get the schema of")
     connection.write(commands.schema_not_found(command.getSchema.request_id))
 
@@ -323,7 +323,7 @@ async def on_get_or_create_schema(connection: Connection, command: BaseCommand) 
 
 
 def _consumer(connection: Connection, consumer_id: int) -> tuple[Consumer, Topic]:
-    """Return a consumer that is there, so its client may consume: else it would have been closed."""
+    """Return a present consumer. Its client may consume, or the consumer would have been closed."""
     found = connection.consumers.get(consumer_id)
     if found is None:
         raise MetadataError(f"Consumer {consumer_id} not found")

@@ -1,1 +1,1 @@
-"""The configuration: keys and values, where they were given, and which promises they make."""
+"""The configuration: keys and values, their sources, and the handling of keys that are not read."""

@@ -38,7 +38,7 @@ _WORD: Final = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """What the service is told from outside."""
+    """The configuration of the service."""
 
     bind_address: str = field(default="127.0.0.1", metadata={"key": "bindAddress", "is_host": True})
     """The address that both ports listen on; without authentication one of this machine alone.
@@ -47,7 +47,7 @@ class BrokerConfig:
     """
 
     is_insecure_bind_allowed: bool = field(default=False, metadata={"key": "insecureBindAllowed"})
-    """Whether others may connect although nobody is asked who he is (ours). Default off."""
+    """Whether other machines may connect without authentication (ours). Default off."""
 
     service_port: int | None = field(default=6650, metadata={"key": "brokerServicePort", "range": (1, 65535)})
     """The port for Pulsar clients without TLS, None for none. Default 6650."""
@@ -73,7 +73,7 @@ class BrokerConfig:
     """
 
     access: AccessConfig = field(default_factory=AccessConfig)
-    """Who may connect, and who may do what."""
+    """Authentication and authorization."""
 
     cluster_name: str = field(default="standalone", metadata={"key": "clusterName"})
     """The name in the metrics' `cluster` label and before the names of unnamed producers. Default standalone."""
@@ -96,7 +96,7 @@ class BrokerConfig:
     """
 
     s3: S3Config = field(default_factory=S3Config)
-    """Where on S3, for `bucket_snapshot_storage` s3."""
+    """The place on S3, for `bucket_snapshot_storage` s3."""
 
     rocksdb: RocksDBMemory = field(default_factory=RocksDBMemory)
     """How much memory the folder takes, for `bucket_snapshot_storage` rocksdb."""
@@ -140,7 +140,7 @@ class BrokerConfig:
     """How often rates are computed and a line of statistics is logged; 0 or less is never. Default 60."""
 
     is_unsupported_ignored: bool = field(default=False, metadata={"key": "unsupportedConfigIgnored"})
-    """Whether keys of Pulsar that ask for what is not kept here warn instead of refusing the start (ours).
+    """Whether keys of Pulsar for features that are missing here warn instead of refusing the start (ours).
 
     Never those of security. Default off.
     """
@@ -150,7 +150,7 @@ class BrokerConfig:
 
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     inactive_topics: InactiveTopicsConfig = field(default_factory=InactiveTopicsConfig)
-    """How much clients may have at a time."""
+    """The limits of clients."""
 
     managed_ledger: ManagedLedgerConfig = field(default_factory=ManagedLedgerConfig)
     """How the log is cut into ledgers, cached and flushed."""
@@ -165,7 +165,7 @@ class BrokerConfig:
     """Where each key was given that was, for what turns out to be wrong only when it is used."""
 
     unread: Mapping[str, Given] = field(default_factory=dict, compare=False, repr=False)
-    """What was given and is not read; see `broker.configuration.unread_keys`."""
+    """The given keys that are not read; see `broker.configuration.unread_keys`."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -215,7 +215,7 @@ class Setting(NamedTuple):
 
     @property
     def type(self) -> Any:
-        """What its text is turned into, where there is any."""
+        """The type that its text is converted to, where it has one."""
         return next(one for one in get_args(self.hint) if one is not NoneType) if self.is_optional else self.hint
 
     @property
@@ -225,7 +225,7 @@ class Setting(NamedTuple):
 
     @property
     def factor(self) -> int:
-        """What one unit of the file is in the field."""
+        """The value of one unit of the file in the field's unit."""
         factor: int = self.field.metadata.get("factor", self.field.metadata.get("scale", 1))
         return factor
 
@@ -235,7 +235,7 @@ class Setting(NamedTuple):
         return bool(self.field.metadata.get("is_secret", False))
 
     def value_in(self, config: BrokerConfig) -> str:
-        """Write the field's value as the file has it."""
+        """Return the field's value as the file has it."""
         holder = config if self.section is None else getattr(config, self.section)
         value = getattr(holder, self.field.name)
         if value is None:
@@ -303,7 +303,7 @@ def load_config(path: Path | None, *, environment: Mapping[str, str], overrides:
 
 
 def _parse(setting: Setting, given: Given) -> Any:
-    """Turn a text into the field's value, in the field's unit."""
+    """Convert a text to the field's value, in the field's unit."""
     text = given.text
     if setting.key == "delayedDeliveryTrackerFactoryClassName":
         if text not in FACTORY_CLASS_NAMES:
@@ -317,7 +317,7 @@ def _parse(setting: Setting, given: Given) -> Any:
         number = _WHOLE_NUMBER.fullmatch(text)
         if number is None:
             raise _error(setting, given, "must be a whole number")
-        # Longer ones are not even converted: Python refuses thousands of digits.
+        # Longer numbers are not converted: Python refuses thousands of digits.
         if len(number[1]) > _DIGITS_MAX or abs(int(text)) > _INT64_MAX // setting.factor:
             most = _INT64_MAX // setting.factor
             raise _error(setting, given, f"must be from {-most} to {most}")
@@ -339,7 +339,7 @@ def _expanded(setting: Setting, given: Given) -> Path:
 
 
 def _build(default: Any, changes: dict[str, Any], section: str | None, given: Mapping[str, Given]) -> Any:
-    """Apply changes to a dataclass, and blame the key at fault when it refuses them.
+    """Apply changes to a dataclass; when it refuses them, name the key at fault.
 
     The dataclasses know fields, not keys: their `ValueError` starts with the field's name and says what it must be.
     """
@@ -352,7 +352,7 @@ def _build(default: Any, changes: dict[str, Any], section: str | None, given: Ma
 
 
 def _field_at_fault(default: Any, changes: Mapping[str, Any], complaint: str, by_field: Mapping[str, Setting]) -> str:
-    """Find the first field that was set and is named; else the one without which the rest is accepted."""
+    """Return the first changed field that the error names, otherwise the one without which the rest is accepted."""
     words: list[str] = _WORD.findall(complaint)
     for word in words:
         if word in by_field and word in changes:
@@ -368,7 +368,7 @@ def _field_at_fault(default: Any, changes: Mapping[str, Any], complaint: str, by
 
 
 def _in_keys(complaint: str, blamed: Setting, by_field: Mapping[str, Setting]) -> str:
-    """Say what a dataclass complained of with keys for fields, and its bound in the file's unit."""
+    """Return the text of a dataclass's error with keys for fields, and its bound in the file's unit."""
     text = _WORD.sub(lambda word: by_field[word[0]].key if word[0] in by_field else word[0], complaint)
     limit = re.search(r"must be .*", text)
     if limit is None or not complaint.startswith(f"{blamed.field.name} "):

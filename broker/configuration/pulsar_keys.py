@@ -1,7 +1,8 @@
-"""The keys that a configuration file of Apache Pulsar may hold, and what they mean here when they are not read.
+"""The keys of Apache Pulsar's configuration, and their meaning here when they are not read.
 
-`pulsar_keys.conf` has the facts: each key's default, its class, and a sentence for whoever sets it. This module reads
-them and knows when a value asks for something. What follows from that is `broker.configuration.unread_keys`'.
+`pulsar_keys.conf` has each key's default, its class, and a sentence for the operator. This module reads the file and
+knows whether a value asks for anything beyond the default. The consequences are decided in
+`broker.configuration.unread_keys`.
 """
 
 from enum import StrEnum
@@ -15,14 +16,14 @@ _KEPT_SIGN: Final = "kept "
 
 
 class KeyClass(StrEnum):
-    """What becomes of a key that is not read, when it asks for something."""
+    """The consequence of a key that is not read and differs from the default."""
 
     SECURITY = "security"
-    """Who can do what would be another than the file says: the start is refused."""
+    """Access would differ from the file: the start is refused."""
     PROMISE = "promise"
-    """Something would not be kept: the start is refused, unless the operator says otherwise."""
+    """A promise of the file would be broken: the start is refused, unless the operator says otherwise."""
     HARMLESS = "harmless"
-    """Nobody who speaks to the service can tell."""
+    """No client can notice the difference."""
 
 
 class PulsarKey(NamedTuple):
@@ -31,24 +32,24 @@ class PulsarKey(NamedTuple):
     key: str
     default: str
     stock: tuple[str, ...]
-    """What Pulsar's own files have where that is not the default."""
+    """The values in Pulsar's own files that are not the default."""
     kept: tuple[str, ...]
     """Values that hold here, although nothing reads them."""
     key_class: KeyClass
     advice: str
-    """What is the case here, and what to do."""
+    """The behaviour here, with advice."""
 
     def is_default(self, value: str) -> bool:
-        """Whether there is nothing to say of a value: it is what Pulsar's code has, or it holds here."""
+        """Whether a value needs no warning: it is the default of Pulsar's code, or it holds here."""
         return not value or _meaning(value) in [_meaning(one) for one in (self.default, *self.kept)]
 
     def is_stock(self, value: str) -> bool:
-        """Whether a value is what Pulsar's code or one of its own files has: nobody has asked for it."""
+        """Whether a value stands in Pulsar's code or in one of its own files, so that no operator has chosen it."""
         return self.is_default(value) or _meaning(value) in [_meaning(one) for one in self.stock]
 
 
 def pulsar_key(name: str) -> PulsarKey | None:
-    """Return what is known of a key, None if Pulsar has none of this name.
+    """Return the facts about a key, None if Pulsar has none of this name.
 
     >>> pulsar_key("brokerDeduplicationEnabled").key_class.value
     'promise'
@@ -94,7 +95,7 @@ def read_keys(text: str) -> dict[str, PulsarKey]:
 
 
 def _meaning(value: str) -> object:
-    """Return something that is equal for texts that mean the same: numbers, and lists in any order."""
+    """Return a normal form of a text, equal for equal numbers and for lists in any order."""
     try:
         return float(value)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Where keys and values come from: a file, the environment, `--set`. What they mean is `broker.configuration.config`'s.
+"""The sources of keys and values: a file, the environment, `--set`. Values are parsed in `broker.configuration.config`.
 
-Every source follows the same rules: a key that this service reads or that Pulsar has is taken, one that is almost
-such a key is an error, and any other is taken too, so that it can be said that nobody knows it. Only the environment
-is full of other programs' names: there a variable counts when it has the very name of a key, or Pulsar's prefix.
+Every source follows the same rules. A key that this service reads or that Pulsar has is accepted. A misspelling of such
+a key is an error. Any other key is accepted too, and reported as unknown. The environment holds variables of other
+programs, so there a variable counts only with the exact name of a key, or with Pulsar's prefix.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,10 +16,10 @@ ENVIRONMENT_PREFIX: Final = "PULSAR_PREFIX_"
 """Pulsar's images take any key with this before it from the environment."""
 
 _OWN_IN_ENVIRONMENT: Final = ("delayedDelivery", "isDelayedDelivery", "keyShared", "bucketSnapshot")
-"""What begins so is a mistake without the prefix too, when it is unknown."""
+"""Unknown variables with this beginning are mistakes, even without the prefix."""
 
 _TOO_COMMON_FOR_ENVIRONMENT: Final = frozenset({"properties"})
-"""Keys of Pulsar whose name alone says nothing about whom a variable is meant for."""
+"""Keys of Pulsar with common names: a variable of that name may be meant for another program."""
 
 
 def collect(

@@ -1,12 +1,12 @@
-"""Read the text of a `broker.conf`, and tell which unknown keys are mistakes.
+"""Parse the text of a `broker.conf`, and find the unknown keys that are mistakes.
 
 The format is Java's properties, as Pulsar reads them: `key=value`, comments on lines of their own with `#` or `!`, a
-backslash at the end goes on in the next line. Stricter in two things, where Java's reading helps nobody: a line without
-`=` or `:` (a key without a value) is an error, and so is a key that is given twice (the last one wins).
+backslash at the end continues in the next line. Two things are stricter than in Java: a line without `=` or `:` (in
+Java a key without a value) is an error, and so is a repeated key (in Java the last one wins).
 
 A real `broker.conf` has some 590 keys, of which this service reads a few, and plugins have keys of their own. So an
-unknown key is an error when it is one of ours by its beginning, or by its likeness to one of ours or of Pulsar's. What
-the values mean is not known here: see `broker.configuration.config` and `broker.configuration.unread_keys`.
+unknown key is an error only if it begins like a key of this service, or is similar to a known key. Values are left out:
+see `broker.configuration.config` and `broker.configuration.unread_keys`.
 """
 
 import re
@@ -23,10 +23,10 @@ OWN_PREFIXES = (
     "bucketsnapshot",
     "datadir",
 )
-"""Lower case. What begins so is meant for this service, so an unknown one is a mistake."""
+"""In lower case: beginnings of this service's own keys. An unknown key that begins so is a mistake."""
 
 LIKENESS = 0.9
-"""How alike two keys are when one is taken for a misspelling of the other: one or two letters."""
+"""The similarity from which a key counts as a misspelling of another: one or two letters differ."""
 
 # Python's own splitlines also ends lines at characters that may stand in a value.
 _LINE_END = re.compile(r"\r\n?|\n")
@@ -36,7 +36,7 @@ _ESCAPED: Mapping[str, str] = MappingProxyType({"t": "\t", "n": "\n", "r": "\r",
 
 
 class ConfigError(ValueError):
-    """A value or key that cannot be accepted; the text says where it is, and what is allowed."""
+    """A value or key that cannot be accepted; the text names its place and the allowed values."""
 
     def __init__(self, reason: str, *, where: str, key: str, value: str | None = None, line: int | None = None) -> None:
         shown = key if value is None else f"{key}={value}"
@@ -47,7 +47,7 @@ class ConfigError(ValueError):
 
 
 class Given(NamedTuple):
-    """A value as text, and where it was said. The text may be secret."""
+    """A value as text, and its place. The text may be secret."""
 
     text: str
     where: str
@@ -76,7 +76,7 @@ def parse_config_text(text: str, *, name: str) -> dict[str, tuple[str, int]]:
 
     Args:
         text: The file's content.
-        name: What to call the file in errors.
+        name: The file's name in errors.
 
     Raises:
         ConfigError: A line is neither a comment nor `key=value`, or a key stands there twice.
@@ -98,10 +98,10 @@ def parse_config_text(text: str, *, name: str) -> dict[str, tuple[str, int]]:
 
 
 def check_unknown_key(key: str, known: Collection[str], *, where: str, line: int | None = None) -> None:
-    """Refuse an unknown key that must be a mistake; let every other one pass.
+    """Refuse an unknown key that must be a mistake; accept every other one.
 
     Raises:
-        ConfigError: The key begins like ours, or is almost a known one.
+        ConfigError: The key begins like one of this service, or is similar to a known one.
     """
     if key in known:
         return

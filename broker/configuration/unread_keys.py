@@ -1,11 +1,11 @@
-"""What to do about keys that were given and are not read: refuse the start, warn, or say nothing.
+"""The handling of keys that are given and not read: refuse the start, warn, or stay silent.
 
     a promise of security is asked for    refused, always
     another promise is asked for          refused, or a warning each where `unsupportedConfigIgnored` is true
     another value than Pulsar's           in one warning with all the others
-    a key that nobody knows               in the same one; a misspelled key never gets here (`text`)
+    an unknown key                        in the same one; a misspelled key is refused before (`text`)
 
-Texts alone; `config` collects the keys, and `pulsar_keys` knows what they mean in Pulsar.
+This module works on texts; `config` collects the keys, and `pulsar_keys` knows their meaning in Pulsar.
 """
 
 import re
@@ -23,7 +23,7 @@ IGNORE_KEY: Final = "unsupportedConfigIgnored"
 
 
 class Finding(Enum):
-    """What a key that is not read comes to."""
+    """The consequence of a key that is not read."""
 
     SECURITY = "asks for what is not kept here, and is refused"
     PROMISE = f"asks for what is not kept here, and is refused unless {IGNORE_KEY} is true"
@@ -53,7 +53,7 @@ class UnreadKey:
 
 
 def unread_keys(given: Mapping[str, Given]) -> list[UnreadKey]:
-    """Return what is to be said of keys that are not read, in the order in which they were given."""
+    """Return the findings about keys that are not read, in the order in which they were given."""
     found = []
     for key, one in given.items():
         known = pulsar_key(key)
@@ -76,7 +76,7 @@ def _finding(known: PulsarKey, value: str) -> Finding | None:
 
 
 def check_promises(keys: list[UnreadKey], *, is_unsupported_ignored: bool) -> list[str]:
-    """Refuse what asks for something that is not kept; return the warnings for the rest.
+    """Refuse keys whose promise this service does not keep; return the warnings about the others.
 
     Raises:
         ConfigError: A key asks for something; the text has the first one's place and what to do, and names the others.

@@ -1,1 +1,1 @@
-"""The ports of the service: listening, TLS, and what a connection is before anything is spoken on it."""
+"""The ports of the service: listening, TLS, and the admission of a connection before its first frame."""

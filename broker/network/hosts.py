@@ -1,4 +1,4 @@
-"""Names and addresses of machines: what is one, which are this machine's own, and which a request may be for.
+"""Host names and addresses: their syntax, the machine's own ones, and the target of a request.
 
 Pure functions over texts; `broker.network.listening` asks the resolver.
 """
@@ -31,7 +31,7 @@ def is_host(text: str) -> bool:
     except UnicodeError:
         return False
     labels = name.removesuffix(".").split(".")
-    # A name whose last label is a number is an address that somebody mistyped.
+    # A name whose last label is a number is a mistyped address.
     is_name = all(_LABEL.fullmatch(label) for label in labels) and not labels[-1].isdecimal()
     return is_name and len(name) <= _NAME_CHARACTERS_MAX
 
@@ -81,10 +81,10 @@ def host_of(header: str) -> tuple[str, int | None] | None:
 
 
 def is_own_host(name: str, *, own: Collection[str], bound: str, local: str | None) -> bool:
-    """Whether a request for a host is for this service, and not for another name that leads here (DNS rebinding).
+    """Whether a request names this service as its host, and not a foreign name that resolves to it (DNS rebinding).
 
     Args:
-        name: The host that is asked for, in lower case.
+        name: The host of the request, in lower case.
         own: The names that the service is known by.
         bound: The address that it listens on, as it was configured.
         local: The address of this machine that the caller has connected to, if that is known.

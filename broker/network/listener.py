@@ -1,11 +1,11 @@
-"""The ports: accept connections, see who speaks TLS, and hand over to the protocol that speaks on them.
+"""The ports: accept connections, tell TLS from plain, and hand connections over to their protocol.
 
     accept ─► counted ─► first byte ─┬─ as the port has it ─► TLS handshake, on a TLS port ─► Connection or web handler
-                                     └─ the other kind ─────► a line in the log that says so, and the end
+                                     └─ the other kind ─────► a line in the log, and the end
 
-Until its first byte has come, a connection is a socket and a timer, so many silent ones cost little. From accept on it
-counts, and from accept on the time runs in which it has to become a client. What is spoken afterwards is not known
-here; certificates are `broker.network.tls`'s.
+Until its first byte arrives, a connection is a socket and a timer, so many silent ones cost little. From accept on a
+connection counts for the limits, and its time to CONNECT runs. Protocols are left out; certificates are in
+`broker.network.tls`.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ BACKLOG: Final = 128
 """Connections that the operating system keeps until they are accepted."""
 
 ACCEPT_RETRY_S: Final = 1.0
-"""How long nobody is accepted after there were no file descriptors or no memory for one more."""
+"""The pause of accepting after the process has run out of file descriptors or memory."""
 
 TLS_BUFFER_BYTES: Final = 16 * 1024
-"""What each TLS connection keeps to receive into: as much as a record of TLS has."""
+"""The receive buffer of a TLS connection: the size of a TLS record."""
 
 TLS_CLOSE_S: Final = 1.0
-"""How long a client may take to agree to the end of TLS."""
+"""How long a client may take to confirm the end of TLS."""
 
 _LEAST_HANDSHAKE_S: Final = 0.001
 
@@ -42,27 +42,27 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TlsContexts(Protocol):
-    """Where the certificates come from."""
+    """The source of certificates."""
 
     def current(self) -> ssl.SSLContext:
-        """What a handshake that begins now is made with."""
+        """The context of a handshake that begins now."""
 
 
 class Admission(Protocol):
-    """Who may come in."""
+    """Decides which connections are accepted."""
 
     def admit(self, address: str) -> str | None:
-        """Count a connection from an IP address, or say why it is one too many."""
+        """Count a connection from an IP address, or return why it exceeds a limit."""
 
     def release(self, address: str) -> None:
-        """Forget one that was counted."""
+        """Uncount a connection."""
 
 
 class Accepted:
-    """A connection from its first moment, which its protocol is made with.
+    """An accepted connection, passed to the factory of its protocol.
 
     Args:
-        admission: Who counts it, None if nobody does.
+        admission: The counter of connections, None without one.
         peer: The client's address and port.
         deadline_s: The loop's time at which it must have become a client.
     """
@@ -75,11 +75,11 @@ class Accepted:
         self.peer = f"{peer[0]}:{peer[1]}"
         self.deadline_s = deadline_s
         self.refusal = None if admission is None else admission.admit(self.address)
-        """Why it is one too many, to be told to the client before the end; None if it may stay."""
+        """Why it exceeds a limit, sent to the client before the end; None if it may stay."""
         self._is_counted = self.refusal is None
 
     def leave(self) -> None:
-        """Count it no more, as it has ended; a second call changes nothing."""
+        """Uncount it after its end; a second call changes nothing."""
         if self._is_counted and self._admission is not None:
             self._is_counted = False
             self._admission.release(self.address)
@@ -90,7 +90,7 @@ ProtocolFactory = Callable[[Accepted], asyncio.BaseProtocol]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """What one port is.
+    """The description of one port.
 
     Attributes:
         host: The address to listen on; a name may stand for several.
@@ -98,8 +98,8 @@ class Port:
         factory: Makes the protocol that speaks on a connection, and calls `Accepted.leave` when it is lost.
         connect_timeout_s: From accept to the end of the TLS handshake and the first byte.
         tls: The certificates, None for a plain port.
-        advice: What a client of the other kind should do, as the log says it.
-        admission: Who may come in, None for everybody.
+        advice: Advice for a client of the other kind, for the log.
+        admission: Decides which connections are accepted, None for all.
     """
 
     host: str
@@ -114,19 +114,19 @@ class Port:
 def allow_open_files() -> int:
     """Let this process have as many open files as it may at most, and return how many: each connection is one.
 
-    What a shell gives at first is often 1,024. For whoever owns the process.
+    The limit that a shell gives is often 1,024. This changes the process, so only its main program calls it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError):
-        # Some systems call it unlimited and do not mean it.
+        # Some systems report an unlimited number and refuse it.
         return soft
     return hard
 
 
 def limit_tls_buffers() -> None:
-    """Let a TLS connection keep 16 KiB instead of asyncio's 256; for whoever owns the process, before it listens.
+    """Let a TLS connection keep 16 KiB instead of asyncio's 256; called by the main program before it listens.
 
     The constant is asyncio's own, of the whole process, and there is no other way to it.
     """
@@ -142,7 +142,7 @@ async def listen(port: Port) -> "Listener":
     server = await asyncio.get_running_loop().create_server(
         asyncio.Protocol, port.host, port.number, start_serving=False
     )
-    # asyncio's server is made for its sockets: it knows how to bind, but accepts only what speaks at once.
+    # asyncio's server is used for binding alone: its accept would start the protocol before the first byte.
     sockets = [one.dup() for one in server.sockets]
     server.close()
     for one in sockets:
@@ -167,7 +167,7 @@ class Listener:
         self._accept_from_all()
 
     async def close(self) -> None:
-        """Accept nobody more, and end what has not become a client yet; a second call changes nothing."""
+        """Stop accepting, and end connections that no protocol has taken over yet; a second call changes nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -259,7 +259,7 @@ class Listener:
             accepted.leave()
             if not isinstance(error, OSError):
                 raise
-            # An end without a text has no reason either; some clients do not say that they trust nobody.
+            # An end without a text has no reason either; some clients do not report that they distrust the certificate.
             reason = str(error) or "the client ended it, as one may that does not trust the certificate"
             log.warning("TLS handshake with %s failed: %s", accepted.peer, reason)
             # asyncio's frames hold the error that holds them; without its trace, the buffers go now and not at some

@@ -1,7 +1,7 @@
-"""Whether the service may listen where it is told to, and which requests on its web port are meant for it.
+"""Checks of the bind address, and of the requests that the web port accepts.
 
-Nobody is let in who was not invited: an address that others reach needs authentication, or an operator who says that
-everybody may do everything. And a browser that was sent here by somebody else's page is nobody who was invited.
+An address that other machines reach needs authentication, or a key by which the operator opens the service to every
+caller. A request that a browser sends for a page of another site is refused.
 """
 
 import socket
@@ -18,7 +18,7 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
 
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
-"""What `Sec-Fetch-Site` says of a page of this port, and of a person who typed an address."""
+"""Values of `Sec-Fetch-Site` for a page of this port, and for an address typed by a person."""
 
 _ANONYMOUS_ADVICE: Final = (
     "anonymousUserRole lets in whoever shows nothing: leave it out, or set authorizationEnabled=true, so that this "
@@ -38,7 +38,7 @@ def addresses_of(host: str) -> list[str]:
 
 
 def check_bind_address(config: BrokerConfig, *, resolve: Resolve = addresses_of) -> str | None:
-    """Refuse an address that others reach while nobody is asked who he is; return a warning where that is allowed.
+    """Refuse an address that other machines reach without authentication; return a warning where that is allowed.
 
     Raises:
         ConfigError: It is refused, and the text names the keys that mend it; or it is a name without an address.
@@ -65,7 +65,7 @@ def check_bind_address(config: BrokerConfig, *, resolve: Resolve = addresses_of)
 
 
 def describe_listening(config: BrokerConfig) -> str:
-    """Say who reaches the service, for its banner."""
+    """Return a text for the banner about the machines that reach the service."""
     host = config.bind_address
     if is_loopback(host) or host == "localhost":
         return f"{host}, this machine alone"
@@ -75,7 +75,7 @@ def describe_listening(config: BrokerConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WebAudience:
-    """Which requests are for the web port.
+    """The requests that are meant for the web port.
 
     Args:
         names: The names that it is known by, in lower case.

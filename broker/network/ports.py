@@ -1,6 +1,6 @@
-"""Which ports the configuration asks for, and what a client is told that speaks the wrong way on one.
+"""The ports of a configuration, with advice for a client that uses the wrong one.
 
-Up to four: Pulsar's protocol and HTTP, each with TLS and without. Listening is `broker.network.listener`'s.
+There are up to four: Pulsar's protocol and HTTP, each with TLS and without. Listening is in `broker.network.listener`.
 """
 
 from contextlib import AsyncExitStack
@@ -27,7 +27,7 @@ def open_tls(config: BrokerConfig) -> "ServerTls | None":
     """
     if not config.has_tls:
         return None
-    # Imported late: who has no TLS needs none of it.
+    # Imported late: a service without TLS needs none of it.
     from broker.network.tls import ServerTls, TlsFileError
 
     limit_tls_buffers()
@@ -73,7 +73,7 @@ def web_ports(config: BrokerConfig, tls: "ServerTls | None") -> list[WebPort]:
 
 
 def _advice(key: str, plain: int | None, with_tls: int | None, *, tls: bool) -> str:
-    """Say what a client should do that speaks TLS on the port without, or the other way round."""
+    """Return advice for a client that uses TLS on a plain port, or the other way round."""
     plain_scheme, tls_scheme = _SCHEMES[key]
     if tls:
         other = "" if plain is None else f", or {plain_scheme}:// with port {plain}"

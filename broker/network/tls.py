@@ -1,8 +1,8 @@
-"""Certificates: read them, say exactly what is wrong with them, and take new ones when the files change.
+"""Certificates: read them, name their exact faults, and replace them when the files change.
 
-A handshake is made with the context of its moment, so new certificates (and new roots for clients' ones) hold for new
-connections and no connection is cut. What cannot be used never replaces what can: a broken file is an error in the
-log, at every look until it is mended. Sockets are not known here.
+A handshake uses the context of its moment, so new certificates (and new roots for clients' ones) hold for new
+connections, and no connection is cut. An unusable certificate never replaces a usable one: a broken file is an error in
+the log, at every check until it is mended. Sockets are left out.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from broker.network.tls_config import TlsConfig
 log = logging.getLogger(__name__)
 
 EXPIRY_NOTICE: Final = timedelta(days=7)
-"""How long before its end a certificate is warned of, at start and at every look."""
+"""How long before the end of a certificate the service warns, at start and at every check."""
 
 
 class TlsFileError(Exception):
@@ -64,13 +64,13 @@ class ServerTls:
         self._warn_of_expiry()
 
     def current(self) -> ssl.SSLContext:
-        """What a handshake that begins now is made with."""
+        """The context of a handshake that begins now."""
         if not self._config.refresh_interval_s and self._stats() != self._seen:
             self.refresh()
         return self._loaded.context
 
     def refresh(self) -> None:
-        """Take the files as they are now, if they have changed and can be used."""
+        """Read the files again, if they have changed and can be used."""
         self._seen = self._stats()
         try:
             loaded = _load(self._config)
@@ -114,7 +114,7 @@ def _load(config: TlsConfig) -> _Loaded:
         raise TlsFileError("certificate_path", f"{config.certificate_path} cannot be used: {error}") from error
     if config.trust_certs_path is not None:
         _first_certificate("trust_certs_path", contents["trust_certs_path"], config)
-        # As Java does: whoever is in the file is trusted, also without a root above.
+        # As Java does: every certificate in the file is trusted, also without a root above.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.verify_mode = ssl.CERT_REQUIRED if config.requires_client_cert else ssl.CERT_OPTIONAL
         try:

@@ -1,6 +1,6 @@
-"""What the configuration says of TLS: which files, which versions, and whether clients must have certificates.
+"""The configuration of TLS: files, versions, and whether clients must have certificates.
 
-Names and defaults are Pulsar's. What contradicts itself is refused here; `broker.network.tls` looks at the files.
+Names and defaults are Pulsar's. Contradictions are refused here; `broker.network.tls` reads the files.
 """
 
 import ssl

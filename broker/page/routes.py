@@ -1,10 +1,10 @@
-"""The files of the page, read once and served with what browsers need to trust and keep them.
+"""The files of the page, read once and served with headers for security and caching.
 
     GET /             the page
     GET /page/...     its modules, style, icon and charting library (uPlot, with its licence)
 
-They hold no data, so everybody may read them; what they show they ask of the API, with the token of whoever looks.
-Each file has a path of its own: nothing else below the folder, nor outside of it, can be asked for.
+The files hold no data, so every caller may read them. The page reads its data from the API, with the token of its user.
+Each file has a route of its own, so no other file of the machine can be read.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ _FILES: Final = _files_below(files("broker.page") / "static", "/page/")
 _FILES["/"] = _FILES.pop("/page/index.html")
 
 PAGE_PATHS: Final = frozenset(_FILES)
-"""What everybody may read."""
+"""The paths that every caller may read."""
 
 
 def page_routes() -> list[web.RouteDef]:

@@ -1,7 +1,7 @@
-"""Commands that the service sends now and then, built with the generated classes.
+"""The less frequent commands of the service, built with the generated classes.
 
-One function per command, named like it; server errors are given by their protocol name. What is sent once per
-message is in `broker.protocol.frames`.
+There is one function per command, named like it; server errors are given by their protocol name. The commands of single
+messages are in `broker.protocol.frames`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from broker.protocol.pb.pulsar_api_pb2 import (
 PROTOCOL_VERSION: Final = 20
 
 NO_REQUEST_ID: Final = 2**64 - 1
-"""What answers no request: -1, as Pulsar writes it into an unsigned field."""
+"""The request id of a command that answers no request: -1, as Pulsar writes it into an unsigned field."""
 
 REFRESH_AUTH_DATA: Final = b"PulsarAuthRefresh"
 """The challenge that means no more than "show your credentials again"; clients know it by these bytes."""
@@ -57,7 +57,7 @@ def auth_challenge(*, server_version: str, method_name: str) -> bytes:
 
 
 def success(request_id: int) -> bytes:
-    """Answer a request that has no answer of its own."""
+    """Answer a request whose command has no answer type of its own."""
     command = BaseCommand(type=BaseCommand.SUCCESS)
     command.success.request_id = request_id
     return frame(command)
@@ -73,7 +73,7 @@ def error(request_id: int, *, error: str, message: str) -> bytes:
 
 
 def partitioned_metadata_response(request_id: int, *, partitions: int) -> bytes:
-    """Say of how many partitions a topic is; 0 means that it is not partitioned."""
+    """Answer the number of a topic's partitions; 0 means that it is not partitioned."""
     command = BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE)
     response = command.partitionMetadataResponse
     response.request_id = request_id
@@ -83,7 +83,7 @@ def partitioned_metadata_response(request_id: int, *, partitions: int) -> bytes:
 
 
 def partitioned_metadata_error(request_id: int, *, error: str, message: str) -> bytes:
-    """Refuse to say of how many partitions a topic is."""
+    """Refuse a request for the number of partitions."""
     command = BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE)
     response = command.partitionMetadataResponse
     response.request_id = request_id
@@ -94,7 +94,7 @@ def partitioned_metadata_error(request_id: int, *, error: str, message: str) -> 
 
 
 def lookup_response(request_id: int, *, service_url: str | None, service_url_tls: str | None) -> bytes:
-    """Say where a topic is served, without TLS and with it; the client takes the one that it speaks."""
+    """Answer the address of a topic, without TLS and with it; the client chooses one."""
     command = BaseCommand(type=BaseCommand.LOOKUP_RESPONSE)
     response = command.lookupTopicResponse
     response.request_id = request_id
@@ -108,7 +108,7 @@ def lookup_response(request_id: int, *, service_url: str | None, service_url_tls
 
 
 def lookup_error(request_id: int, *, error: str, message: str) -> bytes:
-    """Refuse to say where a topic is served."""
+    """Refuse a look-up."""
     command = BaseCommand(type=BaseCommand.LOOKUP_RESPONSE)
     response = command.lookupTopicResponse
     response.request_id = request_id
@@ -119,7 +119,7 @@ def lookup_error(request_id: int, *, error: str, message: str) -> bytes:
 
 
 def producer_success(request_id: int, *, producer_name: str, is_ready: bool = True) -> bytes:
-    """Accept a producer, now or for later. Sequence ids are not kept, so it is told that none is known."""
+    """Accept a producer, now or for later. Sequence ids are not kept, so the last one is answered as unknown."""
     command = BaseCommand(type=BaseCommand.PRODUCER_SUCCESS)
     command.producer_success.request_id = request_id
     command.producer_success.producer_name = producer_name
@@ -151,7 +151,7 @@ def ack_response(consumer_id: int, request_id: int, *, error: str | None = None,
 
 
 def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
-    """Tell a Failover consumer whether it is the one that receives."""
+    """Tell a Failover consumer whether it is the active one."""
     command = BaseCommand(type=BaseCommand.ACTIVE_CONSUMER_CHANGE)
     command.active_consumer_change.consumer_id = consumer_id
     command.active_consumer_change.is_active = is_active
@@ -159,7 +159,7 @@ def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
 
 
 def close_producer(producer_id: int) -> bytes:
-    """Take a producer away from its client; it comes back by itself."""
+    """Close a producer; its client makes it again by itself."""
     command = BaseCommand(type=BaseCommand.CLOSE_PRODUCER)
     command.close_producer.producer_id = producer_id
     command.close_producer.request_id = NO_REQUEST_ID
@@ -167,7 +167,7 @@ def close_producer(producer_id: int) -> bytes:
 
 
 def close_consumer(consumer_id: int) -> bytes:
-    """Take a consumer away from its client; it comes back by itself."""
+    """Close a consumer; its client subscribes again by itself."""
     command = BaseCommand(type=BaseCommand.CLOSE_CONSUMER)
     command.close_consumer.consumer_id = consumer_id
     command.close_consumer.request_id = NO_REQUEST_ID
@@ -177,7 +177,7 @@ def close_consumer(consumer_id: int) -> bytes:
 def last_message_id(
     request_id: int, *, ledger_id: int, entry_id: int, batch_index: int, mark_delete: tuple[int, int] | None
 ) -> bytes:
-    """Give a topic's last message; -1 stands for "none", as the protocol's unsigned fields hold it."""
+    """Answer a topic's last message; -1 stands for "none", as the protocol's unsigned fields hold it."""
     command = BaseCommand(type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE)
     response = command.getLastMessageIdResponse
     response.request_id = request_id
@@ -199,7 +199,7 @@ def topics_of_namespace(request_id: int, topics: Sequence[str]) -> bytes:
 def consumer_stats(
     request_id: int, *, consumer_name: str, available_permits: int, unacked_messages: int, backlog: int
 ) -> bytes:
-    """Give what is known of a consumer; rates are not kept."""
+    """Answer the statistics of a consumer; rates are not kept."""
     command = BaseCommand(type=BaseCommand.CONSUMER_STATS_RESPONSE)
     response = command.consumerStatsResponse
     response.request_id = request_id
@@ -228,7 +228,7 @@ def schema_accepted(request_id: int) -> bytes:
 
 
 def signed(unsigned: int) -> int:
-    """Read the protocol's unsigned field as what the client meant: -1 is sent as 2**64 - 1.
+    """Return the signed value of an unsigned field: clients send -1 as 2**64 - 1.
 
     >>> signed(2**64 - 1)
     -1

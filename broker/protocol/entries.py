@@ -1,11 +1,11 @@
-"""An entry of the log as messages: what a user sees of it, and the same with another delivery time.
+"""Open an entry of the log: its messages, and a copy with another delivery time.
 
     entry:  0x0e01 | crc32c u32 | metadata size u32 | metadata | payload
     batch:  payload is, perhaps compressed:  (size u32 | SingleMessageMetadata | payload) x n
 
-On the way from producer to consumer nothing opens an entry (`broker.protocol.frames`). This is for who asks about
-single messages. A payload that is compressed by something other than zlib, or encrypted, is left as it is: then a batch
-is known as a whole only.
+On the way from producer to consumer nothing opens an entry (`broker.protocol.frames`). This module serves requests
+about single messages. An encrypted payload, or one that is not compressed by zlib, stays closed: its batch counts as
+one message.
 """
 
 import zlib
@@ -30,14 +30,14 @@ class StoredMessage:
     """One message of an entry."""
 
     batch_index: int | None
-    """Its place in a batch; None for an entry that is no batch, and for a batch that cannot be taken apart."""
+    """Its index in a batch; None for an entry that is no batch, and for a batch that cannot be opened."""
     key: bytes | None
-    """Its ordering key, else its partition key, None without either: what Key_Shared orders by."""
+    """Its ordering key, otherwise its partition key, None without either; Key_Shared orders by it."""
     properties: Mapping[str, str]
     producer_name: str
     payload: bytes
     payload_compression: str | None
-    """By what the payload is compressed still; None for a payload as its producer gave it."""
+    """The compression of the payload as it is here; None for the payload that the producer gave."""
     size: int
 
 
@@ -73,7 +73,7 @@ def messages_of(entry: bytes) -> list[StoredMessage]:
         try:
             return _batch(metadata, payload)
         except (DecodeError, ValueError):
-            # What is no batch is shown as it is stored.
+            # An entry that is no batch is returned as it is stored.
             pass
     properties = {one.key: one.value for one in metadata.properties}
     return [

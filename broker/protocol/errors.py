@@ -1,12 +1,12 @@
-"""What can be wrong with bytes from the wire.
+"""Errors in bytes from the wire.
 
-Either the peer does not speak the protocol, and then the connection ends with the reason in the log, or one payload
-was damaged on its way, which is not an error here but a `frames.CorruptSend`: the client resends it.
+A peer that breaks the protocol loses its connection, with the reason in the log. A damaged payload is no error here but
+a `frames.CorruptSend`: the client sends it again.
 """
 
 
 class ProtocolError(Exception):
-    """The peer does not keep the protocol; the text is the reason that is logged before the connection closes."""
+    """The peer breaks the protocol; the text is logged before the connection closes."""
 
 
 class FrameTooLargeError(ProtocolError):

@@ -1,13 +1,13 @@
-"""Frames of Pulsar's binary protocol: cut what comes in, put together what goes out often.
+"""Frames of Pulsar's binary protocol: split received bytes, and build the frequent commands.
 
     simple   | total u32 | command size u32 | BaseCommand |
     message  | total u32 | command size u32 | BaseCommand | 0x0e01 | crc32c u32 | metadata size u32 | metadata | data |
 
-Big endian; `total` leaves out its own four bytes; the checksum covers everything behind itself. The part from
+Numbers are big endian; `total` leaves out its own four bytes; the checksum covers all bytes behind it. The part from
 `0x0e01` on is called *entry* here: it is checked once, at SEND, goes to the log and later to the consumers as it
 came, and nothing on that way opens it again.
 
-SEND, SEND_RECEIPT and MESSAGE occur once per message, so they are taken apart and put together by hand; each is a
+SEND, SEND_RECEIPT and MESSAGE occur once per message, so they are parsed and built by hand; each is a
 third of the generated classes' cost. Everything else goes through the generated classes (`broker.protocol.commands`).
 Source: Pulsar's documentation, "Binary protocol".
 """
@@ -28,7 +28,7 @@ MESSAGE_SIZE_MAX_DEFAULT: Final = 5 * 1024 * 1024
 """Pulsar's `maxMessageSize`: metadata and payload together."""
 
 FRAME_PADDING: Final = 10 * 1024
-"""What a frame may hold besides its message: the command itself and the lengths."""
+"""Bytes of a frame besides its message: the command itself and the lengths."""
 
 _TWO_U32: Final = Struct(">II")
 _U32: Final = Struct(">I")
