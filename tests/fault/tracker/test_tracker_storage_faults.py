@@ -156,20 +156,11 @@ def told(story: Story, main: object) -> None:
 
 @pytest.mark.parametrize("seed", range(5, 15))
 def test_every_message_comes_once_and_nothing_is_leaked_whatever_goes_wrong(seed: int) -> None:
-    """With every fault; a delete that was lost is found at the next start."""
-    met = go_through_everything(seed)
-
-    assert set(Fault) - met <= {Fault.LOST_DELETE, Fault.UNREADABLE}
-
-
-def test_the_stories_meet_snapshots_that_stay_unreadable() -> None:
-    """Not each of them does: a fault of one read in a thousand."""
-    assert any(Fault.UNREADABLE in go_through_everything(seed) for seed in range(5, 10))
-
-
-def go_through_everything(seed: int) -> set[Fault]:
-    """Play a story with every fault to its end; return the faults that it met."""
-    story = Story(FaultPlan(seed=seed, rate=0.25, latency_ms_max=400, timeout_ms=600))
+    """With every fault in each story; a delete that was lost is found at the next start."""
+    # A story has few creates and deletes, so chance alone would leave some stories without these two.
+    rare = {(Operation.CREATE, number): Fault.UNREADABLE for number in range(seed % 4, 1_000, 4)}
+    rare |= {(Operation.DELETE, number): Fault.LOST_DELETE for number in range(seed % 5, 1_000, 5)}
+    story = Story(FaultPlan(seed=seed, rate=0.25, at=rare, latency_ms_max=400, timeout_ms=600))
 
     async def main() -> None:
         await story.play()
@@ -180,7 +171,8 @@ def go_through_everything(seed: int) -> set[Fault]:
         await story.finish()
 
     told(story, main())
-    return set(story.storage.fault_counts)
+    assert set(story.storage.fault_counts) == set(Fault)
+    assert story.storage.reads_in_vain
 
 
 @pytest.mark.parametrize("seed", range(4))
