@@ -160,7 +160,7 @@ def _consumer(stats: ConsumerStats, handle: Consumer, dispatcher: Dispatcher) ->
 
 
 def _add_newcomers(shown: Json, newcomers: NewcomerStats, handles: list[Consumer]) -> None:
-    """Add PIP-282's figures of recently joined consumers, under the proposal's names."""
+    """Add the figures of recently joined consumers, of PIP-282 or of the classic mode, under their own names."""
     is_classic = newcomers.last_sent_position is None
     name = "readPositionWhenJoining" if is_classic else "lastSentPositionWhenJoining"
     for consumer, handle, position, is_waiting in zip(

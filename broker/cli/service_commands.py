@@ -81,7 +81,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
 
 
 def warnings_at_start(config: BrokerConfig) -> list[str]:
-    """Refuse a configuration that is unsafe or contradicts itself; return the warnings about an accepted one.
+    """Refuse an unsafe bind address and keys for missing features; return the warnings about the others.
 
     Raises:
         ConfigError: It is refused.

@@ -1,12 +1,12 @@
-"""Scheduled messages as their users see them: what is due when, cancel it, move it, hold it.
+"""Scheduled messages as users see them: list, cancel, move, hold and explain them.
 
 - `ledger_schedule`, `catalog`: the delivery times of a topic, as columns by ledger; a bounded cache over the log.
-- `selection`: which rows somebody means, a page of them, a histogram. Pure.
-- `messages`: one entry of the log as what a user calls messages.
+- `selection`: the rows that a request selects, a page of them, a histogram. Pure.
+- `messages`: the messages of an entry of the log.
 - `operations`: cancel, reschedule, deliver now; whole topics at a time.
-- `explanation`: where one message is, and why.
+- `explanation`: the state of one message, and the reason.
 
-The log and its cursors say what is scheduled: an entry with a delivery time that a subscription has not acknowledged.
-So all of this is right whatever the index does: in memory, in snapshots that are not loaded, while it recovers, where
-it is shared. HTTP is in `broker.admin`; the dispatcher is asked and told through `broker.topics`.
+A scheduled message is an entry of the log with a delivery time that a subscription has not acknowledged. So the answers
+come from the log and its cursors, and do not depend on the state of the delayed index: loaded or not, recovering or
+shared. HTTP is in `broker.admin`; the dispatcher is reached through `broker.topics`.
 """

@@ -1,7 +1,7 @@
-"""Schedules of ledgers, kept in memory within a number of bytes, read from the headers of the log where they are not.
+"""A bounded cache of the schedules of ledgers, filled from the headers of the log.
 
 One catalog serves all topics. A ledger is read in slices, so that the loop goes on; the largest steps are in threads.
-What falls out of the cache is read again when somebody asks: it costs time and nothing else.
+An evicted schedule is read again at the next request, which costs time and nothing else.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class ScheduleCatalog:
     """The cache; belongs to one event loop.
 
     Args:
-        bytes_max: Most memory of what is kept.
+        bytes_max: The most memory of all schedules.
     """
 
     def __init__(self, bytes_max: int = CATALOG_BYTES_MAX) -> None:
@@ -33,7 +33,7 @@ class ScheduleCatalog:
         self.bytes_used = 0
         self._kept: OrderedDict[tuple[str, int], LedgerSchedule] = OrderedDict()
         self._spans: dict[str, dict[int, tuple[int, int | None, int | None]]] = {}
-        """By topic and ledger: entries looked at, first and last time."""
+        """By topic and ledger: the number of entries read, the first and the last time."""
         self._reading: dict[tuple[str, int], asyncio.Task[LedgerSchedule]] = {}
 
     def may_have(self, log: ReadableLog, ledger: LedgerInfo, from_ms: int | None, until_ms: int | None) -> bool:
@@ -98,7 +98,7 @@ class ScheduleCatalog:
             if read.next_position.ledger_id != ledger.ledger_id or read.next_position <= position:
                 break
             position = read.next_position
-            # What is cached is read without suspending.
+            # Cached schedules are read without suspending.
             await asyncio.sleep(0)
         arguments = (known, ledger.ledger_id, ledger.entries, parts)
         if rows >= _SORT_IN_THREAD_ROWS:

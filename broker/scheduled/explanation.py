@@ -1,4 +1,4 @@
-"""Where a message is and why it is not here yet, in one sentence and as fields.
+"""Explain the state of a message and the reason for it, in one sentence and as fields.
 
 delayed        its time has not come
 held           it is due, and a pause holds it
@@ -20,11 +20,11 @@ from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
 MESSAGES_MAX: Final = 100
-"""Most messages of a key that are told of."""
+"""The most messages of a key in one answer."""
 
 
 async def explain_message(schedule: TopicSchedule, message_id: MessageId, *, now_ms: int, ttl_ms: int) -> Json | None:
-    """Return where a message is, None where the log has none of this id.
+    """Return the state of a message, None where the log has none of this id.
 
     Raises:
         LedgerError: The log cannot be read.
@@ -44,7 +44,7 @@ async def explain_message(schedule: TopicSchedule, message_id: MessageId, *, now
 
 
 async def explain_key(schedule: TopicSchedule, key: bytes, *, now_ms: int, ttl_ms: int) -> Json | None:
-    """Return where the scheduled messages of a key are, in order of time; None where there is none.
+    """Return the states of a key's scheduled messages, in order of time; None where there is none.
 
     Raises:
         LedgerError: The log cannot be read.
@@ -93,7 +93,7 @@ def _explained(
     if not states:
         sentence = f"{message_id} is in the log, and the topic has no subscription that would get it."
     else:
-        # What is not over yet says more than what is.
+        # A state before the acknowledgement says more than one after it.
         first = min(states, key=lambda one: one["state"] in ("acknowledged", "expired"))
         sentence = first["sentence"]
         if len(states) > 1:

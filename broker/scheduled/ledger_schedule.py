@@ -1,7 +1,7 @@
 """The delayed entries of one ledger, as columns in order of (delivery time, entry id). Pure.
 
-16 bytes an entry. The log's headers are the source, so the columns never change but at their end, while the ledger is
-open. What is acknowledged is not in here: it differs between subscriptions, and is asked for with each question.
+An entry takes 16 bytes. The log's headers are the source, so the columns change only at their end, while the ledger is
+open. Acknowledgements are left out: they differ between subscriptions, and are passed with each call.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class LedgerSchedule:
 
     ledger_id: int
     entries: int
-    """How many entries of the ledger were looked at; those behind them are not in here."""
+    """The number of entries of the ledger that were read; later ones are not in the columns."""
     times_ms: Int64s
     entry_ids: NDArray[np.uint32]
     sticky_hashes: NDArray[np.int32]
@@ -61,12 +61,12 @@ class LedgerSchedule:
 
 
 def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: list[EntryHeaders]) -> LedgerSchedule:
-    """Return the schedule with the headers that follow what is known.
+    """Return the schedule with further headers at its end.
 
     Runtime complexity: O(n log n) for n rows; sorting gives the interpreter away, so it belongs into a thread.
 
     Args:
-        known: What there is already, None for nothing.
+        known: The schedule so far, None for an empty one.
         ledger_id: The ledger.
         entries: How many entries were looked at then.
         parts: The headers in between, in order.

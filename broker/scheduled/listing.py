@@ -1,4 +1,4 @@
-"""Lists: the next messages of a topic that are due, and what there is of each topic."""
+"""Lists: a page of a topic's scheduled messages, and a summary of each topic."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,15 +18,15 @@ from managed_ledger.position import AFTER_EVERYTHING
 
 EXACT_ENTRIES_MAX: Final = 100_000
 CANDIDATES_MAX: Final = 200_000
-"""Entries that one page looks into at most; where few are meant, it ends early and says where to go on."""
+"""The most entries that one page reads; with few matches the page ends early and names where to continue."""
 
 
 async def list_messages(
     schedule: TopicSchedule, selector: Selector, *, limit: int, after: PageToken | None, has_payload: bool
 ) -> tuple[list[Json], PageToken | None]:
-    """Return the first messages that are meant, and where to go on; None at the end.
+    """Return the first selected messages, and the token of the next page; None at the end.
 
-    A page can be shorter than the limit and yet not the last: where messages are large, or few of many are meant.
+    A page can be shorter than the limit and not the last: where messages are large, or few of many are selected.
 
     Raises:
         LedgerError: The log cannot be read.
@@ -71,7 +71,7 @@ async def list_messages(
 
 
 def _before(after: PageToken) -> Place:
-    """Return the place behind which rows are read: the batch itself is read again, where not all of it was told."""
+    """Return the place behind which rows are read; a batch that was listed in part is read again."""
     place = after.place
     return place if after.batch_index == WHOLE else place._replace(entry_id=place.entry_id - 1)
 
@@ -98,7 +98,7 @@ def _parts_left(schedule: TopicSchedule, place: Place) -> AckSet | None:
 
 
 async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> Json:
-    """Return what there is of a topic, for all of its subscriptions and for each.
+    """Return the summary of a topic, for all of its subscriptions and for each.
 
     Raises:
         LedgerError: The log cannot be read.
@@ -143,8 +143,9 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable
 async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> None:
     """Note at a topic when its next and last messages come due, and how many a pause holds; for metrics.
 
-    Exact for a log of up to `EXACT_ENTRIES_MAX`. Metrics are asked for all the time, and must not bring the columns of
-    a longer one into memory: there the delayed indexes say what is next and held, and the ledgers what may be the last.
+    The values are exact for a log of up to `EXACT_ENTRIES_MAX`. Metrics are read all the time, and must not bring the
+    columns of a longer log into memory. There the delayed indexes give the next time and the held messages, and the
+    ledgers an upper bound of the last time.
 
     Raises:
         LedgerError: The log cannot be read.

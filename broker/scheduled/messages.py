@@ -1,6 +1,6 @@
-"""Rows of a schedule as what users see: messages with their keys, properties and times.
+"""Read the messages behind the rows of a schedule, with their keys, properties and times.
 
-Metadata stands before the payload in each entry, so it is read with it, a few hundred entries at a time.
+Metadata stands before the payload in each entry, so both are read together, a few hundred entries at a time.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from managed_ledger.readable_log import ReadableLog
 Json = dict[str, Any]
 
 READ_ENTRIES: Final = 1_024
-"""Entries whose metadata is looked at in one go."""
+"""Entries whose metadata is read in one slice."""
 PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Most bytes of entries behind one page, as an answer is written at once; a page ends early where they weigh more."""
+"""The most bytes of entries behind one page, since an answer is written at once; a larger page ends early."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -46,7 +46,7 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """What the metadata of an entry must have."""
+    """Conditions on the metadata of an entry."""
 
     key: bytes | None = None
     """An ordering key, or where there is none a partition key."""
@@ -54,12 +54,12 @@ class MessageFilter:
 
     @property
     def is_trivial(self) -> bool:
-        """Whether every entry has it."""
+        """Whether every entry matches."""
         return self.key is None and not self.properties
 
     def takes(self, entry: bytes) -> bool:
-        """Whether an entry has it; of a batch, one of its messages must have all of the properties."""
-        # A search for bytes is a tenth of taking the metadata apart, and nearly always enough to know.
+        """Whether an entry matches; of a batch, one message must have all of the properties."""
+        # A search for bytes costs a tenth of parsing the metadata, and nearly always decides.
         if self.properties and not all(
             name.encode() in entry and value.encode() in entry for name, value in self.properties.items()
         ):
@@ -77,7 +77,7 @@ class MessageFilter:
             return False
 
     def _is_hidden(self, entry: bytes) -> bool:
-        """Whether an entry that lacks the bytes has them all the same: a batch that is compressed."""
+        """Whether an entry may match without the bytes: a compressed batch."""
         try:
             metadata = metadata_of(entry)
             if not metadata.compression or not metadata.HasField("num_messages_in_batch"):
@@ -125,7 +125,7 @@ def described(
         row: Its row in `headers`.
         headers: Headers of some entries.
         has_payload: Whether the payload is wanted, in base64.
-        left: Which messages of a batch are not acknowledged; None for all.
+        left: The messages of a batch that are not acknowledged; None for all.
     """
     position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
     try:
@@ -169,7 +169,7 @@ def _is_left(left: AckSet, index: int) -> bool:
 
 
 async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> Mask:
-    """Say of the rows which are meant; others have their turn in between.
+    """Return a mask of the rows that match, computed in slices.
 
     Entries are looked at in the order of the log, where neighbours share a block.
     """
@@ -187,7 +187,7 @@ async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> Mask:
 
 
 def fitting(headers: EntryHeaders, bytes_max: int) -> int:
-    """Return how many of the first entries weigh no more than this together, but at least one."""
+    """Return how many of the first entries fit into a number of bytes together, but at least one."""
     return max(1, int(np.searchsorted(np.cumsum(headers.sizes, dtype=np.int64), bytes_max, side="right")))
 
 

@@ -1,11 +1,11 @@
-"""Cancel, reschedule, deliver now: what somebody means is found first, then acted upon in portions.
+"""Cancel, reschedule, deliver now: the selected messages are found first, then changed in portions.
 
-A cancelled message is an acknowledged one. A rescheduled one is a copy with another time, and the old one acknowledged
-in the same synced write (`managed_ledger.replacing`); one to be delivered now is a copy that is due. So the log and the
-cursors alone say what became of a message, whatever the index knows.
+Cancelling acknowledges a message. Rescheduling appends a copy with another time and acknowledges the old message in the
+same synced write (`managed_ledger.replacing`). Delivering now appends a copy that is due. So the log and the cursors
+alone hold the fate of a message, independent of the delayed index.
 
-Of what is due already a copy could come beside the old one, so it stays: unless a pause has held it since before its
-time came, for then nobody can have got it.
+A due message is not moved, since a consumer may have got it and would get the copy too. The exception is a message that
+a pause has held since before its time: no consumer can have got it.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ ORIGINAL_PUBLISH_TIME: Final = "postdate.originalPublishTime"
 """The property of a copy that says when the first one was published, in milliseconds."""
 
 MOVED_TOLD_MAX: Final = 10_000
-"""Of so many it is known where their copies are: as many as can be asked for by their ids."""
+"""The most copies whose positions an answer has: as many as a request can select by ids."""
 
 _CANCEL_ENTRIES: Final = 200
 _MOVE_ENTRIES: Final = 256
@@ -47,7 +47,7 @@ _LOG_INTERVAL_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which messages are meant: these, or all that fulfil everything that is said."""
+    """Selects messages: by their ids, or by conditions that all must hold."""
 
     message_ids: Sequence[MessageId] | None = None
     key: bytes | None = None
@@ -57,30 +57,30 @@ class Selector:
 
     @property
     def wanted(self) -> Wanted:
-        """What of it the columns can tell."""
+        """The conditions that the columns can decide."""
         hashed = None if self.key is None else sticky_hash(self.key)
         return Wanted(self.from_ms, self.until_ms, hashed)
 
     @property
     def filter(self) -> MessageFilter:
-        """What of it the entries themselves tell."""
+        """The conditions that need the entries themselves."""
         return MessageFilter(self.key, self.properties)
 
 
 Moved = dict[Position, Position]
-"""Where copies are, by where the old ones were."""
+"""The positions of copies, by the positions of the old entries."""
 
 
 @dataclass(slots=True)
 class Matched:
-    """What a selector has found."""
+    """The messages that a selector has found."""
 
     rows: Rows = NO_ROWS
     """Whole entries."""
     parts: list[MessageId] = field(default_factory=list)
     """Messages of batches."""
     unknown: int = 0
-    """Ids of nothing that is scheduled."""
+    """Ids that belong to no scheduled message."""
 
     def __len__(self) -> int:
         return len(self.rows) + len(self.parts)
@@ -88,20 +88,20 @@ class Matched:
 
 @dataclass(slots=True)
 class Progress:
-    """How far an operation is."""
+    """The progress of an operation."""
 
     matched: int = 0
     done: int = 0
 
 
 class Operations:
-    """What can be done with scheduled messages of one topic; made for one request.
+    """The operations on scheduled messages of one topic; made for one request.
 
     Args:
         schedule: The topic's schedule for the subscriptions that are concerned.
         now_ms: The clock.
         early_ms: How early a message may be delivered.
-        progress: Where it is told how far this is.
+        progress: Receives the progress.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Operations:
         self._logged_s = asyncio.get_running_loop().time()
 
     async def find(self, selector: Selector) -> Matched:
-        """Find what is meant.
+        """Find the selected messages.
 
         Raises:
-            TooManyRowsError: It is too much for one operation.
+            TooManyRowsError: The messages are too many for one operation.
             LedgerError: The log cannot be read.
         """
         if selector.message_ids is not None:
@@ -135,7 +135,7 @@ class Operations:
         return int(np.count_nonzero(matched.rows.due_ms <= self._now_ms()))
 
     async def movable(self, matched: Matched) -> Matched:
-        """Leave out what somebody may have got already: what is due, and was not held before it was."""
+        """Leave out messages that a consumer may have got: those that are due and were not held before their time."""
         rows = matched.rows
         is_movable = np.zeros(len(rows), np.bool_)
         for subscription in self._subscriptions:
@@ -144,10 +144,10 @@ class Operations:
 
     @completed
     async def cancel(self, matched: Matched) -> int:
-        """Acknowledge what was found, for all subscriptions concerned; durable on return.
+        """Acknowledge the found messages for all subscriptions concerned; durable on return.
 
         Raises:
-            LedgerWriteError: It is not durable yet; it is acknowledged in memory all the same, and written later.
+            LedgerWriteError: The acknowledgements are in memory but not durable yet; they are written later.
         """
         rows, done = matched.rows, 0
         turns = Turns()
@@ -175,18 +175,18 @@ class Operations:
 
     @completed
     async def move(self, matched: Matched, new_time: Callable[[Int64s], Int64s]) -> tuple[int, Moved]:
-        """Put copies with another time in the place of what was found; durable on return, portion by portion.
+        """Replace the found messages by copies with another time; durable on return, portion by portion.
 
         Args:
-            matched: What `movable` left.
+            matched: The result of `movable`.
             new_time: Gives the new times from the old ones.
 
         Returns:
-            How many there are, and of the first of them where the copies are, by where the old ones were. What was
-            delivered or cancelled meanwhile does not count.
+            The number of copies, and for the first of them their positions by the old positions. Messages that were
+            delivered or cancelled meanwhile do not count.
 
         Raises:
-            LedgerError: The log cannot be read or written; what is done by then is done, the rest is as it was.
+            LedgerError: The log cannot be read or written; portions before that are moved, the others are unchanged.
         """
         rows, new_ms = await asyncio.to_thread(_in_order_of_appending, matched.rows, new_time(matched.rows.due_ms))
         moved: Moved = {}
@@ -196,9 +196,9 @@ class Operations:
             for begin in range(0, len(rows), _MOVE_ENTRIES):
                 part = slice(begin, begin + _MOVE_ENTRIES)
                 under_way.append(await self._move_portion(rows.take(part), new_ms[part]))
-                # What is cached is read, and what is done is awaited, without suspending.
+                # Cached rows and finished portions are taken without suspending.
                 await asyncio.sleep(0)
-                # Several at a time, as a synced write costs the same whatever is in it.
+                # Several at a time, as the cost of a synced write does not depend on its size.
                 while len(under_way) > _PORTIONS_MAX or (begin + _MOVE_ENTRIES >= len(rows) and under_way):
                     done = await under_way.pop(0)
                     count += len(done)
@@ -210,7 +210,7 @@ class Operations:
         return count, moved
 
     async def _move_portion(self, rows: Rows, new_ms: Int64s) -> "asyncio.Task[Moved]":
-        """Begin to move a portion: from the return on nobody gets the old ones, and the copies are to be written."""
+        """Begin to move a portion: from the return on no consumer gets the old entries, and the copies are pending."""
         ledger = self._topic.ledger
         headers = await ledger.read_headers_at(rows.ledger_ids, rows.entry_ids)
         payloads = await ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
@@ -226,7 +226,7 @@ class Operations:
             if payload is not None:
                 copies[position] = _copy(payload, headers, row, new_of[position], now_ms)
             await turns.give_way()
-        # From here to the call of `replace` nothing waits: who has what is decided and acted upon in one turn.
+        # From here to the call of `replace` there is no await, so no consumer can get an entry in between.
         gone, hidden, kept = self._who_gives_up(copies, rows)
         if not kept:
             return asyncio.ensure_future(_nothing_moved())
@@ -259,7 +259,7 @@ class Operations:
     def _who_gives_up(
         self, copies: Mapping[Position, NewEntry], rows: Rows
     ) -> tuple[dict[Cursor, list[Position]], dict[Cursor, list[int]], list[Position]]:
-        """Say which old entries each subscription gives up, which copies it must not have, and what is copied."""
+        """Return by subscription the entries given up and the copies withheld, and all positions that are copied."""
         due_ms = dict(
             zip(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True), rows.due_ms.tolist(), strict=True)
         )
@@ -349,7 +349,7 @@ async def _nothing_moved() -> Moved:
 def _in_order_of_appending(rows: Rows, new_ms: Int64s) -> tuple[Rows, Int64s]:
     """Order rows so that those of one new time are appended in the order in which they would have been delivered.
 
-    Where that is told by their positions alone, it is the order of the log, which is read the fastest.
+    Where positions alone decide it, that is the order of the log, which is read the fastest.
     """
     by_position = rows.by_position()
     same_time = bool(len(new_ms)) and bool((new_ms == new_ms[0]).all())

@@ -1,4 +1,4 @@
-"""Where a listing goes on: what `next` gives and `after` takes. Opaque to callers, who may keep it for ever."""
+"""The token of a listing's next page: `next` of an answer, `after` of a request. Opaque, and valid for ever."""
 
 import base64
 import binascii
@@ -14,7 +14,7 @@ WHOLE: Final = -1
 
 
 class PageToken(NamedTuple):
-    """The last message that was told."""
+    """The last message of a page."""
 
     place: Place
     batch_index: int = WHOLE
@@ -25,13 +25,13 @@ class PageToken(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "PageToken":
-        """Return what a text means.
+        """Parse a token.
 
         >>> PageToken.parse(str(PageToken(Place(5, 3, 9), 2)))
         PageToken(place=Place(due_ms=5, ledger_id=3, entry_id=9), batch_index=2)
 
         Raises:
-            ValueError: It was given by no listing.
+            ValueError: The text is not a token of a listing.
         """
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -1,4 +1,4 @@
-"""Which scheduled messages somebody means, over the columns of a topic's ledgers: a page, a count, all positions. Pure.
+"""Select scheduled messages from the columns of a topic's ledgers: a page, a count, all positions. Pure.
 
 Rows are ordered by (delivery time, ledger id, entry id) everywhere, which is the order of delivery.
 """
@@ -15,7 +15,7 @@ from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule, Mask
 
 
 class Place(NamedTuple):
-    """Where a row is in the order of delivery."""
+    """The place of a row in the order of delivery."""
 
     due_ms: int
     ledger_id: int
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked of the columns: a stretch of time, and the hash of a key."""
+    """Conditions on the columns: a span of time, and the hash of a key."""
 
     from_ms: int | None = None
     until_ms: int | None = None
@@ -52,7 +52,7 @@ class Rows:
         return len(self.due_ms)
 
     def place(self, row: int) -> Place:
-        """Return where a row is."""
+        """Return the place of a row."""
         return Place(int(self.due_ms[row]), int(self.ledger_ids[row]), int(self.entry_ids[row]))
 
     def by_position(self) -> NDArray[np.intp]:
@@ -81,12 +81,12 @@ def ordered(parts: Sequence[Rows]) -> Rows:
 
 
 def rows_of(schedule: LedgerSchedule, acknowledged: BitMap | None, wanted: Wanted, rows_max: int | None = None) -> Rows:
-    """Return the first rows of a ledger that are wanted and not acknowledged.
+    """Return the first rows of a ledger that match and are not acknowledged.
 
     Args:
         schedule: The ledger.
-        acknowledged: What is acknowledged of it.
-        wanted: What is asked for.
+        acknowledged: Its acknowledged entries.
+        wanted: The conditions.
         rows_max: How many at most, None for all.
     """
     begin, end = schedule.rows_between(wanted.first_ms, wanted.until_ms)
@@ -114,7 +114,7 @@ def rows_of(schedule: LedgerSchedule, acknowledged: BitMap | None, wanted: Wante
 
 
 class PageBuilder:
-    """Collects the first rows over many ledgers, whatever order the ledgers come in.
+    """Collects the first rows over many ledgers, which may come in any order.
 
     Args:
         rows_max: How many rows the page has.
@@ -131,7 +131,7 @@ class PageBuilder:
 
     @property
     def last_ms(self) -> int | None:
-        """The time of the last row once the page is full: later ones are not needed. None before."""
+        """The time of the last row of a full page: later rows are not needed. None before."""
         return int(self._rows.due_ms[-1]) if len(self._rows) == self._rows_max else None
 
     def rows(self) -> Rows:

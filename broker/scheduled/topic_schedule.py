@@ -1,6 +1,7 @@
-"""What is scheduled on a topic for some of its subscriptions: pages, counts and all rows, over catalog and cursors.
+"""The scheduled messages of a topic for some of its subscriptions: pages, counts and all rows.
 
-An entry is scheduled while one of the subscriptions has not acknowledged it. Nothing here waits for the delayed index.
+An entry is scheduled while one of the subscriptions has not acknowledged it. The source is the catalog with the
+cursors; the delayed index is left out.
 """
 
 import asyncio
@@ -30,30 +31,30 @@ from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING
 
 ROWS_MAX: Final = 5_000_000
-"""Most messages of one operation: 24 bytes each while it runs. The jobs on Spark are for more."""
+"""The most messages of one operation, 24 bytes each while it runs. Larger ones need the jobs on Spark."""
 
 
 class TooManyRowsError(Exception):
-    """More is meant than one operation can take."""
+    """A selector matches more messages than one operation can change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """How much is scheduled, and when."""
+    """The number of scheduled messages, and their first and last times."""
 
     count: int
-    """All of it, also what is due and not acknowledged."""
+    """All messages that are not acknowledged, due ones included."""
     future_count: int
-    """Of that, what still waits for its time."""
+    """The messages among them whose time has not come."""
     next_ms: int | None
-    """When the next of these comes due."""
+    """The earliest time of these."""
     last_ms: int | None
-    """When the last one does."""
+    """The latest time of these."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Histogram:
-    """How much is due when."""
+    """The number of messages per span of time."""
 
     totals: Totals
     edges: Sequence[int]
@@ -66,7 +67,7 @@ class TopicSchedule:
     Args:
         topic: The topic.
         catalog: The columns.
-        subscriptions: For whom.
+        subscriptions: The subscriptions that count.
         now_ms: The clock.
     """
 
@@ -83,7 +84,7 @@ class TopicSchedule:
         self._now_ms = now_ms
 
     def acknowledged_in(self, ledger_id: int, entries: int) -> BitMap | None:
-        """Return what every subscription has acknowledged of a ledger, or does not delay; None for nothing."""
+        """Return the entries of a ledger that every subscription has acknowledged or does not delay; None for none."""
         found: BitMap | None = None
         for subscription in self.subscriptions:
             acknowledged = subscription.cursor.acknowledged_in(ledger_id)
@@ -97,7 +98,7 @@ class TopicSchedule:
         return found
 
     async def page(self, wanted: Wanted, rows_max: int) -> Rows:
-        """Return the first rows that are wanted.
+        """Return the first rows that match.
 
         Raises:
             LedgerError: The log cannot be read.
@@ -109,7 +110,7 @@ class TopicSchedule:
             if ledger.ledger_id >= self._first_ledger_id
             and self._catalog.may_have(self.topic.ledger, ledger, wanted.first_ms, wanted.until_ms)
         ]
-        # Those that begin early first: once the page is full, what begins later is not looked at.
+        # Ledgers with early times first: once the page is full, later ones are not read.
         firsts = {one.ledger_id: self._catalog.first_ms(self.topic.ledger, one) for one in ledgers}
         ledgers.sort(key=lambda one: -1 if (first := firsts[one.ledger_id]) is None else first)
         turns = Turns()
@@ -123,7 +124,7 @@ class TopicSchedule:
         return page.rows()
 
     async def rows(self, wanted: Wanted) -> Rows:
-        """Return all rows that are wanted, in order of delivery.
+        """Return all rows that match, in order of delivery.
 
         Raises:
             TooManyRowsError: There are more than `ROWS_MAX`.
@@ -140,7 +141,7 @@ class TopicSchedule:
         return await _in_order(parts)
 
     async def histogram(self, from_ms: int | None, until_ms: int | None, buckets: int) -> Histogram:
-        """Count what is due in equal parts of a stretch of time, by default of all that is scheduled.
+        """Count messages in equal parts of a span of time, by default from the first to the last one.
 
         Raises:
             LedgerError: The log cannot be read.
@@ -159,7 +160,7 @@ class TopicSchedule:
         return Histogram(totals.result(), edges, counts)
 
     async def totals(self) -> Totals:
-        """Count all that is scheduled.
+        """Count all scheduled messages.
 
         Raises:
             LedgerError: The log cannot be read.
@@ -170,7 +171,7 @@ class TopicSchedule:
         return totals.result()
 
     async def count(self, from_ms: int, until_ms: int) -> int:
-        """Count what is due in a stretch of time.
+        """Count the messages of a span of time.
 
         Raises:
             LedgerError: The log cannot be read.
@@ -192,7 +193,7 @@ class TopicSchedule:
 
     @property
     def _first_ledger_id(self) -> int:
-        """The first ledger of which one of the subscriptions lacks something; behind all without a subscription."""
+        """The first ledger that a subscription has not finished; one behind all ledgers without a subscription."""
         positions = [one.cursor.next_unacknowledged_position for one in self.subscriptions]
         return min(positions, default=AFTER_EVERYTHING).ledger_id
 
@@ -230,5 +231,5 @@ class _Totals:
 async def _in_order(parts: list[Rows]) -> Rows:
     if sum(len(part) for part in parts) < 20_000:
         return ordered(parts)
-    # Sorting gives the interpreter away.
+    # Sorting releases the interpreter lock.
     return await asyncio.to_thread(ordered, parts)

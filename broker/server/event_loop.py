@@ -1,14 +1,14 @@
-"""The event loop of the service, which keeps a histogram of how long its turns take, and what else may stop it.
+"""The event loop of the service, with a histogram of its turns, and the tuning of garbage collection.
 
     select returns ─► callbacks that are ready ─► select is called again
                    └────────── one turn ────────┘
 
-While a turn lasts, nothing else is received, sent or timed: the longest one is how late a delivery can be because of
-the service itself. Time that other threads hold the interpreter is in it, sleeping is not.
+While a turn lasts, the loop receives and sends nothing, and no timer fires. So the longest turn bounds the lateness
+that the service itself causes. Time in which other threads hold the interpreter counts, sleeping does not.
 
 Python's collector of cyclic garbage would be the longest by far: with 10,000 topics a full collection looks at over two
-million objects, for half a second. So what has survived one full collection is old for good (`spare_old_objects`): it
-is given back when nothing refers to it any more, as most objects are, and nobody looks for cycles among it.
+million objects, for half a second. So objects that have survived one full collection are exempt from later ones
+(`spare_old_objects`). They are freed by their reference counts, as most objects are; cycles among them are not found.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 TURN_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""The upper ends of the histogram's ranges; one more is for what is longer."""
+"""The upper ends of the histogram's ranges; one more range is for longer turns."""
 
 _COLLECTION_THRESHOLDS: Final = (700, 10, 4)
 """Python's own but for the last: a full collection comes after some 30,000 new objects, and takes 4 ms."""
 
 
 class TurnHistogram:
-    """How many turns took how long, since the start."""
+    """The number of turns by duration, since the start."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(TURN_SECONDS) + 1)
@@ -45,7 +45,7 @@ class TurnHistogram:
 
 
 class _TurnSelector(selectors.DefaultSelector):
-    """Waits as any other, and measures the time in between."""
+    """A selector that measures the time between its calls."""
 
     def __init__(self, turns: TurnHistogram, monotonic: Callable[[], float]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class _TurnSelector(selectors.DefaultSelector):
 
 
 class ServiceEventLoop(asyncio.SelectorEventLoop):
-    """An event loop that knows how long its turns take.
+    """An event loop that measures its turns.
 
     Args:
         monotonic: A clock that never goes back, in seconds.
@@ -89,7 +89,7 @@ def turns_of(loop: asyncio.AbstractEventLoop) -> TurnHistogram | None:
 
 
 def spare_old_objects() -> None:
-    """Let a full collection look at what came since the one before, and at nothing older; for the whole process."""
+    """Limit full collections to objects made since the one before, for the whole process."""
     gc.set_threshold(*_COLLECTION_THRESHOLDS)
     gc.callbacks.append(_freeze_survivors)
 

@@ -1,11 +1,11 @@
-"""Topics that nobody uses: their figures stay, their memory does not.
+"""Unused topics: they are closed to free their memory, and their figures stay.
 
-    open ── nobody uses it for REST_AFTER_MS ──► resting: a few numbers for /metrics ── somebody asks ──► open
+    open ── unused for REST_AFTER_MS ──► resting: a few numbers for /metrics ── next use ──► open
       └──── inactive by Pulsar's rules, where brokerDeleteInactiveTopicsEnabled ──► deleted
 
-After a start all topics are neither: the log knows their names, and `survey` opens one after the other in the
-background, lets go what has outlived its time, and lets it rest again. So figures are complete after a while, and a
-start does not wait for any of it. What subscriptions have finished is deleted while a topic is open, or room is short.
+After a start a topic is neither open nor resting: the log knows its name alone. `survey` opens one topic after the
+other in the background, expires its old messages, and lets it rest again. So the figures are complete after a while,
+and a start does not wait for them. Finished ledgers are deleted while a topic is open, or when disk space is short.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 REST_CHECK_INTERVAL_S: Final = 60
 VISIT_SHARE: Final = 0.1
-"""How much of the time visits take: they are for later, and others come first."""
+"""The share of the time that visits take; clients come first."""
 
 
 class OpenTopics(Protocol):
-    """What is needed of the service."""
+    """The part of the service that this module calls."""
 
     topics: dict[TopicName, Topic]
 
@@ -39,18 +39,18 @@ class OpenTopics(Protocol):
         """Open a topic without counting that as use."""
 
     def take_away(self, topic: Topic) -> asyncio.Future[None]:
-        """Close an open topic, and let whoever asks for it wait for the end of that."""
+        """Close an open topic; a later request for it waits for the end of that."""
 
     def take_away_for_good(self, topic: Topic) -> asyncio.Future[None]:
         """Delete an open topic, likewise."""
 
 
 class RestingTopics:
-    """Closes what nobody uses, and knows what was to be told of it.
+    """Closes unused topics, and keeps their figures.
 
     Args:
         service: Opens and closes topics.
-        config: Which are deleted.
+        config: The rules by which inactive topics are deleted.
         now_ms: What time it is.
     """
 
@@ -62,15 +62,15 @@ class RestingTopics:
 
     @property
     def figures(self) -> list[TopicSnapshot]:
-        """What was to be told of each when it was closed; nothing has changed since."""
+        """The figures of each resting topic, as they were when it was closed."""
         return list(self._figures.values())
 
     def forget(self, name: TopicName) -> None:
-        """A topic was opened."""
+        """Forget the figures of a topic that was opened."""
         self._figures.pop(name, None)
 
     async def rest_unused(self) -> None:
-        """Close the topics that nobody has used for a while."""
+        """Close the topics that have not been used for a while."""
         async for topic in in_slices(list(self._service.topics.values())):
             if topic.is_used:
                 topic.note_use(self._now_ms())
@@ -92,18 +92,18 @@ class RestingTopics:
                     log.warning("%s could not be deleted, and is when it is opened again: %s", topic.name, error)
 
     async def survey(self, names: Iterable[str], *, ttl_ms: int) -> None:
-        """Visit topics that nobody has asked for, one after the other."""
+        """Visit the topics that have not been opened since the start, one after the other."""
         for name in names:
             await self._visit(TopicName.parse(name), ttl_ms=ttl_ms)
 
     async def expire(self, *, ttl_ms: int) -> None:
-        """Visit the resting topics in which something can outlive its time."""
+        """Visit the resting topics in which messages can expire."""
         for name, figures in list(self._figures.items()):
             if any(one.backlog for one in figures.subscriptions):
                 await self._visit(name, ttl_ms=ttl_ms)
 
     async def make_room(self) -> None:
-        """Visit the resting topics that take space and have nothing to deliver."""
+        """Visit the resting topics that take disk space and have nothing to deliver."""
         for name, figures in list(self._figures.items()):
             if figures.storage_size_bytes and not any(one.backlog for one in figures.subscriptions):
                 await self._visit(name, ttl_ms=0, is_for_room=True)
@@ -118,15 +118,15 @@ class RestingTopics:
                 await topic.expire(self._now_ms(), ttl_ms)
             if is_for_room:
                 await topic.make_room(self._now_ms())
-            # Else nothing is trimmed: right after a start, who subscribes may still be on the way.
+            # Otherwise nothing is trimmed: right after a start, subscribers may still be connecting.
             await topic.swept()
             if not topic.is_used and not topic.was_asked_for and not self._is_to_be_deleted(topic):
                 await self._rest(topic)
         except SnapshotsLeftError:
-            # It stays open and is asked again later; the sweep has told once.
+            # The topic stays open and is tried again later; the sweep has logged it once.
             pass
         except (LedgerError, BrokerError) as error:
-            # A damaged topic must not keep the others from their turn.
+            # A damaged topic must not keep the others from being visited.
             log.error("housekeeping of %s failed: %s", name, error)
         await asyncio.sleep((time.monotonic() - begin) * (1 / VISIT_SHARE - 1))
 
@@ -143,7 +143,7 @@ class RestingTopics:
 
 
 def _without_counters(figures: TopicSnapshot) -> TopicSnapshot:
-    """Leave out what begins anew when the topic is opened again, as after a restart."""
+    """Leave out the counters that begin at 0 when the topic is opened again, as after a restart."""
     subscriptions = [
         replace(one, dispatcher=None, tracker=None, index_counters_before=None, messages_out_total=0, bytes_out_total=0)
         for one in figures.subscriptions

@@ -1,8 +1,8 @@
 """Periodic housekeeping on APScheduler: roll over, trim, expire, report.
 
-Deliveries do not wait for anything here: they have timers of their own. A job that takes longer than its interval
-leaves out turns instead of piling up, one that fails is logged and has its next turn all the same, and closing
-waits for the ones that run. Jobs are not remembered across restarts; the first turn is one interval after the start.
+Deliveries do not depend on these jobs: they have timers of their own. A job that takes longer than its interval skips
+turns. A job that fails is logged and runs again at its next turn. Closing waits for running jobs. Jobs are not stored;
+the first turn is one interval after the start.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class Job:
     """A piece of periodic work.
 
     Attributes:
-        name: What the log calls it.
+        name: Its name in the log.
         interval_s: The time between two turns; 0 or less means never.
         run: The work, a function or a coroutine function, called on the event loop.
     """
@@ -81,5 +81,5 @@ class Housekeeping:
                 if inspect.isawaitable(outcome):
                     await outcome
             except Exception:
-                # The supervisor of the jobs: whatever one of them raises, the others and its next turn go on.
+                # The supervisor of the jobs: an exception of one must not stop the others, nor its own next turn.
                 log.exception("%s failed; it is tried again in %g s", job.name, job.interval_s)

@@ -4,8 +4,8 @@ SIGTERM and SIGINT stop it: first no new connection, then nothing more from the 
 where that is worth it and the folders closed. A second signal in between changes nothing; `kill -9` is always safe,
 it only costs the next start some reading.
 
-A full disk stops nothing: new messages are refused until there is room. A log that takes no writes for another reason,
-and goes on so though it was opened again, stops the process with a non-zero exit code, for whoever supervises it.
+A full disk does not stop the process: new messages are refused until there is room. A log that refuses writes for
+another reason, also after it was opened again, stops the process with a non-zero exit code for its supervisor.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from broker.server.service_manager import ServiceManager
 log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S: Final = 2
-"""How often it is looked whether the log still takes writes."""
+"""The interval of checks whether the log takes writes."""
 
 
 def now_ms() -> int:
@@ -57,7 +57,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
 
     Raises:
         ServiceStartError: The data folder cannot be opened.
-        ConfigError: What a key names cannot be used, such as a certificate or a key that checks tokens.
+        ConfigError: A file that a key names cannot be used, such as a certificate or a key that checks tokens.
         OSError: A port cannot be listened on.
     """
     loop = asyncio.get_running_loop()
@@ -120,7 +120,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
 
 
 def access_of(service: Service) -> Middleware | None:
-    """Return what stands before the endpoints of the web port, None where nobody is asked who he is."""
+    """Return the access middleware of the web port, None without authentication."""
     if service.authenticator is None:
         return None
     return access_middleware(

@@ -1,10 +1,10 @@
-"""The service: what all connections share, and how the rooms are wired together.
+"""The service: the state that all connections share, and the wiring of the rooms.
 
     connections ─► topics ─► log (one RocksDB folder for all topics)
                      └─────► subscriptions ─► dispatchers ─► trackers ─► snapshot storage (another folder)
 
-Opening and closing are here, and the periodic work; sockets and signals are `broker.server.server`'s. Topics are opened
-once each, on first use or by `survey_topics` after a start, and closed when nobody uses them (`resting`).
+This module opens and closes the folders and lists the periodic jobs; sockets and signals are in `broker.server.server`.
+A topic is opened on its first use, or by `survey_topics` after a start, and closed when it is unused (`resting`).
 """
 
 import asyncio
@@ -64,28 +64,28 @@ from tracker.shell.snapshot_work import StorageWorker, worker_on
 log = logging.getLogger(__name__)
 
 CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
-"""How often it is looked which credentials end: at 5,000 connections 1.2 ms each time."""
+"""The interval of checks for ending credentials: at 5,000 connections 1.2 ms each time."""
 
 RECEIVE_BYTES_MAX: Final = 64 * 1024
-"""Taken at once from a socket: some 400 small messages, 5 ms of work, and then it is others' turn."""
+"""Bytes read from a socket at once: some 400 small messages, 5 ms of work before other connections get a turn."""
 
 CLOSE_TIMEOUT_S: Final = 10
-"""What is still going on this long after everything was told to end is cancelled."""
+"""Tasks that still run this long after the begin of closing are cancelled."""
 LAST_TASKS_S: Final = 1
-"""What is left in the background after topics took all of that time to close; a storage may hang."""
+"""The time for background tasks after slow topics have used up `CLOSE_TIMEOUT_S`; a storage may hang."""
 MAKE_ROOM_INTERVAL_S: Final = 2
-"""How often what is acknowledged is deleted while room is short."""
+"""The interval of deleting acknowledged entries while disk space is short."""
 
 
 class Service:
-    """Everything between the sockets and the folders; belongs to one event loop.
+    """The state between the sockets and the folders; belongs to one event loop.
 
     Args:
         config: The configuration.
         store: The opened log.
         storage: The snapshot storage.
         now_ms: The wall clock in milliseconds.
-        authenticator: Says who clients are; None lets everybody in.
+        authenticator: Finds the roles of clients; None lets every client in.
         opening: Starts the storage, where it is not started yet.
         rng: Chooses how long retries wait; the same seed makes the same choices.
     """
@@ -109,11 +109,11 @@ class Service:
         self.connection_controller = ConnectionController(config.limits)
         self.topics: dict[TopicName, Topic] = {}
         self.public_host = _public_host(config)
-        """The name or address that look-ups answer."""
+        """The host name or address in answers to look-ups."""
         self.service_url = _service_url(self.public_host, "pulsar", config.service_port)
         self.service_url_tls = _service_url(self.public_host, "pulsar+ssl", config.service_port_tls)
         self.receive_buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))
-        """What any connection receives into: all of it is taken out again in the same turn of the loop."""
+        """The receive buffer of all connections: it is emptied in the same turn of the loop."""
         self._store = store
         self._storage = worker_on(storage)
         self._opening_storage = opening
@@ -122,14 +122,14 @@ class Service:
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
         self.catalog = ScheduleCatalog()
-        """What is scheduled, as columns."""
+        """The scheduled messages of all topics, as columns."""
         self.policies = PolicyBook(store, _default_policies(config))
         self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
         self._closing: dict[TopicName, asyncio.Task[None]] = {}
         self.resting = RestingTopics(self, config.inactive_topics, now_ms)
-        """Topics that were closed because nobody uses them."""
+        """Topics that were closed because they are unused."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        # Names that the service gives must not repeat after a restart: clients come back with theirs.
+        # Generated names must not repeat after a restart: clients reconnect with their old ones.
         self._producer_name_prefix = f"{config.cluster_name}-{uuid.uuid4().hex[:8]}"
         self._producers_named = 0
 
@@ -163,7 +163,7 @@ class Service:
     # ---- topics ----
 
     async def topic(self, name: TopicName) -> Topic:
-        """Give a topic, opened; it comes into being where it is missing.
+        """Return a topic, opened; a missing one is created.
 
         Raises:
             NotAllowedError: It is missing, and its namespace has as many topics as are allowed.
@@ -173,7 +173,7 @@ class Service:
         return topic
 
     async def visited_topic(self, name: TopicName) -> Topic:
-        """Give a topic as `topic` does, without counting that as use."""
+        """Return a topic as `topic` does, without counting that as use."""
         while (closing := self._closing.get(name)) is not None:
             await asyncio.wait([closing])
         topic = self.topics.get(name)
@@ -183,15 +183,15 @@ class Service:
         if opening is None:
             self._check_topic_count(name)
             opening = self._opening[name] = self.spawn(self._open_topic(name))
-        # Shielded: who asked may go away while others wait for the same topic.
+        # Shielded: the first caller may be cancelled while others wait for the same topic.
         return await asyncio.shield(opening)
 
     def take_away(self, topic: Topic) -> "asyncio.Task[None]":
-        """Close a topic; who asks for it meanwhile gets it opened anew."""
+        """Close a topic; a request for it meanwhile gets it opened anew."""
         return self._end(topic, topic.rest())
 
     def take_away_for_good(self, topic: Topic) -> "asyncio.Task[None]":
-        """Delete a topic with its policies; who asks for it meanwhile gets a new one."""
+        """Delete a topic with its policies; a request for it meanwhile gets a new one."""
         return self._end(topic, self._delete(topic))
 
     def _end(self, topic: Topic, ending: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -208,7 +208,7 @@ class Service:
             await self.policies.put(topic.name, None)
 
     async def survey_topics(self) -> None:
-        """Visit every topic of the data folder once, so that what is periodic reaches them all."""
+        """Visit every topic of the data folder once, so that periodic work reaches them all."""
         await self.resting.survey(self._store.managed_ledger_names(), ttl_ms=self.config.ttl_ms)
 
     def topic_names(self, namespace: str) -> list[str]:
@@ -225,9 +225,9 @@ class Service:
         return self._store.has_managed_ledger(str(name))
 
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
-        """Store the policies of a topic or a namespace, None to have none, and let them be in force at once.
+        """Store the policies of a topic or a namespace, None to have none, and put them in force at once.
 
-        Delays that are switched off are so for what is read from then on; what is delayed already keeps its time.
+        When delays are switched off, messages read from then on are not delayed; delayed ones keep their times.
 
         Raises:
             LedgerWriteError: They could not be stored; nothing has changed.
@@ -241,7 +241,7 @@ class Service:
 
     @completed
     async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:
-        """Store what a role may do with a topic or a namespace, and end what it may not do any more.
+        """Store a role's actions on a topic or a namespace, and close producers and consumers without permission.
 
         Raises:
             LedgerWriteError: It could not be stored; nothing has changed.
@@ -253,7 +253,7 @@ class Service:
             connection.check_permissions()
 
     def new_producer_name(self) -> str:
-        """Give a producer name that was never given before."""
+        """Return a producer name that was never given before."""
         self._producers_named += 1
         return f"{self._producer_name_prefix}-{self._producers_named}"
 
@@ -298,7 +298,7 @@ class Service:
         return self._store.refusal
 
     async def problems(self) -> list[str]:
-        """Say what keeps the service from doing its job, for `/health`; empty when all is well."""
+        """Return the present failures of the service, for `/health`; empty when all is well."""
         problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
         if self._opening_storage is not None and self._opening_storage.problem is not None:
             problems.append(self._opening_storage.problem)
@@ -316,7 +316,7 @@ class Service:
         return task
 
     def housekeeping(self) -> list[Job]:
-        """List the periodic work; what the configuration gives no interval is left out."""
+        """List the periodic jobs; a job without an interval in the configuration is left out."""
         config = self.config
         jobs = [
             Job("keep-alive", config.keep_alive_interval_s, self._check_connections),
@@ -335,7 +335,7 @@ class Service:
         return [job for job in jobs if job.interval_s > 0]
 
     async def close(self) -> None:
-        """Take in nothing more, seal what is worth it, close the folders."""
+        """Accept nothing more, seal large buckets, close the folders."""
         ends_at_s = asyncio.get_running_loop().time() + CLOSE_TIMEOUT_S
         for connection in list(self.connections):
             connection.pause_reading("the service stops")
@@ -358,7 +358,7 @@ class Service:
         try:
             await self._store.close()
         except LedgerError as error:
-            # What clients have a receipt of is on the disk; acknowledgements of the last moments may not be.
+            # Messages with a receipt are on the disk; acknowledgements of the last moments may not be.
             log.error("the log could not be closed in order: %s", error)
 
     async def _finish_tasks(self, ends_at_s: float) -> None:
@@ -376,7 +376,7 @@ class Service:
         stored = self._store.managed_ledger_names()
         if not count_max or str(name) in stored:
             return
-        # Those that open now may not be stored yet.
+        # Topics that are being opened may not be stored yet.
         names = {*stored, *map(str, self._opening)}
         beginning = str(name)[: -len(name.local_name)]
         if sum(other.startswith(beginning) for other in names) >= count_max:
@@ -475,7 +475,7 @@ class Service:
             try:
                 await work(topic)
             except LedgerError as error:
-                # A damaged topic must not keep the others from their turn.
+                # A damaged topic must not keep the others from their turn in the job.
                 log.error("housekeeping of %s failed: %s", topic.name, error)
 
     async def _end_rate_window(self) -> None:
@@ -493,7 +493,7 @@ class Service:
 
 @asynccontextmanager
 async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[StorageWorker, StorageOpening]]:
-    """Open the snapshots beside what is done inside, as their process takes as long; if that fails, close them."""
+    """Open the snapshots in parallel with the body, as their process takes as long; close them if the body fails."""
     storage = worker_on(service_storage_of(config))
     opening = StorageOpening(storage)
     opening.begin()
@@ -506,7 +506,7 @@ async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[StorageWorker, 
 
 
 def _public_host(config: BrokerConfig) -> str:
-    """Give what clients can reach, which the wildcard address is not."""
+    """Return an address that clients can reach, which the wildcard address is not."""
     host = config.advertised_address or config.bind_address
     return socket.getfqdn() if is_wildcard(host) else host
 

@@ -1,8 +1,8 @@
-"""What the process tells the program that supervises it: systemd, or any that speaks its notify protocol.
+"""Messages of the process to its supervisor: systemd, or any program with its notify protocol.
 
-A supervisor names a datagram socket in `NOTIFY_SOCKET`. It is told when clients can connect (`READY=1`), when the
-service begins to stop (`STOPPING=1`) and, if it sets `WATCHDOG_USEC`, at every half of that time that the event loop
-still turns (`WATCHDOG=1`). Without a supervisor nothing is sent. See sd_notify(3).
+A supervisor names a datagram socket in `NOTIFY_SOCKET`. The process sends `READY=1` when clients can connect and
+`STOPPING=1` when the service begins to stop. If `WATCHDOG_USEC` is set, the event loop sends `WATCHDOG=1` at every half
+of that time. Without a supervisor nothing is sent. See sd_notify(3).
 """
 
 import logging
@@ -21,7 +21,7 @@ class ServiceManager:
 
     Args:
         address: The path of its socket, `@` before the name of an abstract one; None for no supervisor.
-        watchdog_s: How long it waits for a sign of life before it kills the process; None for ever.
+        watchdog_s: How long the supervisor waits for a sign of life before it kills the process; None for ever.
     """
 
     def __init__(self, address: str | None = None, *, watchdog_s: float | None = None) -> None:
@@ -35,7 +35,7 @@ class ServiceManager:
     def of(cls, environment: Mapping[str, str]) -> "ServiceManager":
         """Return the supervisor that the environment of this process names.
 
-        What it cannot be is told to the log, and ignored: to serve is more important than to be supervised.
+        A wrong value is logged and ignored: serving is more important than being supervised.
         """
         address = environment.get("NOTIFY_SOCKET") or None
         if address is not None and address[0] not in "/@":

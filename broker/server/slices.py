@@ -1,7 +1,7 @@
 """Work on many things in slices, so that no turn of the event loop takes longer than one of them and a little.
 
-Whoever goes through all topics, connections or lines of an answer takes them from here. Others have a turn after each
-slice; what they change meanwhile is theirs to say, so things that may go are taken from a copy of the list.
+Loops over all topics, connections or lines of an answer use this. Other tasks have a turn after each slice and may
+change the collection meanwhile, so the caller passes a copy of a list that can shrink.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 SLICE_S: Final = 0.002
-"""How long a slice takes: what waits meanwhile is late by so much, and a turn in between costs 0.1 ms."""
+"""The length of a slice: other tasks are late by as much, and a turn in between costs 0.1 ms."""
 
 
 async def in_slices(things: Iterable[T]) -> AsyncIterator[T]:
-    """Give one thing after the other, and others a turn as soon as a slice's time has passed."""
+    """Yield one item after the other, and suspend after each slice."""
     begin = time.monotonic()
     for thing in things:
         yield thing
@@ -26,7 +26,7 @@ async def in_slices(things: Iterable[T]) -> AsyncIterator[T]:
 
 
 class Turns:
-    """The same for work that is no walk through things of one kind: it asks itself whether others are waiting."""
+    """Slices for other work than a loop over items: it calls `give_way` where it can be suspended."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()

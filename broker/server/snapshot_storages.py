@@ -1,4 +1,4 @@
-"""Which storage the configuration names for the snapshots of the delayed index."""
+"""Make the snapshot storage that the configuration names."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.process import SnapshotProcess
 
 RETRIES: Final = Retries()
-"""How patient the tools are."""
+"""The retries of the command line tools."""
 
 
 def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
@@ -22,10 +22,10 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
 
     Args:
         config: The configuration.
-        is_read_only: For a program that reads beside a service, and must change nothing.
+        is_read_only: Whether the program only reads, beside a running service.
 
     Raises:
-        StorageAccessError: It needs what is not installed.
+        StorageAccessError: It needs a library that is not installed.
     """
     match config.bucket_snapshot_storage:
         case "memory":
@@ -44,14 +44,14 @@ def snapshot_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> 
 
 
 def service_storage_of(config: BrokerConfig) -> BucketSnapshotStorage | SnapshotProcess:
-    """Return the same for a service, whose event loop is not to share an interpreter with the work on it.
+    """Return the storage for a service, in a process of its own if so configured.
 
     Raises:
-        StorageAccessError: It needs what is not installed; with a process of its own only `start` finds out.
+        StorageAccessError: It needs a library that is not installed; with a process of its own only `start` finds out.
     """
     if not config.has_snapshot_process or config.bucket_snapshot_storage == "memory":
         return snapshot_storage_of(config)
-    # The first imports less there than the second, which knows all of the configuration.
+    # The first imports less in that process than the second, which needs the whole configuration.
     is_rocksdb = config.bucket_snapshot_storage == "rocksdb"
     return SnapshotProcess(_on_rocksdb(config) if is_rocksdb else partial(snapshot_storage_of, config))
 
@@ -63,7 +63,7 @@ def _on_rocksdb(config: BrokerConfig, *, is_read_only: bool = False) -> Callable
 
 
 def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> BucketSnapshotStorage:
-    """Return the same for a program that has no patience of its own, as a tracker has: see `Retries`."""
+    """Return the storage with retries, for a program that has none of its own; a tracker has. See `Retries`."""
     storage = snapshot_storage_of(config, is_read_only=is_read_only)
     return RetryingBucketSnapshotStorage(storage, RETRIES)
 

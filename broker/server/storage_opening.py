@@ -1,16 +1,16 @@
-"""Opening the snapshot storage: beside the log at a start, and for as long as it takes where it is away.
+"""Open the snapshot storage in the background, with retries while it cannot be reached.
 
-The snapshots are a derived index, so a service that cannot reach them serves: fresh messages are delivered, and what is
-delayed and in snapshots follows when they are there. What is wrong for good (no such bucket, refused credentials,
-an id that cannot be written) ends a start that finds it. A start that finds nobody to ask goes on
-without asking; when it turns out later, the service stays up and unhealthy, says what is wrong, and tries on, as
-someone may correct it where it is wrong.
+Snapshots are a derived index, so a service starts without them: fresh messages are delivered, and delayed messages in
+snapshots follow when the storage is open. A lasting error (no such bucket, refused credentials, an id that cannot be
+written) ends a start that finds it. A storage that cannot be reached does not end the start. If a lasting error is
+found later, the service stays up and unhealthy, names the error, and tries again, since an operator may mend it
+meanwhile.
 
     begin ──► settled: open ─────────────────────────────► serve
-                  ├──► wrong for good: the start ends
-                  └──► away: serve, `problem` says so ──► open, some time
+                  ├──► lasting error: the start ends
+                  └──► unreachable: serve, `problem` names it ──► open later
 
-Until it is open, its calls raise `StorageClosedError`, which trackers take for any other failure.
+Until it is open, its calls raise `StorageClosedError`, which trackers treat as any other failure.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from tracker.shell.snapshot_work import StorageWorker
 log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 3.0
-"""How long a start waits for a storage that cannot be reached: something may start beside it."""
+"""How long a start waits for a storage that cannot be reached: it may be starting at the same time."""
 
 ANSWER_WAIT_S: Final = 30.0
-"""How long it waits for the first answer, whatever that is: a slow machine must still find what is wrong for good."""
+"""How long a start waits for any first answer: a slow machine must still find a lasting error."""
 
 PAUSE_S_MIN: Final = 0.2
 """Between the first two tries; each further pause is twice as long."""
@@ -43,7 +43,7 @@ class StorageOpening:
     """Starts a storage, in the background.
 
     Args:
-        storage: What is to be started; closed by others.
+        storage: The storage to start; its caller closes it.
         sleep: Waits for so many seconds.
     """
 
@@ -64,7 +64,7 @@ class StorageOpening:
 
     @property
     def problem(self) -> str | None:
-        """Why it is not open, for who is served without it; None while all is well."""
+        """Why it is not open, for `/health`; None while all is well."""
         if not self._is_served_without:
             return None
         if self._error is None:
@@ -76,10 +76,10 @@ class StorageOpening:
         self._task = asyncio.get_running_loop().create_task(self._open())
 
     async def settled(self) -> None:
-        """Wait until it is open, or seems to be away: then trying goes on.
+        """Wait until it is open or seems unreachable; in the second case the tries go on.
 
         Raises:
-            SnapshotStorageError: Something is wrong for good.
+            SnapshotStorageError: The error is a lasting one.
         """
         assert self._task is not None
 
@@ -97,7 +97,7 @@ class StorageOpening:
         )
 
     async def close(self) -> None:
-        """Try no longer."""
+        """Stop trying."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -121,7 +121,7 @@ class StorageOpening:
             log.info("the snapshot storage is there")
 
     def _note(self, error: SnapshotStorageError) -> None:
-        """Tell what is wrong for good, once each time that it turns out; an outage was told when it began."""
+        """Log a lasting error once each time that it is found; an outage was logged at its begin."""
         was_told = self._error is not None and str(self._error) == str(error)
         self._error = error
         if not error.retriable and not was_told:

@@ -1,1 +1,1 @@
-"""Topics and subscriptions: what the service has for a name, with the policies and limits that hold for it."""
+"""Topics and subscriptions, with their policies and limits."""

@@ -1,7 +1,8 @@
-"""Messages that were cancelled out of batches, as a cursor stores them: what is left of each batch, in one property.
+"""Messages cancelled out of batches, as a cursor stores them: the rest of each batch, in one property.
 
-Acknowledged parts of batches are in memory only, as a consumer that gets a whole batch again knows them. A cancelled
-message is different: nobody has got it, and nobody may. Pulsar's clients send no batch with a delay, so this is small.
+Acknowledged parts of batches are in memory only, since a consumer that gets a whole batch again knows them. A cancelled
+message is different: no consumer has got it, and none may. Pulsar's clients send no batch with a delay, so the property
+is small.
 """
 
 import json
@@ -14,11 +15,11 @@ from dispatcher.core.items import Key
 PARTS_PROPERTY: Final = "#postdate.cancelled-in-batches"
 
 Parts = dict[Key, AckSet]
-"""What is left of batches, by position."""
+"""The words of messages that are left in batches, by position."""
 
 
 def parts_of(properties: Mapping[str, str]) -> Parts:
-    """Return what a cursor's properties say.
+    """Read the parts from a cursor's properties.
 
     >>> parts_of(to_property({(3, 9): (5,)}))
     {(3, 9): (5,)}
@@ -32,7 +33,7 @@ def parts_of(properties: Mapping[str, str]) -> Parts:
 
 
 def to_property(parts: Mapping[Key, AckSet]) -> dict[str, str]:
-    """Return the property to be stored, none where there is nothing to say."""
+    """Return the property to be stored, none without parts."""
     if not parts:
         return {}
     stored = {f"{ledger_id}:{entry_id}": list(words) for (ledger_id, entry_id), words in sorted(parts.items())}
@@ -40,7 +41,7 @@ def to_property(parts: Mapping[Key, AckSet]) -> dict[str, str]:
 
 
 def without(words: AckSet | None, message_count: int, index: int) -> AckSet:
-    """Return what is left of a batch without one of its messages; no words where nothing is.
+    """Return the words of a batch without one of its messages; no words for an empty rest.
 
     >>> without(None, 3, 1), without((1,), 3, 0)
     ((5,), ())

@@ -1,11 +1,11 @@
-"""Which topics may go: out of memory when nobody uses them, and for good where the configuration says so.
+"""The rules for unused topics: when one leaves memory, and when the configuration has it deleted.
 
-Deleting follows Pulsar's rules. With `delete_when_no_subscriptions` any subscription keeps a topic, whatever it has
-acknowledged; what was published to a topic without one goes with it. With `delete_when_subscriptions_caught_up` a
-backlog keeps it, delayed messages included. Connected producers and consumers keep a topic in both. It must have been
-so for a while, counted from when the topic was opened at the earliest.
+Deleting follows Pulsar's rules. With `delete_when_no_subscriptions` any subscription keeps a topic, with a backlog or
+without; a topic without one is deleted with its messages. With `delete_when_subscriptions_caught_up` a backlog keeps
+it, delayed messages included. Connected producers and consumers keep a topic in both. The condition must have held for
+a while, counted from the opening of the topic at the earliest.
 
-Unlike in Pulsar it is switched off unless somebody asks for it: nothing irreversible happens by omission.
+Unlike in Pulsar, deleting is off by default: nothing irreversible happens by omission.
 """
 
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ _MODES: Final = (DELETE_WHEN_NO_SUBSCRIPTIONS, DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_
 _SECONDS: Final = (1, 2**31 - 1)
 
 REST_AFTER_MS: Final = 300_000
-"""A topic that nobody has used for so long is closed; who asks for it has it opened again, in a millisecond."""
+"""A topic that is unused for so long is closed; its next use opens it again, in a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InactiveTopicsConfig:
-    """When a topic that nobody uses is deleted."""
+    """The configuration of deleting unused topics."""
 
     is_deleted: bool = field(default=False, metadata={"key": "brokerDeleteInactiveTopicsEnabled"})
     """Whether any is deleted at all. Default off, in Pulsar on."""
@@ -30,7 +30,7 @@ class InactiveTopicsConfig:
     check_interval_s: int = field(
         default=60, metadata={"key": "brokerDeleteInactiveTopicsFrequencySeconds", "range": _SECONDS}
     )
-    """How often it is looked. Default 60."""
+    """The interval of the checks. Default 60."""
 
     mode: str = field(
         default=DELETE_WHEN_NO_SUBSCRIPTIONS,

@@ -1,8 +1,8 @@
-"""How much clients may have at a time: connections, topics, subscriptions, producers, consumers; and who may connect.
+"""Limits of connections, topics, subscriptions, producers and consumers, and the count of connections.
 
-Names and defaults are Pulsar's, where 0 is no limit. What is over a limit is refused with the error that a real Pulsar
-answers, and nothing else changes: whoever is there already stays. The checks of topics and subscriptions are theirs
-(`broker.topics.topic`, `broker.topics.subscription`, `broker.server.service`); connections are counted here.
+Names and defaults are Pulsar's, where 0 is no limit. A request over a limit is refused with the error of a real Pulsar,
+and present clients stay. Topics and subscriptions are checked in `broker.topics.topic`, `broker.topics.subscription`
+and `broker.server.service`; connections are counted here.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ _COUNT: Final = (0, 2**31 - 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """What is too much; fields are counts, 0 is no limit."""
+    """The limits; fields are counts, 0 is no limit."""
 
     connections_max: int = field(default=0, metadata={"key": "brokerMaxConnections", "range": _COUNT})
     """Connections of Pulsar clients, those under way to a TLS handshake or a CONNECT included. Default 0."""
@@ -23,7 +23,7 @@ class LimitsConfig:
     """Connections from one address. Default 0."""
 
     connect_timeout_s: int = field(default=10, metadata={"key": "connectTimeoutSeconds", "range": (1, 3_600)})
-    """Within this a client has done its TLS handshake and said CONNECT, or its connection ends (ours). Default 10."""
+    """The time for the TLS handshake and CONNECT, after which a connection is closed (ours). Default 10."""
 
     topics_per_namespace_max: int = field(default=0, metadata={"key": "maxTopicsPerNamespace", "range": _COUNT})
     """Topics that a namespace may have when another is to come into being. Default 0."""
@@ -62,7 +62,7 @@ class ConnectionController:
         self._count = 0
 
     def admit(self, address: str) -> str | None:
-        """Count a connection that has come in, or say why it is one too many; that one is not to be released.
+        """Count a new connection, or return why it exceeds a limit; a refused connection is not released.
 
         Args:
             address: The client's IP address, without its port.
@@ -77,7 +77,7 @@ class ConnectionController:
         return None
 
     def release(self, address: str) -> None:
-        """Forget a connection that was counted and has ended."""
+        """Uncount a connection that has ended."""
         self._count -= 1
         self._by_address[address] -= 1
         if not self._by_address[address]:

@@ -1,4 +1,4 @@
-"""Whether a subscription's deliveries are held, as its cursor stores it: one property, so one synced write."""
+"""The pause of a subscription's deliveries, as its cursor stores it: one property, so one synced write."""
 
 import json
 from collections.abc import Mapping
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from typing import Final
 
 PAUSE_PROPERTY: Final = "#postdate.pause"
-"""The cursor's property; no bucket's and no client's begins so."""
+"""The name of the property; names of buckets and of clients' properties begin otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseState:
-    """Held since a time, or let go at a rate until nothing waits any more, or neither."""
+    """The state of deliveries: paused since a time, resumed at a limited rate, or running."""
 
     paused_since_ms: int | None = None
     rate_per_second: float | None = None
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing goes out."""
+        """Whether deliveries are held."""
         return self.paused_since_ms is not None
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> "PauseState":
-        """Return what a cursor's properties say.
+        """Read the state from a cursor's properties.
 
         >>> PauseState.of(PauseState(paused_since_ms=5).to_properties())
         PauseState(paused_since_ms=5, rate_per_second=None)
@@ -35,7 +35,7 @@ class PauseState:
         return cls(stored.get("pausedSinceMs"), stored.get("ratePerSecond"))
 
     def to_properties(self) -> dict[str, str]:
-        """Return the property to be stored, none where there is nothing to say."""
+        """Return the property to be stored, none for running deliveries."""
         if self == NOT_PAUSED:
             return {}
         stored = {"pausedSinceMs": self.paused_since_ms, "ratePerSecond": self.rate_per_second}

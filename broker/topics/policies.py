@@ -1,10 +1,10 @@
-"""What operators set about delayed delivery for one topic or one namespace, over the broker's configuration.
+"""The policies of delayed delivery for a topic or a namespace, which override the broker's configuration.
 
     topic ──► namespace ──► broker.conf          (the first that has policies decides, all three values)
 
 The values are Pulsar's `DelayedDeliveryPolicies`, in milliseconds: whether delivery times are heeded, the tick, and
 the longest delay that a publish may ask for. Each owner's policies are one small record in the log's store, in the
-JSON that the admin interface speaks. HTTP is not here (`admin.policy_routes`), nor is what policies do (`Topic`).
+JSON of the admin interface. Left out are HTTP (`admin.policy_routes`) and the effects of policies (`Topic`).
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _SHOWN_CHARACTERS_MAX: Final = 100
 
 
 class PolicyError(ValueError):
-    """What an administrator wrote is no policies; the text names the field."""
+    """A body is not valid as policies; the text names the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,9 @@ class DelayedDeliveryPolicies:
 
 
 def parse_policies(text: bytes) -> DelayedDeliveryPolicies:
-    """Read policies, and nothing that could be another wish than was written down.
+    """Parse policies strictly.
 
-    Pulsar takes more: there a body with a misspelled `active` switches delays off, and an empty one removes policies.
+    Pulsar accepts more: there a body with a misspelled `active` switches delays off, and an empty one removes policies.
 
     >>> parse_policies(b'{"active": true, "tickTime": 500}')
     DelayedDeliveryPolicies(is_active=True, tick_time_ms=500, delay_ms_max=0)
@@ -125,7 +125,7 @@ def _shown(value: Any) -> str:
 
 
 class RecordStore(Protocol):
-    """Where policies are kept; `LedgerStore` fits."""
+    """The storage of policies; `LedgerStore` implements it."""
 
     @property
     def records(self) -> Mapping[str, bytes]:
@@ -139,7 +139,7 @@ class PolicyBook:
     """The policies of every owner that has some.
 
     Args:
-        store: Where they are kept.
+        store: The storage of the records.
         default: The configuration's, for owners without.
     """
 
@@ -167,7 +167,7 @@ class PolicyBook:
             LedgerWriteError: They could not be stored, and are as before.
         """
         name = _record_name(owner)
-        # One after the other, so that memory ends with what the store ends with.
+        # Changes are serialized, so that memory and store end with the same policies.
         async with self._lock:
             await self._store.put_record(name, None if policies is None else policies.to_json().encode())
             if policies is None:

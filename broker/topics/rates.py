@@ -1,4 +1,4 @@
-"""Rates of what only grows, as Pulsar's stats have them: per second, over the last whole window.
+"""Rates of counters, as Pulsar's stats have them: per second, over the last whole window.
 
 A window ends every `statsUpdateFrequencyInSecs`; until the first has ended a rate is 0. Nothing is counted here: the
 counters are read when a window ends, so a message costs nothing. Prometheus computes its own from the counters.
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ConsumerCounters(NamedTuple):
-    """What a consumer got and gave back since it connected."""
+    """The messages of a consumer since it connected: sent, acknowledged, redelivered."""
 
     messages_out: int = 0
     bytes_out: int = 0
@@ -31,7 +31,7 @@ class RateMeter:
         self._since_ms = now_ms
 
     def end_window(self, counters: tuple[int, ...], now_ms: int) -> None:
-        """Take the counters as they are now.
+        """End the window with the present counters.
 
         >>> meter = RateMeter(0, 2)
         >>> meter.end_window((50, 4000), 10_000)

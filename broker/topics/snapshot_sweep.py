@@ -1,20 +1,20 @@
-"""Deletes the snapshots of a topic that no tracker looks after, in the background.
+"""Delete the snapshots of a topic that have no tracker, in the background.
 
-A tracker deletes what it stored. Without one there are three kinds of snapshots:
+A tracker deletes its own snapshots. There are three kinds of snapshots without a tracker:
 
 1. A cursor names them, and may have a tracker again: its subscription is Exclusive or Failover now, has had no consumer
-   since the start, or `broker.conf` names the in-memory tracker. They are kept for as long as they index something that
-   is not acknowledged, so that nothing is read again when the subscription goes back to delaying.
-2. Their cursor is gone, as that of a reader that has left, or of a subscription that was deleted.
-3. Their cursor is there and does not name them: a crash came between storing one and naming it, or the kind of index
-   has changed.
+   since the start, or `broker.conf` names the in-memory tracker. They are kept while they index unacknowledged entries,
+   so that the log need not be read again when the subscription goes back to delaying.
+2. Their cursor is gone: a reader has left, or a subscription was deleted.
+3. Their cursor does not name them: a crash came between storing a snapshot and writing its property, or the kind of
+   index has changed.
 
-And there are properties that name none, as a crash came between deleting it and forgetting it.
+There are also properties without a snapshot: a crash came between deleting the snapshot and removing its property.
 
 Kind 1 is found in the properties, at each retention check. For the rest all snapshots of the topic have to be
-listed, which is done once after its opening, and when a cursor was deleted or its tracker has ended without another in
-its place, then and at a later retention check; again at each of these until it has succeeded. Nobody waits for any of
-this, so no lock is held. A crash costs nothing: the log has forgotten the cursor before, and the next opening lists.
+listed. That is done once after its opening, and twice after a cursor was deleted or its tracker has ended for good: at
+once and at a later retention check. A failed list is repeated at the next check. No caller waits for a sweep, so no
+lock is held. A crash costs nothing: the log has deleted the cursor before, and the next opening lists.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class SnapshotSweep:
-    """Deletes a topic's snapshots that no tracker looks after, one sweep at a time.
+    """Deletes a topic's snapshots without a tracker, one sweep at a time.
 
     Args:
         ledger: The topic's log.
         residual: Deletes from the storage.
-        has_tracker: Whether a tracker looks after the snapshots of the cursor of this name now.
+        has_tracker: Whether the cursor of this name has a tracker for its snapshots now.
         spawn: Runs work in the background.
     """
 
@@ -61,9 +61,9 @@ class SnapshotSweep:
         self._is_failing = False
 
     def note_left(self) -> None:
-        """Have the next sweep look for what nobody owns any more, or the one that is under way.
+        """Let the next sweep, or the running one, look for snapshots without an owner.
 
-        And one at a later retention check: a create whose answer was lost may take effect after the first look.
+        A sweep at a later retention check looks again: a create whose answer was lost may take effect after the first.
         """
         self._has_to_list = self._has_to_list_again = True
 
@@ -73,7 +73,7 @@ class SnapshotSweep:
             self._task = self._spawn(self._sweep())
 
     def close(self) -> None:
-        """Delete nothing any more: the topic is closed."""
+        """Stop deleting: the topic is closed."""
         self._has_tracker = _is_attended
 
     async def finished(self) -> None:
@@ -104,14 +104,14 @@ class SnapshotSweep:
         self._tell(failures)
 
     def _tell(self, failures: Sequence[Exception]) -> None:
-        """Tell that something failed, but an outage once and not at each retention check."""
+        """Log a failure; an outage is logged once and not at each retention check."""
         if failures and not self._is_failing:
             why = str(failures[0]) or "the storage does not answer"
             log.warning("%s: snapshots that nobody needs are left for now: %s", self._ledger.name, why)
         self._is_failing = bool(failures)
 
     async def _match(self) -> None:
-        """Delete what no cursor names, and forget what cursors name that is gone; once more for what came meanwhile."""
+        """Delete snapshots without a property and properties without a snapshot; repeat while new ones are noted."""
         while self._has_to_list:
             self._has_to_list = False
             try:
@@ -139,7 +139,7 @@ class SnapshotSweep:
         )
 
     def _first_ledger_needed(self, cursor: Cursor) -> int:
-        """Return the first ledger of which somebody may need the index: the cursor itself, or who shares it."""
+        """Return the first ledger whose index the cursor, or a subscription that shares it, may need."""
         is_shared = cursor.name == INDEX_CURSOR_NAME
         cursors = subscription_cursors(self._ledger).values() if is_shared else [cursor]
         # A shared index's own cursor does not go back when a subscription does.
@@ -153,12 +153,12 @@ class SnapshotSweep:
 
 
 def _is_attended(_: str) -> bool:
-    """Stand for a topic that is closed: nobody knows what its next tracker needs."""
+    """Answer for a closed topic: every snapshot counts as attended, since its next tracker may need it."""
     return True
 
 
 def _first_ledger_unacknowledged(cursor: Cursor) -> int:
-    """Return the first ledger of which something stored is not acknowledged."""
+    """Return the first ledger with a stored entry that is not acknowledged."""
     first = cursor.next_unacknowledged_position.ledger_id
     # Without a backlog that position is still to be written, also in a ledger of which there are snapshots.
     return first if cursor.backlog else first + 1
