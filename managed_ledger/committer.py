@@ -8,6 +8,9 @@ A participant that fails to say what it wants to write fails alone: nothing of i
 Rounds are written one after the other, so changes are durable in the order in which they were asked for. Every round
 carries a stamp of the store: its id counters. So an id that anything durable speaks of is never given out again.
 
+A second after a synced round, at the latest, the same thread marks how far the log has come, also when nothing follows:
+without that mark the loss of the newest writes would look like a crash. Nothing waits for it but the next round.
+
 After a round that failed the database is mended, in the same thread, before the next one (`reopening`). Whether new
 entries are taken meanwhile is decided by `write_watch`.
 """
@@ -33,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 1.0
 """While entries are refused, a round without news is written so often, to find out when that can end."""
+MARK_SECONDS = 1.0
+"""How long after a synced round the log is marked: one more small synced file a second, none while idle."""
 
 
 class Participant(Protocol):
@@ -66,6 +71,7 @@ class Committer:
         self.watch = WriteWatch()
         """Whether new entries are taken; rounds are written also when they are not."""
         self._probe_timer: asyncio.TimerHandle | None = None
+        self._mark_timer: asyncio.TimerHandle | None = None
         self._monotonic = monotonic
         self.write_seconds = DurationHistogram()
         """How long writes took, synced or not."""
@@ -78,7 +84,7 @@ class Committer:
         self._waiting: dict[Participant, None] = {}
         self._in_flight: list[Participant] = []
         self._unfilled: dict[Participant, Exception] = {}
-        self._sync = False
+        self._sync = self._is_in_flight_synced = False
         self._start_scheduled = False
         self._idle: list[asyncio.Future[None]] = []
         self._closed = False
@@ -117,6 +123,9 @@ class Committer:
             self._probe_timer.cancel()
         await self.drain()
         self._closed = True
+        # Closing the database marks it.
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
         self._executor.shutdown()
 
     def _schedule(self) -> None:
@@ -143,6 +152,7 @@ class Committer:
             return
         self.rounds += 1
         self.synced_rounds += sync
+        self._is_in_flight_synced = sync
         self._executor.submit(self._write, batch, sync)
 
     def _fill(self, participant: Participant, batch: Batch) -> None:
@@ -184,6 +194,8 @@ class Committer:
         notice = self.watch.note(error, room, self._monotonic())
         if notice is not None:
             logger.warning(notice)
+        if error is None and self._is_in_flight_synced:
+            self._mark_later()
         # The next round first: its write then overlaps with the notifications about this one.
         if error is None and self._waiting:
             self._start_round()
@@ -198,6 +210,16 @@ class Committer:
         if not self._waiting and not self._in_flight:
             self._tell_idle()
         self._probe_later()
+
+    def _mark_later(self) -> None:
+        """Have the log marked, by a timer that runs from the first round that is not marked."""
+        if self._mark_timer is None and not self._closed:
+            self._mark_timer = self._loop.call_later(MARK_SECONDS, self._mark)
+
+    def _mark(self) -> None:
+        self._mark_timer = None
+        # A synced file: never on the event loop, and between two writes.
+        self._executor.submit(self._database.mark_synced)
 
     def _probe_later(self) -> None:
         if self.watch.refusal is not None and self._probe_timer is None and not self._closed:

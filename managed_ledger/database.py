@@ -1,9 +1,10 @@
 """The folder of the log: one RocksDB store whose loss of anything is noticed, and how much room its disk has.
 
 RocksDB alone does not notice that its list of files or its newest write-ahead log is gone. A marker file beside it says
-that there must be a log, a marker key inside, and the sequence number that must at least have been reached. It is
-renewed after a synced write when it is `MARKER_SECONDS` old. So what can vanish without a word is what was written
-since: a tail of the last log that is cut off looks like a crash. The other traps are in `rocksdb_store`.
+that there must be a log, a marker key inside, and the sequence number that must at least have been reached. The
+committer has it renewed a second after a synced write at the latest (`mark_synced`). So what can vanish without a word
+is what was written in that second: a tail of the last log that is cut off looks like a crash. The other traps are in
+`rocksdb_store`.
 
 Any number of processes may read a folder that another one has open: `open_read_only` shows it as it is then.
 
@@ -33,8 +34,6 @@ from managed_ledger.rocksdb_store.store import RocksDBStore, StoreBatch
 
 logger = logging.getLogger(__name__)
 
-MARKER_SECONDS = 1.0
-"""Age at which a commit renews the marker file: one more small synced file a second."""
 _READING_BUFFER_BYTES = 32 * 2**20
 """For a reader, which writes nothing."""
 ROOM_SECONDS = 0.1
@@ -90,6 +89,12 @@ class WritableDatabase(Database, Protocol):
         Returns in bounded time, whether that succeeded or not, and is called in the thread that writes.
         """
 
+    def mark_synced(self) -> None:
+        """Write down how far the last synced write came, so that its loss is noticed; called in the thread that writes.
+
+        Raises nothing: an old mark only asks for less.
+        """
+
     def room(self, *, was_short: bool) -> Room | None:
         """The room for more entries; None where the system does not tell. Called in the thread that writes."""
 
@@ -102,7 +107,7 @@ class RocksDatabase(RocksDBStore):
     ) -> None:
         super().__init__(opened)
         self._monotonic = monotonic
-        self._marked_at = monotonic()
+        self._synced_sequence = self._marked_sequence = 0
         self._is_marking = True
         self._room: Room | None = None
         self._is_compacting = is_compacting
@@ -182,8 +187,23 @@ class RocksDatabase(RocksDBStore):
         """See base."""
         self._unmeasured_bytes += batch.size_bytes
         super().write(batch, sync=sync)
-        if sync and self._monotonic() - self._marked_at >= MARKER_SECONDS:
-            self._renew_marker()
+        if sync:
+            # Every write before it is on disk as well now.
+            self._synced_sequence = self.latest_sequence_number()
+
+    def mark_synced(self) -> None:
+        """See base."""
+        sequence = self._synced_sequence
+        if sequence <= self._marked_sequence:
+            return
+        try:
+            write_marker(self._path, sequence)
+        except OSError as error:
+            if self._is_marking:
+                logger.warning("The file %s in %s is not renewed: %s", MARKER_FILE, self._path, error)
+            self._is_marking = False
+        else:
+            self._marked_sequence, self._is_marking = sequence, True
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
         """See base."""
@@ -249,7 +269,8 @@ class RocksDatabase(RocksDBStore):
             batch.put(Family.META, FORMAT_KEY, _format())
             self.write(batch, sync=True)
         # Only now: a crash before this line leaves a folder without a marker, which is created anew.
-        write_marker(self._path, self.latest_sequence_number())
+        self._synced_sequence = self._marked_sequence = self.latest_sequence_number()
+        write_marker(self._path, self._marked_sequence)
 
     def _check_read(self, marker: int | None) -> bytes | None:
         """Check what is there against the marker file; returns the format, None where the folder is new."""
@@ -267,18 +288,6 @@ class RocksDatabase(RocksDBStore):
                 damage_advice(self._path, f"it ends at write {sequence}, but had reached {marker}")
             )
         return found
-
-    def _renew_marker(self) -> None:
-        """Only right behind a synced write: every write before it is on disk as well then."""
-        self._marked_at = self._monotonic()
-        try:
-            write_marker(self._path, self.latest_sequence_number())
-            self._is_marking = True
-        # The write itself is durable; an old marker only asks for less.
-        except OSError as error:
-            if self._is_marking:
-                logger.warning("The file %s in %s is not renewed: %s", MARKER_FILE, self._path, error)
-            self._is_marking = False
 
 
 def _format() -> bytes:

@@ -9,6 +9,12 @@ from pathlib import Path
 
 FORMAT_VERSION = 1
 MARKER_FILE = "POSTDATE-LOG"
+_FILES = (MARKER_FILE, "CURRENT", "MANIFEST-*", "*.sst", "*.log")
+
+
+def has_log(path: Path) -> bool:
+    """Whether a folder has any of the files that only a log has: whichever are left, what is lost can be said."""
+    return any(True for pattern in _FILES for _ in path.glob(pattern))
 
 
 def read_marker(path: Path) -> int | None:

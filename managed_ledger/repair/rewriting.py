@@ -21,6 +21,7 @@ from managed_ledger.database import RocksDatabase
 from managed_ledger.errors import StoreCorruptedError, StoreLockedError, StoreUnavailableError
 from managed_ledger.headers import NOT_DELAYED, PACK_ROW, ROW, ROW_BYTES
 from managed_ledger.keys import Family
+from managed_ledger.log_marker import has_log
 from managed_ledger.repair.findings import Findings, LedgerFinding, covered
 from managed_ledger.repair.survey import EntryFormat, StoredBlock, Survey
 from managed_ledger.rocksdb_store.store import StoreBatch
@@ -41,7 +42,7 @@ def locked(folder: Path) -> Iterator[None]:
         StoreLockedError: A service has it open.
         StoreUnavailableError: There is no log, or the lock cannot be taken.
     """
-    if not any(folder.glob("*.sst")) and not any(folder.glob("*.log")):
+    if not has_log(folder):
         raise StoreUnavailableError(f"There is no log in {folder}: name the data directory of a service")
     try:
         descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -14,6 +14,7 @@ from command_line.endings import EXIT_CODE_DONE, EXIT_CODE_WRONG, help_end
 from command_line.output import json_option, print_json
 from command_line.progress import Steps
 from managed_ledger.errors import StoreUnavailableError
+from managed_ledger.log_marker import has_log
 from pipeline.cli.common import refusing
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ def repair(data: str, is_confirmed: bool, is_json: bool) -> None:
     _tell(verdict)
     if isinstance(outcome, Repaired):
         click.echo(f"{folder} is repaired: {done['kept_entries']:,} entries are kept, {done['lost_entries']:,} lost")
+        if verdict.survey.missing_writes:
+            click.echo(
+                f"beside those, entries among the newest {verdict.survey.missing_writes:,} changes may be lost: "
+                "nothing of these is left that names them"
+            )
         click.echo(f"the damaged log is in {outcome.kept_folder}, what was lost in {outcome.report}")
 
 
@@ -97,7 +103,7 @@ def log_in(data: str) -> Path:
     """
     path = Path(data)
     for folder in (path / LEDGERS_FOLDER, path):
-        if folder.is_dir() and any(file.suffix in (".sst", ".log") for file in folder.iterdir()):
+        if has_log(folder):
             return folder
     raise StoreUnavailableError(f"There is no log in {data}: name the data directory of a service")
 

@@ -1,5 +1,6 @@
 """Logs to damage: three topics, half of them in tables and half in the write-ahead log of a process that was killed."""
 
+import asyncio
 import random
 import shutil
 from pathlib import Path
@@ -12,6 +13,9 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore, open_rocksdb
 from managed_ledger.position import Position
 from pipeline.logs.entry_format import PulsarEntries
+from tests.helpers.fakes.virtual_time import VirtualTimeLoop
+from tests.simulation.whole_service.disk import LoopExecutor
+from tests.simulation.whole_service.life import LifeLoop
 
 TOPICS = ("persistent://public/default/orders", "persistent://public/default/ü", "persistent://a/b/c")
 ENTRIES = 240
@@ -72,6 +76,31 @@ async def fill(folder: Path) -> None:
     # As a process that is killed: the log stays.
     shutil.copytree(folder, folder.with_name(folder.name + "-killed"))
     await store.close()
+
+
+def fill_in_a_burst(folder: Path, *, entries: int, idle_s: float) -> None:
+    """Leave a log as a process does that is killed some (virtual) time after one burst of synced writes."""
+
+    def new_executor(loop: VirtualTimeLoop, workers: int) -> LoopExecutor:
+        return LoopExecutor(loop, workers, lambda: 0.0001)
+
+    async def burst(loop: LifeLoop) -> None:
+        running = folder.with_name("running")
+        store = await LedgerStore.open(
+            running, CONFIG, now_ms=lambda: NOW_MS, new_executor=lambda workers, _: new_executor(loop, workers)
+        )
+        ledger = await store.open_managed_ledger(TOPICS[0])
+        for number in range(entries):
+            ledger.append_nowait(make_entry(0, number), publish_time_ms=NOW_MS + number)
+            await ledger.committed()
+        await asyncio.sleep(idle_s)
+        shutil.copytree(running, folder)
+        await store.close()
+        shutil.rmtree(running)
+
+    loop = LifeLoop(0.0, new_executor)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(burst(loop))
 
 
 async def content_of(folder: Path) -> tuple[Content, dict[str, int]]:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli.main import ledger
-from tests.helpers.damaged_logs import content_of, fill, flip
+from tests.helpers.damaged_logs import content_of, fill, fill_in_a_burst, flip
 
 _HOLD = """
 import sys
@@ -108,6 +108,43 @@ def test_damage_is_named_and_what_is_whole_kept(damaged: Path) -> None:
     content, _ = asyncio.run(content_of(damaged / "ledgers"))
     assert sum(map(len, content.values())) == told["kept_entries"]
     assert len(list(damaged.iterdir())) == 3, "the log, the damaged one, and the report"
+
+
+def test_a_log_without_its_only_write_ahead_file_is_named_and_repaired(tmp_path: Path) -> None:
+    """Killed before anything became a table: what is left names no entry, and yet the service has to start again."""
+    log = tmp_path / "data" / "ledgers"
+    fill_in_a_burst(log, entries=100, idle_s=2.0)
+    (write_ahead_log,) = log.glob("*.log")
+    write_ahead_log.unlink()
+    assert not list(log.glob("*.sst"))
+    before = _files(log)
+
+    verified = _run("verify", str(log.parent))
+    assert {name: content for name, content in _files(log).items() if name != "LOCK"} == {
+        name: content for name, content in before.items() if name != "LOCK"
+    }
+    repaired = _run("repair", str(log.parent), "--yes")
+    again = _run("verify", str(log.parent))
+
+    assert verified.exit_code == 1
+    assert "the write-ahead log: it is missing, with the newest changes" in verified.stdout
+    assert repaired.exit_code == 0, repaired.output
+    assert "0 entries are kept, 0 lost\nbeside those, entries among the newest" in repaired.stdout
+    (report,) = log.parent.glob("ledgers.damaged-*.json")
+    assert json.loads(report.read_text())["newest_changes_missing"] > 100
+    assert (again.exit_code, again.stdout) == (0, "nothing is damaged\n")
+    assert asyncio.run(content_of(log)) == ({}, {})
+
+
+@pytest.mark.parametrize("left", ["POSTDATE-LOG", "CURRENT", "MANIFEST-*", "*.log"])
+def test_a_log_is_known_by_any_of_its_files(tmp_path: Path, data: Path, left: str) -> None:
+    for file in sorted((data / "ledgers").glob(left)):
+        (tmp_path / "ledgers").mkdir(exist_ok=True)
+        shutil.copy(file, tmp_path / "ledgers")
+
+    assert _run("verify", str(tmp_path)).exit_code == 1
+    assert _run("repair", str(tmp_path), "--yes").exit_code == 0
+    assert _run("verify", str(tmp_path)).exit_code == 0
 
 
 def test_nothing_is_repaired_without_being_told_to(damaged: Path) -> None:

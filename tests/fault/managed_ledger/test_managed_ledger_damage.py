@@ -10,6 +10,8 @@ import pytest
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import LedgerError, StoreCorruptedError
 from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.repair.repairing import verify
+from tests.helpers.damaged_logs import fill_in_a_burst
 
 ENTRIES = 600
 FLIPS_PER_KIND = 12
@@ -81,3 +83,19 @@ def test_a_missing_file_is_never_silent(tmp_path: Path, kind: str) -> None:
 
     with pytest.raises(StoreCorruptedError, match="Restore the folder from a copy"):
         asyncio.run(_read_back(tmp_path))
+
+
+@pytest.mark.parametrize("size", [0.0, 0.5, 0.9], ids=lambda size: f"{size:.0%}")
+def test_a_cut_write_ahead_log_is_noticed_a_second_after_the_last_burst(tmp_path: Path, size: float) -> None:
+    """The burst itself took less than a second, and nothing was written after it."""
+    folder = tmp_path / "data" / "ledgers"
+    fill_in_a_burst(folder, entries=60, idle_s=1.1)
+    (log,) = folder.glob("*.log")
+
+    log.write_bytes(log.read_bytes()[: int(log.stat().st_size * size)])
+
+    verdict = verify(folder, entry_format=None, on_stage=lambda *_: None, on_step=lambda _: None)
+    assert any("changes are missing, which were on the disk" in one.what for one in verdict.problems)
+    assert verdict.survey.missing_writes > 0
+    with pytest.raises(StoreCorruptedError, match=r"it ends at write \d+, but had reached|marker key is missing"):
+        asyncio.run(LedgerStore.open(folder, ManagedLedgerConfig(), now_ms=_now_ms))

@@ -96,7 +96,7 @@ class MemoryDatabase:
         self.failures_to_come = 0
         self.failure = StoreUnavailableError
         """The kind of failure that is to come."""
-        self.mendings = 0
+        self.mendings = self.marks = 0
         self.free: Room | None = None
         self.gate = threading.Event()
         """Writes wait while this is cleared; set at the start."""
@@ -141,6 +141,10 @@ class MemoryDatabase:
         """Nothing that could be mended."""
         self.mendings += 1
 
+    def mark_synced(self) -> None:
+        """What was synced is known here."""
+        self.marks += 1
+
     def room(self, *, was_short: bool) -> Room | None:
         return self.free
 
@@ -173,6 +177,7 @@ class CountingDatabase:
         self.scan = self._database.scan
         self.compacted = threading.Event()
         self.close = self._database.close
+        self.mark_synced = self._database.mark_synced
 
     def mend(self) -> None:
         """Nothing fails here."""

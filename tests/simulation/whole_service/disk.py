@@ -56,6 +56,9 @@ class DiskHandle:
     def mend(self) -> None:
         """Writes do not fail here but for a process that is dead."""
 
+    def mark_synced(self) -> None:
+        """Nothing of this disk is cut off."""
+
     def room(self, *, was_short: bool) -> None:
         """Nobody can tell; the disk is never full here."""
         del was_short

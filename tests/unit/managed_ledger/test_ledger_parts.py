@@ -17,6 +17,8 @@ from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedErro
 from managed_ledger.headers import ROW_BYTES, EntryHeaders
 from managed_ledger.keys import Family, block_key, ledger_range
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
+from tests.helpers.fakes.virtual_time import VirtualTimeLoop, run
+from tests.simulation.whole_service.disk import LoopExecutor
 
 
 @pytest.fixture(params=["rocksdb", "memory"])
@@ -143,6 +145,38 @@ def test_a_participant_that_fails_fails_alone() -> None:
             committer.request(broken, sync=True)
 
     asyncio.run(scenario())
+
+
+def test_a_log_is_marked_once_a_second_and_never_while_nothing_is_written() -> None:
+    """Also after the last round; rounds that were not synced promise nothing, so they are not marked."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        database = MemoryDatabase()
+        committer = Committer(database, stamp=lambda batch: None, executor=LoopExecutor(loop, 1, lambda: 0.001))
+
+        async def write(*, sync: bool = True) -> None:
+            await committer.write(lambda batch: batch.put(Family.META, b"k", b"v"), sync=sync)
+
+        for _ in range(300):
+            await write()
+        assert database.marks == 0
+        await asyncio.sleep(1.0)
+        assert database.marks == 1
+        await write(sync=False)
+        await asyncio.sleep(3600)
+        assert database.marks == 1
+        began_s = loop.time()
+        while loop.time() < began_s + 10:
+            await write()
+        assert 9 <= database.marks - 1 <= 10
+        await committer.close()
+        marks = database.marks
+        await asyncio.sleep(10)
+        assert database.marks == marks
+
+    run(scenario())
 
 
 def test_only_failures_that_last_are_called_so() -> None:

@@ -178,10 +178,12 @@ def _crashed(path: Path) -> Path:
     """A folder as a crash leaves it, with everything in the write-ahead log; returns that log."""
 
     async def scenario() -> None:
-        # Time stands still, so that the marker file is as old as a crash can leave it.
         folder = path / "running"
-        opens = partial(RocksDatabase.open, folder, write_buffer_bytes=2**20, monotonic=lambda: 0.0)
-        store = await open_store(ReopeningDatabase(folder, opens))
+        opens = partial(RocksDatabase.open, folder, write_buffer_bytes=2**20)
+        database = ReopeningDatabase(folder, opens)
+        # The marker file stays as old as a crash can leave it.
+        database.mark_synced = lambda: None  # type: ignore[method-assign]
+        store = await open_store(database)
         ledger = await store.open_managed_ledger("orders")
         for index in range(100):
             await append_all(ledger, [b"payload %d" % index])
@@ -230,14 +232,12 @@ def test_a_missing_write_ahead_log_is_refused(tmp_path: Path) -> None:
 
 def test_a_write_ahead_log_that_ends_before_the_marker_is_refused(tmp_path: Path) -> None:
     """The marker follows the synced writes, so that only the latest can be cut off unseen."""
-    seconds = iter(range(1000))
-    database = RocksDatabase.open(
-        tmp_path / "running", write_buffer_bytes=2**20, monotonic=lambda: float(next(seconds))
-    )
+    database = RocksDatabase.open(tmp_path / "running", write_buffer_bytes=2**20)
     for index in range(100):
         batch = database.new_batch()
         batch.put(Family.META, b"x%d" % index, b"value")
         database.write(batch, sync=True)
+    database.mark_synced()
     shutil.copytree(tmp_path / "running", tmp_path / "crashed")
     database.close()
     log = _newest(tmp_path / "crashed", "*.log")
@@ -472,8 +472,7 @@ class _Recorded:
 
 def test_a_synced_write_is_synced_before_it_returns_and_by_a_call_of_its_own(tmp_path: Path) -> None:
     """The event loop stood still while the disk synced; and no marker may promise what is not synced."""
-    seconds = iter(range(1000))
-    database = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20, monotonic=lambda: float(next(seconds)))
+    database = RocksDatabase.open(tmp_path, write_buffer_bytes=2**20)
     recorded = database._database = _Recorded(database._database)  # type: ignore[assignment]
     marker = (tmp_path / MARKER_FILE).read_text()
 
@@ -487,9 +486,14 @@ def test_a_synced_write_is_synced_before_it_returns_and_by_a_call_of_its_own(tmp
     recorded.refusal = "IO error: No space left on device"
     with pytest.raises(StoreUnavailableError, match="No space left"):
         write(sync=True)
+    database.mark_synced()
     assert (tmp_path / MARKER_FILE).read_text() == marker
     recorded.refusal = None
     assert write(sync=True) == ["write", "sync"]
-    assert (tmp_path / MARKER_FILE).read_text() != marker
+    database.mark_synced()
+    marker_of_synced = (tmp_path / MARKER_FILE).read_text()
+    assert marker_of_synced != marker
     assert write(sync=False) == ["write"]
+    database.mark_synced()
+    assert (tmp_path / MARKER_FILE).read_text() == marker_of_synced
     database.close()
