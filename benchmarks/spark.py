@@ -44,7 +44,7 @@ from managed_ledger.cursor_records import encode_position, encode_properties
 from managed_ledger.database import RocksDatabase
 from managed_ledger.headers import ROW
 from managed_ledger.keys import Family
-from managed_ledger.ledgers import Ledger, Totals
+from managed_ledger.ledgers import Ledger, LedgerTotals
 from managed_ledger.position import Position
 from pipeline.index.cursor_log import CursorLog
 from pipeline.index.place import open_index
@@ -86,7 +86,7 @@ def write_log(folder: Path, messages: int) -> None:
                 block = data[first * ROW.itemsize : (first + PER_BLOCK) * ROW.itemsize]
                 batch.put(Family.HEADERS, keys.block_key(ledger_id, first), block)
             ledger = Ledger(ledger_id, NOW_MS, is_open=False)
-            ledger.written = Totals(PER_LEDGER, 0, NOW_MS, int(rows["deliver_at_ms"].max()))
+            ledger.written = LedgerTotals(PER_LEDGER, 0, NOW_MS, int(rows["deliver_at_ms"].max()))
             batch.put(Family.META, keys.ledger_record_key(owner_id, ledger_id), ledger.record())
             database.write(batch, sync=False)
             batch = database.new_batch()

@@ -114,7 +114,7 @@ class Laps:
         }
 
 
-class Run:
+class TrackerRun:
     """One workload on one storage folder."""
 
     def __init__(self, workload: Workload, folder: Path) -> None:
@@ -282,7 +282,7 @@ def resident_bytes() -> int:
 def warm_up(folder: Path) -> None:
     """Run everything once on little, so that what is imported and compiled at first use is."""
     asyncio.run(
-        Run(Workload(law="fixed", messages=2_000, entries_per_ledger=500, index_count_min=500), folder).measure()
+        TrackerRun(Workload(law="fixed", messages=2_000, entries_per_ledger=500, index_count_min=500), folder).measure()
     )
 
 
@@ -291,4 +291,4 @@ if __name__ == "__main__":
     warm_up(where / "warmup")
     # As the service does when it starts.
     tune_process()
-    print(json.dumps(asyncio.run(Run(Workload(**json.loads(sys.argv[1])), where / "measured").measure())))
+    print(json.dumps(asyncio.run(TrackerRun(Workload(**json.loads(sys.argv[1])), where / "measured").measure())))

@@ -24,7 +24,7 @@ from command_line.endings import EXIT_CODE_DONE, EXIT_CODE_INTERRUPTED, EXIT_COD
 from command_line.output import print_json
 from demo.process import PostdateProcess, ServiceStartError
 from demo.story import Outcome, Story, StoryConfig, StoryError
-from demo.verdict import Finding
+from demo.verdict import FaultExamples
 
 
 def run_demo(
@@ -112,8 +112,8 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _faults(outcome: Outcome) -> dict[str, Finding]:
-    return outcome.verdict.faults | {"not acknowledged at the end": Finding(outcome.backlog)}
+def _faults(outcome: Outcome) -> dict[str, FaultExamples]:
+    return outcome.verdict.faults | {"not acknowledged at the end": FaultExamples(outcome.backlog)}
 
 
 def _faults_table(outcome: Outcome) -> Table:

@@ -80,7 +80,7 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FaultExamples:
     """One kind of fault: how often, and the first few."""
 
     count: int
@@ -119,12 +119,12 @@ class Verdict:
     """
 
     delivered: int
-    lost: Finding
-    altered: Finding
-    early: Finding
-    out_of_order: Finding
-    two_owners: Finding
-    duplicates_other: Finding
+    lost: FaultExamples
+    altered: FaultExamples
+    early: FaultExamples
+    out_of_order: FaultExamples
+    two_owners: FaultExamples
+    duplicates_other: FaultExamples
     duplicates_at_kill: int
     ack_lost_before_kill_ms_max: float
     lateness_up: Lateness
@@ -133,7 +133,7 @@ class Verdict:
     all_back_ns: int
 
     @property
-    def faults(self) -> dict[str, Finding]:
+    def faults(self) -> dict[str, FaultExamples]:
         """Everything that must not be, by the name that the table has for it."""
         return {
             "lost": self.lost,
@@ -200,7 +200,7 @@ class _Record:
         self.is_first = self._first_of(self._messages)
         self._is_first_of_life = self._first_of(self._messages * 2 + self.lives)
 
-    def lost(self) -> Finding:
+    def lost(self) -> FaultExamples:
         rows = self._published
         is_lost = ~np.isin(np.arange(len(rows)), self._messages)
         return _finding(is_lost, lambda row: f"({rows.ledger_ids[row]}, {rows.entry_ids[row]}) of key {rows.keys[row]}")
@@ -219,7 +219,7 @@ class _Record:
         of_life = self._comes_after_a_later_one(self._deliveries.keys * 2 + self.lives, self._is_first_of_life)
         return of_all | of_life
 
-    def two_owners(self) -> Finding:
+    def two_owners(self) -> FaultExamples:
         """Find keys held by two consumers, in one sweep over each key's deliveries in order of receipt."""
         rows = self._deliveries
         killed_ns = self._outage.killed_ns
@@ -240,7 +240,7 @@ class _Record:
                     examples.setdefault(key, f"{rows.describe(other_row)}; {rows.describe(row)}")
             if end > held_until.get(consumer, (0, 0))[0]:
                 held_until[consumer] = (end, row)
-        return Finding(len(examples), tuple(examples.values())[:EXAMPLES_MAX])
+        return FaultExamples(len(examples), tuple(examples.values())[:EXAMPLES_MAX])
 
     def is_excused(self, ack_grace_ms: int) -> Bools:
         """Mark the repetitions that the kill excuses: the first of the second life, if the first life had no ack."""
@@ -299,9 +299,9 @@ def _message_numbers(published: Published, deliveries: Deliveries) -> Int64s:
     return np.array([numbers.setdefault(position, len(numbers)) for position in positions], dtype=np.int64)
 
 
-def _finding(is_fault: Bools, describe: Callable[[int], str]) -> Finding:
+def _finding(is_fault: Bools, describe: Callable[[int], str]) -> FaultExamples:
     rows = np.flatnonzero(is_fault).tolist()
-    return Finding(len(rows), tuple(describe(row) for row in rows[:EXAMPLES_MAX]))
+    return FaultExamples(len(rows), tuple(describe(row) for row in rows[:EXAMPLES_MAX]))
 
 
 def _lateness(lateness_ms: NDArray[np.float64]) -> Lateness:

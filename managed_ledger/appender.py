@@ -33,7 +33,7 @@ from managed_ledger.database import Batch
 from managed_ledger.errors import LedgerWriteError, ManagedLedgerClosedError
 from managed_ledger.headers import PACK_ROW, ROW, ROW_BYTES
 from managed_ledger.keys import Family
-from managed_ledger.ledgers import Ledger, Ledgers, Totals
+from managed_ledger.ledgers import Ledger, Ledgers, LedgerTotals
 from managed_ledger.log_reader import LogReader
 from managed_ledger.position import Position
 from managed_ledger.waiters import Waiters
@@ -69,7 +69,7 @@ class _Chunk:
 class _Round:
     """What one commit carries of a managed ledger."""
 
-    recorded: list[tuple[Ledger, Totals]]
+    recorded: list[tuple[Ledger, LedgerTotals]]
     headers: list[tuple[int, HeaderBlock]]
     payloads: list[tuple[int, PayloadBlock]]
     entries: int
@@ -323,10 +323,10 @@ def _put_chunk(batch: Batch, chunk: _Chunk, commit: _Round) -> None:
     chunk.ledger.written = _grown(chunk.ledger.written, chunk)
 
 
-def _grown(totals: Totals, chunk: _Chunk) -> Totals:
+def _grown(totals: LedgerTotals, chunk: _Chunk) -> LedgerTotals:
     rows = np.frombuffer(chunk.rows, ROW)
     publish_time_ms_max = int(rows["publish_time_ms"].max())
-    return Totals(
+    return LedgerTotals(
         totals.entries + len(rows),
         totals.bytes + int(rows["size"].sum()),
         max(totals.publish_time_ms_max, publish_time_ms_max),

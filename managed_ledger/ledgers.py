@@ -20,7 +20,7 @@ TIME_UNKNOWN = -(2**63)
 """The latest time in a ledger without entries."""
 
 
-class Totals(NamedTuple):
+class LedgerTotals(NamedTuple):
     """What the record of a ledger says about its entries."""
 
     entries: int = 0
@@ -30,7 +30,7 @@ class Totals(NamedTuple):
     """Latest of publish and delivery times: expiry of the last of the entries counts from here."""
 
 
-NOTHING = Totals()
+NOTHING = LedgerTotals()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Ledger:
     """Durable entries; the same as `durable.entries`, kept apart because acknowledging asks for it so often."""
     appended: int = 0
     """Entries with a position, durable or not."""
-    durable: Totals = NOTHING
-    written: Totals = NOTHING
+    durable: LedgerTotals = NOTHING
+    written: LedgerTotals = NOTHING
     """What will be durable once the commits under way are."""
     lost: BitMap | None = None
     """Entries that a repair found lost: they are never read, and every cursor has them acknowledged."""
@@ -78,7 +78,7 @@ class Ledger:
             self.ledger_id, self.entries, self.durable.bytes, self.created_ms, self.is_open, self.has_ended
         )
 
-    def settle(self, totals: Totals) -> None:
+    def settle(self, totals: LedgerTotals) -> None:
         """A commit is durable, and these are the totals with it."""
         assert totals.entries >= self.entries
 
@@ -99,7 +99,7 @@ class Ledger:
     def decode(cls, ledger_id: int, record: bytes) -> "Ledger":
         """The ledger of a stored record."""
         created_ms, is_open, *numbers = _RECORD.unpack(record)
-        totals = Totals(*numbers)
+        totals = LedgerTotals(*numbers)
         return cls(
             ledger_id,
             created_ms,

@@ -36,7 +36,7 @@ class ProblemKind(StrEnum):
     """A property with the prefix of buckets that names none."""
 
 
-class Problem(NamedTuple):
+class SnapshotProblem(NamedTuple):
     """One finding."""
 
     kind: ProblemKind
@@ -65,20 +65,22 @@ def is_bucket_property(key: str) -> bool:
     return key.startswith(BUCKET_KEY_PREFIX)
 
 
-def ownership_problems(infos: Sequence[BucketSnapshotInfo], properties: Sequence[BucketProperty]) -> list[Problem]:
+def ownership_problems(
+    infos: Sequence[BucketSnapshotInfo], properties: Sequence[BucketProperty]
+) -> list[SnapshotProblem]:
     """Compare what is stored with what the cursors' properties name, in both directions."""
-    problems: list[Problem] = []
+    problems: list[SnapshotProblem] = []
     by_id = {info.bucket_id: info for info in infos}
     named_by: dict[int, BucketProperty] = {}
     for one in properties:
         kind, what = _property_problem(one, by_id, named_by)
         if kind is not None:
-            problems.append(Problem(kind, one.bucket_id, one.topic_name, one.cursor_name, what))
+            problems.append(SnapshotProblem(kind, one.bucket_id, one.topic_name, one.cursor_name, what))
         if one.bucket_id is not None:
             named_by.setdefault(one.bucket_id, one)
     for info in orphans(infos, properties):
         what = f"no property names it; it was {info.bucket_key}"
-        problems.append(Problem(ProblemKind.ORPHANED, info.bucket_id, info.topic_name, info.cursor_name, what))
+        problems.append(SnapshotProblem(ProblemKind.ORPHANED, info.bucket_id, info.topic_name, info.cursor_name, what))
     return problems
 
 

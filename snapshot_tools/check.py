@@ -16,8 +16,8 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.inspection import (
     BucketProperty,
-    Problem,
     ProblemKind,
+    SnapshotProblem,
     metadata_problems,
     orphans,
     ownership_problems,
@@ -45,7 +45,7 @@ class CheckVerdict:
     segments: int = 0
     rows: int = 0
     properties: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[SnapshotProblem] = field(default_factory=list)
 
 
 async def verify(config: BrokerConfig, which: Filter, advance: Advance, *, second_look_after_s: float) -> CheckVerdict:
@@ -101,7 +101,7 @@ async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int 
 
 async def _infos(
     place: Place, which: Filter, properties: list[BucketProperty]
-) -> tuple[list[BucketSnapshotInfo], list[Problem]]:
+) -> tuple[list[BucketSnapshotInfo], list[SnapshotProblem]]:
     """List the snapshots that can be found, and every header that is damaged."""
     named = {one.bucket_id for one in properties}
     damage: dict[tuple[int | None, str], None] = {}
@@ -112,14 +112,14 @@ async def _infos(
             damage[bucket_id, str(error)] = None
     infos, unreadable = await place.readable_infos(which)
     damage |= dict.fromkeys(unreadable.items())
-    return infos, [Problem(ProblemKind.DAMAGED, bucket_id, "", "", what) for bucket_id, what in damage]
+    return infos, [SnapshotProblem(ProblemKind.DAMAGED, bucket_id, "", "", what) for bucket_id, what in damage]
 
 
 async def _check_snapshot(place: Place, summary: Summary, verdict: CheckVerdict) -> None:
     info = summary.info
 
     def report(kind: ProblemKind, what: str) -> None:
-        verdict.problems.append(Problem(kind, info.bucket_id, info.topic_name, info.cursor_name, what))
+        verdict.problems.append(SnapshotProblem(kind, info.bucket_id, info.topic_name, info.cursor_name, what))
 
     if summary.problem is not None:
         report(ProblemKind.DAMAGED, summary.problem)

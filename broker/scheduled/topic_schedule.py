@@ -39,7 +39,7 @@ class TooManyRowsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class ScheduleTotals:
     """The number of scheduled messages, and their first and last times."""
 
     count: int
@@ -56,7 +56,7 @@ class Totals:
 class Histogram:
     """The number of messages per span of time."""
 
-    totals: Totals
+    totals: ScheduleTotals
     edges: Sequence[int]
     counts: Int64s
 
@@ -159,7 +159,7 @@ class TopicSchedule:
             totals.add(times)
         return Histogram(totals.result(), edges, counts)
 
-    async def totals(self) -> Totals:
+    async def totals(self) -> ScheduleTotals:
         """Count all scheduled messages.
 
         Raises:
@@ -224,8 +224,8 @@ class _Totals:
             self._next_ms = first if self._next_ms is None else min(self._next_ms, first)
             self._last_ms = last if self._last_ms is None else max(self._last_ms, last)
 
-    def result(self) -> Totals:
-        return Totals(self._count, self._future_count, self._next_ms, self._last_ms)
+    def result(self) -> ScheduleTotals:
+        return ScheduleTotals(self._count, self._future_count, self._next_ms, self._last_ms)
 
 
 async def _in_order(parts: list[Rows]) -> Rows:

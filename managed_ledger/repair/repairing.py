@@ -17,7 +17,7 @@ from managed_ledger.database import RocksDatabase
 from managed_ledger.errors import LedgerError, StoreFullError
 from managed_ledger.repair.findings import Findings, find
 from managed_ledger.repair.rewriting import check_rewritten, exchange, locked, rewrite
-from managed_ledger.repair.survey import EntryFormat, Problem, Survey, files_of, folder_bytes, survey
+from managed_ledger.repair.survey import EntryFormat, LogProblem, Survey, files_of, folder_bytes, survey
 from managed_ledger.rocksdb_store.disk_room import REOPEN_BYTES
 
 OnStage = Callable[[str, int], None]
@@ -38,7 +38,7 @@ class LogVerdict:
         return not self.survey.problems and not self.findings.lost_entries
 
     @property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[LogProblem]:
         """What is wrong with which file."""
         return self.survey.problems
 
@@ -143,7 +143,7 @@ def _verified(folder: Path, entry_format: EntryFormat | None, on_stage: OnStage,
         try:
             RocksDatabase.open_read_only(folder, pause=lambda _: None).release()
         except LedgerError as error:
-            found.problems.append(Problem("the folder", f"a service does not open it: {error}", is_harmless=True))
+            found.problems.append(LogProblem("the folder", f"a service does not open it: {error}", is_harmless=True))
     return LogVerdict(folder, found, find(found))
 
 

@@ -34,7 +34,7 @@ class EntryFormat(Protocol):
         """The row of its header, made from the entry itself; None if its own checksum does not say that it is whole."""
 
 
-class Problem(NamedTuple):
+class LogProblem(NamedTuple):
     """Something wrong with a file."""
 
     file: str
@@ -85,7 +85,7 @@ class Survey:
     payloads: Blocks = field(default_factory=dict)
     proven: dict[tuple[int, int], ProvenEntry] = field(default_factory=dict)
     """Entries of damaged blocks, by ledger and entry id."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[LogProblem] = field(default_factory=list)
     damaged: set[Family] = field(default_factory=set)
     """Families of which something may be missing."""
     missing_writes: int = 0
@@ -317,7 +317,7 @@ class _Surveying:
         self.survey.damaged |= set(Family) if family is None else {family}
 
     def _note(self, file: str, what: str, *, is_harmless: bool = False) -> None:
-        self.survey.problems.append(Problem(file, what, is_harmless))
+        self.survey.problems.append(LogProblem(file, what, is_harmless))
 
 
 def _number(key: bytes) -> int:

@@ -60,7 +60,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Table:
+class SurveyedTable:
     """What a table file has, and what is wrong with it."""
 
     content: bytes
@@ -120,13 +120,13 @@ class Table:
             self.damage.append(f"it was read block by block, up to byte {offset} of {len(self.content)}")
 
 
-def read_table(content: bytes) -> Table:
-    """What a table file says of itself; blocks of data are read by `Table.blocks`.
+def read_table(content: bytes) -> SurveyedTable:
+    """What a table file says of itself; blocks of data are read by `SurveyedTable.blocks`.
 
     >>> read_table(b"nothing").damage
     ['its end is missing or damaged']
     """
-    table = Table(content)
+    table = SurveyedTable(content)
     try:
         metaindex, table.checksums = _footer(content)
     except (_BadBlockError, ValueError):
@@ -185,7 +185,7 @@ def _footer(content: bytes) -> tuple[tuple[int, int], Checksums]:
     return (start - _TRAILER.size - size, size), Checksums(kind, base)
 
 
-def _learn_checksums(table: Table) -> None:
+def _learn_checksums(table: SurveyedTable) -> None:
     """Find the table's own number from its first block, where the footer is gone."""
     walked = _walk(table.content, 0)
     if walked is not None:

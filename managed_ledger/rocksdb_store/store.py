@@ -39,7 +39,7 @@ class RowIterator(Protocol):
         """The value of the row here."""
 
 
-class Table(NamedTuple):
+class TableFile(NamedTuple):
     """A file of rows, sorted by key."""
 
     size_bytes: int
@@ -165,11 +165,11 @@ class RocksDBStore:
             for family in self._families.values():
                 family.set_options({"disable_auto_compactions": "false" if is_compacting else "true"})
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TableFile]:
         """The tables that there are now, of all families."""
         with self._translated("list the tables of"):
             files = self._database.live_files()
-        return [Table(file["size"], file["start_key"], file["end_key"]) for file in files]
+        return [TableFile(file["size"], file["start_key"], file["end_key"]) for file in files]
 
     @property
     def has_failed_behind(self) -> bool:

@@ -32,15 +32,15 @@ from pipeline.logs.open_logs import with_log
 from pipeline.logs.parquet_log import file_system
 from pipeline.planning.rules import RebuildRules
 from pipeline.spark.tasks import OnStage, OnStep, SparkTasks
-from pipeline.tasks.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, Finding, audit_task
+from pipeline.tasks.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, IndexFinding, audit_task
 from pipeline.tasks.row_checks import Acknowledged
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.encoding.codec import decode_metadata
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.inspection import (
     BucketProperty,
-    Problem,
     ProblemKind,
+    SnapshotProblem,
     is_bucket_property,
     ownership_problems,
 )
@@ -64,7 +64,7 @@ class AuditReport:
     """The findings of an audit, and how much it looked at."""
 
     now_ms: int
-    counts: dict[CursorName, Counter[Finding]] = field(default_factory=dict)
+    counts: dict[CursorName, Counter[IndexFinding]] = field(default_factory=dict)
     """By subscription; also what is harmless."""
     positions: list[Audited] = field(default_factory=list)
     corrupt: dict[int, tuple[CursorName, str]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class AuditReport:
 
     What one that cannot be read held counts as missing.
     """
-    ownership: list[Problem] = field(default_factory=list)
+    ownership: list[SnapshotProblem] = field(default_factory=list)
     """Snapshots without a property, and properties without a snapshot or with a wrong one.
 
     One that cannot even be listed and that no property names is `DAMAGED`, and has no owner.
@@ -80,7 +80,7 @@ class AuditReport:
     log_rows: int = 0
     index_rows: int = 0
 
-    def total(self, finding: Finding) -> int:
+    def total(self, finding: IndexFinding) -> int:
         """How many positions have a finding."""
         return sum(counts[finding] for counts in self.counts.values())
 
@@ -160,7 +160,9 @@ def _add_ownership(report: AuditReport, readable: ReadableIndex, properties: Seq
     for bucket_id, why in readable.damaged.items():
         owner = named.get(bucket_id)
         if owner is None:
-            report.ownership.append(Problem(ProblemKind.DAMAGED, bucket_id, "", "", f"no property names it; {why}"))
+            report.ownership.append(
+                SnapshotProblem(ProblemKind.DAMAGED, bucket_id, "", "", f"no property names it; {why}")
+            )
         elif owner in report.counts:
             report.corrupt[bucket_id] = (owner, why)
     report.ownership += [
@@ -171,7 +173,7 @@ def _add_ownership(report: AuditReport, readable: ReadableIndex, properties: Seq
     ]
 
 
-def _is_wanted(problem: Problem, selection: Selection) -> bool:
+def _is_wanted(problem: SnapshotProblem, selection: Selection) -> bool:
     return selection.has(CursorName(problem.topic_name, problem.cursor_name))
 
 

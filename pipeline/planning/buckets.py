@@ -30,7 +30,7 @@ class LedgerCount(NamedTuple):
     row_count: int
 
 
-class Piece(NamedTuple):
+class LedgerPiece(NamedTuple):
     """Consecutive rows of one ledger: `first` says how many of its rows for the index come before them."""
 
     ledger_id: int
@@ -46,7 +46,7 @@ class PlannedBucket:
     cursor: str
     bucket_key: str
     """The cursor property that will point to the bucket; as live, wider than the rows if it was taken."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LedgerPiece, ...]
 
     @property
     def ledgers(self) -> LedgerRange:
@@ -98,9 +98,9 @@ def plan_buckets(
 
 def _cut(
     counts: Iterable[LedgerCount], rows_min: int, rows_max: int | None, last_rows_min: int
-) -> Iterator[list[Piece]]:
+) -> Iterator[list[LedgerPiece]]:
     """Give the pieces of each bucket, by the rule of `TrackerCore`."""
-    pieces: list[Piece] = []
+    pieces: list[LedgerPiece] = []
     room = rows_max
     row_count = 0
     for count in counts:
@@ -114,7 +114,7 @@ def _cut(
                 yield pieces
                 pieces, room, row_count = [], rows_max, 0
             taken = count.row_count - first if room is None else min(room, count.row_count - first)
-            pieces.append(Piece(count.ledger_id, first, taken))
+            pieces.append(LedgerPiece(count.ledger_id, first, taken))
             first += taken
             row_count += taken
             room = None if room is None else room - taken

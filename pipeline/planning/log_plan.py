@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from managed_ledger.cursor_properties import CursorName
 from pipeline.logs.header_log import LedgerExtent, split_ranges
-from pipeline.planning.buckets import LedgerCount, Piece, PlannedBucket, plan_buckets
+from pipeline.planning.buckets import LedgerCount, LedgerPiece, PlannedBucket, plan_buckets
 from pipeline.planning.rules import RebuildRules
 from pipeline.tasks.log_tasks import READ_ENTRIES_MAX, BucketTask, CountTask, RangeCount, RowsOfRange
 from pipeline.tasks.row_checks import Acknowledged
@@ -90,7 +90,7 @@ def _bucket_task(
     return BucketTask(bucket.topic, bucket.cursor, bucket.bucket_key, rows, acknowledged.in_ledgers(ids))
 
 
-def rows_of_piece(piece: Piece, ranges: Sequence[RangeCount]) -> Iterator[RowsOfRange]:
+def rows_of_piece(piece: LedgerPiece, ranges: Sequence[RangeCount]) -> Iterator[RowsOfRange]:
     """Find the rows of a piece in the ranges of its ledger, which are in order."""
     ends = list(accumulate(count.row_count for count in ranges))
     at, left = piece.first, piece.row_count

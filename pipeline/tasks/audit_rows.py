@@ -29,7 +29,7 @@ PROBLEMS_SHOWN_MAX = 5
 """Problems of one snapshot that a report names."""
 
 
-class Finding(StrEnum):
+class IndexFinding(StrEnum):
     """The kinds of findings about a position."""
 
     MISSING = "missing"
@@ -46,7 +46,7 @@ class Finding(StrEnum):
     """To be delivered later, beyond what buckets cover: harmless, the tracker reads it from the log."""
 
 
-HARMLESS = frozenset({Finding.ACKNOWLEDGED, Finding.UNSEALED})
+HARMLESS = frozenset({IndexFinding.ACKNOWLEDGED, IndexFinding.UNSEALED})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,9 +72,9 @@ class Audited:
 
     topic: str
     cursor: str
-    positions: dict[Finding, DelayedIndexes] = field(default_factory=dict)
+    positions: dict[IndexFinding, DelayedIndexes] = field(default_factory=dict)
     """But for what is harmless, which is only counted."""
-    counts: dict[Finding, int] = field(default_factory=dict)
+    counts: dict[IndexFinding, int] = field(default_factory=dict)
     corrupt: dict[int, str] = field(default_factory=dict)
     """Snapshots that cannot be read, or of which entry 0 and the segments contradict each other, and why."""
     log_rows: int = 0
@@ -128,7 +128,7 @@ async def _checked(storage: BucketSnapshotStorage, info: BucketSnapshotInfo) -> 
 
 def compare(
     index: DelayedIndexes, in_log: DelayedIndexes, acknowledged: Acknowledged, *, sealed_through: Position, now_ms: int
-) -> Mapping[Finding, DelayedIndexes]:
+) -> Mapping[IndexFinding, DelayedIndexes]:
     """Return the rows of each finding, each position once.
 
     Args:
@@ -150,12 +150,12 @@ def compare(
     is_absent = (in_log.deliver_at_ms > now_ms) & ~log_is_gone & ~np.isin(log_keys, index_keys)
     is_sealed = _is_through(in_log, sealed_through)
     return {
-        Finding.MISSING: in_log.take(is_absent & is_sealed),
-        Finding.STRAY: once.take(is_extra & ~is_gone),
-        Finding.DUPLICATE: once.take(counts > 1),
-        Finding.MISTIMED: once.take(is_mistimed & ~is_extra),
-        Finding.ACKNOWLEDGED: once.take(is_extra & is_gone),
-        Finding.UNSEALED: in_log.take(is_absent & ~is_sealed),
+        IndexFinding.MISSING: in_log.take(is_absent & is_sealed),
+        IndexFinding.STRAY: once.take(is_extra & ~is_gone),
+        IndexFinding.DUPLICATE: once.take(counts > 1),
+        IndexFinding.MISTIMED: once.take(is_mistimed & ~is_extra),
+        IndexFinding.ACKNOWLEDGED: once.take(is_extra & is_gone),
+        IndexFinding.UNSEALED: in_log.take(is_absent & ~is_sealed),
     }
 
 

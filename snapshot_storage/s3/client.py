@@ -85,7 +85,7 @@ _ADVICE = {
 }
 
 
-class Piece(NamedTuple):
+class ObjectPiece(NamedTuple):
     """A run of bytes out of an object."""
 
     data: bytes
@@ -139,7 +139,7 @@ class S3Client:
         """Close the connections."""
         self._connection.close()
 
-    def read(self, key: str, start: int, end: int) -> Piece | None:
+    def read(self, key: str, start: int, end: int) -> ObjectPiece | None:
         """Return the bytes from `start` to before `end`, fewer where the object ends; None where there is none."""
         assert start < end
         operation = f"read {key} from"
@@ -151,12 +151,14 @@ class S3Client:
             Range=f"bytes={start}-{end - 1}",
         )
         if isinstance(answer, str):
-            return None if answer == "NoSuchKey" else Piece(b"", 0)
+            return None if answer == "NoSuchKey" else ObjectPiece(b"", 0)
         with self._mapped(operation):
             data: bytes = answer["Body"].read()
         span: str | None = answer.get("ContentRange")
         # Without it the server has sent the whole object, as it may.
-        return Piece(data[start:end], len(data)) if span is None else Piece(data, int(span.rpartition("/")[2]))
+        return (
+            ObjectPiece(data[start:end], len(data)) if span is None else ObjectPiece(data, int(span.rpartition("/")[2]))
+        )
 
     def read_all(self, key: str) -> Content | None:
         """Return a small object; None where there is none."""

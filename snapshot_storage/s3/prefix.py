@@ -25,7 +25,7 @@ from snapshot_storage.objects.format import (
     object_extent,
 )
 from snapshot_storage.recently_used import RecentlyUsed
-from snapshot_storage.s3.client import Piece, S3Client
+from snapshot_storage.s3.client import ObjectPiece, S3Client
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.layout import (
     Serials,
@@ -191,7 +191,7 @@ class S3Snapshots:
                 continue
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
 
-    def _read(self, bucket_id: int, start: int, end: int) -> Piece:
+    def _read(self, bucket_id: int, start: int, end: int) -> ObjectPiece:
         piece = None
         if bucket_id in _BUCKET_IDS:
             piece = self._client.read(object_key(self._prefix, bucket_id), start, end)
@@ -201,7 +201,7 @@ class S3Snapshots:
             raise BucketNotFoundError(bucket_id)
         return piece
 
-    def _extended(self, bucket_id: int, piece: Piece, end: int) -> Piece:
+    def _extended(self, bucket_id: int, piece: ObjectPiece, end: int) -> ObjectPiece:
         """Return the beginning of an object up to `end` at least, with another call if it must be."""
         if len(piece.data) >= end:
             return piece
@@ -209,9 +209,9 @@ class S3Snapshots:
         data = piece.data + rest.data
         if len(data) < end:
             raise SnapshotCorruptedError(f"it ends after {len(data)} of {end} bytes", bucket_id=bucket_id)
-        return Piece(data, piece.object_bytes)
+        return ObjectPiece(data, piece.object_bytes)
 
-    def _head_in(self, bucket_id: int, piece: Piece) -> tuple[ObjectHead, Piece]:
+    def _head_in(self, bucket_id: int, piece: ObjectPiece) -> tuple[ObjectHead, ObjectPiece]:
         extent = object_extent(piece.data[:FRONT_BYTES], object_bytes=piece.object_bytes, bucket_id=bucket_id)
         piece = self._extended(bucket_id, piece, extent.head_end)
         head = decode_object_head(piece.data, object_bytes=piece.object_bytes, bucket_id=bucket_id)

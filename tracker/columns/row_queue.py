@@ -91,7 +91,7 @@ def first_key_at(deliver_at_ms: int) -> RowKey:
     return RowKey(deliver_at_ms, -1, -1)
 
 
-class Run:
+class SortedRun:
     """Sorted columns, and how many rows at their front are gone."""
 
     __slots__ = ("_head_key", "deliver_at_ms", "end", "entry_ids", "head", "head_ms", "ledger_ids")
@@ -197,7 +197,7 @@ class RowQueue:
 
     def __init__(self, sizes: QueueSizes = _SIZES) -> None:
         self.sizes = sizes
-        self._runs: list[Run] = []
+        self._runs: list[SortedRun] = []
         self._runs_rows = 0
         self._chunks: list[Columns] = []
         self._chunks_rows = 0
@@ -281,7 +281,7 @@ class RowQueue:
         """Drop every row of these positions of a ledger; O(n)."""
         self._fold()
         wanted = np.frombuffer(entry_ids.to_array(), np.uint32)
-        runs: list[Run] = []
+        runs: list[SortedRun] = []
         for run in self._runs:
             deliver_at_ms, ledgers, entries = run.columns(run.end)
             is_kept = ledgers != ledger_id
@@ -290,11 +290,11 @@ class RowQueue:
             if is_kept.all():
                 runs.append(run)
             elif is_kept.any():
-                runs.append(Run(deliver_at_ms[is_kept], ledgers[is_kept], entries[is_kept]))
+                runs.append(SortedRun(deliver_at_ms[is_kept], ledgers[is_kept], entries[is_kept]))
         self._runs = runs
         self.drop_empty_runs()
 
-    def runs_through(self, through_ms: int) -> list[Run]:
+    def runs_through(self, through_ms: int) -> list[SortedRun]:
         """Return the runs that hold rows due by this time; only those are touched."""
         if self.next_ms > through_ms:
             return []
@@ -303,7 +303,7 @@ class RowQueue:
 
     def push_front(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Put sorted rows back that were popped with others."""
-        run = Run(deliver_at_ms, ledger_ids, entry_ids)
+        run = SortedRun(deliver_at_ms, ledger_ids, entry_ids)
         self._runs.append(run)
         self._runs_rows += len(run)
         self.next_ms = min(self.next_ms, run.head_ms)
@@ -348,7 +348,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     return deliver_at_ms, ledger_ids, entry_ids
 
 
-def _sorted_run(parts: Sequence[Columns]) -> Run:
+def _sorted_run(parts: Sequence[Columns]) -> SortedRun:
     if len(parts) == 1:
         columns = parts[0]
     else:
@@ -356,13 +356,13 @@ def _sorted_run(parts: Sequence[Columns]) -> Run:
         parts = sorted(parts, key=lambda part: tuple(column.item(0) for column in part))
         columns = _joined(parts)
     if _is_sorted(*columns):
-        return Run(*columns)
+        return SortedRun(*columns)
     packing = packing_of(columns)
     if packing is not None:
         # Numbers that have the order of the rows: several times faster than indices where many have one time.
-        return Run(*packing.unpack(np.sort(packing.pack(columns))))
+        return SortedRun(*packing.unpack(np.sort(packing.pack(columns))))
     order = order_of_rows(*columns)
-    return Run(*columns) if order is None else Run(*(column[order] for column in columns))
+    return SortedRun(*columns) if order is None else SortedRun(*(column[order] for column in columns))
 
 
 def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int, *, rest: Rest) -> Columns:
@@ -390,7 +390,7 @@ def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int, *, rest:
 _NO_ROWS: Final = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def _pop_front(runs: list[Run], through: RowKey, limit: int) -> Columns | None:
+def _pop_front(runs: list[SortedRun], through: RowKey, limit: int) -> Columns | None:
     """Take rows of the run that is first, if enough of them are before all other runs; mostly left from a merge."""
     head_ms = min(run.head_ms for run in runs)
     first = [run for run in runs if run.head_ms == head_ms]
@@ -398,7 +398,7 @@ def _pop_front(runs: list[Run], through: RowKey, limit: int) -> Columns | None:
         front = first[0]
         before = first_key_at(min((run.head_ms for run in runs if run is not front), default=NEVER))
     else:
-        first.sort(key=Run.head_key)
+        first.sort(key=SortedRun.head_key)
         front = first[0]
         next_key = first[1].head_key()
         before = next_key._replace(entry_id=next_key.entry_id - 1)
@@ -413,7 +413,7 @@ def _pop_front(runs: list[Run], through: RowKey, limit: int) -> Columns | None:
     return columns
 
 
-def _pop_merged(runs: list[Run], through: RowKey, limit: int, rows_min: int) -> Columns:
+def _pop_merged(runs: list[SortedRun], through: RowKey, limit: int, rows_min: int) -> Columns:
     """Merge the first rows of several runs, as far as the rows that were not looked at cannot come between."""
     wanted = max(limit, rows_min)
     one_time = min(through, last_key_at(_time_of_rows(runs, wanted)))
@@ -426,7 +426,7 @@ def _pop_merged(runs: list[Run], through: RowKey, limit: int, rows_min: int) -> 
     return merged.columns(merged.end)
 
 
-def _time_of_rows(runs: list[Run], wanted: int) -> int:
+def _time_of_rows(runs: list[SortedRun], wanted: int) -> int:
     """Return a time up to which the runs have at least so many rows, and hardly ever four times as many.
 
     Looked at are few rows of each run, the next one always twice as far from its head as the one before: a run that has
@@ -443,7 +443,7 @@ def _time_of_rows(runs: list[Run], wanted: int) -> int:
     return int(deliver_at_ms[order[enough]]) if enough < len(deliver_at_ms) else NEVER - 1
 
 
-def _pop_counted(runs: list[Run], through: RowKey, wanted: int) -> Columns:
+def _pop_counted(runs: list[SortedRun], through: RowKey, wanted: int) -> Columns:
     """Merge so many rows by their number, as too many of them have one time."""
     heads = [(run, end) for run in runs if (end := run.end_through(through)) > run.head]
     share = max(1, wanted // len(heads))

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tracker.columns.row_queue import RowKey, RowQueue, Run
+from tracker.columns.row_queue import RowKey, RowQueue, SortedRun
 
 Int64Array = NDArray[np.int64]
 
@@ -54,11 +54,11 @@ def drop_stale(queue: RowQueue, through: RowKey, are_tracked: AreTracked) -> boo
     return has_dropped
 
 
-def _head_ms(run: Run) -> int:
+def _head_ms(run: SortedRun) -> int:
     return run.head_ms
 
 
-def _first_tracked(run: Run, end: int, are_tracked: AreTracked) -> int:
+def _first_tracked(run: SortedRun, end: int, are_tracked: AreTracked) -> int:
     """Return the place of a run's first row of a tracked position, `end` if there is none before it."""
     start, row_count = run.head, 1
     while start < end:

@@ -13,7 +13,7 @@ from pipeline.index.cursor_log import CursorLog
 from pipeline.jobs.audit import audit, repair, write_positions
 from pipeline.jobs.forecast import MINUTE_MS, forecast, write_forecast
 from pipeline.jobs.log_rebuild import rebuild_log
-from pipeline.tasks.audit_rows import Finding
+from pipeline.tasks.audit_rows import IndexFinding
 from pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
@@ -96,8 +96,8 @@ def test_an_audit_finds_what_is_wrong_and_repairs_it(spark: SparkSession, tmp_pa
     again = audit(spark, str(tmp_path), now_ms=NOW_MS)
 
     assert clean.is_clean
-    assert clean.total(Finding.UNSEALED) > 0
-    assert (torn.total(Finding.MISSING), torn.total(Finding.STRAY)) == (missing, stray)
+    assert clean.total(IndexFinding.UNSEALED) > 0
+    assert (torn.total(IndexFinding.MISSING), torn.total(IndexFinding.STRAY)) == (missing, stray)
     assert sorted(problem.kind for problem in torn.ownership) == [ProblemKind.MISSING, ProblemKind.ORPHANED]
     assert written == pq.read_table(tmp_path / "positions.parquet").num_rows == missing + stray
     assert deleted == 1

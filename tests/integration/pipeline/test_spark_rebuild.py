@@ -20,7 +20,7 @@ from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.jobs.rebuild import rebuild, set_aside
 from pipeline.logs.log_folder import LogFolder
 from pipeline.logs.parquet_log import export_ledgers
-from pipeline.tasks.audit_rows import Finding
+from pipeline.tasks.audit_rows import IndexFinding
 from pipeline.tasks.row_checks import REASONS
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import RULES, live, some_times, stored, without, write_log
@@ -79,7 +79,7 @@ def test_an_index_that_subscriptions_share_is_made_once(spark: SparkSession, tmp
     assert stored(tmp_path, index) == live(without(headers, both))
     assert stored(tmp_path, SUB) == stored(tmp_path, two) == []
     assert audited.is_clean
-    assert audited.counts[index][Finding.ACKNOWLEDGED] == 0
+    assert audited.counts[index][IndexFinding.ACKNOWLEDGED] == 0
 
 
 def _change_row(export: Path, row: int, column: str, value: object) -> None:

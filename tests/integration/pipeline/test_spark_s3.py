@@ -24,7 +24,7 @@ from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.jobs.merge import merge
 from pipeline.jobs.migrate import MigrateReport, migrate
 from pipeline.logs.s3_location import s3_location
-from pipeline.tasks.audit_rows import Finding
+from pipeline.tasks.audit_rows import IndexFinding
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.inspection import ProblemKind
 from snapshot_storage.s3.layout import object_key
@@ -187,7 +187,7 @@ def test_objects_that_are_no_snapshots_any_more_are_found_and_replaced(
 
     assert [(bucket_id, owner) for bucket_id, (owner, _) in torn.corrupt.items()] == [(named, SUB)]
     assert [(problem.kind, problem.bucket_id) for problem in torn.ownership] == [(ProblemKind.DAMAGED, named + 1)]
-    assert torn.total(Finding.MISSING) > 0
+    assert torn.total(IndexFinding.MISSING) > 0
     assert torn.affected() == {SUB}
     assert deleted == 1
     assert again.is_clean

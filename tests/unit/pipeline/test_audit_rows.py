@@ -8,7 +8,15 @@ from pyroaring import BitMap
 from managed_ledger.position import Position
 from pipeline.logs.header_log import HeaderRange
 from pipeline.logs.log_folder import LogFolder
-from pipeline.tasks.audit_rows import FIRST_POSITION, LAST_POSITION, Audited, AuditTask, Finding, audit_task, compare
+from pipeline.tasks.audit_rows import (
+    FIRST_POSITION,
+    LAST_POSITION,
+    Audited,
+    AuditTask,
+    IndexFinding,
+    audit_task,
+    compare,
+)
 from pipeline.tasks.bucket_rows import build_bucket
 from pipeline.tasks.row_checks import Acknowledged
 from snapshot_storage.encoding.columns import DelayedIndexes
@@ -27,12 +35,12 @@ def test_every_position_is_judged_once() -> None:
     found = compare(index, in_log, gone, sealed_through=Position(6, 1), now_ms=NOW_MS)
 
     assert {finding: [row[1:] for row in rows.to_rows()] for finding, rows in found.items()} == {
-        Finding.MISSING: [(5, 2), (5, 3), (6, 1)],
-        Finding.STRAY: [(4, 7), (5, 8)],
-        Finding.DUPLICATE: [(5, 1)],
-        Finding.MISTIMED: [],
-        Finding.ACKNOWLEDGED: [(3, 3), (6, 0)],
-        Finding.UNSEALED: [(7, 0)],
+        IndexFinding.MISSING: [(5, 2), (5, 3), (6, 1)],
+        IndexFinding.STRAY: [(4, 7), (5, 8)],
+        IndexFinding.DUPLICATE: [(5, 1)],
+        IndexFinding.MISTIMED: [],
+        IndexFinding.ACKNOWLEDGED: [(3, 3), (6, 0)],
+        IndexFinding.UNSEALED: [(7, 0)],
     }
 
 
@@ -44,8 +52,8 @@ def test_a_row_with_another_time_than_the_log_has_is_found() -> None:
 
     found = compare(index, in_log, Acknowledged(), sealed_through=Position(5, 9), now_ms=NOW_MS)
 
-    assert found[Finding.MISTIMED].to_rows() == [(7, 5, 0), (1_999, 5, 1), (2_001, 5, 3)]
-    assert [row[1:] for row in found[Finding.STRAY].to_rows()] == [(5, 8)]
+    assert found[IndexFinding.MISTIMED].to_rows() == [(7, 5, 0), (1_999, 5, 1), (2_001, 5, 3)]
+    assert [row[1:] for row in found[IndexFinding.STRAY].to_rows()] == [(5, 8)]
 
 
 def test_nothing_and_nothing_agree() -> None:
@@ -77,7 +85,7 @@ def test_a_snapshot_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
     audited = asyncio.run(main())
 
     assert len(audited.corrupt) == 1
-    assert [row[1:] for row in audited.positions[Finding.MISSING].to_rows()] == [(1, 2), (1, 3)]
+    assert [row[1:] for row in audited.positions[IndexFinding.MISSING].to_rows()] == [(1, 2), (1, 3)]
     assert (audited.log_rows, audited.index_rows) == (4, 2)
 
 
@@ -109,7 +117,7 @@ def test_a_damaged_entry_0_is_found_in_any_bucket(tmp_path: Path) -> None:
     audited = _audited(tmp_path, b"\xff" + _THREE.metadata, _THREE.segments)
 
     assert len(audited.corrupt) == 1
-    assert [row[1:] for row in audited.positions[Finding.MISSING].to_rows()] == [(1, 0), (1, 1), (1, 2)]
+    assert [row[1:] for row in audited.positions[IndexFinding.MISSING].to_rows()] == [(1, 0), (1, 1), (1, 2)]
 
 
 def test_an_entry_0_that_contradicts_the_segments_is_found(tmp_path: Path) -> None:
@@ -119,7 +127,7 @@ def test_an_entry_0_that_contradicts_the_segments_is_found(tmp_path: Path) -> No
 
     (why,) = promising.corrupt.values()
     assert "1 positions of its bitmap have no row" in why
-    assert [row[1:] for row in promising.positions[Finding.MISSING].to_rows()] == [(1, 2)]
+    assert [row[1:] for row in promising.positions[IndexFinding.MISSING].to_rows()] == [(1, 2)]
     (why,) = silent.corrupt.values()
     assert "entry 0 tells of 0 segments, 1 are stored" in why
     assert silent.positions == {}

@@ -11,7 +11,7 @@ from tracker.columns.row_queue import (
     QueueSizes,
     RowKey,
     RowQueue,
-    Run,
+    SortedRun,
     _time_of_rows,
     last_key_at,
     order_of_rows,
@@ -140,7 +140,7 @@ def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
     runs = []
     for number in range(run_count):
         times = np.sort(rng.integers(0, 10**6, 5_000)) + int(rng.integers(0, 10**5))
-        runs.append(Run(times, np.full(5_000, number), np.arange(5_000)))
+        runs.append(SortedRun(times, np.full(5_000, number), np.arange(5_000)))
 
     through_ms = _time_of_rows(runs, 1_024)
 
