@@ -319,6 +319,9 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_soon()
 
     def _on_mark_delete_moved(self, mark_delete: Position) -> None:
+        tracked = self._members.bitmaps.get(mark_delete.ledger_id)
+        if tracked and tracked.min() <= mark_delete.entry_id:
+            self._refuse(mark_delete.ledger_id, BitMap(range(mark_delete.entry_id + 1)))
         if mark_delete.ledger_id == self._first_ledger_id:
             return
         self._first_ledger_id = mark_delete.ledger_id

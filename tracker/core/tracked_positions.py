@@ -287,6 +287,18 @@ class TrackedPositions:
             self.handed_out.setdefault(ledger_id, BitMap()).update(entry_ids)
         return has_any
 
+    def loaded_through(self, ledger_id: int, entry_id: int) -> BitMap:
+        """Return the positions of a ledger up to an entry that have a row in memory; for reading only.
+
+        Runtime complexity: O(1) where there is none, which is so at most moves of a cursor.
+        """
+        found = BitMap()
+        for positions in self._sets:
+            tracked = positions.bitmaps.get(ledger_id)
+            if tracked and tracked.min() <= entry_id:
+                found |= tracked & BitMap(range(min(entry_id, tracked.max()) + 1))
+        return found
+
     def take_refused(self, ledger_id: int, entry_ids: BitMap) -> BitMap:
         """Return which of these positions, which are added again, may still have a row from before; once."""
         again = self.refused.get(ledger_id, _NONE) & entry_ids

@@ -295,6 +295,10 @@ class TrackerCore:
         """Forget all ledgers below this one: the cursor is past them."""
         deleting.trim(self._whole(), first_ledger_id)
 
+    def pass_through(self, ledger_id: int, entry_id: int) -> None:
+        """Forget everything up to a position: mark-delete has passed it."""
+        deleting.pass_through(self._whole(), ledger_id, entry_id)
+
     def seal(self, *, index_count_min: int) -> None:
         """Seal the mutable bucket now, if it holds at least so many indexes; for closing."""
         if self._whole().positions.mutable.count >= max(1, index_count_min):

@@ -365,7 +365,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     @_guarded
     def _on_mark_delete_moved(self, mark_delete: Position) -> None:
-        self._core.trim(mark_delete.ledger_id)
+        self._core.pass_through(mark_delete.ledger_id, mark_delete.entry_id)
         self._turn_if_needed()
 
     # The loop: take answers, plan, start actions, set the timer, tell the dispatcher.

@@ -21,7 +21,7 @@ CONFIG = TrackerConfig(index_count_per_bucket_min=3, index_count_at_close_min=1,
 
 _METHODS = [
     *("add_message", "add_messages", "tracked_in", "is_recovering", "has_due"),
-    *("pop_due", "set_tick_time", "plan", "handle", "trim"),
+    *("pop_due", "set_tick_time", "plan", "handle", "pass_through"),
 ]
 
 

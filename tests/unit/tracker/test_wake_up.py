@@ -133,6 +133,13 @@ async def _pass(world: World) -> None:
     world.pass_ledgers_before(2)
 
 
+async def _pass_within_the_ledger(world: World) -> None:
+    for program in (world.program, world.other):
+        program.cursor.mark_delete_position = Position(1, 0)
+    if world.index is not None:
+        world.index.refresh()
+
+
 async def _refuse(world: World) -> None:
     assert not world.tracker.add_message(1, 0, START_MS + 1_000)
 
@@ -141,7 +148,13 @@ async def _refuse_many(world: World) -> None:
     assert not world.tracker.add_messages([1], [0], [START_MS + 1_000]).any()
 
 
-LEAVING = {"a seek": _seek, "mark-delete": _pass, "a refusal": _refuse, "a refusal of many": _refuse_many}
+LEAVING = {
+    "a seek": _seek,
+    "mark-delete": _pass,
+    "mark-delete within a ledger": _pass_within_the_ledger,
+    "a refusal": _refuse,
+    "a refusal of many": _refuse_many,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

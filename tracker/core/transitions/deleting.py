@@ -73,6 +73,17 @@ def trim(state: TrackerState, first_ledger_id: int) -> None:
             want(state, bucket)
 
 
+def pass_through(state: TrackerState, ledger_id: int, entry_id: int) -> None:
+    """Forget everything up to a position: mark-delete has passed it.
+
+    Rows of segments that are not loaded are dropped when they are: loading asks the cursor what is acknowledged.
+    """
+    trim(state, ledger_id)
+    passed = state.positions.loaded_through(ledger_id, entry_id)
+    if passed and state.positions.refuse(ledger_id, passed):
+        note_rows_gone(state)
+
+
 def acknowledge(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:
     """Forget messages that were acknowledged without being handed out."""
     if state.positions.refuse(ledger_id, entry_ids):
