@@ -43,7 +43,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
         # The cases of a command go on from one another, as an operator would.
         names = copied(folders, tmp_path_factory.mktemp("json"))
         lines |= {(case, "json"): [*words_of(case.words, names), "--json"] for case in cases.right}
-    program = [sys.executable, str(Path(__file__).parent / "programs" / "commands.py")]
+    program = [sys.executable, str(ROOT / "tests" / "helpers" / "services" / "programs" / "commands.py")]
     run = subprocess.run(
         program, input=json.dumps([*lines.values()]), capture_output=True, text=True, check=False, cwd=ROOT
     )
