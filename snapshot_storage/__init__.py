@@ -7,6 +7,6 @@ order of delivery time, in PIP-195's own bytes. Two halves that do not know each
   (all of it at once: what live sealing, merging and Spark call).
 - `storage`: the interface that moves entries, with `memory`, `rocksdb`, `s3` and `objects` (plain files) behind it.
 
-Nothing here knows a tracker, a topic's log or a clock. Every error that leaves the package is a
+The package knows no tracker, no topic's log and no clock. Every error that leaves the package is a
 `SnapshotStorageError`; arguments that no caller may pass raise `ValueError`.
 """

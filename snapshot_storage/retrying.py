@@ -53,7 +53,7 @@ class Retries:
         """Return what the call returns, however often it must be made.
 
         Raises:
-            SnapshotStorageError: What the last call raised.
+            SnapshotStorageError: The error of the last call.
         """
         for number in range(self.tries_max - 1):
             try:
@@ -69,7 +69,7 @@ class Retries:
 
 
 class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
-    """Passes every call on to another storage, and again where that is safe; see the module."""
+    """Passes every call on to another storage, and repeats it where that is safe."""
 
     def __init__(self, storage: BucketSnapshotStorage, retries: Retries) -> None:
         self._storage = storage

@@ -111,7 +111,7 @@ class BucketSnapshotWriter(ABC):
     async def abort(self) -> None:
         """Remove what was written, unless it is committed. Idempotent; never raises.
 
-        What cannot be removed now, because the storage does not answer or is closed, was never visible and is
+        Entries that cannot be removed now, because the storage does not answer or is closed, were never visible and are
         removed at a later `start`.
         """
 
@@ -201,7 +201,7 @@ class BucketSnapshotStorage(ABC):
     def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
         """Return a writer of one snapshot, for segments that come piece by piece.
 
-        Does nothing by itself: a writer that is not used leaves nothing. What a crash leaves of an uncommitted
+        Does nothing by itself: a writer that is not used leaves nothing. The rest that a crash leaves of an uncommitted
         snapshot is never visible and is removed at a later `start`.
 
         Args:
@@ -283,8 +283,8 @@ class BucketSnapshotStorage(ABC):
         """Delete a snapshot. Atomic, durable on return, and idempotent: an unknown id is no error.
 
         A retry is always safe. A read that runs meanwhile returns all it asked for or raises
-        `BucketNotFoundError`. What a server can neither read nor delete because of damage counts as deleted in the end,
-        though it may be listed.
+        `BucketNotFoundError`. A snapshot that a server can neither read nor delete because of damage counts as deleted
+        in the end, though it may be listed.
         """
 
     @abstractmethod

@@ -130,7 +130,7 @@ def segment_options(command: Command) -> Command:
 def new_session(master: str) -> Iterator["SparkSession"]:
     """Give the session that `spark-submit` has prepared, or one of our own, and stop it.
 
-    What our own Java says, and the Python workers that it starts, goes to a file that is deleted in the end; where
+    Output of our own Java, and of the Python workers that it starts, goes to a file that is deleted in the end; where
     Spark fails for a reason of its own, the file stays, and the error names it.
     """
     from pipeline.spark.session import any_session, end_java

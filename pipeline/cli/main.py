@@ -130,7 +130,7 @@ def rebuild(
     """Make the delayed index anew from the log, for all subscriptions.
 
     DATA is a service's data directory; the service must be stopped. The old index is valid until the new one takes its
-    place in one step at the end. What is the same already stays, so a second run changes nothing.
+    place in one step at the end. Snapshots that are the same already stay, so a second run changes nothing.
     """
     from pipeline.index.place import check_index, cursor_folder
     from pipeline.jobs.log_rebuild import rebuild_log

@@ -65,12 +65,12 @@ class AuditReport:
 
     now_ms: int
     counts: dict[CursorName, Counter[IndexFinding]] = field(default_factory=dict)
-    """By subscription; also what is harmless."""
+    """By subscription; also harmless findings."""
     positions: list[Audited] = field(default_factory=list)
     corrupt: dict[int, tuple[CursorName, str]] = field(default_factory=dict)
-    """Snapshots that cannot be read or contradict themselves, whose they are, and why.
+    """Snapshots that cannot be read or contradict themselves, their owners, and the reasons.
 
-    What one that cannot be read held counts as missing.
+    The rows of a snapshot that cannot be read count as missing.
     """
     ownership: list[SnapshotProblem] = field(default_factory=list)
     """Snapshots without a property, and properties without a snapshot or with a wrong one.
@@ -117,7 +117,7 @@ def audit(
         spark: The session; it needs no preparation.
         data: A service's data directory.
         index: Where the snapshots are (`index_place`); by default in the data directory.
-        now_ms: What is due at this time need not be in the index.
+        now_ms: Rows that are due at this time need not be in the index.
         topics: Only these; None for all.
         cursors: Only subscriptions of these names; None for all.
         on_stage: Told of the one stage.

@@ -110,7 +110,7 @@ def topics_in(location: str, topics: Sequence[str]) -> list[str]:
 def read_positions(spark: SparkSession, path: str) -> DataFrame:
     """Return the positions in Parquet files, or in CSV files with a header if the name ends so.
 
-    What is no number in a CSV file is null.
+    A value of a CSV file that is no number is null.
 
     Raises:
         ValueError: They cannot be read.

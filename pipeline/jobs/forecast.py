@@ -86,7 +86,7 @@ def forecast(
 
     Args:
         rows: With the columns topic and deliver_at_ms (milliseconds since 1970).
-        now_ms: What is due at this time is left out.
+        now_ms: Rows that are due at this time are left out.
         on_stage: Told of the one stage.
         on_step: Told how many partitions were read since it was told last.
 

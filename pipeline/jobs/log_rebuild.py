@@ -61,7 +61,7 @@ def rebuild_log(
 ) -> RebuildReport:
     """Replace the index of subscriptions by one that is made from the log.
 
-    What was the same to the last byte stays, so a second run with the same `now_ms` changes nothing.
+    Snapshots that are the same to the last byte stay, so a second run with the same `now_ms` changes nothing.
 
     Args:
         spark: The session; it needs no preparation.

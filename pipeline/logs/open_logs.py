@@ -52,8 +52,8 @@ def open_log(location: str) -> HeaderLog:
 def with_log(location: str, job: str, work: Callable[[HeaderLog], Result]) -> Result:
     """Do some work of a job with a log that stays open for the job's other tasks in this process.
 
-    The folder may be in use. What its owner compacts away under a reader is there again for a new one, so a failure is
-    tried once more with the log opened anew.
+    The folder may be in use. Its owner may compact files away under a reader, so after a failure the log is opened anew
+    and the work is tried once more.
     """
     try:
         return work(_kept_open(location, job))

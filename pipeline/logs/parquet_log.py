@@ -42,7 +42,7 @@ _LEDGERS_SCHEMA = pa.schema(
 )
 _FOLDER_BYTES = 16
 ROW_GROUP_ROWS = 2**18
-"""What is read at least; statistics are kept for each."""
+"""The rows of a group, the least that a read takes; statistics are kept for each group."""
 
 
 def file_system(location: str) -> tuple[fs.FileSystem, str]:

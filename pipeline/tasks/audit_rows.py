@@ -132,11 +132,11 @@ def compare(
     """Return the rows of each finding, each position once.
 
     Args:
-        index: What the buckets have.
+        index: The rows of the buckets.
         in_log: The delayed messages of the log, due or not, acknowledged or not.
         acknowledged: Of the subscription.
         sealed_through: The last position that a bucket has.
-        now_ms: What is due need not be in the index.
+        now_ms: Rows that are due need not be in the index.
     """
     ledgers = np.unique(np.concatenate((index.ledger_ids, in_log.ledger_ids)))
     index_keys, log_keys = _keys(index, ledgers), _keys(in_log, ledgers)

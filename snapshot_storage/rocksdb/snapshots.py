@@ -117,7 +117,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         )
 
     async def delete_bucket_snapshots(self, bucket_ids: Sequence[int]) -> Sequence[SnapshotStorageError | None]:
-        """See base: in one thread. What is wrong with one is removed with it; a disk that refuses does so for all."""
+        """See base: in one thread. A damaged one is removed like the others; a disk that refuses does so for all."""
         await self._run("delete snapshots", lambda folder: folder.delete_all(bucket_ids))
         return [None] * len(bucket_ids)
 

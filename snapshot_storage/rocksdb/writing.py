@@ -94,7 +94,7 @@ class SnapshotWriting:
             # Not before: to get one may mean to wait for another snapshot that is being written.
             self._bucket_id = self._folder.new_bucket_id()
         if self._batch_bytes + len(payload) > BATCH_BYTES_MAX and self._batch_bytes:
-            # 1. What does not fit, without the header, so that no one sees it.
+            # 1. The entries so far, without the header, so that no reader sees them.
             self._batch.put(DEFAULT_FAMILY, unfinished_key(self._bucket_id), b"")
             self._write_batch(is_synced=False)
         key = entry_key(self._bucket_id, entry)

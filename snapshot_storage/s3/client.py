@@ -247,7 +247,7 @@ class S3Client:
         """Make the object visible; False where there is one of this key already.
 
         Args:
-            upload: What `begin_upload` gave.
+            upload: The result of `begin_upload`.
             tags: Of all parts, in their order.
         """
         answer = self._ask(

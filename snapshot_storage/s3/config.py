@@ -11,7 +11,7 @@ _PREFIX_LENGTH_MAX = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Config:
-    """A bucket, how to get at it, and limits. What is secret is not in its `repr`."""
+    """A bucket, how to get at it, and limits. Secrets are not in its `repr`."""
 
     bucket: str = field(default="", metadata={"key": "bucketSnapshotS3Bucket"})
     """The bucket, which must exist. Default none."""

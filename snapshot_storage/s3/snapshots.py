@@ -69,7 +69,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
     ) -> list[BucketSnapshotInfo]:
         """See base; a call for each thousand, and one more for each that this process has not read before.
 
-        What is damaged is left out, and logged: `find_damage` names it.
+        Damaged snapshots are left out, and logged: `find_damage` names them.
         """
         infos, damage = await self._infos(topic_name, cursor_name)
         for error in damage:

@@ -122,7 +122,7 @@ class S3Writing:
     def _complete(self, upload: Upload, first_part: bytes) -> int:
         if self._part_bytes:
             self._send_part()
-        # 2. What was held back.
+        # 2. The first part, which was held back.
         first_tag = self._client.upload_part(upload, 1, first_part)
         # 3. It becomes visible.
         tags = [first_tag, *self._tags]

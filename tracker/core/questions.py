@@ -17,7 +17,7 @@ from tracker.core.state import TrackerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketFigures:
-    """One immutable bucket, for who looks at an index."""
+    """One immutable bucket as an operator sees it."""
 
     first_ledger_id: int
     last_ledger_id: int

@@ -5,10 +5,10 @@ whose snapshot is not durable. A row without a bit is stale. It is handed out if
 has it any more. Of the segments that are not loaded, only the positions that must not come back from them are here:
 
     in memory        one bit a position, until it is handed out, refused, acknowledged or trimmed
-    cached           the positions of a bucket's unloaded segments, while somebody reads its part of the log (`cache`)
-    unknown          all other unloaded segments; nobody else has their positions, but for
-    overlapping      ranges of which a position may be in two places: what is handed out of them is remembered here,
-                     and dropped when it is loaded
+    cached           the positions of a bucket's unloaded segments, while its part of the log is being read (`cache`)
+    unknown          all other unloaded segments; no other bucket has their positions, but for
+    overlapping      ranges of which a position may be in two places: positions that are handed out of them are
+                     remembered here, and dropped when they are loaded
 
 When a row is due is not known here: that is `due_rows`.
 """

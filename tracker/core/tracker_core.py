@@ -152,8 +152,8 @@ class TrackerCore:
         """How many messages are tracked.
 
         Exact, but where one position is in two places (added again after a seal, or in two snapshots after a crash in
-        a merge) it counts twice until one of the two is loaded. What was acknowledged or trimmed in segments that are
-        not loaded counts until their bitmaps are read, which begins by itself.
+        a merge) it counts twice until one of the two is loaded. Acknowledged or trimmed messages in segments that are
+        not loaded count until the bitmaps are read, which begins by itself.
         """
         # The answer does not wait until the single adds are among the rows.
         tracked = self._state.positions.mutable.bitmaps.get(self._singles.ledger_id)

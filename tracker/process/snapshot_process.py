@@ -166,7 +166,7 @@ class SnapshotProcess(StorageWorker):
         turn = self._persisting if isinstance(action, PersistBucket) else nullcontext()
         async with turn, asyncio.timeout(time_s):
             event: Event = await self._call("run_action", owner, action)
-        # What came over the connection is free here, too, once it is handed out.
+        # Memory of data that came over the connection is free here, too, once the data is handed out.
         self._heap.note_freed(rows_handled(event))
         return event
 

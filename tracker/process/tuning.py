@@ -28,9 +28,10 @@ Threads that hold Python's interpreter allocate one at a time anyway. With 20 mi
 MMAP_BYTES_MIN: Final = 2**17
 """From this size on, memory comes from the system and goes back at once; glibc begins so, and learns to keep 32 MiB.
 
-What is kept among columns that come and go stays for long. With 5 million delayed messages, adding took 32 MiB above
-empty processes at its peak instead of 41 with 512 KiB, and 58 without this and `HEAPS_MAX`. The price: a bucket of
-50,000 rows costs the process for snapshots 15 ms instead of 13, as the system gives pages that are empty.
+Memory that glibc keeps for columns that come and go stays with the process for long. With 5 million delayed messages,
+adding took 32 MiB above empty processes at its peak instead of 41 with 512 KiB, and 58 without this and `HEAPS_MAX`.
+The price: a bucket of 50,000 rows costs the process for snapshots 15 ms instead of 13, as the system gives pages that
+are empty.
 """
 
 _M_ARENA_MAX: Final = -8

@@ -5,8 +5,8 @@
     dispatcher of S3 ──► view of S3 ──┘   (snapshots once)      └──► due rows of S3
 
 The tracker belongs to a cursor of its own, whose properties list the snapshots. Each subscription's dispatcher has a
-*view*, which is a tracker to it: it offers what it reads, passes over what is tracked, polls what is due. What any view
-polls leaves the index and becomes due for every view.
+*view*, which is a tracker to it: it offers what it reads, passes over what is tracked, polls what is due. Rows that any
+view polls leave the index and become due for every view.
 
 Why each subscription gets each message once. To a subscription with a dispatcher, a delayed position is at any moment
 in exactly one of these places:
@@ -114,7 +114,7 @@ class SharedDelayedIndex:
     def add(self, rows: DelayedIndexes, adder: SharedIndexView) -> Mask:
         """Index rows, as a tracker does; return which are indexed now. The others are due.
 
-        What leaves the index because it is due when it is offered again is due for the other views.
+        A row that leaves the index because it is due when it is offered again is due for the other views.
         """
         # The subscription may have gone back: the tracker keeps nothing of ledgers that it takes to be passed.
         self.refresh()

@@ -30,7 +30,7 @@ _POLLS_MAX: Final = 16
 
 
 class IndexOfViews(Protocol):
-    """What a view asks of the index that it shares with other views."""
+    """The part of a shared index that its views use."""
 
     tracker: BucketDelayedDeliveryTracker
     row_count_max: int

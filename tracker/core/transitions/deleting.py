@@ -175,7 +175,7 @@ def start_search(state: TrackerState, now_ms: int) -> ListSnapshots | None:
     if starts_at_ms > now_ms:
         state.timers.at(Why.ORPHANS, starts_at_ms)
         return None
-    # What goes wrong from now on wants another one.
+    # A create or delete that fails from now on wants another search.
     orphans.is_wanted = False
     orphans.in_flight = ListSnapshots(ORPHANS_SERIAL)
     breaker.started()

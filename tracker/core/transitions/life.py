@@ -153,11 +153,11 @@ def drop_first_segments(state: TrackerState, bucket: Bucket) -> Sequence[bytes]:
 
 
 def forget_waits(state: TrackerState, *, waited_for_since_ms_max: int | None = None, restarts_at_ms: int = -1) -> None:
-    """Let what waits for another try begin at once.
+    """Let calls that wait for another try begin at once.
 
     Args:
         state: The state.
-        waited_for_since_ms_max: What is waited for is so from this time on at the latest.
+        waited_for_since_ms_max: Hand-out has waited for a bucket since this time at the latest.
         restarts_at_ms: If not below 0, it is waited for from this time on instead.
     """
     for breaker in state.calls.breakers:
