@@ -2,12 +2,12 @@
 
 The type (Exclusive, Shared, Failover, Key_Shared) is not a property of the subscription but of the consumers that
 are attached now: when the last has left, the next may bring another type, and then the dispatcher is replaced. That
-is Pulsar's rule. Everything that awaits runs under one lock per subscription, so a subscribe and a seek never
-interleave. Deciding who gets what is the dispatcher's; speaking to a client is the connection's.
+is Pulsar's rule. Every asynchronous operation holds the subscription's lock, so a subscribe and a seek never
+interleave. The choice of a consumer is in the dispatcher, the protocol in the connection.
 
-A dispatcher that has stopped for a defect takes its consumers along: they are disconnected and subscribe again by
-themselves, as after a restart, and get a new dispatcher that reads the log from the cursor's position. Repeated defects
-make them wait longer each time, so that a defect that comes back at once costs little.
+When a dispatcher stops for a defect, its consumers are disconnected. They subscribe again by themselves, as after a
+restart, and get a new dispatcher that reads the log from the cursor's position. With repeated defects they wait longer
+each time, so that a defect that returns at once costs little.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 
 _REBUILD_WAIT_MS_MIN: Final = 1_000
 _REBUILD_WAIT_MS_MAX: Final = 60_000
-"""How long consumers stay away after a second defect: doubled with each further one, up to this."""
+"""The longest wait of consumers after repeated defects; the wait doubles with each defect."""
 _REBUILDS_FORGOTTEN_AFTER_MS: Final = 600_000
-"""After so long without a defect the next one is the first again."""
+"""After so long without a defect the next one counts as the first again."""
 DELAYS_THROUGH_PROPERTY: Final = "#postdate.delays-through"
 """The cursor's property with the last position that was in the log when delays were switched off."""
 
@@ -60,12 +60,12 @@ def _run(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 @dataclass(slots=True)
 class Expiry:
-    """What has outlived its time without being acknowledged."""
+    """Messages that expired without being acknowledged."""
 
     meter: RateMeter
     messages_total: int = 0
     last_ms: int = 0
-    """When it was last looked for."""
+    """The time of the last check."""
 
 
 class Subscription:
@@ -102,21 +102,21 @@ class Subscription:
         self._new_dispatcher = new_dispatcher
         self._type: SubscriptionType | None = None
         self._lock = asyncio.Lock()
-        # What consumers got that have left since; the counters of those that are here are the dispatcher's.
+        # Counters of consumers that have left; those of present consumers are in the dispatcher.
         self._messages_out_before = 0
         self._bytes_out_before = 0
         self.index_counters_before: TrackerCounters | None = None
-        """What the trackers of its own that are gone have done, None if there was none."""
+        """The counters of its own closed trackers, None if there was none."""
         self.expiry = Expiry(RateMeter(now_ms(), 1))
         self.mark_delete_advanced_ms = 0
         self.held_by_pause = 0
-        """Delayed entries that came due since a pause began, as it was last looked for."""
+        """Delayed entries that came due since a pause began, at the last count."""
         self.lateness: LatenessHistogram | None = None
-        """Where it is counted how late messages are; None for nowhere that outlives a dispatcher."""
+        """The histogram of lateness; None without one that outlives a dispatcher."""
         self.cancelled_total = 0
         """Messages that were cancelled since the start."""
         self.rescheduled_total = 0
-        """Messages that were given another time since the start, or delivered early."""
+        """Messages that were rescheduled since the start, or delivered early."""
         self.rebuilds_total = 0
         """How often a dispatcher stopped for a defect."""
         self._rebuild_waits = Backoff(initial_ms=_REBUILD_WAIT_MS_MIN, max_ms=_REBUILD_WAIT_MS_MAX)
@@ -127,14 +127,14 @@ class Subscription:
 
     @property
     def subscription_type(self) -> SubscriptionType | None:
-        """The type of the dispatcher, or None while nobody has subscribed since the start."""
+        """The type of the dispatcher, or None without a subscribe since the start."""
         return self._type
 
     async def add_consumer(self, consumer: Consumer, subscription_type: SubscriptionType) -> None:
         """Attach a consumer; its type may differ from before only when no other consumer is attached.
 
-        Where another consumer has the hash ranges that it asks for, that one's client must give a sign of life; without
-        one it is let go, and the request is decided once more.
+        If another consumer has the requested hash ranges, that consumer's client must give a sign of life. Without one
+        that consumer is removed, and the request is decided again.
 
         Raises:
             ConsumerBusyError: Consumers of another type are attached, or as many as the type or the limit allows.
@@ -173,7 +173,7 @@ class Subscription:
         return (0, 0) if stats is None else (stats.available_permits, stats.unacked_messages)
 
     def stats(self) -> SubscriptionStats | None:
-        """Give the dispatcher's figures, or None while nobody has subscribed since the start."""
+        """Return the dispatcher's figures, or None without a subscribe since the start."""
         return None if self.dispatcher is None else self.dispatcher.stats()
 
     def metrics(self) -> SubscriptionSnapshot:
@@ -203,7 +203,7 @@ class Subscription:
         )
 
     def end_rate_window(self, now_ms: int) -> None:
-        """Let the rates be those of the time since this was called last."""
+        """End a window of rates: they are those of the time since the last call."""
         self.expiry.meter.end_window((self.expiry.messages_total,), now_ms)
         for consumer in self.consumers:
             counters = self._counters_of(consumer)
@@ -219,14 +219,14 @@ class Subscription:
         )
 
     def expired(self, messages: int) -> None:
-        """Note that this many messages have outlived their time, and let the dispatcher know."""
+        """Count messages that have expired, and let the dispatcher know."""
         self.expiry.messages_total += messages
         self.expiry.last_ms = self._now_ms()
         if messages and self.dispatcher is not None:
             self.dispatcher.mark_delete_advanced()
 
     def problems(self) -> list[str]:
-        """Say what keeps it from delivering; empty when all is well."""
+        """Return the present failures of its deliveries; empty when all is well."""
         dispatcher = self.dispatcher
         if dispatcher is None:
             return []
@@ -247,17 +247,18 @@ class Subscription:
 
     @property
     def has_delays(self) -> bool:
-        """Whether delivery times are heeded: Shared and Key_Shared do, and what nobody has subscribed to yet may."""
+        """Whether delivery times are heeded: in Shared and Key_Shared, and while the type is not known yet."""
         return self._type not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 
     async def set_pause(self, state: PauseState) -> None:
-        """Hold deliveries, or let them go; durable on return.
+        """Pause or resume deliveries; durable on return.
 
         Raises:
-            LedgerWriteError: It could not be stored; nothing has changed, or what is to be held is held.
+            LedgerWriteError: The state could not be stored; nothing has changed, or a pause is in force that may not be
+                durable.
         """
         if state.is_paused and self.dispatcher is not None:
-            # Held before it is durable, as a restart in between must not find that something went out since.
+            # A pause is in force before it is durable: no message may go out between the two.
             self.dispatcher.pause_deliveries()
         try:
             await self.cursor.update_properties(put=state.to_properties(), remove=(PAUSE_PROPERTY,))
@@ -265,7 +266,7 @@ class Subscription:
             self._apply_pause()
 
     def _apply_pause(self) -> None:
-        """Let the dispatcher do what is durable."""
+        """Pass the durable state on to the dispatcher."""
         if self.dispatcher is None:
             return
         state = self.pause
@@ -282,15 +283,15 @@ class Subscription:
             try:
                 await self.cursor.update_properties(remove=(PAUSE_PROPERTY,))
             except LedgerError as error:
-                # After a restart it is let out at that rate once more, which changes nothing for long.
+                # After a restart deliveries are limited to that rate once more, until the backlog is gone.
                 log.warning(
                     "%s / %s: its smooth resume has ended, which was not noted: %s", self._ledger.name, self.name, error
                 )
 
-    # Scheduled messages that are taken back.
+    # Scheduled messages that are cancelled or moved.
 
     def cancel(self, positions: Sequence[tuple[int, int]]) -> None:
-        """Acknowledge entries, whoever has them; nobody gets them from now on. `cursor.flush` makes it durable."""
+        """Acknowledge entries, so that no consumer gets them any more; `cursor.flush` makes it durable."""
         if not positions:
             return
         if self.dispatcher is not None:
@@ -306,12 +307,12 @@ class Subscription:
         return left is None or (word < len(left) and bool(left[word] >> bit & 1))
 
     def parts_left(self, position: tuple[int, int]) -> AckSet | None:
-        """Return what is not acknowledged of a batch; None for all of it."""
+        """Return the messages of a batch that are not acknowledged; None for all of them."""
         known = None if self.dispatcher is None else self.dispatcher.core.ack_sets.get(position)
         return parts_of(self.cursor.properties).get(position) if known is None else known
 
     def _restore_parts(self) -> None:
-        """Let the dispatcher know what was cancelled of batches; a new one does not, nor one that begins anew."""
+        """Tell the dispatcher the cancelled messages of batches; a new or reset dispatcher does not know them."""
         assert self.dispatcher is not None
         known = self.dispatcher.core.ack_sets
         for at, words in parts_of(self.cursor.properties).items():
@@ -341,29 +342,29 @@ class Subscription:
         await self.cursor.update_properties(put=to_property(stored), remove=(PARTS_PROPERTY,))
 
     def withdraw(self, entries: Mapping[int, BitMap]) -> None:
-        """Let nobody get entries that the cursor withholds."""
+        """Take entries that the cursor withholds out of the dispatcher."""
         if self.dispatcher is not None:
             self.dispatcher.withdraw(entries)
         self.rescheduled_total += sum(map(len, entries.values()))
 
     def give_back(self, entries: Mapping[int, BitMap]) -> None:
-        """Deliver entries after all that were withdrawn."""
+        """Deliver withdrawn entries after all."""
         if self.dispatcher is not None:
             self.dispatcher.give_back(entries)
         self.rescheduled_total -= sum(map(len, entries.values()))
 
     def in_hand(self, positions: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Return which of these entries a consumer has been given and has not acknowledged."""
+        """Return which of these entries are pending at a consumer."""
         return set() if self.dispatcher is None else self.dispatcher.in_hand(positions)
 
     @property
     def has_bucket_tracker(self) -> bool:
-        """Whether a tracker looks after the snapshots of its cursor now."""
+        """Whether the snapshots of its cursor have a tracker now."""
         return self.bucket_tracker is not None
 
     @property
     def bucket_tracker(self) -> BucketDelayedDeliveryTracker | None:
-        """The tracker that stores an index of this subscription's own, while there is one."""
+        """The tracker of this subscription's own index, None without one."""
         tracker = None if self.dispatcher is None else self.dispatcher.tracker
         return tracker if isinstance(tracker, BucketDelayedDeliveryTracker) else None
 
@@ -371,9 +372,9 @@ class Subscription:
         self.mark_delete_advanced_ms = self._now_ms()
 
     async def keep_delays_through(self, position: Position) -> None:
-        """Note that delivery times up to a position are heeded although the topic's policies may soon say otherwise.
+        """Note that delivery times up to a position stay in force when the topic's policies switch delays off.
 
-        It is durable on return. Without a dispatcher nothing was read and delayed, and nothing is noted.
+        The note is durable on return. Without a dispatcher no entry was read and delayed, so there is none.
 
         Raises:
             LedgerWriteError: It could not be stored.
@@ -382,13 +383,13 @@ class Subscription:
             await self.cursor.update_properties(put={DELAYS_THROUGH_PROPERTY: str(position)})
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
-        """Let other policies of the topic be in force from now on; what is delayed already keeps its time."""
+        """Put other policies of the topic in force; delayed messages keep their times."""
         if self.dispatcher is not None and self.dispatcher.tracker is not None:
             self.dispatcher.tracker.reset_tick_time(policies.tick_time_ms)
             self.dispatcher.heed_delays(delays_through(self.cursor, policies))
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """Detach a consumer; what it has not acknowledged goes to the others. Unknown ones are ignored."""
+        """Detach a consumer; its unacknowledged messages go to the others. An unknown consumer is ignored."""
         if consumer not in self.consumers:
             return
         assert self.dispatcher is not None
@@ -402,8 +403,8 @@ class Subscription:
     async def seek(self, position: Position) -> None:
         """Continue at `position`; consumers are disconnected and come back by themselves, as with Pulsar.
 
-        What a tracker knows was handed out is forgotten with its index. Snapshots that no tracker looks after stay:
-        they say when a stored message is due, which no seek changes.
+        The tracker's record of handed-out positions is dropped with its index. Snapshots without a tracker stay: they
+        hold the delivery times of stored messages, which no seek changes.
         """
         async with self._lock:
             self._disconnect_consumers()
@@ -413,7 +414,7 @@ class Subscription:
             else:
                 await self.cursor.seek(position)
             if PARTS_PROPERTY in self.cursor.properties:
-                # A seek takes acknowledgements back, and these are no other.
+                # A seek takes acknowledgements back, and a cancelled message is an acknowledged one.
                 await self.cursor.update_properties(remove=(PARTS_PROPERTY,))
 
     async def prepare_unsubscribe(self, consumer: Consumer) -> None:
@@ -429,23 +430,23 @@ class Subscription:
             await self._drop_dispatcher()
 
     async def abandon(self) -> None:
-        """Detach everything and store nothing any more, as the cursor goes away, and its snapshots with it."""
+        """Detach everything and store nothing more: the cursor is being deleted, and its snapshots with it."""
         async with self._lock:
             self._disconnect_consumers()
             await self._drop_dispatcher()
 
     def let_go(self) -> None:
-        """Hear nothing of the cursor any more: it goes, or is closed."""
+        """Stop listening to the cursor: it is deleted or closed."""
         self.cursor.remove_listener(self._on_mark_delete_moved)
 
     async def close(self) -> None:
-        """Detach everything; the index is sealed where that is worth it."""
+        """Detach everything; a large enough index is sealed."""
         async with self._lock:
             self._disconnect_consumers()
             await self._close_dispatcher()
 
     async def _remove_dead(self, consumer_name: str, asking: ClientLink) -> bool:
-        """Ask the consumers of this name for a sign of life, let go those that give none; return whether any went."""
+        """Check the liveness of the consumers of this name, and remove dead ones; return whether there were any."""
         holders = [one for one in self.consumers if one.name == consumer_name]
         links = list({one.link for one in holders} - {asking})
         alive = dict(zip(links, await asyncio.gather(*(link.is_alive() for link in links)), strict=True))
@@ -492,7 +493,7 @@ class Subscription:
             await self._drop_dispatcher()
 
     async def _drop_dispatcher(self) -> None:
-        """Close the dispatcher without waiting for the storage; what is not sealed is read from the log again."""
+        """Close the dispatcher without waiting for the storage; unsealed rows are read from the log again."""
         tracker = None if self.dispatcher is None else self.dispatcher.tracker
         if tracker is not None:
             tracker.abandon()
@@ -516,7 +517,7 @@ class Subscription:
 def delays_through(cursor: Cursor, policies: DelayedDeliveryPolicies) -> Position:
     """Return the last position of which a subscription heeds delivery times: all of them, unless they are switched off.
 
-    Then what it had read before keeps its time, also after a restart.
+    With delays off, messages that it had read before keep their times, also after a restart.
     """
     if policies.is_active:
         return AFTER_EVERYTHING

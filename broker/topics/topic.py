@@ -1,8 +1,8 @@
-"""A topic: its log, who produces to it, and its subscriptions.
+"""A topic: its log, its producers and its subscriptions.
 
-Producers of a topic have different names; one whose connection gives no sign of life makes room for the next of its
-name, which is how a client that lost its connection takes its own place again before the broker has noticed the loss.
-Appending is not here: a producer's connection appends straight to `ledger`.
+Producers of a topic have different names. A producer whose connection gives no sign of life is replaced by the next one
+of its name, so a client that lost its connection can return before the broker has noticed the loss. Appending is left
+out: a producer's connection appends straight to `ledger`.
 """
 
 import asyncio
@@ -56,8 +56,8 @@ class Topic:
         new_subscription: Makes a subscription over a cursor.
         delayed_delivery: The policies that are in force for it.
         now_ms: What time it is.
-        residual: Deletes snapshots that no tracker looks after.
-        limits: How many producers, subscriptions and consumers it may have.
+        residual: Deletes snapshots without a tracker.
+        limits: The most producers, subscriptions and consumers.
         spawn: Runs work in the background.
         index: The delayed index that its subscriptions share, None where each has its own.
     """
@@ -82,30 +82,30 @@ class Topic:
         """The longest delay that is accepted now, 0 for any; for every publish."""
         self.producers: dict[str, Producer] = {}
         self.last_used_ms = now_ms
-        """When somebody was last here, or asked for it."""
+        """When the topic was last used."""
         self.was_asked_for = False
         self._is_closed = False
         self.last_active_ms = now_ms
-        """When it last had what keeps it from being deleted; from its opening on."""
+        """When a client or a backlog last kept it from being deleted; at first the time of its opening."""
         self.messages_in_total = 0
         self.bytes_in_total = 0
         self.entries_in_total = 0
         self.copies_total = 0
         self.lateness = LatenessHistogram()
-        """How late its delayed messages were, of all subscriptions."""
+        """The lateness of delayed messages, of all subscriptions."""
         self.next_due_ms = self.last_due_ms = 0
-        """When its next and last scheduled messages come due, as it was last looked for; 0 for never."""
+        """When its next and last scheduled messages come due, at the last count; 0 for never."""
         self.window_s = 60.0
-        """How long the last whole window of its rates was."""
+        """The length of the last whole window of its rates."""
         self._window_began_ms = now_ms
         self.meter = RateMeter(now_ms, 2)
         """The rates of messages and bytes in."""
         self._new_subscription = new_subscription
         self._limits = limits
-        # Consumers whose subscribe waits for something; they count, or two at once would take the last place.
+        # Consumers whose subscribe is under way; they count, or two at once would take the last place.
         self._joining: set[Consumer] = set()
         self._index = index
-        # What the index of subscriptions that are gone has done; the topic's figures must not go back with them.
+        # Counters of deleted subscriptions' indexes; the topic's counters must not decrease with them.
         self._index_counters_before: TrackerCounters | None = None
         self._sweep = SnapshotSweep(ledger, residual, has_tracker=self._has_tracker, spawn=spawn)
         self._lock = asyncio.Lock()
@@ -117,7 +117,7 @@ class Topic:
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody produces, consumes or is about to."""
+        """Whether the topic has producers or consumers, or a subscribe under way."""
         return bool(
             self.producers
             or self._joining
@@ -130,7 +130,7 @@ class Topic:
             raise TopicClosedError(f"topic {self.name} is being closed")
 
     def note_use(self, now_ms: int) -> None:
-        """Somebody asked for it."""
+        """Note that the topic was used now."""
         self.was_asked_for = True
         self.last_used_ms = now_ms
 
@@ -143,29 +143,28 @@ class Topic:
         return any(subscription.cursor.backlog for subscription in self.subscriptions.values())
 
     async def add_producer(self, producer: Producer) -> None:
-        """Let a producer in.
+        """Add a producer.
 
-        As in Pulsar, a name is taken as long as the connection of its producer lives, whatever epoch the next one has:
-        that connection is asked for a sign of life, unless both are on it.
+        As in Pulsar, a name is taken while the connection of its producer lives, for a producer of any epoch. That
+        connection is asked for a sign of life, unless both producers are on it.
 
         Raises:
-            ProducerBusyError: Another live producer has its name, or has the topic for itself, or there are as many as
-                are allowed.
-            ProducerFencedError: It wants the topic for itself, and others are here.
+            ProducerBusyError: Another live producer has its name or exclusive access, or the limit is reached.
+            ProducerFencedError: It asks for exclusive access, and other producers are connected.
         """
         self._check_open()
         present = self.producers.get(producer.name)
         if present is not None and present.link is not producer.link and not await present.link.is_alive():
             log.info("producer %s of %s takes the place of one whose connection is gone", producer.name, self.name)
             self.remove_producer(present)
-        # Also one that came while that one was asked.
+        # The name may also belong to a producer that came while the other was asked.
         if producer.name in self.producers:
             raise ProducerBusyError(f"Producer with name '{producer.name}' is already connected to topic '{self.name}'")
         self._admit(producer)
         self.producers[producer.name] = producer
 
     def remove_producer(self, producer: Producer) -> None:
-        """Forget a producer, unless another has taken its name since; the first that waits may become ready."""
+        """Remove a producer, unless another has taken its name since; the first waiting one may become ready."""
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
         if self.producers and not any(other.is_ready for other in self.producers.values()):
@@ -174,7 +173,7 @@ class Topic:
             waiting.link.producer_ready(waiting.request_id, waiting.name)
 
     def _send_producers_away(self) -> None:
-        """A commit failed: as in Pulsar, producers come back and send again, in order, what has no receipt."""
+        """Close all producers after a failed commit; as in Pulsar, they return and resend unconfirmed messages."""
         producers, self.producers = list(self.producers.values()), {}
         for producer in producers:
             producer.disconnect()
@@ -206,10 +205,10 @@ class Topic:
         durable: bool,
         start: Position | None,
     ) -> Subscription:
-        """Attach a consumer to the subscription it names, creating the subscription where it is missing.
+        """Attach a consumer to the subscription that it names; a missing subscription is created.
 
         Args:
-            consumer: Who subscribes; `consumer.subscription_name` names the subscription.
+            consumer: The consumer; `consumer.subscription_name` names the subscription.
             subscription_type: How it shares it.
             durable: Whether the subscription outlives its consumers; readers' do not.
             start: The next entry to read of a new subscription, or None for the earliest.
@@ -245,7 +244,7 @@ class Topic:
         had_tracker = subscription.has_bucket_tracker
         await subscription.add_consumer(consumer, subscription_type)
         if had_tracker and not subscription.has_bucket_tracker:
-            # What it had under way has no owner now.
+            # A snapshot that it was storing has no owner now.
             self._sweep.note_left()
         return subscription
 
@@ -275,14 +274,14 @@ class Topic:
                 await self._delete(subscription)
 
     def dismiss_consumer(self, consumer: Consumer) -> None:
-        """Take a consumer away from its client at once; `consumer_left` tidies up after it."""
+        """Close a consumer and tell its client at once; `consumer_left` does the rest."""
         subscription = self.subscriptions.get(consumer.subscription_name)
         if subscription is not None:
             subscription.remove_consumer(consumer)
         consumer.disconnect()
 
     async def keep_delays(self) -> None:
-        """Note that what is delayed now keeps its time, whatever the policies say next; durable on return.
+        """Note that delayed messages keep their times when the policies change; durable on return.
 
         Raises:
             LedgerWriteError: It could not be stored.
@@ -292,7 +291,7 @@ class Topic:
             await self._for_all(lambda subscription: subscription.keep_delays_through(last))
 
     def apply_delayed_delivery(self, policies: DelayedDeliveryPolicies) -> None:
-        """Let other policies be in force from now on."""
+        """Put other policies in force."""
         self.delayed_delivery = policies
         self.delay_ms_max = policies.enforced_delay_ms_max
         for subscription in self.subscriptions.values():
@@ -317,7 +316,7 @@ class Topic:
         return subscription.dispatcher
 
     def note_copies(self, entries: int) -> None:
-        """Note that so many entries came in as copies of others; nobody has published them."""
+        """Count entries that are copies of others and not published messages."""
         self.copies_total += entries
 
     def next_position(self) -> Position:
@@ -348,11 +347,11 @@ class Topic:
         await self.roll_over_and_trim(now_ms)
 
     def sweep_snapshots(self) -> None:
-        """Begin to delete the snapshots that nobody needs and no tracker looks after."""
+        """Begin to delete unneeded snapshots without a tracker."""
         self._sweep.start()
 
     async def expire(self, now_ms: int, ttl_ms: int) -> None:
-        """Acknowledge for every subscription what has outlived its time, and let its dispatcher know."""
+        """Acknowledge expired messages for every subscription, and let its dispatcher know."""
         await self.ledger.expire(now_ms, ttl_ms, spared=(INDEX_CURSOR_NAME,), on_expired=self._on_expired)
 
     def _on_expired(self, cursor_name: str, count: int) -> None:
@@ -362,7 +361,7 @@ class Topic:
             subscription.expired(count)
 
     def end_rate_window(self, now_ms: int) -> None:
-        """Let the rates be those of the time since this was called last."""
+        """End a window of rates: they are those of the time since the last call."""
         self.ledger.append_stats.end_window()
         self.window_s = max(0.001, (now_ms - self._window_began_ms) / 1000)
         self._window_began_ms = now_ms
@@ -371,7 +370,7 @@ class Topic:
             subscription.end_rate_window(now_ms)
 
     def problems(self) -> list[str]:
-        """Say what keeps it from doing its job; empty when all is well."""
+        """Return the present failures of the topic; empty when all is well."""
         problems = [problem for subscription in self.subscriptions.values() for problem in subscription.problems()]
         index = None if self._index is None else self._index.stats()
         if index is not None:
@@ -410,12 +409,12 @@ class Topic:
         await self._sweep.finished()
 
     async def rest(self) -> None:
-        """Close it while nobody uses it; what is delayed keeps its time, whatever the policies say meanwhile."""
+        """Close the topic while it is unused; delayed messages keep their times when the policies change meanwhile."""
         await self.keep_delays()
         await self.close()
 
     async def delete(self) -> None:
-        """Give up the subscriptions and what they have of snapshots, and close it; the log is the caller's to delete.
+        """Delete the subscriptions with their snapshots, and close the topic; the caller deletes the log.
 
         Raises:
             SnapshotsLeftError: Snapshots could not be deleted; the topic is closed and has its log.
@@ -432,7 +431,7 @@ class Topic:
             await self.close()
 
     async def close(self) -> None:
-        """Disconnect everybody and close the subscriptions and the log."""
+        """Disconnect all clients, and close the subscriptions and the log."""
         self._is_closed = True
         for producer in list(self.producers.values()):
             producer.disconnect()
@@ -456,7 +455,7 @@ class Topic:
         return subscription
 
     def delayed_indexes(self) -> dict[str | None, BucketDelayedDeliveryTracker]:
-        """Return what stores delayed indexes now, by subscription; None for the one that subscriptions share."""
+        """Return the trackers of delayed indexes, by subscription; None is the key of the shared one."""
         shared = None if self._index is None else self._index.tracker
         own = {name: one.bucket_tracker for name, one in self.subscriptions.items()}
         found = {None: shared} | own
@@ -469,7 +468,7 @@ class Topic:
         return subscription is not None and subscription.has_bucket_tracker
 
     async def _delete(self, subscription: Subscription) -> None:
-        """Forget a subscription. The log decides: once it has, the snapshots have no owner, also after a crash."""
+        """Delete a subscription. Once its cursor is gone, its snapshots have no owner, also after a crash."""
         has_index = subscription.index_counters_before is not None or bool(subscription.cursor.properties)
         del self.subscriptions[subscription.name]
         subscription.let_go()
@@ -479,7 +478,7 @@ class Topic:
             has_index = True
             await self._index.delete()
         if has_index:
-            # In the background: who leaves does not wait for a storage that may be down.
+            # In the background: a leaving client does not wait for a storage that may be down.
             self._sweep.note_left()
             self._sweep.start()
 

@@ -1,13 +1,12 @@
-"""The delayed index that a topic's subscriptions share: its cursor, and when there is one at all.
+"""The delayed index that a topic's subscriptions share: its cursor, and its begin and end.
 
 The index has a durable cursor of its own in the topic's log, beside those of the subscriptions. Its properties name the
-snapshots. Nobody subscribes with it, so it is left out wherever subscriptions are listed, counted or expired; its
+snapshots. It belongs to no subscription, so it is left out wherever subscriptions are listed, counted or expired. Its
 mark-delete position follows the slowest subscription, so that it holds up no ledger. It is made with the first
-subscription and deleted with the last one; its snapshots have no owner then, and are `broker.topics.snapshot_sweep`'s.
+subscription and deleted with the last one; `broker.topics.snapshot_sweep` then deletes its snapshots.
 
-`settle_index` brings a log into this shape when a topic is opened, whatever `delayedDeliverySharedIndexEnabled` was
-before; what it forgets is built again from the log. What the index does is `tracker.shared_index`'s. Nothing here waits
-for the snapshot storage.
+`settle_index` adapts a log to the present `delayedDeliverySharedIndexEnabled` when a topic is opened; a dropped index
+is built again from the log. The index itself is in `tracker.shared`. No function here waits for the snapshot storage.
 """
 
 import logging
@@ -32,7 +31,7 @@ from tracker.stats import TrackerCounters, TrackerStats, summed
 log = logging.getLogger(__name__)
 
 INDEX_CURSOR_NAME: Final = "#pulsar.internal.delayed.index"
-"""No subscription can have this name: `#` is quoted in the names of theirs."""
+"""No subscription can have this name: `#` is quoted in the names of their cursors."""
 
 
 class TopicIndex(DelayedDeliveryTrackerFactory):
@@ -48,7 +47,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         self._factory = factory
         self._index: SharedDelayedIndex | None = None
         self.counters_before: TrackerCounters | None = None
-        """What the trackers of indexes that were deleted have done, None if there was none."""
+        """The counters of deleted indexes' trackers, None if there was none."""
 
     async def prepare(self) -> None:
         """Make the cursor where it is missing; call before the first view.
@@ -65,7 +64,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
             SubscriptionNotFoundError: The last subscription was deleted meanwhile, and the index with it.
         """
         if self._index is not None and self._index.tracker.failure is not None:
-            # It has stopped for a defect, and with it every dispatcher that had a view on it.
+            # The index has stopped for a defect, and with it every dispatcher that had a view on it.
             self.counters_before = summed(self.counters_before, self._index.tracker.stats())
             self._index = None
         if self._index is None:
@@ -82,7 +81,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         return self._index is not None
 
     def refresh(self) -> None:
-        """Let the index know where the slowest subscription is."""
+        """Tell the index the position of the slowest subscription."""
         if self._index is not None:
             self._index.refresh()
 
@@ -96,7 +95,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         return None if self._index is None else self._index.tracker
 
     async def delete(self) -> None:
-        """Delete the index, as nobody subscribes any more; its snapshots have no owner then.
+        """Delete the index after the last subscription; its snapshots have no owner then.
 
         What fails is logged, and done when the topic is opened again.
         """
@@ -108,7 +107,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         await _delete(self._ledger)
 
     async def close(self) -> None:
-        """Release everything; the index is sealed where that is worth it."""
+        """Release everything; a large enough index is sealed."""
         index, self._index = self._index, None
         if index is not None:
             await index.close()
@@ -120,7 +119,7 @@ def subscription_cursors(ledger: ManagedLedger) -> Mapping[str, Cursor]:
 
 
 def follow_slowest(ledger: ManagedLedger) -> None:
-    """Let the index's cursor go where the slowest subscription is, to the end without any: it holds up no ledger."""
+    """Move the index's cursor to the slowest subscription, to the end without any, so that it holds up no ledger."""
     cursor = ledger.cursors.get(INDEX_CURSOR_NAME)
     if cursor is not None:
         positions = [one.mark_delete_position for one in subscription_cursors(ledger).values()]
@@ -128,7 +127,7 @@ def follow_slowest(ledger: ManagedLedger) -> None:
 
 
 async def settle_index(ledger: ManagedLedger, *, is_shared: bool, is_kept: bool) -> None:
-    """Forget what is left of an index that is not wanted, or is not there any more; the log has all of it.
+    """Drop the rest of an index that is switched off or gone; the log has all of its rows.
 
     What fails is logged, and done when the topic is opened again.
 

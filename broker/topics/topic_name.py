@@ -1,7 +1,7 @@
 """Topic names as Pulsar writes them.
 
-`orders`, `tenant/namespace/orders` and `persistent://tenant/namespace/orders` are the same kind of name at three
-lengths; clients send the full one. Non-persistent topics are refused: nothing here could deliver them later.
+A name has three forms: `orders`, `tenant/namespace/orders` and `persistent://tenant/namespace/orders`; clients send the
+full one. Non-persistent topics are refused: their messages are not stored, so they cannot be delivered later.
 Source: Pulsar's documentation, "Topics".
 """
 
