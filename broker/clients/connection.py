@@ -73,7 +73,7 @@ class Connection(asyncio.BufferedProtocol):
         self.credentials = Credentials(service.authenticator, None, challenge_before_ms=0)
         self._transport: asyncio.Transport | None = None
         self._splitter = FrameSplitter(service.config.message_size_max)
-        self._publisher = Publisher(self, pending_bytes_max=PUBLISH_PENDING_BYTES_MAX)
+        self._publisher = Publisher(self, pending_bytes_max=PUBLISH_PENDING_BYTES_MAX, refusal_log=service.refusal_log)
         self._requests = RequestQueues(
             self._answer_request,
             producer_topic=lambda producer_id: _topic_of(self.producers.get(producer_id)),
@@ -144,7 +144,8 @@ class Connection(asyncio.BufferedProtocol):
             for frame in self._splitter.feed(bytes(self.service.receive_buffer[:nbytes])):
                 self._on_frame(frame)
         except ProtocolError as error:
-            self.close(str(error))
+            # Most clients connect again for ever, each time with the same token.
+            self.close(str(error), is_repeated=True)
         self._publisher.flush()
 
     @property
@@ -160,15 +161,20 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
             self.close("it does not read what it is sent")
 
-    def close(self, reason: str | None = None) -> None:
-        """End the connection; a reason is logged as a warning.
+    def close(self, reason: str | None = None, *, is_repeated: bool = False) -> None:
+        """End the connection; a reason is logged as a warning, a repeated one once a minute for each address.
 
         Its consumers leave at once: a client that has stopped reading must not hold their messages.
         """
         if self._is_leaving:
             return
         if reason is not None:
-            log.warning("closing connection %s: %s", self.peer, reason)
+            text = f"closing connection {self.peer}: {reason}"
+            if is_repeated:
+                address = self.peer.rpartition(":")[0]
+                self.service.refusal_log.log(log, logging.WARNING, (address, reason), text)
+            else:
+                log.warning("%s", text)
         self._begin_to_leave()
         if self._transport is not None:
             self._transport.close()

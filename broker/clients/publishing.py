@@ -11,13 +11,11 @@ connection with its consumers. Subscriptions are left out here.
 
 import asyncio
 import logging
-import math
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from broker.clients.link import ClientLink
+from broker.clients.refusal_log import RefusalLog
 from broker.protocol import commands, frames
 from broker.topics.topic import Topic
 from dispatcher.sticky_key import sticky_key_hash
@@ -27,8 +25,6 @@ from managed_ledger.managed_ledger import ManagedLedger
 
 log = logging.getLogger(__name__)
 
-REFUSAL_LOG_S: Final = 60.0
-"""The shortest time between two log lines about refused messages of one producer."""
 _CPP_CLIENT: Final = "Pulsar-CPP"
 
 Receipt = tuple[int, int, int, int]
@@ -41,23 +37,16 @@ class Publisher:
     Args:
         link: The connection that receipts are written to.
         pending_bytes_max: Reading pauses while more bytes than this wait to become durable.
-        monotonic: A clock that never goes back.
+        refusal_log: Logs the messages that are refused.
     """
 
-    def __init__(
-        self,
-        link: ClientLink,
-        *,
-        pending_bytes_max: int,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, link: ClientLink, *, pending_bytes_max: int, refusal_log: RefusalLog) -> None:
         self._link = link
         self._pending_bytes_max = pending_bytes_max
         self._receipts: dict[ManagedLedger, list[Receipt]] = {}
         self._bytes: dict[ManagedLedger, int] = {}
         self._pending_bytes = 0
-        self._monotonic = monotonic
-        self._refusal_logged_s: dict[int, float] = {}
+        self._refusal_log = refusal_log
 
     def append(self, topic: Topic, send: frames.Send) -> None:
         """Append one SEND; its receipt is written once `flush` has been called and the entry is durable."""
@@ -145,10 +134,8 @@ class Publisher:
 
     def _log_refusal(self, topic: Topic, send: frames.Send, reason: str) -> None:
         """Log a refusal, once a minute for each producer."""
-        now_s = self._monotonic()
-        if now_s - self._refusal_logged_s.get(send.producer_id, -math.inf) >= REFUSAL_LOG_S:
-            self._refusal_logged_s[send.producer_id] = now_s
-            log.info("refused a message of producer %s of %s: %s", send.metadata.producer_name, topic.name, reason)
+        text = f"refused a message of producer {send.metadata.producer_name} of {topic.name}: {reason}"
+        self._refusal_log.log(log, logging.INFO, (topic.name, send.metadata.producer_name), text)
 
 
 def _is_durable(committed: "asyncio.Future[None]") -> bool:

@@ -27,6 +27,7 @@ from broker.authentication.authenticator import Authenticator
 from broker.authorization.grants import Actions, GrantBook
 from broker.authorization.permissions import Authorizer
 from broker.clients.link import ClientLink
+from broker.clients.refusal_log import REFUSAL_LOG_S, RefusalLog
 from broker.configuration.config import BrokerConfig
 from broker.errors import NotAllowedError, ServiceStartError
 from broker.network.hosts import is_wildcard
@@ -106,6 +107,8 @@ class Service:
         self.now_ms = now_ms
         self.server_version = f"Postdate {version('postdate')}"
         self.connections: set[ClientLink] = set()
+        self.refusal_log = RefusalLog()
+        """The lines about clients that are refused again and again."""
         self.connection_controller = ConnectionController(config.limits)
         self.topics: dict[TopicName, Topic] = {}
         self.public_host = _public_host(config)
@@ -322,6 +325,7 @@ class Service:
             Job("keep-alive", config.keep_alive_interval_s, self._check_connections),
             Job("roll over and trim", config.retention_check_interval_s, self._roll_over_and_trim),
             Job("make room", MAKE_ROOM_INTERVAL_S, self._make_room),
+            Job("count refusals", REFUSAL_LOG_S, self.refusal_log.say_counts),
             Job("statistics", config.stats_interval_s, self._end_rate_window),
             Job("close unused topics", REST_CHECK_INTERVAL_S, self.resting.rest_unused),
         ]

@@ -180,7 +180,9 @@ def test_reading_pauses_while_too_much_waits_for_the_disk(tmp_path: Path) -> Non
     async def story(service: Service) -> None:
         peer = Peer(service)
         await producer(peer)
-        peer.connection._publisher = Publisher(peer.connection, pending_bytes_max=1_000)
+        peer.connection._publisher = Publisher(
+            peer.connection, pending_bytes_max=1_000, refusal_log=service.refusal_log
+        )
 
         peer.send_bytes(b"".join(send_frame(i, b"x" * 100) for i in range(20)))
         has_paused = not peer.transport.reads

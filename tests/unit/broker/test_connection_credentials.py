@@ -1,6 +1,7 @@
 """Who is let in at CONNECT, when credentials are asked for again, and when they end a connection."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker.authentication.config import AccessConfig
+from broker.clients.refusal_log import RefusalLog
 from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, FeatureFlags, ServerError
 from broker.server.service import Service
 from tests.helpers.fakes.service_fakes import Peer, open_service
@@ -259,3 +261,47 @@ def test_credentials_are_looked_at_twice_a_second(tmp_path: Path) -> None:
         assert peer.transport.closed
 
     play(tmp_path, story)
+
+
+def test_a_wrong_token_is_logged_once_a_minute_for_each_reason_with_a_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client with one connects again for ever, and the log must not be full of it."""
+    seconds = [0.0]
+
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "closing connection" in record.getMessage()]
+
+    async def story(service: Service, clock: Clock) -> None:
+        service.refusal_log = RefusalLog(lambda: seconds[0])
+        wrong, expired = b"no token", token("anna", exp=NOW_S - 1000)
+        for _ in range(7):
+            connect(service, wrong)
+            connect(service, expired)
+        assert len(lines()) == 2
+        assert "Failed to authenticate: the token is not accepted" in lines()[0]
+        assert "Failed to authenticate: the token has expired" in lines()[1]
+
+        seconds[0] = 60.0
+        connect(service, wrong)
+        service.refusal_log.say_counts()
+        assert len(lines()) == 5
+        assert lines()[2].endswith("(6 times more since the last such line)")
+        assert "the token is not accepted" in lines()[3]
+        assert lines()[4].endswith("the token has expired (6 times more since the last such line)")
+
+        seconds[0] = 120.0
+        service.refusal_log.say_counts()
+        assert len(lines()) == 5
+
+    play(tmp_path, story)
+
+
+def test_reasons_that_are_ever_new_take_no_memory(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = RefusalLog(lambda: 0.0)
+
+    for number in range(5_000):
+        refusals.log(logging.getLogger("test"), logging.WARNING, number, "refused")
+
+    assert len(caplog.records) == 5_000
+    assert len(refusals._kinds) <= 1_000
