@@ -1,7 +1,7 @@
-"""`postdate snapshots verify`: read everything, and name what is wrong; and `gc`, which deletes what nobody names.
+"""`postdate snapshots verify` reads every snapshot and reports faults; `gc` deletes snapshots without a property.
 
-Beside a running service, snapshots come and go while one looks. So what seems wrong is looked at a second time, on
-newly opened folders, and counts only if it is still so.
+Beside a running service, snapshots come and go during the check. So each fault is checked a second time, on newly
+opened folders, and counts only if it is still there.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_tools.place import Filter, Place, Summary, open_place, readable_segments
 
 SECOND_LOOK_AFTER_S = 2.0
-"""Longer than the moments between storing a snapshot and naming it, or deleting it and forgetting its name."""
+"""Longer than the time between storing a snapshot and its property, or between deleting the two."""
 
 Advance = Callable[[int, int], None]
-"""Told how many bytes are done, of how many."""
+"""Receives the number of bytes done, and of all bytes."""
 
 
 def _no_progress(done: int, total: int) -> None:
@@ -39,7 +39,7 @@ def _no_progress(done: int, total: int) -> None:
 
 @dataclass(slots=True)
 class CheckVerdict:
-    """What was looked at, and what was wrong."""
+    """The number of checked snapshots, and the faults."""
 
     snapshots: int = 0
     segments: int = 0
@@ -93,7 +93,7 @@ async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int 
         problem
         for problem in ownership_problems(infos, properties)
         if (problem.kind is not ProblemKind.ORPHANED or problem.bucket_id in orphan_ids)
-        # What is there, and cannot be read, is named already.
+        # Snapshots that exist and cannot be read are reported already.
         and (problem.kind is not ProblemKind.MISSING or problem.bucket_id not in unreadable)
     ]
     return verdict
@@ -107,7 +107,7 @@ async def _infos(
     damage: dict[tuple[int | None, str], None] = {}
     for error in await place.storage.find_damage():
         bucket_id = error.bucket_id if isinstance(error, SnapshotCorruptedError) else None
-        # Whose a damaged header was is not known: of one topic, what its cursors name is its own.
+        # The topic of a damaged header is unknown: with a filter, the snapshots that its cursors name count.
         if which == Filter() or bucket_id is None or bucket_id in named:
             damage[bucket_id, str(error)] = None
     infos, unreadable = await place.readable_infos(which)
@@ -153,17 +153,17 @@ def _check_segment(
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What no property names."""
+    """Snapshots without a property."""
 
     which: Filter
-    """Of which topic and cursor."""
+    """The topic and the cursor of each."""
     seen: int
-    """How many snapshots were looked at, damaged ones included."""
+    """The number of checked snapshots, damaged ones included."""
     infos: list[BucketSnapshotInfo]
     unreadable: dict[int, str]
-    """Why nobody can say whose some others were, by id; looked for only where all topics and cursors are meant."""
+    """Snapshots of an unknown owner and the reason, by id; filled only without a filter."""
     damaged: dict[int | None, str]
-    """What is wrong with snapshots that are no garbage, as far as their ids are known."""
+    """Faults of snapshots that are no garbage, as far as their ids are known."""
 
 
 async def collect_garbage(
@@ -177,11 +177,11 @@ async def collect_garbage(
     """Delete the snapshots that no property names, and return them.
 
     Args:
-        config: Where.
-        which: Of which topic and cursor.
+        config: The configuration of the service.
+        which: The topic and cursor.
         is_dry_run: Only look; possible beside a service, where a snapshot that is just being made counts as well.
-        on_begin: Told when the deletion begins, and of how many.
-        on_step: Told how many are deleted since it was told last.
+        on_begin: Called with the number of snapshots when the deletion begins.
+        on_step: Called with the number of deleted snapshots since the last call.
 
     Raises:
         StoreLockedError: A service is running, and this is no dry run.

@@ -1,7 +1,7 @@
 """`postdate snapshots`: look at the index on disk, check it, clean up, move it, hand it to other tools.
 
-Here are the commands and their options; what they do is in `snapshot_tools.check`, `copy` and `export`, what
-it looks like in `report`. What only reads works beside a running service.
+This module has the commands and their options. The work is in `snapshot_tools.check`, `copy` and `export`, the output
+in `report`. Commands that only read work beside a running service.
 """
 
 import asyncio
@@ -135,7 +135,7 @@ def show(config: BrokerConfig, *, bucket_id: int, is_all: bool, is_json: bool) -
 
 
 def _tell_damage(damaged: Mapping[int | None, str]) -> None:
-    """Name what could not be looked at, and end with the exit code of damage, if there is any."""
+    """Report snapshots that could not be read, and end with the exit code of damage, if there are any."""
     for reason in damaged.values():
         say(reason)
     if damaged:

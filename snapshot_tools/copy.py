@@ -1,12 +1,12 @@
-"""`postdate snapshots copy`: bring the index of a service to another storage.
+"""`postdate snapshots copy`: copy the index of a service to another storage.
 
-Snapshots get new ids there. What was copied before is found again by its names and by all that is in it, so a copy that
-was interrupted goes on where it stopped, and a second one copies nothing. The order of a move is what keeps it safe:
+Snapshots get new ids there. An earlier copy is found again by its names and its content, so an interrupted run
+continues where it stopped, and a second run copies nothing. The order of the steps keeps a move safe:
 
 1. every snapshot that a cursor names is stored, and read again and compared, also one that an earlier run has stored;
    where one is damaged or missing, nothing further is done;
 2. the properties of all cursors are changed to the new ids in one durable write;
-3. only then, where that was asked for, the old snapshots are deleted.
+3. only then, if requested, the old snapshots are deleted.
 """
 
 from collections.abc import Callable
@@ -26,32 +26,32 @@ from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from snapshot_tools.place import Filter, Place, open_place, refuse_inside
 
 Advance = Callable[[int, int], None]
-"""Told how many bytes are done, of how many."""
+"""Receives the number of bytes done, and of all bytes."""
 
 
 @dataclass(slots=True)
 class Copied:
-    """What a copy did."""
+    """The result of a copy."""
 
     new_ids: dict[int, int] = field(default_factory=dict)
     """Old id to new id, of every snapshot that is in both storages now."""
     infos: list[BucketSnapshotInfo] = field(default_factory=list)
-    """What was to be copied."""
+    """The snapshots to be copied."""
     written: int = 0
-    """How many were not there yet."""
+    """The number of new copies."""
     written_bytes: int = 0
     unnamed: int = 0
-    """How many were left out, as no cursor names them."""
+    """The number of snapshots left out because no cursor names them."""
     unnamed_damaged: dict[int | None, str] = field(default_factory=dict)
-    """Why others cannot be read that no cursor names, by id as far as that is known."""
+    """Unreadable snapshots that no cursor names and the reasons, by id as far as known."""
     moved_before: int = 0
-    """How many of those that cursors name are in the target alone, as an earlier run has updated the cursors."""
+    """The number of named snapshots that are in the target alone, since an earlier run has updated the cursors."""
     cursors_updated: int = 0
     cursors_left: bool = False
-    """Whether the cursors were to be updated, and name the old snapshots still, as not all are there."""
+    """Whether a requested update of the cursors was left out, since not all snapshots are in the target."""
     deleted: int = 0
     failed: dict[int, str] = field(default_factory=dict)
-    """Old ids of snapshots that cursors name, and that are damaged or missing, and why."""
+    """Named snapshots that are damaged or missing, and the reasons, by old id."""
 
 
 async def copy_snapshots(
@@ -74,7 +74,7 @@ async def copy_snapshots(
     copied = Copied()
     async with open_place(config, is_read_only=not updates_cursors) as place, AsyncExitStack() as stack:
         which = await place.resolve(which)
-        # A folder is made by opening it, so not before the question makes sense.
+        # Opening a target folder creates it, so the checks come first.
         there = await stack.enter_async_context(patient_storage_of(target))
         properties = await place.properties(which)
         await _choose(place, there, which, properties, copied)
@@ -92,14 +92,14 @@ async def copy_snapshots(
 async def _choose(
     place: Place, there: BucketSnapshotStorage, which: Filter, properties: list[BucketProperty], copied: Copied
 ) -> None:
-    """Find what cursors name, and what of that is damaged or missing."""
+    """Find the snapshots that cursors name, and the damaged or missing ones among them."""
     infos, damaged = await place.readable_infos(which)
     named = {one.bucket_id for one in properties}
     for bucket_id, reason in damaged.items():
         if bucket_id is not None and bucket_id in named:
             copied.failed[bucket_id] = reason
         else:
-            # Also one whose id is not known: each that is named is found, damaged or missing by its own id.
+            # Faults without an id come here too: each named snapshot is found, damaged or missing by its own id.
             copied.unnamed_damaged[bucket_id] = reason
     unnamed = {info.bucket_id for info in orphans(infos, properties)}
     copied.unnamed = len(unnamed)
@@ -109,7 +109,7 @@ async def _choose(
     for bucket_id, one in lost.items():
         target = targets.get(bucket_id)
         if target is not None and (target.topic_name, target.cursor_name, target.bucket_key) == one[:3]:
-            # A move that was begun again after its cursors were updated.
+            # A move that was started again after its cursors were updated.
             copied.moved_before += 1
             continue
         copied.failed.setdefault(bucket_id, f"{one.key} of {one.cursor_name}, {one.topic_name} names it: it is missing")
@@ -141,7 +141,7 @@ async def _copy_all(
 
 
 async def _update_cursors(place: Place, properties: list[BucketProperty], new_ids: dict[int, int]) -> int:
-    """Let every property that names a copied snapshot name the copy, in one durable write."""
+    """Point every property of a copied snapshot to its copy, in one durable write."""
     now = await place.cursor_properties()
     changed: dict[CursorName, dict[str, str]] = {}
     for one in properties:
@@ -155,7 +155,7 @@ async def _update_cursors(place: Place, properties: list[BucketProperty], new_id
 
 
 async def make_checkpoint(config: BrokerConfig, path: Path) -> list[BucketSnapshotInfo]:
-    """Make a backup of the snapshots' folder, and return what is in it.
+    """Make a backup of the snapshots' folder, and return its content.
 
     Raises:
         StorageAccessError: The snapshots are in no folder, or the backup is there already.

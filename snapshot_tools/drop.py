@@ -1,8 +1,8 @@
-"""`postdate snapshots drop`: give a snapshot up that cannot be read, so that its messages are read from the log again.
+"""`postdate snapshots drop`: give up an unreadable snapshot, so that its messages are read from the log again.
 
-Where no service runs, the cursor properties that name it go first, in one durable write, and then the snapshot, as far
-as the storage can delete it. Beside a service that has its snapshots on S3 the snapshot alone goes: the service finds
-out at its next try.
+Without a running service, the cursor properties that name the snapshot are removed first, in one durable write, and
+then the snapshot, as far as the storage can delete it. Beside a service with snapshots on S3 the snapshot alone is
+deleted: the service notices at its next try.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from snapshot_tools.place import Filter, Place, open_place
 
 @dataclass(slots=True)
 class Dropped:
-    """What was done."""
+    """The result of a drop."""
 
     cursors_updated: int = 0
     is_beside_service: bool = False
-    """Whether a service runs, which finds out by itself."""
+    """Whether a service runs, which notices by itself."""
     left: str | None = None
-    """Why the storage keeps what there is of it, if so: it takes space, and nothing names it."""
+    """Why the storage could not delete it, if so: it takes space, and no property names it."""
 
 
 async def drop_snapshot(config: BrokerConfig, bucket_id: int) -> Dropped:
@@ -69,7 +69,7 @@ async def _forget(place: Place, bucket_id: int) -> int:
 
 
 async def _check_there(storage: BucketSnapshotStorage, bucket_id: int) -> None:
-    """Refuse an id that there is no snapshot of; one that cannot be read is there.
+    """Refuse an id without a snapshot; an unreadable snapshot counts as present.
 
     Raises:
         BucketNotFoundError: There is none.

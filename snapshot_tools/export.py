@@ -1,7 +1,7 @@
-"""`postdate snapshots export`: every row of the index as Parquet, for tools that know columns and not snapshots.
+"""`postdate snapshots export`: write every row of the index to a Parquet file, for other tools.
 
-A row group is a piece of a snapshot, so memory is bounded by what is read at a time. A damaged segment costs its own
-rows, and is named. The file gets its name when all is in it that can be read.
+A row group is a piece of a snapshot, so memory is bounded by the size of a piece. A damaged segment costs its own rows,
+and is reported. The file gets its name when all readable rows are in it.
 """
 
 from collections.abc import Callable
@@ -22,18 +22,18 @@ from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from snapshot_tools.place import Filter, open_place, readable_pieces
 
 Advance = Callable[[int, int], None]
-"""Told how many bytes are done, of how many."""
+"""Receives the number of bytes done, and of all bytes."""
 
 
 @dataclass(slots=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     snapshots: int = 0
-    """How many are whole in the file."""
+    """The number of snapshots that are whole in the file."""
     rows: int = 0
     failed: dict[int | None, list[str]] = field(default_factory=dict)
-    """Ids of snapshots of which not all could be read, as far as they are known, and what is damaged."""
+    """Snapshots that could not be read in full and their damage, by id as far as known."""
 
 
 async def export_snapshots(config: BrokerConfig, path: Path, which: Filter, advance: Advance) -> Exported:
@@ -83,7 +83,7 @@ async def _export_snapshot(
 
 
 def _decoded(piece: list[tuple[int, bytes | SnapshotCorruptedError]]) -> tuple[dict[int, DelayedIndexes], list[str]]:
-    """Return the rows of each segment by its number, and what is wrong with those that have none."""
+    """Return the rows of each segment by its number, and the faults of the others."""
     parts: dict[int, DelayedIndexes] = {}
     damage: list[str] = []
     for number, data in piece:
@@ -146,7 +146,7 @@ class _ParquetFile:
         self._beside.replace(self._path)
 
     def discard(self) -> None:
-        """Remove what is not whole; nothing after `finish`."""
+        """Remove an unfinished file; after `finish` nothing is done."""
         self._writer.close()
         with suppress(FileNotFoundError):
             self._beside.unlink()

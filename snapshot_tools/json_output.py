@@ -1,6 +1,6 @@
-"""What `postdate snapshots` prints for programs: the same as on a screen, sizes in bytes, times in ISO 8601 and in ms.
+"""The JSON output of `postdate snapshots`: as on a screen, with sizes in bytes and times in ISO 8601 and in ms.
 
-Topics have their whole names, subscriptions are called as their users call them.
+Topics have their full names, subscriptions the names that users know.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def info_json(info: BucketSnapshotInfo) -> dict[str, Any]:
-    """Return what is known of a snapshot without reading it."""
+    """Return the facts about a snapshot that need no read of it."""
     ledgers = parse_bucket_key(info.bucket_key)
     return {
         "topic": info.topic_name,
@@ -36,7 +36,7 @@ def info_json(info: BucketSnapshotInfo) -> dict[str, Any]:
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
-    """Return a snapshot; what is not readable is null."""
+    """Return a snapshot; unreadable fields are null."""
     first_ms, last_ms = summary.times_ms or (None, None)
     return info_json(summary.info) | {
         "rows": None if summary.problem else summary.row_count,
@@ -53,7 +53,7 @@ def _time(name: str, time_ms: int | None) -> dict[str, str | int | None]:
 def snapshot_json(
     summary: Summary, named_by: Sequence[str], sizes_bytes: Mapping[int, int], damaged: Sequence[str]
 ) -> dict[str, Any]:
-    """Return all of one snapshot: its segments, of which a damaged one has no size, and who names it."""
+    """Return one snapshot with its segments and the cursors that name it; a damaged segment has no size."""
     segments = [
         {
             "segment": number,
@@ -69,7 +69,7 @@ def snapshot_json(
 
 
 def verdict_json(verdict: CheckVerdict) -> dict[str, Any]:
-    """Return what was checked, and every problem."""
+    """Return the result of a check, with every problem."""
     problems = [
         {
             "kind": str(problem.kind),
@@ -90,7 +90,7 @@ def verdict_json(verdict: CheckVerdict) -> dict[str, Any]:
 
 
 def garbage_json(garbage: Garbage, *, is_dry_run: bool) -> dict[str, Any]:
-    """Return what was deleted, or would be."""
+    """Return the snapshots that were deleted, or would be."""
     return {
         "is_dry_run": is_dry_run,
         "snapshots_seen": garbage.seen,
@@ -101,7 +101,7 @@ def garbage_json(garbage: Garbage, *, is_dry_run: bool) -> dict[str, Any]:
 
 
 def copied_json(copied: Copied, target: str) -> dict[str, Any]:
-    """Return the new ids, and what was done."""
+    """Return the new ids, and the result of the copy."""
     return {
         "target": target,
         "copies": [
@@ -122,12 +122,12 @@ def copied_json(copied: Copied, target: str) -> dict[str, Any]:
 
 
 def checkpoint_json(path: Path, infos: Sequence[BucketSnapshotInfo]) -> dict[str, Any]:
-    """Return what a backup has."""
+    """Return the content of a backup."""
     return {"path": str(path), "snapshots": len(infos), "bytes": sum(info.length_bytes for info in infos)}
 
 
 def exported_json(exported: Exported, path: Path) -> dict[str, Any]:
-    """Return what was written, and what could not be."""
+    """Return the result of an export, with the damage."""
     failed = [
         {"bucket_id": bucket_id, "reason": reason}
         for bucket_id, reasons in exported.failed.items()

@@ -1,4 +1,4 @@
-"""What the commands of `postdate snapshots` have in common: options and a console."""
+"""The shared options and the console of the commands of `postdate snapshots`."""
 
 import os
 from collections.abc import Callable
@@ -56,6 +56,6 @@ def filters(command: Callable[..., T]) -> Callable[..., T]:
 
 def make_console() -> Console:
     """Return a console as wide as the terminal, or wide enough for the tables."""
-    # Names are printed as they are: `:name:` is no picture.
+    # Names are printed unchanged: `:name:` is no emoji.
     console = Console(highlight=False, emoji=False)
     return console if console.is_terminal else Console(highlight=False, emoji=False, width=_COLUMNS_WHEN_PIPED)

@@ -1,7 +1,7 @@
-"""What `postdate snapshots` works on: the snapshot storage of a service and its cursors' properties.
+"""Open the data of `postdate snapshots`: the snapshot storage of a service and its cursors' properties.
 
-Both are opened to read, which is possible beside the service, or to change, which is not: then the log's folder is
-locked, so that no service can start meanwhile.
+Opened to read, they can be used beside the service. Opened to change, the log's folder is locked, so that no service
+can run meanwhile.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _HEADS_AT_A_TIME = 8
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which snapshots are meant, by the names that the log has (`Place.resolve`); None stands for any."""
+    """Selects snapshots by the names of the log (`Place.resolve`); None stands for any."""
 
     topic_name: str | None = None
     cursor_name: str | None = None
@@ -39,7 +39,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A snapshot, and what its entry 0 says."""
+    """A snapshot with the content of its entry 0."""
 
     info: BucketSnapshotInfo
     segments: list[SegmentMetadata]
@@ -48,19 +48,19 @@ class Summary:
 
     @property
     def row_count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return sum(segment.row_count for segment in self.segments)
 
     @property
     def times_ms(self) -> tuple[int, int] | None:
-        """When the first and the last row are due; None where there is none."""
+        """The times of the first and the last row; None without rows."""
         if not self.segments:
             return None
         return self.segments[0].deliver_at_ms_min, max(segment.deliver_at_ms_max for segment in self.segments)
 
 
 class Place:
-    """An open storage and the properties that name what is in it."""
+    """An open storage and the properties that name its snapshots."""
 
     def __init__(self, storage: BucketSnapshotStorage, cursors: CursorPropertiesFolder) -> None:
         self.storage = storage
@@ -76,7 +76,7 @@ class Place:
             return which
         known = set(await self.cursor_properties())
         topics = await asyncio.to_thread(self._cursors.topics)
-        # Where the storage cannot be listed, the log has the names of all but what is gone.
+        # Where the storage cannot be listed, the log has all names but those of deleted topics and cursors.
         with suppress(SnapshotCorruptedError, StorageCorruptedError):
             listed = await self.storage.list_bucket_snapshots()
             known |= {CursorName(info.topic_name, info.cursor_name) for info in listed}
@@ -96,8 +96,8 @@ class Place:
         """List the snapshots that can be found, by a list or as the cursors' properties name them.
 
         Returns:
-            The snapshots in order, and what is wrong with others, by id as far as that is known. Of one topic or
-            cursor, others are those that its properties name: whose a damaged header was, nobody can say.
+            The snapshots in order, and the faults of others, by id as far as known. With a filter, others are those
+            that the cursors' properties name: the owner of a damaged header is unknown.
         """
         named = {one.bucket_id for one in await self.properties(which) if one.bucket_id is not None}
         damaged: dict[int | None, str] = {}
@@ -122,7 +122,7 @@ class Place:
         return _in_order(infos), damaged
 
     async def _left_out(self, infos: list[BucketSnapshotInfo]) -> dict[int | None, str]:
-        """Return what is wrong with snapshots that a list leaves out."""
+        """Return the faults of snapshots that a list leaves out."""
         found = {info.bucket_id for info in infos}
         return {
             error.bucket_id: str(error)
@@ -139,7 +139,7 @@ class Place:
         try:
             return (await self.storage.read_bucket_snapshot_head(bucket_id)).info
         except SnapshotCorruptedError:
-            # A segment that came along, perhaps: what the storage knows without reading will do.
+            # The damage may be in a segment that was read along; the facts that need no read are enough.
             for info in await self.storage.list_bucket_snapshots():
                 if info.bucket_id == bucket_id:
                     return info
@@ -188,7 +188,7 @@ def _in_order(infos: list[BucketSnapshotInfo]) -> list[BucketSnapshotInfo]:
 async def readable_segments(
     storage: BucketSnapshotStorage, info: BucketSnapshotInfo
 ) -> AsyncIterator[tuple[int, bytes | SnapshotCorruptedError]]:
-    """Give the number of each segment with its bytes, or why it cannot be read: a damaged one must not hide others."""
+    """Yield the number of each segment with its bytes, or with its fault: a damaged segment must not hide others."""
     async for piece in readable_pieces(storage, info):
         for one in piece:
             yield one
@@ -197,7 +197,7 @@ async def readable_segments(
 async def readable_pieces(
     storage: BucketSnapshotStorage, info: BucketSnapshotInfo
 ) -> AsyncIterator[list[tuple[int, bytes | SnapshotCorruptedError]]]:
-    """Give the same by the piece, as many segments as are read at a time."""
+    """Yield segments by the piece, as many as are read at a time."""
     for first, last in pieces_of(info):
         yield [one async for one in _readable(storage, info, first, last)]
 
@@ -221,10 +221,10 @@ async def _readable(
 
 @asynccontextmanager
 async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> AsyncIterator[Place]:
-    """Open what the configuration names.
+    """Open the storage and the log of a configuration.
 
     Raises:
-        StorageAccessError: There is nothing to look at.
+        StorageAccessError: There are no snapshots.
         StoreLockedError: It is to be changed, and a service has it open.
         LedgerError: The log cannot be opened.
         SnapshotStorageError: The storage cannot be opened.
@@ -234,7 +234,7 @@ async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> Asyn
     if not config.data_directory.is_dir():
         raise StorageAccessError(f"there is no folder {config.data_directory}: name the service's with --data")
     ledgers = config.data_directory / "ledgers"
-    # First the log: its lock is what keeps a service away, whatever the storage.
+    # First the log: its lock keeps a service away, with any storage.
     cursors = await asyncio.to_thread(lambda: CursorPropertiesFolder(ledgers, is_read_only=is_read_only))
     try:
         _refuse_missing(config)
@@ -245,10 +245,10 @@ async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> Asyn
 
 
 def _refuse_missing(config: BrokerConfig) -> None:
-    """Refuse a folder without snapshots also to who would write: opening it would make an empty one.
+    """Refuse a folder without snapshots, also for writing: opening it would make an empty one.
 
     Raises:
-        StorageAccessError: There is none.
+        StorageAccessError: There are no snapshots.
     """
     folder = snapshots_folder(config)
     is_there = (folder / "CURRENT").exists() or any(folder.glob("*.sst"))
@@ -260,7 +260,7 @@ def target_config(config: BrokerConfig, target: str) -> BrokerConfig:
     """Return the configuration whose snapshot storage is `s3://bucket/prefix` or a folder.
 
     Raises:
-        StorageAccessError: It cannot be one, or it is where the snapshots are now.
+        StorageAccessError: The target is invalid, or is the present place of the snapshots.
     """
     if not target.strip():
         raise StorageAccessError("--to must be a folder or s3://BUCKET/PREFIX, and is empty")
@@ -281,7 +281,7 @@ def target_config(config: BrokerConfig, target: str) -> BrokerConfig:
 
 
 def refuse_inside(config: BrokerConfig, folder: Path, name: str) -> None:
-    """Refuse to put a folder where others are that belong to a database as a whole.
+    """Refuse a target folder inside the folder of a database.
 
     Raises:
         StorageAccessError: It would be inside the service's snapshots or its log.
@@ -308,10 +308,10 @@ def _where(config: BrokerConfig) -> object:
 
 
 def index_location(config: BrokerConfig) -> str:
-    """Return where the index of a configuration is, as jobs on Spark name it: without secrets.
+    """Return the place of a configuration's index in the notation of the Spark jobs, without secrets.
 
     Raises:
-        StorageAccessError: Its credentials stand in the configuration, so that no other machine would find them.
+        StorageAccessError: The credentials are in the configuration, where other machines would not find them.
     """
     if config.bucket_snapshot_storage != "s3":
         return str(config.data_directory)

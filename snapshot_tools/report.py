@@ -1,4 +1,4 @@
-"""What `postdate snapshots` shows on a screen of 80 columns or more: tables, a histogram, sizes and times."""
+"""The screen output of `postdate snapshots`, for 80 columns or more: tables, a histogram, sizes and times."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -29,7 +29,7 @@ SEGMENTS_SHOWN_MAX: Final = 20
 PROBLEMS_SHOWN_MAX: Final = 50
 _BAR_COLUMNS_MAX: Final = 50
 _BAR_LABEL_COLUMNS: Final = 2 + 20 + 2 + 2 + 11
-"""What stands beside a bar: when, and how many."""
+"""The width of the text beside a bar: the time and the count."""
 
 
 def id_shown(bucket_id: int | None) -> str:
@@ -84,13 +84,13 @@ def _list_table(summaries: Sequence[Summary], *, is_wide: bool) -> Table:
 
 
 def _seconds(time_ms: int) -> str:
-    """Write a time as short as a table needs it."""
+    """Write a time in the short form of tables."""
     text = iso(time_ms)
     return f"{text[:19]}Z" if text.endswith("Z") else text
 
 
 def print_snapshot(console: Console, summary: Summary, named_by: Sequence[str], metadata_bytes: int) -> None:
-    """Print what there is to say of a whole snapshot."""
+    """Print the facts about one snapshot."""
     info, times = summary.info, summary.times_ms
     facts = {
         "topic": info.topic_name,
@@ -135,19 +135,19 @@ def print_segments(console: Console, summary: Summary, sizes_bytes: Mapping[int,
 
 
 def print_histogram(console: Console, histogram: TimeHistogram) -> None:
-    """Print when messages are due, as bars."""
+    """Print the number of messages per span of time, as bars."""
     most = max(1, int(histogram.counts.max()))
     columns = max(10, min(_BAR_COLUMNS_MAX, console.width - _BAR_LABEL_COLUMNS))
     console.print(f"[bold]Due[/], from, in spans of {timedelta(milliseconds=histogram.span_ms)}")
     for number, count in enumerate(histogram.counts.tolist()):
         begins_at = histogram.first_ms + number * histogram.span_ms
-        # Whatever is there is to be seen.
+        # A count above zero shows at least a short bar.
         bar = "█" * -(-count * columns // most)
         console.print(f"  {_seconds(begins_at)}  {bar:<{columns}}  {count:>11,}")
 
 
 def print_verdict(console: Console, verdict: CheckVerdict) -> None:
-    """Print what was checked, and a table of what is wrong."""
+    """Print the result of a check, with a table of the faults."""
     looked_at = (
         counted(verdict.snapshots, "snapshot"),
         counted(verdict.segments, "segment"),
@@ -190,7 +190,7 @@ def _advice(verdict: CheckVerdict) -> str:
 
 
 def print_garbage(console: Console, garbage: Garbage, *, is_dry_run: bool) -> None:
-    """Print what was deleted, or would be."""
+    """Print the snapshots that were deleted, or would be."""
     if not garbage.seen:
         console.print(f"There are no snapshots{_whose(garbage.which)}: nothing to delete.", soft_wrap=True)
         return
@@ -216,7 +216,7 @@ def _whose(which: Filter) -> str:
 
 
 def print_exported(console: Console, exported: Exported, path: Path) -> None:
-    """Print what was written, and what could not be."""
+    """Print the result of an export, with the damage."""
     rest = f" and what is readable of {len(exported.failed):,} more" if exported.failed else ""
     console.print(
         f"Wrote {counted(exported.rows, 'row')} of {counted(exported.snapshots, 'snapshot')}{rest} to "
@@ -231,7 +231,7 @@ def print_exported(console: Console, exported: Exported, path: Path) -> None:
 
 
 def print_copied(console: Console, copied: Copied, target: str) -> None:
-    """Print the ids, and what was done."""
+    """Print the ids, and the result of the copy."""
     for group in _by_cursor(console, [info for info in copied.infos if info.bucket_id in copied.new_ids]):
         table = _table(("old id", "right"), ("new id", "right"), ("ledgers", "left"))
         for info in group:
@@ -274,7 +274,7 @@ def _copied_lines(copied: Copied, target: str) -> Iterator[str]:
 
 
 def _by_cursor(console: Console, infos: Sequence[BucketSnapshotInfo]) -> Iterator[Iterator[BucketSnapshotInfo]]:
-    """Give the snapshots of each cursor, after printing whose they are."""
+    """Yield the snapshots of each cursor, after printing its topic and name."""
     for (topic, cursor), group in groupby(infos, lambda info: (info.topic_name, info.cursor_name)):
         console.print(_heading(topic, cursor), soft_wrap=True)
         yield group
