@@ -1,4 +1,4 @@
-"""The command `postdate demo`; what it does is `demo.screen`'s."""
+"""The command `postdate demo` with its options; the run itself is in `demo.screen`."""
 
 import sys
 from pathlib import Path

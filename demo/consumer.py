@@ -1,9 +1,9 @@
-"""A consumer that keeps a record: what it received, when, and when it acknowledged it.
+"""A consumer that records its deliveries and acknowledgements with their times.
 
-Each has a client and a thread of its own, as a program of its own would. (Measured: threads and processes see the
-same lateness at 1,000 messages a second, 1.1 ms in the median, and threads start faster.) It holds each message for a
-random moment before it acknowledges, as an application that does work would: otherwise a message that is at two
-consumers at once would hardly ever be seen at both.
+Each consumer has a client and a thread of its own. (Measured: threads and processes see the same lateness at 1,000
+messages a second, 1.1 ms in the median, and threads start faster.) It holds each message for a random time before it
+acknowledges, as an application with work would. Without that time, a message at two consumers at once would hardly ever
+show in the record.
 """
 
 import heapq
@@ -22,7 +22,7 @@ SUBSCRIPTION: Final = "demo"
 KEY_PREFIX: Final = "key-"
 
 _RECEIVE_TIMEOUT_MS: Final = 50
-"""How soon a consumer without messages sees that it is to leave."""
+"""The time after which a consumer without messages checks whether it has to leave."""
 
 _OPERATION_TIMEOUT_S: Final = 15
 
@@ -42,7 +42,7 @@ class RecordingConsumer(threading.Thread):
     Args:
         number: Its number, from 0.
         client: Its own client, closed with it.
-        topic: What it consumes.
+        topic: The topic that it consumes.
         seen: Positions that any consumer has received; each adds its own.
         hold_ms_max: It acknowledges each message between 0 and this many milliseconds after it received it.
     """
@@ -60,7 +60,7 @@ class RecordingConsumer(threading.Thread):
         self._is_leaving = threading.Event()
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         self._acked_ns: list[int] = []
-        # Messages that are held, by when they are to be acknowledged.
+        # Held messages, in order of the time of their acknowledgement.
         self._held: list[tuple[int, int, Any]] = []
         self._consumer = client.subscribe(
             topic,
@@ -76,12 +76,12 @@ class RecordingConsumer(threading.Thread):
             while not self._is_leaving.is_set():
                 self._receive_one()
                 self._acknowledge(until_ns=time.time_ns())
-            # It takes nothing more and finishes what it has, so that nothing of its own is delivered twice.
+            # It receives nothing more and acknowledges its messages, so that none of them is delivered twice.
             self._acknowledge(until_ns=NEVER)
             self._consumer.close()
             self._client.close()
         except Exception as error:
-            # A thread has nobody above it; whoever joins it raises this.
+            # An exception of a thread has no caller; `join` raises it.
             self.failure = error
 
     def leave(self) -> None:
@@ -89,7 +89,7 @@ class RecordingConsumer(threading.Thread):
         self._is_leaving.set()
 
     def abandon(self) -> None:
-        """End at once, whatever the service does."""
+        """End at once, without waiting for the service."""
         self._is_leaving.set()
         self._client.shutdown()
 
@@ -129,6 +129,6 @@ class RecordingConsumer(threading.Thread):
     def _acknowledge(self, *, until_ns: int) -> None:
         while self._held and self._held[0][0] <= until_ns:
             _, row, message = heapq.heappop(self._held)
-            # Noted before it is done: afterwards, the next owner might already have received something.
+            # Noted before the acknowledgement: after it the next owner might already have received a message.
             self._acked_ns[row] = time.time_ns()
             self._consumer.acknowledge(message)

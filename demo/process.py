@@ -1,7 +1,7 @@
 """Run `postdate serve` as a process of its own, to kill it and start it again on the same data.
 
-The demo, the integration tests and the benchmarks share this. It knows how the service is started and how one sees
-that it is ready, and nothing of what it serves.
+The demo, the integration tests and the benchmarks share this. It starts the service and waits until it is ready;
+clients and messages are left out.
 """
 
 import json
@@ -24,7 +24,7 @@ class ServiceStartError(RuntimeError):
 
 
 def free_ports(count: int) -> list[int]:
-    """Find TCP ports that nobody listens on now."""
+    """Find free TCP ports."""
     # All sockets are open at once, so that no port is found twice.
     sockets = [socket.socket() for _ in range(count)]
     try:
@@ -37,7 +37,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float, interval_s: float = 0.02) -> None:
-    """Ask until the condition holds; `TimeoutError` if it never does."""
+    """Poll until the condition holds; `TimeoutError` if it never does."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -60,12 +60,12 @@ class PostdateProcess:
 
     @property
     def url(self) -> str:
-        """Where a Pulsar client connects."""
+        """The address for Pulsar clients."""
         return f"pulsar://127.0.0.1:{self.port}"
 
     @property
     def web_url(self) -> str:
-        """Where health and metrics answer."""
+        """The address of health and metrics."""
         return f"http://127.0.0.1:{self.web_port}"
 
     @property
@@ -86,7 +86,7 @@ class PostdateProcess:
 
     @property
     def log_path(self) -> Path:
-        """Where the service's output goes."""
+        """The file of the service's output."""
         return self.folder / "log"
 
     def log_tail(self) -> str:
@@ -94,7 +94,7 @@ class PostdateProcess:
         return self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARACTERS:]
 
     def start(self, *, timeout_s: float = 30.0, wait: bool = True) -> None:
-        """Start the process and, unless told otherwise, wait until it says that it is ready."""
+        """Start the process and, by default, wait until it is ready."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -120,13 +120,13 @@ class PostdateProcess:
         return self._end(signal.SIGTERM)
 
     def read(self, path: str) -> str:
-        """Return what the web port answers for a path such as `/metrics`."""
+        """Return the web port's answer for a path such as `/metrics`."""
         with urllib.request.urlopen(f"{self.web_url}{path}", timeout=5) as reply:
             text: str = reply.read().decode()
         return text
 
     def read_json(self, path: str) -> Any:
-        """Return what the web port answers for a path, parsed."""
+        """Return the web port's answer for a path as parsed JSON."""
         return json.loads(self.read(path))
 
     def _command(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""`postdate demo`: tell the story of `demo.story` on the screen and print its verdict.
+"""`postdate demo`: show the run of `demo.story` on the screen and print its verdict.
 
-Events are printed with their time as they happen, a bar below them shows what has been delivered, and a table says at
-the end what the record came to. The exit code is 0 only if nothing is in it that must not be. What happens is the
-story's, whether it is right is `demo.verdict`'s; here is only what it looks like, and what is left behind.
+Events are printed with their times, a bar below them shows the number of delivered messages, and a table at the end has
+the verdict. The exit code is 0 only without a fault. The events are in `demo.story`, the judgement in `demo.verdict`;
+this module formats them, and keeps or removes the data folder.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ def run_demo(
     Args:
         keep: Whether data and logs stay; they always do in a given folder, and when something was wrong.
         folder: Where they go; None is a temporary folder.
-        config: How much of everything.
-        console: Where it is shown.
+        config: The numbers of the run.
+        console: The console that shows it.
         is_json: Print the verdict as JSON, and show everything else on stderr.
     """
     console = console or Console(highlight=False, stderr=is_json)
@@ -74,7 +74,7 @@ def _run(config: StoryConfig, place: Path, console: Console, *, is_json: bool) -
         TaskProgressColumn("{task.completed:,.0f} of {task.total:,.0f} delivered"),
         TextColumn("[dim]{task.description}"),
         console=console,
-        # Gone at the end, and never in a file: there, the events say it all.
+        # The bar is removed at the end, and is never written to a file: the events are enough there.
         transient=True,
         disable=not console.is_terminal,
     )
@@ -137,12 +137,12 @@ def _lateness_table(outcome: Outcome) -> Table:
 
 
 def _milliseconds(value: float) -> str:
-    """Write a time with a decimal only where it says something, so that long ones fit in their column."""
+    """Write a time, short ones with a decimal, so that long ones fit into their column."""
     return f"{value:,.1f}" if value < 1_000 else f"{value:,.0f}"
 
 
 def _table(title: str, *numbers: str) -> Table:
-    """Make a table that stands on a screen of 80 columns."""
+    """Make a table for a screen of 80 columns."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
     table.add_column(title, no_wrap=True, min_width=40)
     for name in numbers:

@@ -1,9 +1,9 @@
-"""The main job with a crash in the middle, as a story that is told once and recorded.
+"""The run of the demo: the main job with a crash in the middle, recorded.
 
     publish everything ── 1/4 delivered: a consumer leaves ── 1/2: SIGKILL, down, start ── 3/4: one joins ── the end
 
-The demo tells it on the screen with 20,000 messages, the integration tests with fewer. Here is what happens and what
-is measured on the way; `demo.verdict` judges the record, `demo.screen` shows it.
+The demo runs it with 20,000 messages, the integration tests with fewer. This module drives the service and its clients
+and measures times; `demo.verdict` judges the record, `demo.screen` shows it.
 """
 
 import random
@@ -31,36 +31,36 @@ RECORD_NAME: Final = "deliveries.npz"
 """In the service's folder: the columns of `Deliveries` in its order, and when it was killed, started and ready."""
 
 DOWN_S: Final = 0.5
-"""How long the service stays down at least. Longer than consumers need to take what their clients hold already, so
+"""How long the service stays down at least. It is longer than consumers need for the messages in their clients, so
 that a delivery after the restart is one of the second life."""
 
 _LATE_S_MAX: Final = 15.0
-"""How long after the last message is due the end is waited for, before what is missing is called lost."""
+"""How long after the last delivery time the run waits for messages before it counts them as lost."""
 
 _QUIET_S: Final = 0.5
-"""How long after the last message duplicates are listened for."""
+"""How long after the last message the run waits for duplicates."""
 
 _POLL_S: Final = 0.02
 
 
 class StoryError(RuntimeError):
-    """The story could not be told to its end; says why."""
+    """The run could not be finished; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryConfig:
-    """How much of everything.
+    """The numbers of a run.
 
     Attributes:
-        messages: How many are published.
-        keys: Among how many keys.
+        messages: The number of published messages.
+        keys: The number of keys.
         delay_ms_min: The shortest delay.
         delay_ms_max: The longest.
-        consumers: How many there are at first.
-        hold_ms_max: How long a consumer has a message before it acknowledges, at most.
-        entries_per_ledger: Where a ledger ends. A bucket of the index is sealed with each, so that the kill finds
+        consumers: The number of consumers at first.
+        hold_ms_max: The longest time between a message's arrival at a consumer and its acknowledgement.
+        entries_per_ledger: The size of a ledger. A bucket of the index is sealed with each, so that the kill finds
             several snapshots.
-        seed: Of keys and delays.
+        seed: The seed of keys and delays.
     """
 
     messages: int = 20_000
@@ -83,15 +83,15 @@ class StoryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the story came to.
+    """The result of a run.
 
     Attributes:
-        verdict: What the record shows.
+        verdict: The judgement of the record.
         backlog: Messages that were still not acknowledged at the end, by the service's own count.
         buckets_sealed: Snapshots that had been written before the kill.
         buckets_recovered: Snapshots that recovery found and used.
         waiting_at_restart: Messages that were not acknowledged when the service was back.
-        reread: Of these, how many had to be read again from the log.
+        reread: The number of these that had to be read again from the log.
         down_ms: From the kill until the service was ready again.
         first_delivery_ms: From the start of the second process to the first delivery.
         all_back_ms: From there until every consumer had had a delivery.
@@ -109,27 +109,27 @@ class Outcome:
 
     @property
     def from_snapshots(self) -> int:
-        """How many of the waiting messages came from snapshots."""
+        """The number of waiting messages that came from snapshots."""
         return self.waiting_at_restart - self.reread
 
     @property
     def is_clean(self) -> bool:
-        """Whether everything is as it must be."""
+        """Whether the run has no fault."""
         return self.verdict.is_clean and self.backlog == 0
 
 
 Tell = Callable[[str], None]
-"""Takes one sentence about what has just happened."""
+"""Receives one sentence about an event."""
 
 ShowProgress = Callable[[int, str], None]
-"""Takes how many messages have been delivered, and what is going on."""
+"""Receives the number of delivered messages, and the present stage."""
 
 
 class Story:
-    """Tells the story once; `close` it in every case.
+    """One run; `close` it in every case.
 
     Args:
-        config: How much of everything.
+        config: The numbers of the run.
         process: The service, not started. Its settings must be `config.settings`.
         tell: Called for each event.
         show_progress: Called several times a second.
@@ -153,7 +153,7 @@ class Story:
         self._phase = ""
 
     def run(self) -> Outcome:
-        """Tell it from beginning to end.
+        """Run it from beginning to end.
 
         Raises:
             ServiceStartError: The service did not start.
@@ -175,7 +175,7 @@ class Story:
         self._wait_for(len(published), last_due_s, "3 consumers")
         self._listen_for_duplicates()
         deliveries = self._finish()
-        # The record of what exactly happened, for a look afterwards.
+        # The record of the run, for a look afterwards.
         times = np.array([killed_ns, restarted_ns, ready_ns])
         rows = np.column_stack(list(_columns(deliveries).values()))
         np.savez(self._process.folder / RECORD_NAME, times_ns=times, deliveries=rows)
@@ -193,13 +193,13 @@ class Story:
         )
 
     def close(self) -> None:
-        """End what is still running, whatever state it is in."""
+        """End all processes and threads of the run, in any state."""
         for consumer in self._consumers:
             if consumer.is_alive():
                 consumer.abandon()
         self._process.stop()
 
-    # ---- what happens, in order ----
+    # ---- the steps, in order ----
 
     def _start(self) -> None:
         self._progress("starting the service")
@@ -269,7 +269,7 @@ class Story:
             return int(self._metric("pulsar_subscription_back_log") or 0)
         return 0
 
-    # ---- how ----
+    # ---- helpers ----
 
     def _new_client(self, name: str) -> pulsar.Client:
         return new_client(self._process.url, self._process.folder / f"client-{name}.log")
@@ -293,7 +293,7 @@ class Story:
         self._check()
 
     def _wait_for(self, delivered: int, last_due_s: float, phase: str) -> None:
-        """Wait until this many are delivered, or until it is too late for what is missing to be called late."""
+        """Wait until this many messages are delivered, or until missing ones count as lost."""
         self._progress(phase)
         deadline_ns = (last_due_s + _LATE_S_MAX) * 1e9
         while len(self._seen) < min(delivered, self._config.messages) and time.time_ns() < deadline_ns:

@@ -1,18 +1,18 @@
-"""Judge a record of deliveries: what was lost, early, out of order, at two consumers at once, or there twice.
+"""Judge a record of deliveries: lost, early, out of order, at two consumers at once, or duplicate.
 
-Pure functions over columns: what was published (from the receipts), what every consumer received and when it
-acknowledged, and when the service was killed and started again. Everything is judged from the consumers' side:
+Pure functions over columns: the published messages (from the receipts), the deliveries and acknowledgements of every
+consumer, and the times of the kill and the restart. The record is judged from the consumers' side:
 
-- A delivery is held from when the application has it until it acknowledges. The service holds it pending for longer
-  at both ends, so two consumers whose times overlap on one key are a fault for certain, never an artefact.
-- The kill releases all that is pending. The service has two *lives*, and a delivery belongs to the one that sent it:
+- A consumer holds a message from its receipt until its acknowledgement. The service holds it pending for longer at both
+  ends, so two consumers whose times overlap on one key are always a fault.
+- The kill releases all pending messages. The service has two *lives*, and a delivery belongs to the life that sent it:
   the second if it came after the start of the second process. A client may still hand out messages of the first life
   a moment after the kill, so the service must stay down for longer than that moment.
-- An acknowledgement is fire and forget, and the client gathers them for up to 100 ms. So a message counts as
-  unacknowledged at the kill if the application acknowledged it less than a grace before, and may come once more.
+- An acknowledgement has no answer, and the client gathers them for up to 100 ms. So a message counts as unacknowledged
+  at the kill if it was acknowledged less than a grace before, and may come once more.
 
-Times are wall-clock nanoseconds of one machine, as delivery times are milliseconds of the same clock. Deliberately
-absent: clients, processes and the screen.
+Times are wall-clock nanoseconds of one machine; delivery times are milliseconds of the same clock. Left out are
+clients, processes and the screen.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Deliveries:
-    """What consumers received, one row each; the rows of one consumer are in the order in which it received them."""
+    """The deliveries, one row each; the rows of one consumer are in the order of their receipt."""
 
     consumers: Int64s
     ledger_ids: Int64s
@@ -81,7 +81,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class FaultExamples:
-    """One kind of fault: how often, and the first few."""
+    """One kind of fault: its count, and the first cases."""
 
     count: int
     examples: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class FaultExamples:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How long after their time messages arrived, in milliseconds; of no message all are 0."""
+    """The lateness of messages, in milliseconds; without a message all values are 0."""
 
     count: int
     p50_ms: float
@@ -99,18 +99,18 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the record shows.
+    """The judgement of a record.
 
     Attributes:
         delivered: Different messages that arrived.
         lost: Published messages that never arrived.
-        altered: Deliveries of what was never published, or with another key or time than it was published with.
+        altered: Deliveries of unpublished messages, or with another key or time than the published one.
         early: Deliveries before their time.
         out_of_order: Deliveries after one of the same key that comes later by (time due, position): among the first
             deliveries of the whole record, and among the first ones in each life of the service.
         two_owners: Keys of which two consumers held messages at the same time.
         duplicates_other: Repeated deliveries that the kill does not excuse.
-        duplicates_at_kill: Repeated deliveries of what was unacknowledged at the kill.
+        duplicates_at_kill: Repeated deliveries of messages that were unacknowledged at the kill.
         ack_lost_before_kill_ms_max: How long before the kill the oldest acknowledgement was made that it undid.
         lateness_up: Of messages that fell due while the service and all its consumers were there.
         lateness_outage: Of messages that fell due, or were waiting, from the kill until all consumers were back.
@@ -134,7 +134,7 @@ class Verdict:
 
     @property
     def faults(self) -> dict[str, FaultExamples]:
-        """Everything that must not be, by the name that the table has for it."""
+        """All faults, by their names in the table."""
         return {
             "lost": self.lost,
             "altered": self.altered,
@@ -146,7 +146,7 @@ class Verdict:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is there that must not be."""
+        """Whether the record has no fault."""
         return not any(finding.count for finding in self.faults.values())
 
 
@@ -154,8 +154,8 @@ def judge(published: Published, deliveries: Deliveries, outage: Outage, *, ack_g
     """Judge a whole record.
 
     Args:
-        published: What must arrive.
-        deliveries: What arrived, in any order between consumers.
+        published: The messages that must arrive.
+        deliveries: The deliveries, in any order between consumers.
         outage: The kill and the restart.
         ack_grace_ms: An acknowledgement of the application younger than this at the kill counts as not made.
     """
@@ -187,7 +187,7 @@ def judge(published: Published, deliveries: Deliveries, outage: Outage, *, ack_g
 
 
 class _Record:
-    """The deliveries in the order of their receipt's time, with what several questions need."""
+    """The deliveries in order of receipt, with columns that several checks share."""
 
     def __init__(self, published: Published, deliveries: Deliveries, outage: Outage) -> None:
         self._published = published
