@@ -1,11 +1,11 @@
-"""How a command ends: its exit codes, the one line that says why it cannot go on, and the end of its help text.
+"""The ends of commands: exit codes, refusals in one line, and the last part of help texts.
 
     0    done
     1    done, and something is wrong with what was looked at: the help text of the command says what
     2    asked wrongly, or it cannot be done: one line on stderr says why
     130  stopped by Ctrl-C
 
-A traceback from a command is a bug of ours, never the answer to what a user did.
+A traceback from a command is a bug of the command, never the answer to a user's mistake.
 """
 
 import errno
@@ -48,12 +48,12 @@ def help_end(*examples: str, wrong: str | None = None) -> str:
 
 
 def say(text: str) -> None:
-    """Say one line on stderr, whatever line ends a text has."""
+    """Write one line to stderr; line ends within the text become spaces."""
     click.echo(f"postdate: {' '.join(text.split())}", err=True)
 
 
 def refuse(text: str) -> NoReturn:
-    """Say in one line why a command cannot go on, and end the process with exit code 2."""
+    """Write in one line why a command cannot continue, and end the process with exit code 2."""
     say(text)
     sys.exit(EXIT_CODE_REFUSED)
 
@@ -61,11 +61,11 @@ def refuse(text: str) -> NoReturn:
 def refusing_of(
     *kinds: type[BaseException], explain: Callable[[BaseException], str | None] = lambda _error: None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator of commands that turns what an operator can do something about into one line and a code.
+    """Return a decorator of commands that turns errors that an operator can mend into one line and an exit code.
 
     Args:
-        kinds: Errors whose text says all that is to be said.
-        explain: Asked first, of any error: a better text, or None.
+        kinds: Errors whose own text is enough.
+        explain: Gives a better text for an error, or None; called first, for any error.
     """
 
     def refusing(command: Callable[P, R]) -> Callable[P, R]:
@@ -98,13 +98,13 @@ def refusing_of(
 
 
 def _end_without_reader() -> NoReturn:
-    """End in silence: who has closed the pipe wants no more of it, and the exit flushes into nothing."""
+    """End in silence: the reader has closed the pipe, and the flush at exit goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(EXIT_CODE_REFUSED)
 
 
 def explain_os_error(error: OSError) -> str:
-    """Say what a system call was about.
+    """Return the text of a system error with its path.
 
     >>> explain_os_error(FileNotFoundError(2, "No such file or directory", "/nowhere"))
     '/nowhere: No such file or directory'

@@ -1,6 +1,6 @@
-"""Which extra of the package brings a module that is missing, for the one line that says what to install.
+"""Find the extra of the package that brings a missing module, for the line that advises the installation.
 
-Nothing but the standard library is imported here: a core install has neither click nor rich.
+This module imports the standard library alone: a core install has neither click nor rich.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ SPARK_GROUPS: Final = ("ledger", "pipeline")
 
 
 def install_advice(module: str | None, words: Sequence[str]) -> str | None:
-    """Say what is missing and how to install it; None for a module that no extra brings.
+    """Return the name of a missing module and how to install it; None for a module that no extra brings.
 
     >>> install_advice("click", ["serve"])
     "click is not installed: pip install 'postdate[service]'"
@@ -50,7 +50,7 @@ def install_advice(module: str | None, words: Sequence[str]) -> str | None:
     True
 
     Args:
-        module: What could not be imported, dotted or not.
+        module: The module that could not be imported, dotted or not.
         words: The command line, which decides where several extras would do.
     """
     name = (module or "").partition(".")[0]

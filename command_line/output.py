@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs; times, sizes and numbers for people, written one way everywhere."""
+"""The output of commands: JSON for programs; times, sizes and numbers for people in one notation."""
 
 import json
 from collections.abc import Callable
@@ -68,6 +68,6 @@ def json_option(what: str = "one object") -> Callable[[Command], Command]:
     """Add `--json`, which a command gets as `is_json`.
 
     Args:
-        what: What is printed then.
+        what: The content of the JSON, for the help text.
     """
     return click.option("--json", "is_json", is_flag=True, help=f"Print JSON, for programs: {what}.")

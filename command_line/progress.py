@@ -1,4 +1,4 @@
-"""How far long work is, on stderr: a bar on a terminal, and a line a stage where stderr is none."""
+"""The progress of long work, on stderr: a bar on a terminal, otherwise one line for each stage."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 Advance = Callable[[int, int], None]
-"""Told how many bytes are done, of how many."""
+"""Receives the number of bytes done, and of all bytes."""
 
 
 class Steps:
     """The stages of a job, each with so many steps."""
 
     def __init__(self) -> None:
-        # Rich takes a tenth of a second to import, which no help text has to wait for.
+        # Imported late: rich takes a tenth of a second, and help texts need none of it.
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -28,26 +28,26 @@ class Steps:
         self._task: TaskID | None = None
 
     def begin(self, name: str, steps: int | None) -> None:
-        """Begin a stage; None where nobody knows how long it is."""
+        """Begin a stage; None for an unknown length."""
         if not self._is_shown and steps is not None:
             click.echo(f"{name}: {steps}", err=True)
         self._task = self._progress.add_task(name, total=steps)
 
     def advance(self, steps: int) -> None:
-        """Tell of steps that are done."""
+        """Count finished steps."""
         if self._task is not None:
             self._progress.advance(self._task, steps)
 
     @contextmanager
     def shown(self) -> Iterator["Steps"]:
-        """Show the bar meanwhile."""
+        """Show the bar while the body runs."""
         with self._progress:
             yield self
 
 
 @contextmanager
 def bytes_bar(done: str) -> Iterator[Advance]:
-    """Show how many bytes are done, on a terminal; gone when all are."""
+    """Show a bar of bytes on a terminal; it disappears at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

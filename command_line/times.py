@@ -1,7 +1,7 @@
 """Times as options take them: ISO 8601 with a zone, or milliseconds since 1970.
 
-A time without a zone is refused rather than guessed: between what it means in Tokyo and what it means in
-London lie nine hours, and messages are cancelled by such options.
+A time without a zone is refused rather than guessed: its meanings in Tokyo and in London are nine hours apart, and
+messages are cancelled by such options.
 """
 
 import re
@@ -71,13 +71,13 @@ SIGNED_SPAN: Final = SpanMs(has_sign=True)
 
 
 def relative_seconds(text: str) -> int:
-    """Read how long something lasts, as Pulsar does.
+    """Parse a length of time in Pulsar's notation.
 
     >>> relative_seconds("2h"), relative_seconds("90")
     (7200, 90)
 
     Raises:
-        ValueError: It is no such time, is 0 or is more than a thousand years.
+        ValueError: The text has another form, or the time is 0 or more than a thousand years.
     """
     found = _RELATIVE_TIME.fullmatch(text.strip())
     if found is None:
@@ -95,7 +95,7 @@ def parse_time_ms(text: str) -> int:
     (1795289849971, 1795289820000, 1000)
 
     Raises:
-        ValueError: It is none, has no zone, or is before 1970.
+        ValueError: The text is no time, has no zone, or is before 1970.
     """
     text = text.strip()
     time_ms = int(text) if text.isascii() and text.isdigit() else _of_iso(text)
