@@ -1,7 +1,7 @@
 """One request to `/postdate/v1` and its answer, with the standard library alone.
 
-A request is sent once: nothing here tries again, since a change whose answer was lost may have been made. What is wrong
-with a request is the service's to say; its errors come as exceptions with the field and the advice.
+A request is sent once and never retried, since a change whose answer was lost may have been made. The service checks
+requests; its errors become exceptions with the field and the advice.
 """
 
 import json
@@ -31,11 +31,11 @@ class ScheduleApi:
 
     Args:
         admin_url: The service's web port, like `http://127.0.0.1:8080`.
-        token: Says who asks, where the service wants to know; a function is called for each request.
+        token: The caller's token, where the service authenticates callers; a function is called for each request.
         tls_trust_certs_file: The authorities to trust for `https`; None for those of the system.
 
     Raises:
-        ScheduleArgumentError: The address is none.
+        ScheduleArgumentError: The address is invalid.
     """
 
     def __init__(self, admin_url: str, *, token: Token = None, tls_trust_certs_file: str | None = None) -> None:
@@ -48,7 +48,7 @@ class ScheduleApi:
             self._tls = ssl.create_default_context(cafile=tls_trust_certs_file)
 
     def get(self, path: str, query: Iterable[tuple[str, str]] = ()) -> Json:
-        """Ask; the path begins behind `/postdate/v1`.
+        """Send a GET; the path begins behind `/postdate/v1`.
 
         Raises:
             ScheduleRequestError: The service refuses.
@@ -58,7 +58,7 @@ class ScheduleApi:
         return self._send(Request(f"{self.admin_url}{PREFIX}{path}" + (f"?{text}" if text else "")), TIMEOUT_S)
 
     def post(self, path: str, body: Json, *, operation_id: str | None = None) -> Json:
-        """Change something; by `operation_id` another thread can ask meanwhile how far it is (`operation`).
+        """Send a POST; by `operation_id` another thread can read its progress meanwhile (`operation`).
 
         Raises:
             ScheduleRequestError: The service refuses, and nothing has changed.
@@ -71,7 +71,7 @@ class ScheduleApi:
         return self._send(request, CHANGE_TIMEOUT_S)
 
     def operation(self, operation_id: str) -> Json:
-        """Return how far a change is that runs.
+        """Return the progress of a running change.
 
         Raises:
             ScheduleRequestError: The service does not know it, as it has not begun yet.
@@ -117,7 +117,7 @@ def topic_path(topic: str) -> str:
     ('/topics/public/default/reminders', '/topics/shop/eu/orders%20%C3%BC')
 
     Raises:
-        ScheduleArgumentError: It is no name of a topic.
+        ScheduleArgumentError: The text is no name of a topic.
     """
     domain, separator, name = full_topic_name(topic).partition("://")
     parts = name.split("/", 2)
@@ -127,5 +127,5 @@ def topic_path(topic: str) -> str:
 
 
 def new_operation_id() -> str:
-    """Return a name for a change, to ask how far it is."""
+    """Return an id for a change, by which its progress can be read."""
     return uuid4().hex

@@ -1,6 +1,6 @@
 """The commands on scheduled messages: `postdate scheduled`, `topics`, `pause`, `resume` and `explain`.
 
-They ask a running service over HTTP, so they work from any machine and need no data folder. Before more than one
+They call a running service over HTTP, so they work from any machine and need no data folder. Before more than one
 message is changed they say how many and ask, unless `--yes` is given. With the service stopped, and for more than fits
 into one request, there are the jobs of `postdate pipeline`.
 """
@@ -269,7 +269,7 @@ def _change(
     is_json: bool,
     **filters: Any,
 ) -> None:
-    """Say how many messages are meant, ask where it is more than one, and do it."""
+    """Count the selected messages, ask for confirmation where there is more than one, and change them."""
     body = _of_filters(**filters)
     if sum((bool(ids), bool(body), is_all)) != 1:
         raise click.UsageError("say which messages: by ID, by --key, --property, --from and --until, or --all")
@@ -305,7 +305,7 @@ def _change(
 
 @contextmanager
 def _progress(api: ScheduleApi, verb: str, matched: int) -> Iterator[str | None]:
-    """Show how far a long change is while it runs; give the name by which the service knows it."""
+    """Show the progress of a long change while it runs; give its operation id."""
     if matched < PAGE_MESSAGES:
         yield None
         return

@@ -1,4 +1,4 @@
-"""What can go wrong when scheduled messages are asked for or changed: one base, and callers branch on `retriable`."""
+"""The errors of reading and changing scheduled messages: one base, and callers branch on `retriable`."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ class SchedulingError(Exception):
 
 
 class ScheduleArgumentError(SchedulingError, ValueError):
-    """An address or the name of a topic is none."""
+    """An address or the name of a topic is invalid."""
 
 
 class ScheduleRequestError(SchedulingError):
@@ -18,8 +18,8 @@ class ScheduleRequestError(SchedulingError):
 
     Attributes:
         status: The HTTP status.
-        field: The field of the request that is wrong, None where it is about none.
-        advice: What to do.
+        field: The field of the request that is wrong, None where the error is about no field.
+        advice: How the caller mends the request.
     """
 
     def __init__(self, status: int, error: str, *, field: str | None, advice: str) -> None:
@@ -30,6 +30,6 @@ class ScheduleRequestError(SchedulingError):
 
 
 class ServiceUnavailableError(SchedulingError):
-    """The service does not answer, or cannot do it now. Whether a change was made is then not known: look again."""
+    """The service does not answer, or cannot do it now. A change may have been made or not: look again."""
 
     retriable = True

@@ -1,6 +1,6 @@
 """`Scheduler`: publish messages for later, and look at them, cancel them, move them and send them now.
 
-A thin layer over `pulsar-client`, which publishes, and the service's HTTP interface, which does the rest. A handle is
+A thin layer over `pulsar-client` for publishing and the service's HTTP interface for the other calls. A handle is
 the message's id as text. It can be stored: it means the same message after a restart of the caller or the service.
 
 The examples are run against a real service by `tests/integration/scheduling/test_scheduler_examples.py`; there
@@ -274,7 +274,7 @@ class Scheduler:
             try:
                 answer = self._api.post(f"{self._path}/scheduled/{what}", body | selection)
             except ScheduleRequestError as error:
-                # That nothing is meant is an answer here: a message may always have been delivered a moment ago.
+                # An empty result is no error here: a message may have been delivered a moment ago.
                 if error.status != 404 or error.field not in selection:
                     raise
                 outcome += Outcome(0, 0, 0, len(selection.get("messageIds", ())))
@@ -313,10 +313,10 @@ def _span(span: timedelta | None) -> int:
 
 
 def _selections(which: Which) -> Iterator[Json]:
-    """Give the fields that say which messages are meant, one request at a time.
+    """Yield the fields that select messages, for one request after the other.
 
     Raises:
-        ValueError: It says nothing, and must not be taken for everything.
+        ValueError: The selection has no condition, which must not mean all messages.
     """
     if isinstance(which, Everything):
         yield {"all": True}

@@ -1,7 +1,7 @@
-"""What the commands show on a screen of 80 columns: tables, a histogram, and lines about what was done. Pure.
+"""The output of the commands on a screen of 80 columns: tables, a histogram, and lines about changes. Pure.
 
-Keys and names may be of any length and hold any sign. They are cut to their column and control characters are replaced,
-so that nothing that a producer wrote moves the cursor of an operator's terminal. `--json` has everything whole.
+Keys and names may be of any length and hold any character. They are cut to their column and control characters are
+replaced, so that a producer's text cannot move the cursor of an operator's terminal. `--json` has them whole.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def message_lines(messages: Sequence[Json], *, is_more: bool) -> list[str]:
 
 
 def count_lines(histogram: Json) -> list[str]:
-    """Return what `postdate scheduled count` shows: the number, the first and the last, and a histogram.
+    """Return the output of `postdate scheduled count`: the number, the first and the last time, and a histogram.
 
     >>> for line in count_lines({"total": 3, "nextDueMs": 0, "lastDueMs": 60_000, "buckets": [
     ...     {"fromMs": 0, "untilMs": 30_000, "count": 2}, {"fromMs": 30_000, "untilMs": 60_001, "count": 1}]}):
@@ -99,7 +99,7 @@ def count_lines(histogram: Json) -> list[str]:
 
 
 def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
-    """Say what became of the messages that were meant.
+    """Return a line about the outcome of a change.
 
     >>> outcome_line({"matched": 3, "cancelled": 2, "alreadyDue": 1, "unknown": 0}, "cancelled", is_dry_run=False)
     '2 messages cancelled; 1 was due already'
@@ -120,7 +120,7 @@ def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
 
 
 def pause_lines(answer: Json) -> list[str]:
-    """Say which subscriptions are paused.
+    """Return lines about the pause of each subscription.
 
     >>> pause_lines({"subscriptions": [{"name": "me", "paused": True, "pausedSince": "2027-01-15T08:00:00.000Z",
     ...     "ratePerSecond": None}, {"name": "you", "paused": False, "pausedSince": None, "ratePerSecond": 50.0}]})
@@ -137,7 +137,7 @@ def pause_lines(answer: Json) -> list[str]:
 
 
 def explanation_lines(answer: Json) -> list[str]:
-    """Say where messages are: the sentence, then each message and subscription.
+    """Return an explanation: the sentence, then each message and subscription.
 
     >>> explanation_lines({"sentence": "3:9 is delayed until T.", "messages": [{"messageId": "3:9",
     ...     "sentence": "3:9 is delayed until T.", "subscriptions": [{"subscription": "me", "state": "delayed",

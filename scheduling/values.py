@@ -1,4 +1,4 @@
-"""What is asked for and what comes back: which messages are meant, one message, and the outcome of a change. Pure.
+"""The arguments and results of the client: a selection, one message, and the outcome of a change. Pure.
 
 Times are milliseconds since 1970, or `datetime`s with a time zone. A `datetime` without one is refused: it means
 another instant on every machine.
@@ -23,7 +23,7 @@ def time_ms(at: Time) -> int:
     (1800000000000, 1800000000000)
 
     Raises:
-        ValueError: It has no time zone.
+        ValueError: The instant has no time zone.
         TypeError: It is neither a `datetime` nor a whole number.
     """
     if isinstance(at, datetime):
@@ -48,7 +48,7 @@ def span_ms(span: timedelta) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """Scheduled messages that fulfil everything that is said here.
+    """Selects the scheduled messages that fulfil all given conditions.
 
     >>> Matching(key="anna", due_until=1_800_000_000_000).to_json()
     {'key': 'anna', 'until': 1800000000000}
@@ -65,7 +65,7 @@ class Matching:
 
     @property
     def is_about_times_alone(self) -> bool:
-        """Whether neither key nor properties are asked for."""
+        """Whether it has neither key nor properties."""
         return self.key is None and not self.properties
 
     def to_json(self) -> Json:
@@ -95,12 +95,12 @@ class Everything:
 EVERYTHING: Final = Everything()
 
 Which: TypeAlias = str | Iterable[str] | Matching | Everything
-"""Which messages are meant: a handle, several handles, those that match, or `EVERYTHING`."""
+"""A selection of messages: a handle, several handles, a `Matching`, or `EVERYTHING`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledMessage:
-    """A message that is still to come."""
+    """A scheduled message."""
 
     handle: str
     """Names it: "ledger:entry", with ":index" behind it for a message of a batch."""
@@ -111,7 +111,7 @@ class ScheduledMessage:
     size_bytes: int
     producer_name: str
     payload: bytes | None = None
-    """None where it was not asked for."""
+    """The payload; None where it was not requested."""
 
     @property
     def deliver_at(self) -> datetime:
@@ -121,16 +121,16 @@ class ScheduledMessage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change has come to."""
+    """The outcome of a change."""
 
     matched: int
-    """Messages that were meant and found."""
+    """Selected messages that were found."""
     changed: int
     """Messages that were cancelled, rescheduled or delivered now."""
     already_due: int
     """Messages whose time had come: cancelled where no consumer had them, never rescheduled."""
     unknown: int
-    """Handles of nothing that is scheduled: delivered, cancelled, or never there."""
+    """Handles without a scheduled message: it was delivered or cancelled, or never existed."""
     handles: Mapping[str, str] = field(default_factory=dict)
     """The new handles by the old ones, where handles were given and the messages have new times."""
 
