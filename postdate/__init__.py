@@ -1,4 +1,4 @@
-"""What other programs import: a client that schedules messages, and a delayed delivery tracker to embed.
+"""The API of Postdate: a client that schedules messages, and a delayed delivery tracker to embed.
 
     with postdate.Scheduler("pulsar://127.0.0.1:6650", "http://127.0.0.1:8080", "reminders") as scheduler:
         scheduler.schedule(b"water the plants", key="anna", after=timedelta(hours=3))
@@ -10,12 +10,12 @@ interface: cancel, reschedule, deliver now, list and count.
 
     factory = postdate.tracker_factory(postdate.TrackerConfig(), storage, now_ms=postdate.now_ms)
 
-A tracker is told positions and times (`add_messages`), says when something is due (`TrackerContext.on_available`) and
-hands each position out once (`get_scheduled_messages`). It belongs to one event loop and to one cursor: `MemoryCursor`,
-or anything that has what `TrackedCursor` names.
+A tracker takes positions and times (`add_messages`), signals due messages (`TrackerContext.on_available`) and hands
+each position out once (`get_scheduled_messages`). It belongs to one event loop and to one cursor: a `MemoryCursor`, or
+an object with the interface `TrackedCursor`.
 
-Everything here is what other rooms define, under one name that stays; those rooms may move. A core install is enough
-but for the storages on RocksDB and S3: these are imported when they are first asked for, and say which extra they need.
+All names are defined in other rooms; the names here stay when those rooms move. A core install is enough but for the
+storages on RocksDB and S3: these are imported at their first use, and an error names the missing extra.
 """
 
 from importlib import import_module
@@ -125,7 +125,7 @@ _ON_DEMAND: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs an extra.
+    """Import a name that needs an extra.
 
     Raises:
         ImportError: The extra is not installed.

@@ -1,4 +1,4 @@
-"""The wall clock, for programs that have none of their own. Nothing below this package reads a clock by itself."""
+"""The wall clock, for programs that have none of their own. The rooms below take the time as an argument."""
 
 import time
 
