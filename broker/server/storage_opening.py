@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 PATIENCE_S: Final = 3.0
 """How long a start waits for a storage that cannot be reached: it may be starting at the same time."""
 
-ANSWER_WAIT_S: Final = 30.0
-"""How long a start waits for any first answer: a slow machine must still find a lasting error."""
+ANSWER_WAIT_S: Final = 8.0
+"""How long a start waits for any first answer: a slow machine must still find a lasting error, and a server that takes
+connections and never answers must not keep fresh messages waiting."""
 
 PAUSE_S_MIN: Final = 0.2
 """Between the first two tries; each further pause is twice as long."""
