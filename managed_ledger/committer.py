@@ -18,6 +18,7 @@ entries are taken meanwhile is decided by `write_watch`.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -36,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 1.0
 """While entries are refused, a round without news is written so often, to find out when that can end."""
+LOOK_SECONDS = 0.25
+"""The shortest time between two such rounds that somebody asks for."""
+LOOK_SECONDS_MAX = 0.5
+"""How long somebody who asks for one waits for it: a health check has a second."""
 MARK_SECONDS = 1.0
 """How long after a synced round the log is marked: one more small synced file a second, none while idle."""
 
@@ -71,6 +76,7 @@ class Committer:
         self.watch = WriteWatch()
         """Whether new entries are taken; rounds are written also when they are not."""
         self._probe_timer: asyncio.TimerHandle | None = None
+        self._next_look_s = -math.inf
         self._mark_timer: asyncio.TimerHandle | None = None
         self._monotonic = monotonic
         self.write_seconds = DurationHistogram()
@@ -227,8 +233,29 @@ class Committer:
 
     def _probe(self) -> None:
         self._probe_timer = None
-        if not self._closed:
+        self.probe_now()
+
+    def probe_now(self) -> None:
+        """Find out whether entries can be taken again, if they are refused: somebody has made room."""
+        if self.watch.refusal is not None and not self._closed:
             self.request(_Probe(), sync=True)
+
+    async def look_again(self) -> None:
+        """Let `watch` say what is true now, if it says that entries are refused; returns in bounded time.
+
+        A look is a round, as a commit alone can tell that commits succeed again. Those who ask share it.
+        """
+        if self.watch.refusal is None:
+            return
+        await asyncio.sleep(max(0.0, self._next_look_s - self._loop.time()))
+        if self.watch.refusal is None or self._closed:
+            return
+        self._next_look_s = self._loop.time() + LOOK_SECONDS
+        look = _SingleWrite(lambda _: None, self._loop.create_future())
+        self.request(look, sync=True)
+        # Where it fails or takes longer, entries are refused still.
+        with contextlib.suppress(TimeoutError, LedgerError):
+            await asyncio.wait_for(look.done, LOOK_SECONDS_MAX)
 
     def _tell_idle(self) -> None:
         idle, self._idle = self._idle, []

@@ -136,6 +136,10 @@ class LedgerStore:
         """Whether the last commit failed, so that it makes no sense to begin what is not urgent."""
         return self.committer.watch.is_failing
 
+    async def look_again(self) -> None:
+        """Let `refusal` be true of now, where it says that entries are refused; returns in bounded time."""
+        await self.committer.look_again()
+
     def managed_ledger_names(self) -> list[str]:
         """All that exist, open or not."""
         return sorted(self._owner_ids)
@@ -353,6 +357,9 @@ class LedgerStore:
             logger.info("Space of trimmed ledgers %d to %d is given back later: %s", first, last, error)
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._compact_again, [first, last], size_bytes)
+            return
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.committer.probe_now)
 
     def _compact_again(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
         self._note_trimmed(ledger_ids, size_bytes)

@@ -302,6 +302,7 @@ class Service:
 
     async def problems(self) -> list[str]:
         """Return the present failures of the service, for `/health`; empty when all is well."""
+        await self._store.look_again()
         problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
         if self._opening_storage is not None and self._opening_storage.problem is not None:
             problems.append(self._opening_storage.problem)

@@ -10,10 +10,12 @@ from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.server.service import Service
 from broker.topics.topic_name import TopicName
 from dispatcher.core.read_plan import ReadRequest
-from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.ledger_store import LedgerStore, OpenDatabase, open_rocksdb
 from managed_ledger.position import Position
+from managed_ledger.rocksdb_store.disk_room import Room
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.helpers.fakes.service_fakes import Peer, until
 from tracker.config import BUCKET_FACTORY, TrackerConfig
 
@@ -39,6 +41,7 @@ def play(
     folder: Path,
     story: Callable[[Service, FaultInjectingBucketSnapshotStorage], Awaitable[None]],
     store_class: type[LedgerStore] = LedgerStore,
+    open_database: OpenDatabase = open_rocksdb,
 ) -> None:
     """Run a story on a service whose snapshots can be let down."""
 
@@ -51,7 +54,9 @@ def play(
             retry_backoff_ms_max=2,
         )
         config = BrokerConfig(data_directory=folder, tracker=tracker)
-        store = await store_class.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
+        store = await store_class.open(
+            folder / "ledgers", config.managed_ledger, now_ms=now_ms, open_database=open_database
+        )
         storage = FaultInjectingBucketSnapshotStorage(MemoryBucketSnapshotStorage())
         await storage.start()
         service = Service(config, store, storage, now_ms=now_ms)
@@ -127,3 +132,38 @@ def test_a_dispatcher_that_a_defect_has_stopped_is_told(tmp_path: Path) -> None:
         assert problem == f"{_TOPIC}: subscription s has stopped by a defect: AssertionError('seeded')"
 
     play(tmp_path, story)
+
+
+def test_a_disk_with_room_again_is_healthy_at_the_next_question(tmp_path: Path) -> None:
+    """Who made room and looks must not read what was true before; the log by itself looks once a second."""
+    database = MemoryDatabase()
+
+    async def story(service: Service, storage: FaultInjectingBucketSnapshotStorage) -> None:
+        database.free = Room(free_bytes=3 * 2**20, disk_bytes=2**26, unflushed_bytes=0)
+        await service._store.put_record("any commit", b"")
+        (problem,) = await service.problems()
+        assert "has 3.0 MiB free" in problem
+        database.free = Room(free_bytes=2 * 2**20, disk_bytes=2**26, unflushed_bytes=0)
+        (problem,) = await service.problems()
+        assert "has 2.0 MiB free" in problem
+
+        database.free = Room(free_bytes=25 * 2**20, disk_bytes=2**26, unflushed_bytes=0)
+        assert await service.problems() == []
+
+    play(tmp_path, story, open_database=lambda _path, _config: database)
+
+
+def test_a_disk_that_hangs_does_not_hold_up_what_health_says(tmp_path: Path) -> None:
+    database = MemoryDatabase()
+
+    async def story(service: Service, storage: FaultInjectingBucketSnapshotStorage) -> None:
+        database.free = Room(free_bytes=3 * 2**20, disk_bytes=2**26, unflushed_bytes=0)
+        await service._store.put_record("any commit", b"")
+        database.gate.clear()
+        try:
+            (problem,) = await service.problems()
+        finally:
+            database.gate.set()
+        assert "has 3.0 MiB free" in problem
+
+    play(tmp_path, story, open_database=lambda _path, _config: database)
