@@ -281,7 +281,7 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> 
     type=click.Choice(["local", "spark"]),
     default="local",
     show_default=True,
-    help="Who copies: this process, or Spark, which needs --update-cursors and the extra `spark`.",
+    help="Where the copy runs: in this process, or on Spark, which needs --update-cursors and the extra `spark`.",
 )
 @click.option("--master", default="local[*]", show_default=True, help="With --workers spark: where Spark runs.")
 @json_option()

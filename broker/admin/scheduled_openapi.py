@@ -94,7 +94,7 @@ def _paths() -> Json:
         },
         f"{_TOPIC}/scheduled/cancel": _change(
             "cancel",
-            "Deliver messages to nobody who has not got them; durable when it is answered",
+            "Cancel messages: no consumer gets them that has not got them already; durable when it is answered",
             "Selection",
             "Cancelled",
         ),
@@ -160,7 +160,7 @@ def _schemas() -> Json:
         "subscription": _TEXT,
         "state": {"enum": ["delayed", "held", "waiting", "pending", "acknowledged", "expired"]},
         "sentence": _TEXT,
-        "consumer": {**_TEXT_OR_NULL, "description": "Who has it, or whom it waits behind"},
+        "consumer": {**_TEXT_OR_NULL, "description": "The consumer that has it, or that it waits for"},
         "sinceMs": _MS,
         "since": _TEXT_TIME,
         "slot": {"type": ["integer", "null"], "description": "The hash slot of its key"},
@@ -198,7 +198,7 @@ def _schemas() -> Json:
     ids = {"ids": {"type": "object", "additionalProperties": _TEXT, "description": "Old to new, where ids were given"}}
     topic_subscription = {
         "name": _TEXT,
-        "type": {**_TEXT_OR_NULL, "description": "Null until somebody subscribes after a start"},
+        "type": {**_TEXT_OR_NULL, "description": "Null until the first subscribe after a start"},
         "consumers": _COUNT,
         "backlog": _COUNT,
         "delayed": _COUNT,

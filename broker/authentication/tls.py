@@ -31,7 +31,7 @@ class TlsProvider:
             raise config.refusal(
                 "authenticationProviders",
                 f"{TLS_PROVIDER} needs a port with TLS (brokerServicePortTls) "
-                "and tlsTrustCertsFilePath, which says whose certificates are believed of clients",
+                "and tlsTrustCertsFilePath, which names the authorities of clients' certificates",
             )
         return cls()
 

@@ -41,7 +41,7 @@ class OneLineFormatter(logging.Formatter):
 
 
 class MalformedRequests(logging.Filter):
-    """Tells of a request that is no HTTP in one line: anybody can send one, and a traceback of it helps no operator."""
+    """Logs a request that is no HTTP in one line: any caller can send one, and a traceback helps no operator."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See base."""
@@ -115,7 +115,7 @@ def auth_params_option(command: Callable[P, R]) -> Callable[P, R]:
         "token",
         metavar="PARAMS",
         callback=_token_of_params,
-        help="Who asks, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
+        help="The caller's token, as for pulsar-admin: token:TOKEN or file:///PATH of a token.",
     )(command)
 
 

@@ -140,7 +140,7 @@ def create_key_pair(algorithm: str, private: Path, public: Path, is_json: bool) 
         "postdate token create --private-key file:private.key --subject anna",
     )
 )
-@click.option("-s", "--subject", required=True, metavar="ROLE", help="Whose token it is: what grants are made to.")
+@click.option("-s", "--subject", required=True, metavar="ROLE", help="The role of the token, which grants are made to.")
 @click.option("-sk", "--secret-key", metavar="KEY", help="The secret: file:PATH, data:;base64,TEXT, PATH or base64.")
 @click.option("-pk", "--private-key", metavar="KEY", help="The private key, in the same notations.")
 @_algorithm_of_pair

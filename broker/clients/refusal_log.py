@@ -1,7 +1,7 @@
-"""Log lines about clients that are refused and try again for ever: one for each reason a minute, and a count.
+"""Log lines about refused clients that retry for ever: one line a minute for each reason, and a count.
 
-The first refusal is said at once, those of the next minute are counted. Their count is said when the minute has ended:
-with the next refusal, or by `say_counts`, which the service calls now and then.
+The first refusal is logged at once, those of the next minute are counted. Their count is logged after the minute: with
+the next refusal, or by `say_counts`, which the service calls now and then.
 """
 
 import logging
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 REFUSAL_LOG_S: Final = 60.0
-"""How often refusals of one kind are logged."""
+"""The shortest time between two log lines about refusals of one kind."""
 _KINDS_MAX: Final = 1_000
-"""Kinds that are remembered: a client may give new reasons for ever."""
+"""The most kinds in memory: a client may cause new reasons for ever."""
 
 
 @dataclass(slots=True)

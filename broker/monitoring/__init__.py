@@ -1,1 +1,1 @@
-"""For those who watch a service with Prometheus: a dashboard for Grafana and rules for alerts, as files."""
+"""Files for monitoring with Prometheus: a dashboard for Grafana and rules for alerts."""

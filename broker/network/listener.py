@@ -203,7 +203,7 @@ class Listener:
             self._add(accepted, address[:2])
 
     def _rest(self, error: OSError) -> None:
-        log.error("nobody is accepted on port %d for %g s: %s", self.number, ACCEPT_RETRY_S, error)
+        log.error("no connection is accepted on port %d for %g s: %s", self.number, ACCEPT_RETRY_S, error)
         for one in self._sockets:
             self._loop.remove_reader(one)
         self._retry = self._loop.call_later(ACCEPT_RETRY_S, self._accept_from_all)

@@ -22,7 +22,7 @@ class TlsConfig:
     """PEM: the private key of the certificate, not encrypted. Default empty."""
 
     trust_certs_path: Path | None = field(default=None, metadata={"key": "tlsTrustCertsFilePath"})
-    """PEM: whose certificates are believed of clients. Default empty: clients are not asked for any."""
+    """PEM: the authorities of clients' certificates. Default empty: clients are not asked for any."""
 
     requires_client_cert: bool = field(default=False, metadata={"key": "tlsRequireTrustedClientCertOnConnect"})
     """Whether a client without a certificate that is believed is refused in the handshake. Default false."""

@@ -39,7 +39,7 @@ class ServiceManager:
         """
         address = environment.get("NOTIFY_SOCKET") or None
         if address is not None and address[0] not in "/@":
-            log.warning("NOTIFY_SOCKET=%s is no path of a socket: nobody is told when the service is ready", address)
+            log.warning("NOTIFY_SOCKET=%s is no path of a socket: the supervisor gets no messages", address)
             address = None
         watchdog_usec = environment.get("WATCHDOG_USEC", "")
         is_for_this_process = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())

@@ -107,7 +107,7 @@ class SnapshotSweep:
         """Log a failure; an outage is logged once and not at each retention check."""
         if failures and not self._is_failing:
             why = str(failures[0]) or "the storage does not answer"
-            log.warning("%s: snapshots that nobody needs are left for now: %s", self._ledger.name, why)
+            log.warning("%s: unneeded snapshots are left for now: %s", self._ledger.name, why)
         self._is_failing = bool(failures)
 
     async def _match(self) -> None:
