@@ -223,8 +223,8 @@ class _Record:
         """Find keys held by two consumers, in one sweep over each key's deliveries in order of receipt."""
         rows = self._deliveries
         killed_ns = self._outage.killed_ns
-        # Lives are judged apart, since the kill releases everything. What the first had handed out and its consumer
-        # took from its client's queue only afterwards was pending when it ended.
+        # Lives are judged apart, since the kill releases everything. A message of the first life that its consumer took
+        # from its client's queue after the kill was pending at the kill.
         start_ns = np.where(self.lives == 0, np.minimum(rows.received_ns, killed_ns), rows.received_ns)
         examples: dict[int, str] = {}
         held_until: dict[int, tuple[int, int]] = {}

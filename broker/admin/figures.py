@@ -120,7 +120,7 @@ class StoreSnapshot:
     disk_size_bytes: int | None = None
     """Of the file system that the data folder is on; None where that cannot be told."""
     disk_free_bytes: int | None = None
-    """What is free there for the service's user."""
+    """The bytes that are free for the service's user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ async def stream_metrics(
         is_by_topic: Whether topics and subscriptions have series of their own.
         is_by_consumer: Whether consumers have, too.
         turns: How long the turns of the event loop took.
-        store: What is known of the log and of the process for snapshots.
+        store: The state of the log and of the process for snapshots.
     """
     page = MetricsPage(cluster, is_by_topic=is_by_topic, is_by_consumer=is_by_consumer)
     async for topic in in_slices(topics):
@@ -169,7 +169,7 @@ class MetricsPage:
         Args:
             connection_count: Open connections.
             turns: How long the turns of the event loop took, None where that is not measured.
-            store: What is known of the log and of the process for snapshots.
+            store: The state of the log and of the process for snapshots.
         """
         cluster = label_text(self._cluster)
         yield from family("postdate_connections", "Open client connections.", [(cluster, connection_count)])
@@ -209,7 +209,7 @@ class _Table(Generic[T]):
     """The figures of all topics, subscriptions or consumers: a row of numbers for each, or sums for each namespace.
 
     Args:
-        figures: What is told of each.
+        figures: The metrics of each.
         is_summed: Whether rows with the same labels are added up; figures that cannot be added are left out then.
     """
 

@@ -44,7 +44,7 @@ class RequestError(Exception):
 
     Args:
         status: The HTTP status.
-        error: What is wrong.
+        error: The fault, as a text.
         field: The field of the request that is wrong, None where the error is about no field.
         advice: How the caller mends the request.
     """

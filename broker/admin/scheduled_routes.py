@@ -72,7 +72,7 @@ CALLER: Final = web.RequestKey("caller", Caller)
 
 _OPERATION_ID: Final = "Operation-Id"
 _OPERATIONS_MAX: Final = 100
-_MATCHES_NOTHING: Final = "Look with GET .../scheduled at what there is; what was delivered or cancelled is gone"
+_MATCHES_NOTHING: Final = "GET .../scheduled lists the scheduled messages; delivered and cancelled ones are gone"
 
 
 class ScheduleService(Protocol):

@@ -65,8 +65,8 @@ class Authenticator:
         Args:
             method_name: The method that CONNECT names, empty if none.
             auth_data: The credentials that came with it.
-            peer_certificate: What its TLS session proves, None if nothing.
-            now_ms: What time it is.
+            peer_certificate: The verified certificate of its TLS session, None without one.
+            now_ms: The time.
 
         Raises:
             AuthenticationError: It proves nothing, and there is no anonymous role.
@@ -86,8 +86,8 @@ class Authenticator:
 
         Args:
             authorization: The header of that name, None without one.
-            peer_certificate: What its TLS session proves, None if nothing.
-            now_ms: What time it is.
+            peer_certificate: The verified certificate of its TLS session, None without one.
+            now_ms: The time.
 
         Raises:
             AuthenticationError: It proves nothing, and there is no anonymous role.

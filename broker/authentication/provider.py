@@ -46,7 +46,7 @@ class AuthenticationProvider(Protocol):
         Args:
             auth_data: The data that the client sent, empty if none.
             peer_certificate: The verified certificate of its TLS session, None without one.
-            now_ms: What time it is.
+            now_ms: The time.
 
         Raises:
             AuthenticationError: It proves nothing.

@@ -25,7 +25,7 @@ class Authorizer:
     """Answers what a role may do, from grants in memory.
 
     Args:
-        grants: What is granted.
+        grants: The grants of all namespaces.
         super_user_roles: The roles that may do everything.
     """
 

@@ -200,7 +200,7 @@ class BrokerConfig:
 
     @property
     def tracker_factory(self) -> str:
-        """Which tracker: `bucket` or `memory`."""
+        """The kind of tracker: `bucket` or `memory`."""
         return "bucket" if self.tracker.factory_class_name == BUCKET_FACTORY else "memory"
 
 

@@ -51,7 +51,7 @@ class RestingTopics:
     Args:
         service: Opens and closes topics.
         config: The rules by which inactive topics are deleted.
-        now_ms: What time it is.
+        now_ms: The clock.
     """
 
     def __init__(self, service: OpenTopics, config: InactiveTopicsConfig, now_ms: Callable[[], int]) -> None:

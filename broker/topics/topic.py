@@ -55,7 +55,7 @@ class Topic:
         ledger: Its log.
         new_subscription: Makes a subscription over a cursor.
         delayed_delivery: The policies that are in force for it.
-        now_ms: What time it is.
+        now_ms: The clock.
         residual: Deletes snapshots without a tracker.
         limits: The most producers, subscriptions and consumers.
         spawn: Runs work in the background.
