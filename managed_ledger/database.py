@@ -28,7 +28,7 @@ from managed_ledger.errors import (
 from managed_ledger.keys import FORMAT_KEY, Family
 from managed_ledger.log_marker import FORMAT_VERSION, MARKER_FILE, read_marker, write_marker
 from managed_ledger.rocksdb_edge import checked, damage_advice, log_settings
-from managed_ledger.rocksdb_store.disk_room import Room, measure_room
+from managed_ledger.rocksdb_store.disk_room import Room, is_out_of_room, measure_room, room_to_open_bytes, try_room
 from managed_ledger.rocksdb_store.opening import OpenFolder, looked_at_again, open_to_read, open_to_write
 from managed_ledger.rocksdb_store.store import RocksDBStore, StoreBatch
 
@@ -123,6 +123,7 @@ class RocksDatabase(RocksDBStore):
             StoreLockedError: A process has it open.
             StoreCorruptedError: It is damaged, or not a log of Postdate.
             StoreVersionError: Its format is another.
+            StoreFullError: The disk has no room for what opening it writes; nothing has changed.
             StoreUnavailableError: It cannot be read or written.
         """
         with checked(path, "open the log"):
@@ -130,6 +131,8 @@ class RocksDatabase(RocksDBStore):
             marker = _read_marker(path)
             if marker is not None and not any(path.glob("*.log")):
                 raise StoreCorruptedError(damage_advice(path, "its write-ahead log (*.log) is missing"))
+            if marker is not None:
+                _check_room_to_open(path)
             room = measure_room(path)
         # Where the marker file says that there was a database, a new one must not take its place.
         settings = log_settings(
@@ -288,6 +291,20 @@ class RocksDatabase(RocksDBStore):
                 damage_advice(self._path, f"it ends at write {sequence}, but had reached {marker}")
             )
         return found
+
+
+def _check_room_to_open(path: Path) -> None:
+    """Refuse before RocksDB tries, which leaves half a table each time, and so takes the room that somebody makes."""
+    wanted_bytes = room_to_open_bytes(path)
+    try:
+        try_room(path, wanted_bytes)
+    except OSError as error:
+        # What else may be wrong, RocksDB says in its own words.
+        if is_out_of_room(error):
+            raise StoreFullError(
+                f"Cannot open the log in {path}: its disk needs {wanted_bytes / 2**20:.1f} MiB of free space, to make "
+                f"tables of the write-ahead log ({error.strerror}). Nothing is lost: make room and start it again"
+            ) from error
 
 
 def _format() -> bytes:

@@ -107,21 +107,40 @@ def measure_room(folder: Path) -> Room:
     return Room(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, logs, tables)
 
 
-def has_room_to_open(folder: Path) -> bool:
-    """Whether the disk takes what opening a RocksDB folder writes: a manifest, and its write-ahead logs as tables.
+def room_to_open_bytes(folder: Path) -> int:
+    """What opening a RocksDB folder writes: a manifest and its like, and its write-ahead logs as tables.
 
-    Asked by taking the room and giving it back: no figure of a file system tells of quotas and rights.
+    Raises:
+        OSError: The system refuses.
     """
+    return _file_bytes(folder)[0] + REOPEN_BYTES
+
+
+def has_room_to_open(folder: Path) -> bool:
+    """Whether the disk takes what opening a RocksDB folder writes."""
     try:
-        wanted = _file_bytes(folder)[0] + REOPEN_BYTES
-        with tempfile.TemporaryFile(dir=folder) as room:
-            if sys.platform == "linux":
-                os.posix_fallocate(room.fileno(), 0, wanted)
-            else:
-                room.write(bytes(wanted))
+        try_room(folder, room_to_open_bytes(folder))
     except OSError:
         return False
     return True
+
+
+def is_out_of_room(error: OSError) -> bool:
+    """Whether the system says that there is no room."""
+    return error.errno is not None and os.strerror(error.errno) in NO_ROOM
+
+
+def try_room(folder: Path, wanted_bytes: int) -> None:
+    """Take room and give it back: no figure of a file system tells of quotas and rights.
+
+    Raises:
+        OSError: There is no room, or the system refuses.
+    """
+    with tempfile.TemporaryFile(dir=folder) as room:
+        if sys.platform == "linux":
+            os.posix_fallocate(room.fileno(), 0, wanted_bytes)
+        else:
+            room.write(bytes(wanted_bytes))
 
 
 def _file_bytes(folder: Path) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from managed_ledger.config import ManagedLedgerConfig
-from managed_ledger.errors import AppendRefusedError, LedgerError, LedgerWriteError
+from managed_ledger.errors import AppendRefusedError, LedgerError, LedgerWriteError, StoreFullError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
@@ -140,6 +141,32 @@ def test_a_log_on_a_full_disk_closes_and_opens_again(disk: Path) -> None:
             async with _opened(disk):
                 raise AssertionError("a full disk took a new log")
         ballast.unlink()
+        async with _opened(disk) as store:
+            assert await _payloads(await store.open_managed_ledger("orders")) == kept
+
+    asyncio.run(scenario())
+
+
+def test_a_start_on_a_full_disk_says_what_it_needs_and_takes_nothing_of_it(disk: Path) -> None:
+    """However often it is tried, as a supervisor does: what it needs does not grow, and then everything is there."""
+
+    async def scenario() -> None:
+        async with _opened(disk) as store:
+            kept = await _fill(await store.open_managed_ledger("orders"), entries_max=20)
+            # As a process leaves it that is killed.
+            await asyncio.to_thread(shutil.copytree, disk / "log", disk / "killed")
+        shutil.rmtree(disk / "log")
+        (disk / "killed").rename(disk / "log")
+        before = sorted(path.name for path in (disk / "log").iterdir())
+        wanted_bytes = sum(path.stat().st_size for path in (disk / "log").glob("*.log")) + 2**19
+        ballast = fill_up(disk)
+
+        for _ in range(5):
+            with pytest.raises(StoreFullError, match=rf"{wanted_bytes / 2**20:.1f} MiB of free space.*Nothing is lost"):
+                await LedgerStore.open(disk / "log", CONFIG, now_ms=lambda: 1)
+        assert sorted(path.name for path in (disk / "log").iterdir()) == before
+
+        os.truncate(ballast, ballast.stat().st_size - wanted_bytes - 2**13)
         async with _opened(disk) as store:
             assert await _payloads(await store.open_managed_ledger("orders")) == kept
 
