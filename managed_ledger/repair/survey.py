@@ -90,6 +90,8 @@ class Survey:
     """Families of which something may be missing."""
     missing_writes: int = 0
     """How many of the newest changes are gone without a trace."""
+    is_end_missing: bool = False
+    """Whether the newest changes are gone, so that nothing names what was in them."""
 
     def values(self, wanted: dict[int, list[StoredBlock]]) -> Iterator[tuple[StoredBlock, bytes]]:
         """Blocks with their values, of those given by table."""
@@ -246,6 +248,7 @@ class _Surveying:
         for _, block in self._unproven:
             self._prove(block)
         if not _numbered(survey.folder, "log"):
+            self.survey.is_end_missing = True
             self._note("the write-ahead log", "it is missing, with the newest changes")
             self._lacks(None)
         self._compare_with_marker()
@@ -277,7 +280,8 @@ class _Surveying:
             self._note(MARKER_FILE, "it is missing", is_harmless=True)
         elif marker > self._sequence:
             self.survey.missing_writes = marker - self._sequence
-            what = f"the newest {self.survey.missing_writes:,} changes are missing, which were on the disk"
+            self.survey.is_end_missing = True
+            what = f"at least the newest {self.survey.missing_writes:,} changes are missing, which were on the disk"
             self._note("the write-ahead log", what)
             self._lacks(None)
 

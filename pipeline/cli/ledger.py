@@ -87,11 +87,8 @@ def repair(data: str, is_confirmed: bool, is_json: bool) -> None:
     _tell(verdict)
     if isinstance(outcome, Repaired):
         click.echo(f"{folder} is repaired: {done['kept_entries']:,} entries are kept, {done['lost_entries']:,} lost")
-        if verdict.survey.missing_writes:
-            click.echo(
-                f"beside those, entries among the newest {verdict.survey.missing_writes:,} changes may be lost: "
-                "nothing of these is left that names them"
-            )
+        if verdict.survey.is_end_missing:
+            click.echo("beside those, what was in the newest changes is lost: nothing is left that names it")
         click.echo(f"the damaged log is in {outcome.kept_folder}, what was lost in {outcome.report}")
 
 
