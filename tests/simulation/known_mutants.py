@@ -35,9 +35,16 @@ DISPATCHER: Final = [
     Mutant(
         "shared-takes-what-returns",
         "dispatcher/core/shared.py",
-        "and self.waiting.may_give(_ONLY_SLOT):\n            items",
-        "and len(self.waiting):\n            items",
+        "        while self.waiting.may_give(_ONLY_SLOT):\n",
+        "        while len(self.waiting):\n",
         "entries on their way back are counted as if they could be given",
+        (
+            Edit(
+                "dispatcher/core/shared.py",
+                "and self.waiting.may_give(_ONLY_SLOT):\n            items",
+                "and len(self.waiting):\n            items",
+            ),
+        ),
     ),
     Mutant(
         "subscription-count-not-lowered",
@@ -242,8 +249,8 @@ TRACKER: Final = [
     Mutant(
         "told-once",
         "tracker/shell/wake_up.py",
-        "        self._told_due_ms = due_ms\n        self._withheld_ms = withheld_ms",
-        "        self._told_due_ms = self._told_due_ms or due_ms\n        self._withheld_ms = withheld_ms",
+        "        is_due = due_ms is not None and due_ms != self._told_due_ms\n",
+        "        is_due = due_ms is not None and self._told_due_ms is None\n",
         "a dispatcher that was told of a message that left another way is told of no other",
     ),
     Mutant(
@@ -256,8 +263,8 @@ TRACKER: Final = [
     Mutant(
         "memory-timer-late",
         "tracker/in_memory.py",
-        "        if self._timer_at_ms is None or self._times[0] < self._timer_at_ms:\n            self._turn_soon()",
-        "        if self._timer_at_ms is None:\n            self._turn_soon()",
+        "            self._add_rows(rows)\n            self._turn_soon()\n",
+        "            self._add_rows(rows)\n            if self._timer_at_ms is None:\n                self._turn_soon()\n",
         "in memory: the timer is not set forward for an earlier message",
     ),
     Mutant(

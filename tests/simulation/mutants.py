@@ -154,10 +154,10 @@ def main() -> int:
 
 
 def _matching(first_seed: int, pattern: str, *, is_small: bool) -> Iterator[int]:
-    """Yield seeds whose kinds and tracker match, without those of thousands of entries where only small ones count."""
+    """Yield seeds whose description matches, without those of thousands of entries where only small ones count."""
     for seed in count(first_seed):
         variant = variant_of(seed)
-        if re.search(pattern, variant.name) and not (is_small and variant.is_bulky):
+        if re.search(pattern, variant.description) and not (is_small and variant.is_bulky):
             yield seed
 
 
@@ -175,7 +175,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--group", nargs="*", choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument("--seeds", type=int, default=300, help="how many seeds a mutant has to survive (default 300)")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--matching", default="", help="only seeds whose kinds and tracker match this expression")
+    parser.add_argument("--matching", default="", help="only seeds of which `Variant.description` matches this")
     parser.add_argument("--small", action="store_true", help="leave out seeds with thousands of entries")
     parser.add_argument("--only", nargs="*", help="names of mutants")
     parser.add_argument("--all", action="store_true", help="run all seeds of each mutant, and count")

@@ -34,10 +34,17 @@ def test_a_seed_that_failed_once_fails_no_more(seed: int, variant: str | None) -
 def test_no_fresh_seed_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
     """What fails is repeated by the command that is printed; `SIMULATION_FIRST` begins at the same seed again."""
     first = int(os.environ.get("SIMULATION_FIRST", random.SystemRandom().randrange(2**32)))
+    # Captured, so that a failure shows it whoever runs the test: a worker of pytest-xdist has no terminal.
+    sys.stdout.write(f"fresh seeds from {first} on: SIMULATION_FIRST={first} runs them again\n")
     until = time.monotonic() + SECONDS_MAX
     seeds = deliveries = 0
     while seeds == 0 or time.monotonic() < until:
-        result = simulate(first + seeds)
+        try:
+            result = simulate(first + seeds)
+        except BaseException as error:
+            # Also where a time limit ends it.
+            error.add_note(f"replay: {replay_command(first + seeds)}")
+            raise
         seeds += 1
         deliveries += result.deliveries
 

@@ -175,10 +175,16 @@ async def subscribe_anew(sim: "Simulation", kind: str) -> None:
 
 
 def leave(sim: "Simulation") -> None:
-    """A consumer closes."""
+    """A consumer closes, every other time while the others wait for more."""
     found = _consumer(sim)
-    if found is not None:
-        sim.start_task(close_consumer(sim, *found))
+    if found is None:
+        return
+    sub, consumer = found
+    if sim.chance.random() < 0.5:
+        for other in sim.open_consumers(sub):
+            if other is not consumer:
+                give_permits(sim, sub, other, 1_000)
+    sim.start_task(close_consumer(sim, sub, consumer))
 
 
 async def close_consumer(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedConsumer) -> None:
@@ -402,6 +408,30 @@ def let_due_go_another_way(sim: "Simulation", sub: SubscriptionModel) -> None:
                 _pass(sim, sub, min(due))
 
 
+_JUST_IN_TIME_S_MAX: Final = 30.0
+
+
+def just_in_time(sim: "Simulation") -> None:
+    """Something happens just as the time of a subscription's next delayed message comes."""
+    sub = _sub(sim)
+    if sub is not None:
+        sim.start_task(_act_when_due(sim, sub, sim.chance.choice([cancel, cancel, seek, skip, crash, redeliver_all])))
+
+
+async def _act_when_due(sim: "Simulation", sub: SubscriptionModel, act: Callable[["Simulation"], None]) -> None:
+    due_ms = min((entry.deliver_at_ms for entry in sim.oracle.future(sub)), default=0)
+    wait_s = (due_ms - sim.clock.now_ms()) / 1_000
+    if not 0 < wait_s < _JUST_IN_TIME_S_MAX:
+        return
+    # While it leaves the tracker, is read, or is on its way to a consumer.
+    await asyncio.sleep(wait_s + sim.chance.choice([0.0, sim.chance.random() * sim.variant.log_latency_s]))
+    for _ in range(sim.chance.randrange(20)):
+        await asyncio.sleep(0)
+    if not sim.life.is_dead and not sim.is_resting:
+        sim.did("just in time")
+        act(sim)
+
+
 def acknowledge_late(sim: "Simulation") -> None:
     """A client acknowledges what it was sent over earlier connections."""
     found = _consumer(sim)
@@ -514,9 +544,14 @@ def skip(sim: "Simulation") -> None:
             _pass(sim, sub, sim.chance.choice(keys))
 
 
-def clear(sim: "Simulation") -> None:
-    """An embedding program clears the backlog."""
-    sub = _sub(sim)
+async def clear(sim: "Simulation") -> None:
+    """An embedding program clears the backlog, every other time while a consumer is being sent what it asked for."""
+    found = _consumer(sim)
+    if found is not None and sim.chance.random() < 0.5:
+        give_permits(sim, *found, 1_000)
+        for _ in range(sim.chance.randrange(12)):
+            await asyncio.sleep(0)
+    sub = _sub(sim) if found is None else found[0]
     last = sim.last_position()
     if sub is not None and not sub.is_busy and last.entry_id >= 0:
         _pass(sim, sub, tuple(last))
@@ -647,7 +682,7 @@ def apply_faults(sim: "Simulation") -> None:
     """Let storage and log behave as the variant says."""
     sim.life.storage.plan = sim.variant.plan
     sim.life.disk.read_failure_rate = sim.variant.read_failure_rate
-    if sim.variant.plan is not NO_FAULTS:
+    if sim.variant.plan is not NO_FAULTS and not sim.variant.waits_for_storage:
         sim.disturb_order(FOR_EVER_S)
 
 
@@ -762,6 +797,7 @@ EVENTS: Final[dict[str, Event]] = {
         skip,
         clear,
         cancel,
+        just_in_time,
         switch_delays,
         change_tick,
         step_clock,

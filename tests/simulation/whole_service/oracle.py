@@ -10,6 +10,7 @@ Invariants are those of DESIGN.md section 7; each complaint names what was promi
 import bisect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dispatcher.consumer import Delivery
 from managed_ledger.headers import NOT_DELAYED
@@ -87,6 +88,15 @@ class OffPeriod:
     end_s: float = float("inf")
 
 
+class Newcomer(NamedTuple):
+    """What a consumer has to wait for that joined others (PIP-282, and the classic mode)."""
+
+    bound: Key
+    """The first position that it may not get meanwhile."""
+    awaited: list[Key]
+    """What must be acknowledged first."""
+
+
 class SubscriptionModel:
     """What is true of one subscription."""
 
@@ -126,6 +136,10 @@ class SubscriptionModel:
         self.membership_changed_at = 0.0
         self.off_periods: list[OffPeriod] = []
         """When delays were off, and what kept its time."""
+        self.sent: set[Key] = set()
+        """What was sent since the dispatcher began or had no consumers."""
+        self.newcomers: dict[SimulatedConsumer, Newcomer] = {}
+        """Of kinds in which newcomers wait for what others hold."""
         self.is_busy = False
         self.joining = 0
         """How many consumers are on their way to it."""
@@ -304,6 +318,8 @@ class Oracle:
         sub.messages_held.clear()
         sub.holders.clear()
         sub.exempt.clear()
+        sub.sent.clear()
+        sub.newcomers.clear()
         sub.immediate.clear()
         sub.delayed.clear()
         for key in sorted(self.entries.keys() - acknowledged):
@@ -322,6 +338,11 @@ class Oracle:
             for consumer in sub.consumers:
                 if consumer not in attached:
                     self._left(sub, consumer)
+            if sub.kind in WAITS_FOR_OTHERS and sub.consumers and set(sub.consumers) <= set(attached):
+                newcomer = self._newcomer(sub)
+                sub.newcomers |= {one: newcomer for one in attached if one not in sub.consumers}
+            if not attached:
+                sub.sent.clear()
             sub.consumers = list(attached)
             sub.membership_changed_at = self._times.now_s()
         seeks = self.seeks_of(sub)
@@ -335,6 +356,16 @@ class Oracle:
                 sub.pending_seek = None
                 sub.stored = sub.synced = set(sub.acknowledged)
 
+    def _newcomer(self, sub: SubscriptionModel) -> Newcomer:
+        """Return what a consumer has to wait for at least that joins now, as far as it can be seen from outside."""
+        durable = sorted(key for key, entry in self.entries.items() if entry.committed_at is not None)
+        end = (durable[-1][0], durable[-1][1] + 1) if durable else (0, 0)
+        if sub.kind == LAST_SENT:
+            bound = next((key for key in durable if key not in sub.acknowledged and key not in sub.sent), end)
+            return Newcomer(bound, [key for key in durable if key < bound and key not in sub.acknowledged])
+        # Where reading has come to is not known, but that it is behind what was sent and not beyond the end.
+        return Newcomer(end, [key for key in sub.in_hand if not self.entries[key].is_delayed])
+
     def became_active(self, sub: SubscriptionModel) -> None:
         """Note that another consumer is active now: it gets everything that is not acknowledged."""
         self.released(sub, list(sub.in_hand), are_exempt=False)
@@ -346,6 +377,8 @@ class Oracle:
 
     def released(self, sub: SubscriptionModel, keys: Iterable[Key], *, are_exempt: bool) -> None:
         """Note that whoever has these entries in hand gave them back."""
+        # With them goes what was given to it and not sent yet: then more was sent than can be seen from outside.
+        sub.newcomers.clear()
         for key in keys:
             entry = self.entries[key]
             if sub.take(entry):
@@ -435,6 +468,9 @@ class Oracle:
             )
         if sub.is_ordered:
             self._judge_order(sub, entry)
+        if consumer in sub.newcomers:
+            self._judge_newcomer(sub, entry, consumer)
+        sub.sent.add(key)
         sub.wait_no_more(entry)
         sub.exempt.discard(key)
         sub.give(entry, consumer, self._times.now_s())
@@ -506,6 +542,17 @@ class Oracle:
             if key not in sub.exempt and max(committed_at, self.order_since) + DELAYED_ORDER_GRACE_S <= deliverable_s:
                 self.complain(f"{sub.name}: {entry.key} was sent before {key} of the same key, which was due before it")
                 break
+
+    def _judge_newcomer(self, sub: SubscriptionModel, entry: Entry, consumer: SimulatedConsumer) -> None:
+        bound, awaited = sub.newcomers[consumer]
+        left = next((key for key in awaited if key not in sub.acknowledged), None)
+        if left is None:
+            del sub.newcomers[consumer]
+        elif entry.key >= bound:
+            self.complain(
+                f"{sub.name}: {entry.key} was sent to {consumer.name}, who joined before that was sent, and {left} is "
+                "not acknowledged"
+            )
 
     def _due_at_s(self, entry: Entry) -> float:
         """Return when its time came, in seconds of the loop; the clock has not been put back or forth since then."""

@@ -32,7 +32,7 @@ from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.coverage import Coverage, Met
 from tests.simulation.whole_service.life import Clock, Killed, Life
 from tests.simulation.whole_service.oracle import Entry, Key, Oracle, SubscriptionModel, Times
-from tests.simulation.whole_service.rest import come_to_rest
+from tests.simulation.whole_service.rest import come_to_rest, play_outage_round
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 
 ADMINISTRATION_S: Final = 2.0
@@ -109,6 +109,8 @@ class Simulation:
         self.subscriptions_made = 0
         self._known_ledgers: set[int] = set()
         self._ends_life = False
+        self.is_resting = False
+        """Whether a rest is judged or the service stops: nothing else may happen meanwhile."""
         self.is_at_the_end = False
         """Whether this is the life after the last rest."""
         self._is_closed_in_order = False
@@ -158,7 +160,7 @@ class Simulation:
 
     async def _live(self) -> bool:
         """Live until the story is over (True) or the service is restarted."""
-        self._ends_life = self.is_power_cut = False
+        self._ends_life = self.is_power_cut = self.is_resting = False
         # An outage outlives the service.
         self.life.storage.is_hanging = self.storage_state == "hangs"
         self.life.storage.is_down = self.storage_state == "is down"
@@ -169,6 +171,8 @@ class Simulation:
         if not self.oracle.subs:
             for kind in self.variant.kinds:
                 await events.subscribe_anew(self, kind)
+        if self.storage_state != "works" and self.chance.random() < 0.5:
+            await play_outage_round(self)
         names, weights = list(self.variant.weights), list(self.variant.weights.values())
         while self.step < self.variant.steps:
             self.step += 1
@@ -192,6 +196,7 @@ class Simulation:
 
     async def close_life(self) -> None:
         """Stop the service in order; the next life follows."""
+        self.is_resting = True
         config = self.variant.config
         await self.in_time("stop", self.life.service.close(), 15.0 + config.tracker.close_timeout_ms / 1_000)
         self._is_closed_in_order = True

@@ -98,9 +98,27 @@ class Variant:
         return f"{'+'.join(self.kinds)}/{self.tracker}"
 
     @property
+    def description(self) -> str:
+        """The name, the storage, and what else decides which situations can be met."""
+        tracker = self.config.tracker
+        words = [
+            self.name,
+            self.storage,
+            "strict" if tracker.is_deliver_at_time_strict else f"tick{tracker.tick_time_ms}",
+            f"merges{tracker.bucket_count_max}" if tracker.bucket_count_max > 0 else "no_merges",
+            *sorted(self.weights),
+        ]
+        return "/".join(words)
+
+    @property
     def keeps_times_in_order(self) -> bool:
         """Whether what falls due comes in the order of time: beyond some bounds being on time comes first."""
         return self.config.dispatcher.held_entries_max > 1_000 and self.config.tracker.order_wait_ms_max > 0
+
+    @property
+    def waits_for_storage(self) -> bool:
+        """Whether the storage is only so slow that the order of time is waited for."""
+        return self.storage == "slow" and self.plan.latency_ms_max * 20 <= self.config.tracker.order_wait_ms_max
 
     @property
     def uses_points(self) -> bool:
@@ -269,6 +287,7 @@ def _weights(chance: Random, *, is_bulky: bool) -> dict[str, float]:
         "skip": 1,
         "clear": 0.5,
         "cancel": 1.5,
+        "just_in_time": 5,
         "switch_delays": 1,
         "change_tick": 0.5,
         "step_clock": 1,

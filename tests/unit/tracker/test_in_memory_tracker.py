@@ -249,6 +249,33 @@ def test_the_dispatcher_is_told_when_a_window_is_due() -> None:
     run_virtually(main())
 
 
+@pytest.mark.parametrize("is_array", [False, True])
+def test_the_dispatcher_is_told_of_an_earlier_message_that_comes_later(is_array: bool) -> None:
+    """The timer that is set for the first one is set forward, whichever way the second one is added."""
+
+    async def main() -> None:
+        told: list[int] = []
+        context = TrackerContext(
+            topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=lambda: told.append(virtual_now_ms())
+        )
+        config = TrackerConfig(tick_time_ms=8, is_deliver_at_time_strict=True)
+        tracker = InMemoryDelayedDeliveryTracker(context, config, now_ms=virtual_now_ms)
+        tracker.add_message(1, 1, START_MS + 30_000)
+        await asyncio.sleep(1)
+        if is_array:
+            tracker.add_messages([1], [2], [START_MS + 3_000])
+        else:
+            tracker.add_message(1, 2, START_MS + 3_000)
+
+        await asyncio.sleep(20)
+
+        # Not at the next look at the clock, which is every five seconds.
+        assert told == [START_MS + 3_000]
+        await tracker.close()
+
+    run_virtually(main())
+
+
 @pytest.mark.parametrize("tick_time_ms", [0, 1, 100, 1_000, 8_192])
 @pytest.mark.parametrize("window_offset_ms", [0, 1, 63, 511, 8_191])
 def test_an_idle_dispatcher_is_told_no_later_than_a_message_is_due(tick_time_ms: int, window_offset_ms: int) -> None:
