@@ -420,6 +420,7 @@ async def stop_delaying(world: World, peer: Peer) -> Peer:
     return await world.subscribe("a", EXCLUSIVE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outage", OUTAGES)
 @pytest.mark.parametrize("request_of", [seek_by_id, seek_by_time, unsubscribe, change_type, stop_delaying])
 def test_a_request_waits_for_no_snapshot_storage(
