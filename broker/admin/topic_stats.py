@@ -7,7 +7,6 @@ throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +16,7 @@ from broker.clients.consumer import Consumer
 from broker.topics.rates import ConsumerCounters
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
+from command_line.output import iso
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.stats import ConsumerStats, KeyStatus, NewcomerStats, SubscriptionStats
@@ -142,15 +142,15 @@ def _consumer(stats: ConsumerStats, handle: Consumer, dispatcher: Dispatcher) ->
             for one in stats.draining_hashes
         ],
         "address": f"/{handle.link.peer}",
-        "connectedSince": _time_text(handle.connected_ms),
+        "connectedSince": iso(handle.connected_ms),
         "clientVersion": handle.link.client_version,
         "lastAckedTimestamp": stats.last_acked_timestamp,
         "lastConsumedTimestamp": stats.last_consumed_timestamp,
         "firstMessagesSentTimestamp": stats.first_messages_sent_timestamp,
         "lastConsumedFlowTimestamp": stats.last_consumed_flow_timestamp,
         "firstConsumedFlowTimestamp": stats.first_consumed_flow_timestamp,
-        "lastAckedTime": _time_text(stats.last_acked_timestamp),
-        "lastConsumedTime": _time_text(stats.last_consumed_timestamp),
+        "lastAckedTime": iso(stats.last_acked_timestamp),
+        "lastConsumedTime": iso(stats.last_consumed_timestamp),
         "metadata": {},
     }
     ranges = dispatcher.key_hash_ranges(handle)
@@ -189,7 +189,7 @@ def topic_internal_stats(topic: Topic) -> Json:
         "totalSize": sum(one.bytes for one in ledgers),
         "currentLedgerEntries": entries,
         "currentLedgerSize": size,
-        "lastLedgerCreatedTimestamp": _time_text(ledgers[-1].created_ms) if ledgers else "",
+        "lastLedgerCreatedTimestamp": iso(ledgers[-1].created_ms) if ledgers else "",
         "lastConfirmedEntry": _text(topic.ledger.last_confirmed_position),
         "state": "LedgerOpened",
         "ledgers": [
@@ -318,10 +318,6 @@ def key_status(key: bytes, status: KeyStatus) -> Json:
             for held in status.held_by[:HELD_SHOWN_MAX]
         ],
     }
-
-
-def _time_text(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _text(position: Position) -> str:

@@ -11,11 +11,12 @@ expired        the same, after its time to live
 from dataclasses import replace
 from typing import Final
 
-from broker.scheduled.messages import Json, MessageId, both, described, time_text
+from broker.scheduled.messages import Json, MessageId, both, described
 from broker.scheduled.operations import Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
+from command_line.output import iso
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import Position
 
@@ -134,7 +135,7 @@ def _of_subscription(
     dispatcher = subscription.dispatcher
     status = None if dispatcher is None else dispatcher.entry_status(position, int(headers.sticky_hashes[row]))
     if status is not None and status.consumer is not None:
-        since = "" if status.given_ms is None else f" since {time_text(status.given_ms)}"
+        since = "" if status.given_ms is None else f" since {iso(status.given_ms)}"
         return state | {
             "state": "pending",
             "sentence": f"{message_id} was given to consumer {status.consumer}{since}, which has not acknowledged it.",
@@ -144,13 +145,13 @@ def _of_subscription(
         }
     pause = subscription.pause
     if is_delayed and due_ms > now_ms:
-        held = f"; then the pause since {time_text(pause.paused_since_ms)} holds it" if pause.paused_since_ms else ""
-        return state | {"state": "delayed", "sentence": f"{message_id} is delayed until {time_text(due_ms)}{held}."}
-    due = f"has been due since {time_text(due_ms)}" if is_delayed else "is due"
+        held = f"; then the pause since {iso(pause.paused_since_ms)} holds it" if pause.paused_since_ms else ""
+        return state | {"state": "delayed", "sentence": f"{message_id} is delayed until {iso(due_ms)}{held}."}
+    due = f"has been due since {iso(due_ms)}" if is_delayed else "is due"
     if pause.paused_since_ms is not None:
         return state | {
             "state": "held",
-            "sentence": f"{message_id} {due}, and the pause since {time_text(pause.paused_since_ms)} holds it.",
+            "sentence": f"{message_id} {due}, and the pause since {iso(pause.paused_since_ms)} holds it.",
             **both("since", pause.paused_since_ms),
         }
     if status is None:
@@ -170,9 +171,7 @@ def _of_subscription(
 
 def _ended(message_id: MessageId, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
     if ttl_ms and lives_from_ms + ttl_ms <= now_ms:
-        sentence = (
-            f"{message_id} was acknowledged, or expired: its time to live ended {time_text(lives_from_ms + ttl_ms)}."
-        )
+        sentence = f"{message_id} was acknowledged, or expired: its time to live ended {iso(lives_from_ms + ttl_ms)}."
         return {"state": "expired", "sentence": sentence}
     sentence = f"{message_id} is acknowledged: it was delivered, cancelled, or replaced by a copy with another time."
     return {"state": "acknowledged", "sentence": sentence}

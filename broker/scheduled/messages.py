@@ -7,7 +7,6 @@ import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +17,7 @@ from broker.protocol.errors import ProtocolError
 from broker.scheduled.ledger_schedule import Mask
 from broker.scheduled.selection import Rows
 from broker.server.slices import Turns
+from command_line.output import iso_or_none
 from dispatcher.core.ack_sets import AckSet
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
@@ -29,8 +29,6 @@ READ_ENTRIES: Final = 1_024
 """Entries whose metadata is read in one slice."""
 PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The most bytes of entries behind one page, since an answer is written at once; a larger page ends early."""
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +91,13 @@ class MessageFilter:
         return all(properties.get(name) == value for name, value in self.properties.items())
 
 
-def time_text(at_ms: int) -> str | None:
-    """Write a time as ISO 8601 in UTC; None for one that a calendar does not have.
-
-    >>> time_text(1_800_000_000_123)
-    '2027-01-15T08:00:00.123Z'
-    """
-    try:
-        at = _EPOCH + timedelta(milliseconds=at_ms)
-    except OverflowError:
-        return None
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def both(name: str, at_ms: int | None) -> Json:
     """Return a time as milliseconds and as text.
 
     >>> both("deliverAt", 0)
     {'deliverAtMs': 0, 'deliverAt': '1970-01-01T00:00:00.000Z'}
     """
-    return {f"{name}Ms": at_ms, name: None if at_ms is None else time_text(at_ms)}
+    return {f"{name}Ms": at_ms, name: iso_or_none(at_ms)}
 
 
 def described(
