@@ -6,7 +6,7 @@ requests; its errors become exceptions with the field and the advice.
 
 import json
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
@@ -20,6 +20,9 @@ from scheduling.values import Json
 
 PREFIX: Final = "/postdate/v1"
 TIMEOUT_S: Final = 30.0
+PAGE_MESSAGES: Final = 1_000
+"""The most messages that the service gives in one page."""
+
 CHANGE_TIMEOUT_S: Final = 600.0
 """How long a change may take: 500,000 messages in one call are in it."""
 
@@ -56,6 +59,24 @@ class ScheduleApi:
         """
         text = urlencode(list(query))
         return self._send(Request(f"{self.admin_url}{PREFIX}{path}" + (f"?{text}" if text else "")), TIMEOUT_S)
+
+    def pages(self, path: str, query: Iterable[tuple[str, str]], *, limit: int | None = None) -> Iterator[Json]:
+        """Ask for a list page by page, each when it is needed, and for no more messages than the limit.
+
+        Raises:
+            ScheduleRequestError: The service refuses.
+            ServiceUnavailableError: It does not answer.
+        """
+        query, left = list(query), limit
+        after: list[tuple[str, str]] = []
+        while left is None or left > 0:
+            size = PAGE_MESSAGES if left is None else min(PAGE_MESSAGES, left)
+            page = self.get(path, [*query, ("limit", str(size)), *after])
+            yield page
+            if page["next"] is None:
+                return
+            left = None if left is None else left - len(page["messages"])
+            after = [("after", page["next"])]
 
     def post(self, path: str, body: Json, *, operation_id: str | None = None) -> Json:
         """Send a POST; by `operation_id` another thread can read its progress meanwhile (`operation`).

@@ -10,8 +10,8 @@ from datetime import timedelta
 from itertools import islice
 from types import TracebackType
 
-from scheduling.api import Token
-from scheduling.scheduler import PAGE_MESSAGES, Scheduler
+from scheduling.api import PAGE_MESSAGES, Token
+from scheduling.scheduler import Scheduler
 from scheduling.values import Matching, Outcome, ScheduledMessage, Time, Which
 
 

@@ -35,7 +35,8 @@ Json = dict[str, Any]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 LIST_LIMIT: Final = 20
-PAGE_MESSAGES: Final = 1_000
+PROGRESS_MESSAGES: Final = 1_000
+"""A change of so many shows how far it is."""
 _PROGRESS_INTERVAL_S: Final = 0.5
 
 refusing = refusing_of(SchedulingError)
@@ -144,13 +145,9 @@ def list_scheduled(
         query.append(("payload", "true"))
     found: list[Json] = []
     after: str | None = None
-    while True:
-        page_query = [*query, ("limit", str(min(PAGE_MESSAGES, limit - len(found))))]
-        page = api.get(f"{topic_path(topic)}/scheduled", [*page_query, *([] if after is None else [("after", after)])])
+    for page in api.pages(f"{topic_path(topic)}/scheduled", query, limit=limit):
         found += page["messages"]
         after = page["next"]
-        if after is None or len(found) >= limit:
-            break
     if is_json:
         print_json({"messages": found, "next": after})
     elif not found:
@@ -288,7 +285,7 @@ def _change(
             with _progress(api, verb, answer["matched"]) as operation_id:
                 answer = api.post(path, body | new_time, operation_id=operation_id)
     except ScheduleRequestError as error:
-        if error.status != 404 or error.field not in body:
+        if not error.finds_nothing(body):
             raise
         if is_json:
             print_json({"matched": 0, "alreadyDue": 0, "unknown": len(ids)})
@@ -306,7 +303,7 @@ def _change(
 @contextmanager
 def _progress(api: ScheduleApi, verb: str, matched: int) -> Iterator[str | None]:
     """Show the progress of a long change while it runs; give its operation id."""
-    if matched < PAGE_MESSAGES:
+    if matched < PROGRESS_MESSAGES:
         yield None
         return
     operation_id = new_operation_id()
@@ -390,7 +387,7 @@ def explain(
     try:
         answer = api.get(f"{topic_path(topic)}/explain", query)
     except ScheduleRequestError as error:
-        if error.status != 404 or error.field not in ("messageId", "key"):
+        if not error.finds_nothing(("messageId", "key")):
             raise
         if is_json:
             print_json({"sentence": str(error), "messages": []})

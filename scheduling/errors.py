@@ -1,5 +1,6 @@
 """The errors of reading and changing scheduled messages: one base, and callers branch on `retriable`."""
 
+from collections.abc import Container
 from typing import ClassVar
 
 
@@ -27,6 +28,14 @@ class ScheduleRequestError(SchedulingError):
         self.status = status
         self.field = field
         self.advice = advice
+
+    def finds_nothing(self, selection: Container[str]) -> bool:
+        """Whether nothing that is scheduled is selected: a message may always have been delivered a moment ago.
+
+        Args:
+            selection: The fields of the request that select messages.
+        """
+        return self.status == 404 and self.field is not None and self.field in selection
 
 
 class ServiceUnavailableError(SchedulingError):

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import pulsar
 
 HANDLES_PER_REQUEST: Final = 10_000
-PAGE_MESSAGES: Final = 1_000
 
 
 class Scheduler:
@@ -256,16 +255,10 @@ class Scheduler:
 
     def _listed(self, matching: Matching, limit: int | None, has_payload: bool) -> Iterator[ScheduledMessage]:
         query = [*matching.to_query(), *self._of_subscription()]
-        query.append(("limit", str(PAGE_MESSAGES if limit is None else max(1, min(limit, PAGE_MESSAGES)))))
         if has_payload:
             query.append(("payload", "true"))
-        after: list[tuple[str, str]] = []
-        while True:
-            page = self._api.get(f"{self._path}/scheduled", [*query, *after])
+        for page in self._api.pages(f"{self._path}/scheduled", query, limit=limit):
             yield from (_message_of(one) for one in page["messages"])
-            if page["next"] is None:
-                return
-            after = [("after", page["next"])]
 
     def _change(self, what: str, verb: str, which: Which, is_dry_run: bool, body: Json) -> Outcome:
         body = body | {"dryRun": is_dry_run} | dict(self._of_subscription())
@@ -274,8 +267,7 @@ class Scheduler:
             try:
                 answer = self._api.post(f"{self._path}/scheduled/{what}", body | selection)
             except ScheduleRequestError as error:
-                # An empty result is no error here: a message may have been delivered a moment ago.
-                if error.status != 404 or error.field not in selection:
+                if not error.finds_nothing(selection):
                     raise
                 outcome += Outcome(0, 0, 0, len(selection.get("messageIds", ())))
                 continue

@@ -91,7 +91,7 @@ def test_a_pause_holds_and_is_explained(ask, scheduler: Scheduler, consumer) -> 
 
 
 def test_a_long_change_says_how_far_it_is(ask, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduling.cli.PAGE_MESSAGES", 5)
+    monkeypatch.setattr("scheduling.cli.PROGRESS_MESSAGES", 5)
     for _ in range(20):
         scheduler.schedule(b"x", after=HOUR)
 

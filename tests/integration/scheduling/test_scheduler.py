@@ -71,7 +71,7 @@ def test_a_message_is_delivered_now(scheduler: Scheduler, consumer: pulsar.Consu
 def test_upcoming_messages_are_listed_in_order_over_pages(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduling.scheduler.PAGE_MESSAGES", 3)
+    monkeypatch.setattr("scheduling.api.PAGE_MESSAGES", 3)
     for minutes in (5, 1, 4, 2, 3, 7, 6):
         scheduler.schedule(b"%d" % minutes, key=f"k{minutes % 2}", after=timedelta(minutes=minutes))
 
