@@ -43,7 +43,7 @@ class Target(NamedTuple):
     context: ssl.SSLContext
 
 
-class Row(NamedTuple):
+class ConnectionCost(NamedTuple):
     """What one kind of connection costs."""
 
     name: str
@@ -120,7 +120,7 @@ def main() -> None:
             print(f"| {name} | {count:,} | {grown / MIB:.1f} | {grown / KIB / count:.1f} | {left:.1f} |", flush=True)
 
 
-def measure(name: str, connect: Connect, count: int) -> Row:
+def measure(name: str, connect: Connect, count: int) -> ConnectionCost:
     """Open connections of a kind to a service of its own."""
     with tempfile.TemporaryDirectory(prefix="postdate-connections-") as folder:
         authority = Authority(Path(folder))
@@ -150,7 +150,7 @@ def measure(name: str, connect: Connect, count: int) -> Row:
             for connection in connections:
                 connection.close()
             wait_until(lambda: _open_files(service.pid) < files_before + count // 10, timeout_s=60)
-            return Row(name, count, before, opened, _settled_bytes(service.pid))
+            return ConnectionCost(name, count, before, opened, _settled_bytes(service.pid))
         finally:
             service.stop()
 

@@ -108,7 +108,7 @@ class SlowStorage(MemoryBucketSnapshotStorage):
         await super().delete_bucket_snapshot(bucket_id)
 
 
-class SlowCursor(FakeCursor):
+class OneByOneCursor(FakeCursor):
     """Writes one property at a time."""
 
     def __init__(self, answers: OneByOne) -> None:
@@ -189,7 +189,7 @@ class Meter:
         self.longest_collection_s = max(self.longest_collection_s, seconds)
 
 
-class World:
+class ManyBucketsWorld:
     """A storage and a cursor with one tracker at a time."""
 
     def __init__(self, bucket_count: int, meter: Meter) -> None:
@@ -197,7 +197,7 @@ class World:
         self.meter = meter
         self.answers = OneByOne()
         self.storage = SlowStorage(self.answers)
-        self.cursor = SlowCursor(self.answers)
+        self.cursor = OneByOneCursor(self.answers)
         self.clock = FakeClock(ADDED_AT_MS)
         self.news = asyncio.Event()
         self.tracker = self._new_tracker(CONFIG)
@@ -260,13 +260,13 @@ class World:
         await self.cursor.until(lambda names: not names)
 
 
-async def seal(world: World) -> None:
+async def seal(world: ManyBucketsWorld) -> None:
     """Measure how buckets are made."""
     with world.meter.measure():
         await world.seal()
 
 
-async def overdue(world: World, *, rows_max: int = POLL_ROWS, keeps_positions: bool = False) -> None:
+async def overdue(world: ManyBucketsWorld, *, rows_max: int = POLL_ROWS, keeps_positions: bool = False) -> None:
     """Measure a start when all is due, until nothing is left."""
     await world.seal()
     world.clock.now_ms = OVERDUE_MS
@@ -277,17 +277,17 @@ async def overdue(world: World, *, rows_max: int = POLL_ROWS, keeps_positions: b
         await world.delete()
 
 
-async def few(world: World) -> None:
+async def few(world: ManyBucketsWorld) -> None:
     """Measure the same with few permits."""
     await overdue(world, rows_max=10)
 
 
-async def shared(world: World) -> None:
+async def shared(world: ManyBucketsWorld) -> None:
     """Measure the same for an index that knows all positions."""
     await overdue(world, keeps_positions=True)
 
 
-async def overlapping(world: World) -> None:
+async def overlapping(world: ManyBucketsWorld) -> None:
     """Measure the same for buckets that have a ledger in common, of which a message may be in any of them."""
     await world.seal(has_common_ledger=True)
     world.clock.now_ms = OVERDUE_MS
@@ -298,7 +298,7 @@ async def overlapping(world: World) -> None:
         await world.delete()
 
 
-async def waiting(world: World) -> None:
+async def waiting(world: ManyBucketsWorld) -> None:
     """Measure handing out what waits for a storage that hangs."""
     world.answers.is_hanging = True
     await world.seal(is_settled=False)
@@ -309,7 +309,7 @@ async def waiting(world: World) -> None:
         await world.hand_out(100)
 
 
-async def down(world: World) -> None:
+async def down(world: ManyBucketsWorld) -> None:
     """Measure a start when segments cannot be read, with a try every second, and the end of the outage."""
     await world.seal()
     world.clock.now_ms = OVERDUE_MS
@@ -329,7 +329,7 @@ async def down(world: World) -> None:
         await world.delete()
 
 
-async def merge(world: World) -> None:
+async def merge(world: ManyBucketsWorld) -> None:
     """Measure merging down to 50 buckets after a start."""
     await world.seal()
     await world.restart(replace(CONFIG, bucket_count_max=50))
@@ -338,14 +338,14 @@ async def merge(world: World) -> None:
         await world.cursor.until(lambda names: len(names) <= 50)
 
 
-async def clear(world: World) -> None:
+async def clear(world: ManyBucketsWorld) -> None:
     """Measure deleting all."""
     await world.seal()
     with world.meter.measure():
         await world.tracker.clear()
 
 
-SCENARIOS: Final[dict[str, Callable[[World], Coroutine[Any, Any, None]]]] = {
+SCENARIOS: Final[dict[str, Callable[[ManyBucketsWorld], Coroutine[Any, Any, None]]]] = {
     scenario.__name__: scenario for scenario in (seal, overdue, few, shared, overlapping, waiting, down, merge, clear)
 }
 
@@ -353,7 +353,7 @@ SCENARIOS: Final[dict[str, Callable[[World], Coroutine[Any, Any, None]]]] = {
 def run_once(name: str, bucket_count: int, profile: cProfile.Profile | None = None) -> Meter:
     """Return what a scenario took."""
     meter = Meter(profile)
-    asyncio.run(SCENARIOS[name](World(bucket_count, meter)))
+    asyncio.run(SCENARIOS[name](ManyBucketsWorld(bucket_count, meter)))
     return meter
 
 

@@ -23,8 +23,8 @@ from rich.console import Console
 
 from benchmarks.service_processes import CpuMeter, LoadError
 from benchmarks.service_report import (
-    Measurement,
-    Results,
+    ServiceMeasurement,
+    ServiceResults,
     describe_machine,
     describe_time,
     describe_versions,
@@ -33,9 +33,9 @@ from benchmarks.service_report import (
     write_results,
 )
 from benchmarks.service_scenarios import DEPENDS_ON_TICK, NEEDS_OWN_SERVICE, SCENARIOS, Stage, warm_up
-from demo.process import PostdateProcess, ServiceStartError
+from demo.process import PostdateProcess, ProcessStartError
 from tests.helpers.services.real_pulsar import PULSAR_VERSION, RealPulsar, fetch_jars, missing_tools
-from tests.helpers.services.services import Service
+from tests.helpers.services.services import RunningService
 
 EXAMPLES: Final = """\
 examples:
@@ -63,7 +63,7 @@ class Column:
     """
 
     name: str
-    make: Callable[[Path, dict[str, str]], Service]
+    make: Callable[[Path, dict[str, str]], RunningService]
     settings: dict[str, str]
     scenarios: tuple[str, ...]
 
@@ -97,7 +97,7 @@ class Benchmark:
         *,
         folder: Path,
         console: Console,
-        keep: Callable[[Measurement], None],
+        keep: Callable[[ServiceMeasurement], None],
     ) -> None:
         self._options = options
         self._columns = columns
@@ -126,10 +126,10 @@ class Benchmark:
                 self._measure_repeatedly(column, name, number, lambda _, name: self._measure(stage, name))
 
     def _measure_repeatedly(
-        self, column: Column, name: str, number: int, measure: Callable[[Column, str], Measurement]
+        self, column: Column, name: str, number: int, measure: Callable[[Column, str], ServiceMeasurement]
     ) -> None:
         """Measure a scenario, again if it failed or others were busy meanwhile, and keep the quietest."""
-        tried: list[Measurement] = []
+        tried: list[ServiceMeasurement] = []
         for attempt in range(1, self._options.attempts + 1):
             self._wait_for_quiet()
             self._tell(f"{column.name}, round {number}: {name}")
@@ -141,7 +141,7 @@ class Benchmark:
         measured = [one for one in tried if one.failure is None]
         self._keep(min(measured or tried, key=lambda one: one.others_cores))
 
-    def _trouble(self, measurement: Measurement) -> str | None:
+    def _trouble(self, measurement: ServiceMeasurement) -> str | None:
         """Show what was measured and say why it is not to be relied on; None if it is."""
         if measurement.failure is not None:
             return f"failed: {measurement.failure}"
@@ -150,11 +150,11 @@ class Benchmark:
             return f"others used {measurement.others_cores:.2f} cores meanwhile"
         return None
 
-    def _measure_alone(self, column: Column, name: str) -> Measurement:
+    def _measure_alone(self, column: Column, name: str) -> ServiceMeasurement:
         with self._running(column) as stage:
             return self._measure(stage, name)
 
-    def _measure(self, stage: Stage, name: str) -> Measurement:
+    def _measure(self, stage: Stage, name: str) -> ServiceMeasurement:
         meter = CpuMeter(lambda: stage.service.pid)
         figures: dict[str, float] = {}
         failure = None
@@ -166,7 +166,7 @@ class Benchmark:
         finally:
             stage.close()
         use = meter.read()
-        return Measurement(
+        return ServiceMeasurement(
             column="",
             scenario=name,
             round=0,
@@ -275,9 +275,11 @@ def main() -> int:
         "versions": describe_versions(pulsar=PULSAR_VERSION if options.peer != "none" else None),
         "settings": {column.name: column.settings for column in columns},
     }
-    results = Results(about=about, columns=[one.name for one in columns], delayed=options.delayed, measurements=[])
+    results = ServiceResults(
+        about=about, columns=[one.name for one in columns], delayed=options.delayed, measurements=[]
+    )
 
-    def keep(measurement: Measurement) -> None:
+    def keep(measurement: ServiceMeasurement) -> None:
         # Written every time, so that an hour's work survives an interruption.
         results.measurements.append(measurement)
         write_results(results, options.json)
@@ -287,7 +289,7 @@ def main() -> int:
     with _folder(options.folder) as folder:
         try:
             Benchmark(options, columns, folder=folder, console=console, keep=keep).run()
-        except (LoadError, ServiceStartError) as error:
+        except (LoadError, ProcessStartError) as error:
             sys.stderr.write(f"the benchmark could not go on: {error}\n")
             code = 1
         except KeyboardInterrupt:

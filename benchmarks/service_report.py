@@ -28,7 +28,7 @@ _GIBIBYTE: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class ServiceMeasurement:
     """One scenario of one round at one service.
 
     Attributes:
@@ -51,7 +51,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+class ServiceResults:
     """Everything that one run measured.
 
     Attributes:
@@ -64,7 +64,7 @@ class Results:
     about: dict[str, Any]
     columns: list[str]
     delayed: int
-    measurements: list[Measurement]
+    measurements: list[ServiceMeasurement]
 
     def medians(self) -> dict[str, dict[str, float]]:
         """Return for each figure the median over the rounds, by column."""
@@ -79,18 +79,18 @@ class Results:
         }
 
 
-def read_results(path: Path) -> Results:
+def read_results(path: Path) -> ServiceResults:
     """Read what `write_results` has written."""
     data = json.loads(path.read_text())
-    return Results(
+    return ServiceResults(
         about=data["about"],
         columns=data["columns"],
         delayed=data["delayed"],
-        measurements=[Measurement(**one) for one in data["measurements"]],
+        measurements=[ServiceMeasurement(**one) for one in data["measurements"]],
     )
 
 
-def write_results(results: Results, path: Path) -> None:
+def write_results(results: ServiceResults, path: Path) -> None:
     """Write everything, the medians too, for whoever reads it without this module."""
     path.parent.mkdir(parents=True, exist_ok=True)
     medians = {name: _rounded(values) for name, values in results.medians().items()}
@@ -111,7 +111,7 @@ def write_results(results: Results, path: Path) -> None:
     path.write_text(json.dumps(data, indent=2) + "\n")
 
 
-def show(results: Results, console: Console) -> None:
+def show(results: ServiceResults, console: Console) -> None:
     """Print the table, and below it whether the targets are met."""
     rows = _rows(results)
     header = ["", *results.columns, *(["ratio"] if _has_peer(results.columns) else [])]
@@ -159,7 +159,7 @@ def describe_time(now_ns: Callable[[], int]) -> str:
     return datetime.fromtimestamp(now_ns() // 1_000_000_000, UTC).isoformat()
 
 
-def _rows(results: Results) -> list[list[str]]:
+def _rows(results: ServiceResults) -> list[list[str]]:
     rows = []
     for name, values in results.medians().items():
         figure = FIGURES[name]
@@ -186,7 +186,7 @@ def _ratio(values: Mapping[str, float], columns: Sequence[str], better: Better) 
     return f"{ratio:.1f} x" if ratio < 10 else f"{ratio:,.0f} x"
 
 
-def _notes(results: Results) -> list[str]:
+def _notes(results: ServiceResults) -> list[str]:
     rounds = max((one.round for one in results.measurements), default=0)
     others = max((one.others_cores for one in results.measurements), default=0.0)
     machine, versions = results.about["machine"], results.about["versions"]

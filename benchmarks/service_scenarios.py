@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from benchmarks.service_load import ConsumeOrder, ProduceOrder
 from benchmarks.service_processes import LoadError, LoadProcess, delayed_count, resident_mib, wait_for_port
-from tests.helpers.services.services import Service
+from tests.helpers.services.services import RunningService
 
 HOUR_MS: Final = 3_600_000
 
@@ -46,7 +46,7 @@ class Better(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ScenarioFigure:
     """What one figure is.
 
     Attributes:
@@ -62,36 +62,38 @@ class Figure:
     target: float | None = None
 
 
-def _lateness_figures(rate: int) -> dict[str, Figure]:
+def _lateness_figures(rate: int) -> dict[str, ScenarioFigure]:
     what = f"{rate:,} due a second for 10 s: lateness"
     return {
-        f"lateness_{rate}_p50_ms": Figure(f"{what} p50", "ms", Better.LOWER),
-        f"lateness_{rate}_p99_ms": Figure(f"{what} p99", "ms", Better.LOWER, target=20.0),
-        f"lateness_{rate}_max_ms": Figure(f"{what} max", "ms", Better.LOWER),
-        f"lateness_{rate}_early": Figure(
+        f"lateness_{rate}_p50_ms": ScenarioFigure(f"{what} p50", "ms", Better.LOWER),
+        f"lateness_{rate}_p99_ms": ScenarioFigure(f"{what} p99", "ms", Better.LOWER, target=20.0),
+        f"lateness_{rate}_max_ms": ScenarioFigure(f"{what} max", "ms", Better.LOWER),
+        f"lateness_{rate}_early": ScenarioFigure(
             f"{rate:,} due a second for 10 s: before their time", "msg", Better.LOWER, 0.0
         ),
     }
 
 
-FIGURES: Final[dict[str, Figure]] = {
-    "produce_per_s": Figure("produce, immediate", "msg/s", Better.HIGHER),
-    "produce_delayed_per_s": Figure("produce, delayed by an hour", "msg/s", Better.HIGHER),
-    "consume_per_s": Figure("consume and acknowledge a backlog", "msg/s", Better.HIGHER),
-    "both_in_per_s": Figure("produce and consume at once: in", "msg/s", Better.HIGHER),
-    "both_out_per_s": Figure("produce and consume at once: out", "msg/s", Better.HIGHER),
+FIGURES: Final[dict[str, ScenarioFigure]] = {
+    "produce_per_s": ScenarioFigure("produce, immediate", "msg/s", Better.HIGHER),
+    "produce_delayed_per_s": ScenarioFigure("produce, delayed by an hour", "msg/s", Better.HIGHER),
+    "consume_per_s": ScenarioFigure("consume and acknowledge a backlog", "msg/s", Better.HIGHER),
+    "both_in_per_s": ScenarioFigure("produce and consume at once: in", "msg/s", Better.HIGHER),
+    "both_out_per_s": ScenarioFigure("produce and consume at once: out", "msg/s", Better.HIGHER),
     **_lateness_figures(1_000),
     **_lateness_figures(10_000),
-    "instant_first_ms": Figure("100,000 due at one instant: first", "ms", Better.LOWER),
-    "instant_last_ms": Figure("100,000 due at one instant: last", "ms", Better.LOWER),
-    "instant_per_s": Figure("100,000 due at one instant: rate", "msg/s", Better.HIGHER),
-    "instant_early": Figure("100,000 due at one instant: before their time", "msg", Better.LOWER, 0.0),
-    "recovery_port_s": Figure("{delayed:,} delayed, kill -9, start: port open", "s", Better.LOWER),
-    "recovery_subscribed_s": Figure("{delayed:,} delayed, kill -9, start: subscribed", "s", Better.LOWER),
-    "recovery_first_s": Figure("{delayed:,} delayed, kill -9, start: first delivery", "s", Better.LOWER, target=2.0),
-    "recovery_all_due_s": Figure("{delayed:,} delayed, kill -9, start: all that was due", "s", Better.LOWER),
-    "recovery_before_mib": Figure("{delayed:,} delayed: resident memory before the kill", "MiB", Better.LOWER),
-    "recovery_after_mib": Figure("{delayed:,} delayed: resident memory after it", "MiB", Better.LOWER),
+    "instant_first_ms": ScenarioFigure("100,000 due at one instant: first", "ms", Better.LOWER),
+    "instant_last_ms": ScenarioFigure("100,000 due at one instant: last", "ms", Better.LOWER),
+    "instant_per_s": ScenarioFigure("100,000 due at one instant: rate", "msg/s", Better.HIGHER),
+    "instant_early": ScenarioFigure("100,000 due at one instant: before their time", "msg", Better.LOWER, 0.0),
+    "recovery_port_s": ScenarioFigure("{delayed:,} delayed, kill -9, start: port open", "s", Better.LOWER),
+    "recovery_subscribed_s": ScenarioFigure("{delayed:,} delayed, kill -9, start: subscribed", "s", Better.LOWER),
+    "recovery_first_s": ScenarioFigure(
+        "{delayed:,} delayed, kill -9, start: first delivery", "s", Better.LOWER, target=2.0
+    ),
+    "recovery_all_due_s": ScenarioFigure("{delayed:,} delayed, kill -9, start: all that was due", "s", Better.LOWER),
+    "recovery_before_mib": ScenarioFigure("{delayed:,} delayed: resident memory before the kill", "MiB", Better.LOWER),
+    "recovery_after_mib": ScenarioFigure("{delayed:,} delayed: resident memory after it", "MiB", Better.LOWER),
 }
 
 
@@ -107,7 +109,7 @@ class Stage:
     """
 
     def __init__(
-        self, service: Service, folder: Path, *, tell: Callable[[str], None], messages: int, delayed: int
+        self, service: RunningService, folder: Path, *, tell: Callable[[str], None], messages: int, delayed: int
     ) -> None:
         self.service = service
         self.tell = tell

@@ -136,7 +136,7 @@ class Contender(ABC):
         return 0, 0
 
 
-class Files(Contender):
+class StoredInFiles(Contender):
     """Plain files, on a thread as any blocking work would be."""
 
     def __init__(self, folder: Path, segment_count: int) -> None:
@@ -322,7 +322,7 @@ async def compare(arguments: argparse.Namespace) -> None:
             path.mkdir()
             contenders: dict[str, Contender] = {
                 "RocksDB": Stored(lambda path=path: RocksDBBucketSnapshotStorage(path / "r"), segment_count),  # type: ignore[misc]
-                "plain files": Files(path / "files", segment_count),
+                "plain files": StoredInFiles(path / "files", segment_count),
                 f"S3 + {arguments.latency_ms:g} ms": s3,
             }
             # Whoever comes second finds memory that the process has taken before: they take turns at that, too.

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from benchmarks.service_processes import CpuMeter
 from benchmarks.service_report import describe_machine, describe_time, describe_versions
-from benchmarks.tracker_report import OURS, Measurement, Results, read_results, report, write_results
+from benchmarks.tracker_report import OURS, TrackerMeasurement, TrackerResults, read_results, report, write_results
 from benchmarks.tracker_workload import (
     ALL_DUE_MS,
     LAWS,
@@ -80,7 +80,7 @@ def measure_peer(workload: Workload, folder: Path) -> dict[str, float]:
 MEASURES: Final[dict[str, Callable[[Workload, Path], dict[str, float]]]] = {OURS: measure_ours, PEER: measure_peer}
 
 
-def measure(trackers: Sequence[str], workloads: Sequence[Workload], rounds: int) -> Iterator[Measurement]:
+def measure(trackers: Sequence[str], workloads: Sequence[Workload], rounds: int) -> Iterator[TrackerMeasurement]:
     """Yield the measurements of all rounds as they come."""
     for number in range(1, rounds + 1):
         for workload in workloads:
@@ -92,12 +92,12 @@ def measure(trackers: Sequence[str], workloads: Sequence[Workload], rounds: int)
                 sealed = workload.messages - figures.pop("unsealed")
                 figures["recovered_share"] = 100 * figures.pop("recovered") / sealed
                 others = meter.read().others
-                yield Measurement(
+                yield TrackerMeasurement(
                     tracker=tracker, workload=workload, round=number, figures=figures, others_cores=others
                 )
 
 
-def run(options: argparse.Namespace) -> Results:
+def run(options: argparse.Namespace) -> TrackerResults:
     """Measure what the command line asks for, and keep the results as they come."""
     trackers = [OURS, PEER] if options.peer else [OURS]
     laws = options.laws.split(",")
@@ -111,8 +111,8 @@ def run(options: argparse.Namespace) -> Results:
         "versions": describe_versions(pulsar=PULSAR_VERSION if options.peer else None),
         "note": options.note,
     }
-    measurements: list[Measurement] = []
-    results = Results(about=about, trackers=trackers, measurements=measurements)
+    measurements: list[TrackerMeasurement] = []
+    results = TrackerResults(about=about, trackers=trackers, measurements=measurements)
     for one in measure(trackers, workloads, options.rounds):
         measurements.append(one)
         print(f"round {one.round}, {one.tracker}: {one.workload.name}", file=sys.stderr, flush=True)

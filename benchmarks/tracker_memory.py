@@ -92,7 +92,7 @@ def storage_on(folder: Path) -> SnapshotProcess:
     return SnapshotProcess(partial(RocksDBBucketSnapshotStorage, folder / "snapshots"))
 
 
-class World:
+class MemoryWorld:
     """A tracker on a folder, in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -156,7 +156,7 @@ def say(text: str) -> None:
 
 async def add(folder: Path, law: str, ledgers: int) -> Figures:
     """Add everything, seal it, and measure."""
-    world = World(folder)
+    world = MemoryWorld(folder)
     async with world.open() as tracker:
         began = time.perf_counter()
         entry_ids = np.arange(ENTRIES_PER_LEDGER)
@@ -186,7 +186,7 @@ async def add(folder: Path, law: str, ledgers: int) -> Figures:
 
 async def deliver(folder: Path, law: str, ledgers: int) -> Figures:
     """Recover, ask about every ledger, and deliver everything, measuring in between."""
-    world = World(folder)
+    world = MemoryWorld(folder)
     world.clock.now_ms = START_MS
     async with world.open() as tracker:
         began = time.perf_counter()
@@ -224,7 +224,7 @@ async def deliver(folder: Path, law: str, ledgers: int) -> Figures:
     return figures
 
 
-async def ask_about_all(world: World, tracker: BucketDelayedDeliveryTracker, ledgers: int) -> None:
+async def ask_about_all(world: MemoryWorld, tracker: BucketDelayedDeliveryTracker, ledgers: int) -> None:
     """Ask as a reader does at a start: about every ledger, then read each when it is known."""
     unread = list(range(ledgers))
     tracked = 0
@@ -243,7 +243,7 @@ async def ask_about_all(world: World, tracker: BucketDelayedDeliveryTracker, led
     assert tracked == tracker.number_of_delayed_messages()
 
 
-async def deliver_due(world: World, tracker: BucketDelayedDeliveryTracker) -> int:
+async def deliver_due(world: MemoryWorld, tracker: BucketDelayedDeliveryTracker) -> int:
     """Take everything that is due now."""
     delivered = 0
     tracker._turn_soon()

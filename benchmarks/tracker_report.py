@@ -15,7 +15,7 @@ from benchmarks.tracker_workload import Workload
 OURS: Final = "Postdate"
 
 
-class Figure(NamedTuple):
+class TrackerFigure(NamedTuple):
     """One line of a table.
 
     Attributes:
@@ -59,35 +59,35 @@ _RECOVERY: Final = (
     "the event loop for each bucket, 1 ms together; with large buckets, 1.2 ms for the metadata of 2,000 segments"
 )
 
-FIGURES: Final[Mapping[str, Figure]] = {
-    "batched_adds_per_s": Figure(
+FIGURES: Final[Mapping[str, TrackerFigure]] = {
+    "batched_adds_per_s": TrackerFigure(
         "adds, in batches of 1,000 (Pulsar: one by one)", "/s", True, "single_adds_per_s", 5e6, _ADDS
     ),
-    "batched_adds_per_cpu_s": Figure("the same, by the adding thread's processor time", "/s", True),
-    "single_adds_per_s": Figure("adds, one by one", "/s", True, target=0.8e6, obstacle=_ADDS),
-    "single_adds_per_cpu_s": Figure("the same, by the adding thread's processor time", "/s", True),
-    "batched_longest_pause_ms": Figure(
+    "batched_adds_per_cpu_s": TrackerFigure("the same, by the adding thread's processor time", "/s", True),
+    "single_adds_per_s": TrackerFigure("adds, one by one", "/s", True, target=0.8e6, obstacle=_ADDS),
+    "single_adds_per_cpu_s": TrackerFigure("the same, by the adding thread's processor time", "/s", True),
+    "batched_longest_pause_ms": TrackerFigure(
         "longest batch of 1,000 (Pulsar: 100 adds)", "ms", False, "single_longest_pause_ms", 5, _PAUSE
     ),
-    "batched_longest_pause_cpu_ms": Figure("the same, by the adding thread's processor time", "ms", False),
-    "batched_median_pause_ms": Figure("median batch of 1,000", "ms", False),
-    "single_longest_pause_ms": Figure("longest 100 adds, one by one", "ms", False, target=5, obstacle=_PAUSE),
-    "single_longest_pause_cpu_ms": Figure("the same, by the adding thread's processor time", "ms", False),
-    "single_median_pause_ms": Figure("median 100 adds, one by one", "ms", False),
-    "drain_per_s": Figure("drain", "/s", True, target=2e6, obstacle=_DRAIN),
-    "contains_in_bulk_per_s": Figure("contains, by ledger (Pulsar: one by one)", "/s", True, "contains_per_s"),
-    "contains_per_s": Figure("contains, one by one", "/s", True, obstacle=_CONTAINS),
-    "recovery_ms": Figure("recovery", "ms", False, obstacle=_RECOVERY),
-    "recovery_reads": Figure("reads of the storage at recovery", "", False),
-    "recovered_share": Figure("sealed messages that are back after recovery", "%", True),
-    "memory_bytes_per_message": Figure("memory of the tracker, a message", "B", False),
-    "rows_written_per_row": Figure("rows written per row sealed", "", False),
-    "at_rest_bytes_per_row": Figure("bytes at rest per row", "B", False),
+    "batched_longest_pause_cpu_ms": TrackerFigure("the same, by the adding thread's processor time", "ms", False),
+    "batched_median_pause_ms": TrackerFigure("median batch of 1,000", "ms", False),
+    "single_longest_pause_ms": TrackerFigure("longest 100 adds, one by one", "ms", False, target=5, obstacle=_PAUSE),
+    "single_longest_pause_cpu_ms": TrackerFigure("the same, by the adding thread's processor time", "ms", False),
+    "single_median_pause_ms": TrackerFigure("median 100 adds, one by one", "ms", False),
+    "drain_per_s": TrackerFigure("drain", "/s", True, target=2e6, obstacle=_DRAIN),
+    "contains_in_bulk_per_s": TrackerFigure("contains, by ledger (Pulsar: one by one)", "/s", True, "contains_per_s"),
+    "contains_per_s": TrackerFigure("contains, one by one", "/s", True, obstacle=_CONTAINS),
+    "recovery_ms": TrackerFigure("recovery", "ms", False, obstacle=_RECOVERY),
+    "recovery_reads": TrackerFigure("reads of the storage at recovery", "", False),
+    "recovered_share": TrackerFigure("sealed messages that are back after recovery", "%", True),
+    "memory_bytes_per_message": TrackerFigure("memory of the tracker, a message", "B", False),
+    "rows_written_per_row": TrackerFigure("rows written per row sealed", "", False),
+    "at_rest_bytes_per_row": TrackerFigure("bytes at rest per row", "B", False),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class TrackerMeasurement:
     """One workload of one round with one tracker.
 
     Attributes:
@@ -106,7 +106,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+class TrackerResults:
     """Everything that one run measured.
 
     Attributes:
@@ -117,7 +117,7 @@ class Results:
 
     about: dict[str, Any]
     trackers: Sequence[str]
-    measurements: Sequence[Measurement]
+    measurements: Sequence[TrackerMeasurement]
 
     def best(self) -> dict[Workload, dict[str, dict[str, float]]]:
         """Return for each workload and tracker the best value of each figure."""
@@ -132,14 +132,16 @@ class Results:
         return best
 
 
-def read_results(path: Path) -> Results:
+def read_results(path: Path) -> TrackerResults:
     """Read what `write_results` has written."""
     data = json.loads(path.read_text())
-    measurements = [Measurement(**one | {"workload": Workload(**one["workload"])}) for one in data["measurements"]]
-    return Results(about=data["about"], trackers=data["trackers"], measurements=measurements)
+    measurements = [
+        TrackerMeasurement(**one | {"workload": Workload(**one["workload"])}) for one in data["measurements"]
+    ]
+    return TrackerResults(about=data["about"], trackers=data["trackers"], measurements=measurements)
 
 
-def write_results(results: Results, path: Path) -> None:
+def write_results(results: TrackerResults, path: Path) -> None:
     """Write everything that was measured as JSON, and the tables beside it as Markdown."""
     path.parent.mkdir(parents=True, exist_ok=True)
     measurements = [
@@ -153,7 +155,7 @@ def write_results(results: Results, path: Path) -> None:
     path.with_suffix(".md").write_text(report(results))
 
 
-def report(results: Results) -> str:
+def report(results: TrackerResults) -> str:
     """Return everything there is to show, as Markdown."""
     parts = [_about(results)]
     for workload, figures in results.best().items():
@@ -164,7 +166,7 @@ def report(results: Results) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _about(results: Results) -> str:
+def _about(results: TrackerResults) -> str:
     rounds = max(one.round for one in results.measurements)
     others = [one.others_cores for one in results.measurements]
     machine, versions = results.about["machine"], results.about["versions"]
@@ -194,7 +196,7 @@ def _table(trackers: Sequence[str], figures: Mapping[str, Mapping[str, float]]) 
     return lines
 
 
-def _missed(results: Results) -> list[str]:
+def _missed(results: TrackerResults) -> list[str]:
     """Return a line for each target that is missed and each figure worse than the peer's, and what is in the way."""
     lines: list[str] = []
     obstacles: dict[str, None] = {}
@@ -218,13 +220,13 @@ def _missed(results: Results) -> list[str]:
     return lines
 
 
-def _factor(ours: float, theirs: float, figure: Figure) -> float:
+def _factor(ours: float, theirs: float, figure: TrackerFigure) -> float:
     """Return how many times better the first is."""
     better, worse = (ours, theirs) if figure.is_higher_better else (theirs, ours)
     return better / worse if worse else 1.0
 
 
-def _ratio(ours: float, theirs: float, figure: Figure) -> str:
+def _ratio(ours: float, theirs: float, figure: TrackerFigure) -> str:
     factor = _factor(ours, theirs, figure)
     return f"{factor:.2f} x" if factor < 10 else f"{factor:,.0f} x"
 

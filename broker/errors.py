@@ -1,7 +1,8 @@
 """The errors of the service, with the names that Pulsar clients know them by.
 
 `server_error` is the name in the protocol's `ServerError` enumeration: the client turns it into an exception of
-its own. Errors of the wire itself (bad frames) live with the wire, in `broker.protocol`.
+its own. A consumer that cannot be added is refused with the dispatcher's errors, also where the limit is the service's.
+Errors of the wire itself (bad frames) live with the wire, in `broker.protocol`.
 """
 
 from typing import ClassVar
@@ -48,18 +49,6 @@ class ProducerFencedError(BrokerError):
     """The producer asks for exclusive access, or another producer has it."""
 
     server_error = "ProducerFenced"
-
-
-class ConsumerBusyError(BrokerError):
-    """The subscription is in use by consumers of another type."""
-
-    server_error = "ConsumerBusy"
-
-
-class ConsumerAssignError(BrokerError):
-    """No key range can be given to the consumer."""
-
-    server_error = "ConsumerAssignError"
 
 
 class NotAllowedError(BrokerError):

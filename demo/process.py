@@ -19,7 +19,7 @@ from typing import Any, Final
 _LOG_TAIL_CHARACTERS: Final = 2000
 
 
-class ServiceStartError(RuntimeError):
+class ProcessStartError(RuntimeError):
     """A service ended at start, or did not get ready in time; says where its log is."""
 
 
@@ -109,7 +109,7 @@ class PostdateProcess:
             wait_until(self._is_ready, timeout_s=timeout_s)
         except TimeoutError as error:
             self.stop()
-            raise ServiceStartError(f"the service did not get ready; the end of its log:\n{self.log_tail()}") from error
+            raise ProcessStartError(f"the service did not get ready; the end of its log:\n{self.log_tail()}") from error
 
     def kill(self) -> None:
         """End the process with SIGKILL; its data stays."""
@@ -144,7 +144,7 @@ class PostdateProcess:
         assert self._process is not None
         code = self._process.poll()
         if code is not None:
-            raise ServiceStartError(f"the service ended at start with {code}; the end of its log:\n{self.log_tail()}")
+            raise ProcessStartError(f"the service ended at start with {code}; the end of its log:\n{self.log_tail()}")
         try:
             with urllib.request.urlopen(f"{self.web_url}/health", timeout=2) as reply:
                 return bool(reply.status == 200)

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from command_line.endings import EXIT_CODE_DONE, EXIT_CODE_INTERRUPTED, EXIT_CODE_REFUSED, EXIT_CODE_WRONG
 from command_line.output import print_json
-from demo.process import PostdateProcess, ServiceStartError
-from demo.story import Outcome, Story, StoryConfig, StoryError
+from demo.process import PostdateProcess, ProcessStartError
+from demo.story import Story, StoryConfig, StoryError, StoryOutcome
 from demo.verdict import FaultExamples
 
 
@@ -52,7 +52,7 @@ def run_demo(
     except KeyboardInterrupt:
         console.print("Interrupted; nothing is left running.")
         code = EXIT_CODE_INTERRUPTED
-    except (ServiceStartError, StoryError) as error:
+    except (ProcessStartError, StoryError) as error:
         console.print(f"[red]The demo could not go on:[/] {escape(str(error))}")
         code = EXIT_CODE_REFUSED
     if keep or folder or code in (EXIT_CODE_WRONG, EXIT_CODE_REFUSED):
@@ -112,11 +112,11 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _faults(outcome: Outcome) -> dict[str, FaultExamples]:
+def _faults(outcome: StoryOutcome) -> dict[str, FaultExamples]:
     return outcome.verdict.faults | {"not acknowledged at the end": FaultExamples(outcome.backlog)}
 
 
-def _faults_table(outcome: Outcome) -> Table:
+def _faults_table(outcome: StoryOutcome) -> Table:
     table = _table("verdict", "count")
     table.add_column("")
     for name, finding in _faults(outcome).items():
@@ -125,7 +125,7 @@ def _faults_table(outcome: Outcome) -> Table:
     return table
 
 
-def _lateness_table(outcome: Outcome) -> Table:
+def _lateness_table(outcome: StoryOutcome) -> Table:
     table = _table("lateness in ms, of messages due", "count", "p50", "p99", "max")
     for name, lateness in (
         ("while the service was up", outcome.verdict.lateness_up),
@@ -150,7 +150,7 @@ def _table(title: str, *numbers: str) -> Table:
     return table
 
 
-def _recovery_lines(outcome: Outcome) -> str:
+def _recovery_lines(outcome: StoryOutcome) -> str:
     return f"""\
  {outcome.waiting_at_restart:,} messages were waiting after the kill: {outcome.from_snapshots:,} came from \
 {outcome.buckets_recovered} snapshots,

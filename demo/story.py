@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from demo.consumer import KEY_PREFIX, SUBSCRIPTION, RecordingConsumer, new_client
 from demo.process import PostdateProcess, wait_until
-from demo.verdict import Deliveries, Int64s, Outage, Published, Verdict, judge
+from demo.verdict import Deliveries, Int64s, Outage, PublishedMessages, Verdict, judge
 
 ACK_GRACE_MS: Final = 250
 """An acknowledgement this young at the kill may be lost: the client gathers them for up to 100 ms, the service journals
@@ -82,7 +82,7 @@ class StoryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StoryOutcome:
     """The result of a run.
 
     Attributes:
@@ -152,7 +152,7 @@ class Story:
         self._seen: set[tuple[int, int]] = set()
         self._phase = ""
 
-    def run(self) -> Outcome:
+    def run(self) -> StoryOutcome:
         """Run it from beginning to end.
 
         Raises:
@@ -180,7 +180,7 @@ class Story:
         rows = np.column_stack(list(_columns(deliveries).values()))
         np.savez(self._process.folder / RECORD_NAME, times_ns=times, deliveries=rows)
         verdict = judge(published, deliveries, Outage(killed_ns, restarted_ns), ack_grace_ms=ACK_GRACE_MS)
-        return Outcome(
+        return StoryOutcome(
             verdict=verdict,
             backlog=self._backlog_at_end(),
             buckets_sealed=buckets_sealed,
@@ -210,7 +210,7 @@ class Story:
             self._add_consumer()
         self._tell(f"{len(self._consumers)} Key_Shared consumers have subscribed, with a client each")
 
-    def _publish(self) -> Published:
+    def _publish(self) -> PublishedMessages:
         self._progress("publishing")
         begun = time.monotonic()
         published = publish(self._config, self._new_client("producer"), self._topic)
@@ -320,7 +320,7 @@ class Story:
         return int(self._metric("pulsar_delayed_message_index_bucket_op_count", state="succeed", type=kind) or 0)
 
 
-def publish(config: StoryConfig, client: pulsar.Client, topic: str) -> Published:
+def publish(config: StoryConfig, client: pulsar.Client, topic: str) -> PublishedMessages:
     """Publish all messages and wait for every receipt.
 
     Raises:
@@ -353,7 +353,7 @@ def publish(config: StoryConfig, client: pulsar.Client, topic: str) -> Published
         raise StoryError(f"{len(receipts) - len(failures):,} of {config.messages:,} messages were confirmed")
     client.close()
     columns = np.array(receipts, dtype=np.int64).T
-    return Published(ledger_ids=columns[0], entry_ids=columns[1], keys=columns[2], deliver_at_ms=columns[3])
+    return PublishedMessages(ledger_ids=columns[0], entry_ids=columns[1], keys=columns[2], deliver_at_ms=columns[3])
 
 
 def metric(text: str, name: str, labels: dict[str, str]) -> float | None:

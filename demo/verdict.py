@@ -33,7 +33,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Published:
+class PublishedMessages:
     """Messages that the service has confirmed, one row each."""
 
     ledger_ids: Int64s
@@ -150,7 +150,7 @@ class Verdict:
         return not any(finding.count for finding in self.faults.values())
 
 
-def judge(published: Published, deliveries: Deliveries, outage: Outage, *, ack_grace_ms: int) -> Verdict:
+def judge(published: PublishedMessages, deliveries: Deliveries, outage: Outage, *, ack_grace_ms: int) -> Verdict:
     """Judge a whole record.
 
     Args:
@@ -189,7 +189,7 @@ def judge(published: Published, deliveries: Deliveries, outage: Outage, *, ack_g
 class _Record:
     """The deliveries in order of receipt, with columns that several checks share."""
 
-    def __init__(self, published: Published, deliveries: Deliveries, outage: Outage) -> None:
+    def __init__(self, published: PublishedMessages, deliveries: Deliveries, outage: Outage) -> None:
         self._published = published
         self._deliveries = deliveries
         self._outage = outage
@@ -288,7 +288,7 @@ class _Record:
         return marked
 
 
-def _message_numbers(published: Published, deliveries: Deliveries) -> Int64s:
+def _message_numbers(published: PublishedMessages, deliveries: Deliveries) -> Int64s:
     """Number the messages: published ones by their row, others after them."""
     numbers = {
         position: row

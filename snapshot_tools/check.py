@@ -24,7 +24,7 @@ from snapshot_storage.inspection import (
     segment_problems,
 )
 from snapshot_storage.storage import BucketSnapshotInfo
-from snapshot_tools.place import Filter, Place, Summary, open_place, readable_segments
+from snapshot_tools.place import Filter, SnapshotPlace, Summary, open_place, readable_segments
 
 SECOND_LOOK_AFTER_S = 2.0
 """Longer than the time between storing a snapshot and its property, or between deleting the two."""
@@ -68,7 +68,9 @@ async def verify(config: BrokerConfig, which: Filter, advance: Advance, *, secon
     return verdict
 
 
-async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int | None] | None = None) -> CheckVerdict:
+async def _look(
+    place: SnapshotPlace, which: Filter, advance: Advance, *, only: set[int | None] | None = None
+) -> CheckVerdict:
     properties = await place.properties(which)
     infos, problems = await _infos(place, which, properties)
     unreadable = {problem.bucket_id for problem in problems}
@@ -100,7 +102,7 @@ async def _look(place: Place, which: Filter, advance: Advance, *, only: set[int 
 
 
 async def _infos(
-    place: Place, which: Filter, properties: list[BucketProperty]
+    place: SnapshotPlace, which: Filter, properties: list[BucketProperty]
 ) -> tuple[list[BucketSnapshotInfo], list[SnapshotProblem]]:
     """List the snapshots that can be found, and every header that is damaged."""
     named = {one.bucket_id for one in properties}
@@ -115,7 +117,7 @@ async def _infos(
     return infos, [SnapshotProblem(ProblemKind.DAMAGED, bucket_id, "", "", what) for bucket_id, what in damage]
 
 
-async def _check_snapshot(place: Place, summary: Summary, verdict: CheckVerdict) -> None:
+async def _check_snapshot(place: SnapshotPlace, summary: Summary, verdict: CheckVerdict) -> None:
     info = summary.info
 
     def report(kind: ProblemKind, what: str) -> None:

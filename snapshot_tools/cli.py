@@ -39,7 +39,7 @@ from snapshot_tools.json_output import (
 from snapshot_tools.options import filters, make_console, on_config
 from snapshot_tools.place import (
     Filter,
-    Place,
+    SnapshotPlace,
     Summary,
     index_location,
     open_place,
@@ -142,7 +142,7 @@ def _tell_damage(damaged: Mapping[int | None, str]) -> None:
         sys.exit(EXIT_CODE_WRONG)
 
 
-async def _show(place: Place, bucket_id: int, *, is_all: bool, is_json: bool) -> None:
+async def _show(place: SnapshotPlace, bucket_id: int, *, is_all: bool, is_json: bool) -> None:
     info = await place.info(bucket_id)
     metadata = await place.storage.get_bucket_snapshot_metadata(bucket_id)
     summary = Summary(info, decode_metadata(metadata))

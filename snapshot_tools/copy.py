@@ -23,7 +23,7 @@ from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError,
 from snapshot_storage.inspection import BucketProperty, matched, missing, orphans
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-from snapshot_tools.place import Filter, Place, open_place, refuse_inside
+from snapshot_tools.place import Filter, SnapshotPlace, open_place, refuse_inside
 
 Advance = Callable[[int, int], None]
 """Receives the number of bytes done, and of all bytes."""
@@ -90,7 +90,7 @@ async def copy_snapshots(
 
 
 async def _choose(
-    place: Place, there: BucketSnapshotStorage, which: Filter, properties: list[BucketProperty], copied: Copied
+    place: SnapshotPlace, there: BucketSnapshotStorage, which: Filter, properties: list[BucketProperty], copied: Copied
 ) -> None:
     """Find the snapshots that cursors name, and the damaged or missing ones among them."""
     infos, damaged = await place.readable_infos(which)
@@ -116,7 +116,7 @@ async def _choose(
 
 
 async def _copy_all(
-    place: Place, there: BucketSnapshotStorage, which: Filter, copied: Copied, advance: Advance
+    place: SnapshotPlace, there: BucketSnapshotStorage, which: Filter, copied: Copied, advance: Advance
 ) -> None:
     total, done = sum(info.length_bytes for info in copied.infos), 0
     advance(0, total)
@@ -140,7 +140,7 @@ async def _copy_all(
         advance(done, total)
 
 
-async def _update_cursors(place: Place, properties: list[BucketProperty], new_ids: dict[int, int]) -> int:
+async def _update_cursors(place: SnapshotPlace, properties: list[BucketProperty], new_ids: dict[int, int]) -> int:
     """Point every property of a copied snapshot to its copy, in one durable write."""
     now = await place.cursor_properties()
     changed: dict[CursorName, dict[str, str]] = {}

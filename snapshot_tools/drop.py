@@ -13,7 +13,7 @@ from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
-from snapshot_tools.place import Filter, Place, open_place
+from snapshot_tools.place import Filter, SnapshotPlace, open_place
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ async def drop_snapshot(config: BrokerConfig, bucket_id: int) -> Dropped:
     return Dropped(is_beside_service=True)
 
 
-async def _forget(place: Place, bucket_id: int) -> int:
+async def _forget(place: SnapshotPlace, bucket_id: int) -> int:
     """Remove the properties that name it, and return of how many cursors."""
     now = await place.cursor_properties()
     changed: dict[CursorName, dict[str, str]] = {}

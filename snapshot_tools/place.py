@@ -59,7 +59,7 @@ class Summary:
         return self.segments[0].deliver_at_ms_min, max(segment.deliver_at_ms_max for segment in self.segments)
 
 
-class Place:
+class SnapshotPlace:
     """An open storage and the properties that name its snapshots."""
 
     def __init__(self, storage: BucketSnapshotStorage, cursors: CursorPropertiesFolder) -> None:
@@ -220,7 +220,7 @@ async def _readable(
 
 
 @asynccontextmanager
-async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> AsyncIterator[Place]:
+async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> AsyncIterator[SnapshotPlace]:
     """Open the storage and the log of a configuration.
 
     Raises:
@@ -239,7 +239,7 @@ async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> Asyn
     try:
         _refuse_missing(config)
         async with patient_storage_of(config, is_read_only=is_read_only) as storage:
-            yield Place(storage, cursors)
+            yield SnapshotPlace(storage, cursors)
     finally:
         await asyncio.to_thread(cursors.close)
 

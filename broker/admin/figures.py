@@ -141,7 +141,7 @@ class ServiceSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure(Generic[T]):
+class Metric(Generic[T]):
     """One metric over things of a kind; a name that ends in `_total` makes it a counter."""
 
     name: str
@@ -153,70 +153,70 @@ class Figure(Generic[T]):
 
 def _ranges(
     prefix: str, ends: Sequence[str], documentation: str, counts: Callable[[AppendWindow], list[int]]
-) -> list[Figure[TopicSnapshot]]:
+) -> list[Metric[TopicSnapshot]]:
     """Return a metric for each range, as Pulsar has them."""
 
     def count_of(place: int) -> Callable[[TopicSnapshot], float]:
         return lambda topic: 0 if topic.appended is None else counts(topic.appended)[place]
 
-    return [Figure(prefix + end, documentation, count_of(place)) for place, end in enumerate(ends)]
+    return [Metric(prefix + end, documentation, count_of(place)) for place, end in enumerate(ends)]
 
 
 LABELS_OF_SUMS: Final[Mapping[str, Labels]] = {"pulsar_msg_backlog": {"remote_cluster": "local"}}
 """The labels that Pulsar adds to those of a namespace."""
 
-TOPIC_FIGURES: Final[tuple[Figure[TopicSnapshot], ...]] = (
-    Figure("pulsar_subscriptions_count", "Subscriptions.", lambda topic: len(topic.subscriptions)),
-    Figure("pulsar_producers_count", "Connected producers.", lambda topic: topic.producer_count),
-    Figure(
+TOPIC_FIGURES: Final[tuple[Metric[TopicSnapshot], ...]] = (
+    Metric("pulsar_subscriptions_count", "Subscriptions.", lambda topic: len(topic.subscriptions)),
+    Metric("pulsar_producers_count", "Connected producers.", lambda topic: topic.producer_count),
+    Metric(
         "pulsar_consumers_count",
         "Connected consumers of all subscriptions.",
         lambda topic: sum(len(_consumers(subscription)) for subscription in topic.subscriptions),
     ),
-    Figure(
+    Metric(
         "pulsar_msg_backlog",
         "Entries that are not acknowledged, of all subscriptions.",
         lambda topic: sum(subscription.backlog for subscription in topic.subscriptions),
     ),
-    Figure("pulsar_storage_size", "Bytes of the log.", lambda topic: topic.storage_size_bytes),
-    Figure("pulsar_in_messages_total", "Messages published.", lambda topic: topic.messages_in_total),
-    Figure("pulsar_in_bytes_total", "Bytes published.", lambda topic: topic.bytes_in_total),
-    Figure("pulsar_storage_logical_size", "Bytes of the log, of one copy.", lambda topic: topic.storage_size_bytes),
-    Figure(
+    Metric("pulsar_storage_size", "Bytes of the log.", lambda topic: topic.storage_size_bytes),
+    Metric("pulsar_in_messages_total", "Messages published.", lambda topic: topic.messages_in_total),
+    Metric("pulsar_in_bytes_total", "Bytes published.", lambda topic: topic.bytes_in_total),
+    Metric("pulsar_storage_logical_size", "Bytes of the log, of one copy.", lambda topic: topic.storage_size_bytes),
+    Metric(
         "pulsar_storage_backlog_size",
         "About how many bytes of the log the slowest subscription has not passed.",
         lambda topic: max((one.backlog_bytes for one in topic.subscriptions), default=0),
     ),
-    Figure("pulsar_rate_in", "Messages published a second.", lambda topic: topic.rate_in),
-    Figure("pulsar_throughput_in", "Bytes published a second.", lambda topic: topic.throughput_in),
-    Figure(
+    Metric("pulsar_rate_in", "Messages published a second.", lambda topic: topic.rate_in),
+    Metric("pulsar_throughput_in", "Bytes published a second.", lambda topic: topic.throughput_in),
+    Metric(
         "pulsar_rate_out",
         "Messages sent a second.",
         lambda topic: sum(one.rates.messages_out for one in topic.subscriptions),
     ),
-    Figure(
+    Metric(
         "pulsar_throughput_out",
         "Bytes sent a second.",
         lambda topic: sum(one.rates.bytes_out for one in topic.subscriptions),
     ),
-    Figure(
+    Metric(
         "pulsar_average_msg_size",
         "Bytes of a published message on average.",
         lambda topic: topic.throughput_in / topic.rate_in if topic.rate_in else 0,
         has_sum=False,
     ),
-    Figure(
+    Metric(
         "pulsar_storage_write_rate",
         "Entries appended to the log a second.",
         lambda topic: 0 if topic.appended is None else topic.appended.entries / topic.window_s,
     ),
-    Figure(
+    Metric(
         "postdate_next_due_timestamp_seconds",
         "When the next scheduled message comes due, in seconds since the epoch; 0 where there is none.",
         lambda topic: topic.next_due_ms / 1000,
         has_sum=False,
     ),
-    Figure(
+    Metric(
         "postdate_last_due_timestamp_seconds",
         "When the last scheduled message comes due, in seconds since the epoch; 0 where there is none.",
         lambda topic: topic.last_due_ms / 1000,
@@ -224,19 +224,19 @@ TOPIC_FIGURES: Final[tuple[Figure[TopicSnapshot], ...]] = (
     ),
 )
 
-WINDOW_FIGURES: Final[tuple[Figure[TopicSnapshot], ...]] = (
+WINDOW_FIGURES: Final[tuple[Metric[TopicSnapshot], ...]] = (
     *_ranges(
         "pulsar_storage_write_latency_",
         ("le_0_5", "le_1", "le_5", "le_10", "le_20", "le_50", "le_100", "le_200", "le_1000", "overflow"),
         "Entries of the last window that took so many milliseconds to be durable, not cumulative.",
         lambda window: window.latency_counts,
     ),
-    Figure(
+    Metric(
         "pulsar_storage_write_latency_sum",
         "Milliseconds that the entries of the last window took to be durable.",
         lambda topic: 0 if topic.appended is None else topic.appended.latencies_ms,
     ),
-    Figure(
+    Metric(
         "pulsar_storage_write_latency_count",
         "Entries of the last window that became durable.",
         lambda topic: 0 if topic.appended is None else sum(topic.appended.latency_counts),
@@ -247,12 +247,12 @@ WINDOW_FIGURES: Final[tuple[Figure[TopicSnapshot], ...]] = (
         "Entries of the last window of so many bytes, not cumulative.",
         lambda window: window.size_counts,
     ),
-    Figure(
+    Metric(
         "pulsar_entry_size_sum",
         "Bytes of the entries of the last window.",
         lambda topic: 0 if topic.appended is None else topic.appended.bytes,
     ),
-    Figure(
+    Metric(
         "pulsar_entry_size_count",
         "Entries of the last window.",
         lambda topic: 0 if topic.appended is None else topic.appended.entries,
@@ -260,139 +260,139 @@ WINDOW_FIGURES: Final[tuple[Figure[TopicSnapshot], ...]] = (
 )
 """Of topics to which something was appended in the last window: of 10,000 topics most are quiet."""
 
-SUBSCRIPTION_FIGURES: Final[tuple[Figure[SubscriptionSnapshot], ...]] = (
-    Figure("pulsar_subscription_back_log", "Entries that are not acknowledged.", lambda one: one.backlog, False),
-    Figure(
+SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
+    Metric("pulsar_subscription_back_log", "Entries that are not acknowledged.", lambda one: one.backlog, False),
+    Metric(
         "pulsar_subscription_back_log_no_delayed",
         "Entries that are not acknowledged and do not wait for their time.",
         # The two are counted at different places: between them, an entry may have come due.
         lambda one: max(one.backlog - one.delayed, 0),
         has_sum=False,
     ),
-    Figure("pulsar_subscription_delayed", "Entries that wait for their time.", lambda one: one.delayed),
-    Figure("pulsar_subscription_consumers_count", "Connected consumers.", lambda one: len(_consumers(one)), False),
-    Figure("pulsar_out_messages_total", "Messages sent.", lambda one: one.messages_out_total),
-    Figure("pulsar_out_bytes_total", "Bytes sent.", lambda one: one.bytes_out_total),
-    Figure(
+    Metric("pulsar_subscription_delayed", "Entries that wait for their time.", lambda one: one.delayed),
+    Metric("pulsar_subscription_consumers_count", "Connected consumers.", lambda one: len(_consumers(one)), False),
+    Metric("pulsar_out_messages_total", "Messages sent.", lambda one: one.messages_out_total),
+    Metric("pulsar_out_bytes_total", "Bytes sent.", lambda one: one.bytes_out_total),
+    Metric(
         "postdate_dispatcher_rebuilds_total",
         "Dispatchers that stopped for a defect and were rebuilt from the log; report each.",
         lambda one: one.rebuilds_total,
     ),
-    Figure("pulsar_subscription_msg_rate_out", "Messages sent a second.", lambda one: one.rates.messages_out, False),
-    Figure("pulsar_subscription_msg_throughput_out", "Bytes sent a second.", lambda one: one.rates.bytes_out, False),
-    Figure(
+    Metric("pulsar_subscription_msg_rate_out", "Messages sent a second.", lambda one: one.rates.messages_out, False),
+    Metric("pulsar_subscription_msg_throughput_out", "Bytes sent a second.", lambda one: one.rates.bytes_out, False),
+    Metric(
         "pulsar_subscription_msg_rate_redeliver",
         "Messages sent again a second.",
         lambda one: one.rates.messages_redelivered,
         has_sum=False,
     ),
-    Figure(
+    Metric(
         "pulsar_subscription_msg_ack_rate",
         "Messages acknowledged a second.",
         lambda one: one.rates.messages_acked,
         has_sum=False,
     ),
-    Figure("pulsar_subscription_msg_rate_expired", "Entries expired a second.", lambda one: one.expired_rate, False),
-    Figure("pulsar_subscription_total_msg_expired", "Entries that expired.", lambda one: one.expired_total, False),
-    Figure(
+    Metric("pulsar_subscription_msg_rate_expired", "Entries expired a second.", lambda one: one.expired_rate, False),
+    Metric("pulsar_subscription_total_msg_expired", "Entries that expired.", lambda one: one.expired_total, False),
+    Metric(
         "pulsar_subscription_last_expire_timestamp",
         "When expiry was last looked for, in milliseconds since the epoch.",
         lambda one: one.last_expired_ms,
         has_sum=False,
     ),
-    Figure(
+    Metric(
         "pulsar_subscription_last_mark_delete_advanced_timestamp",
         "When the mark-delete position last moved, in milliseconds since the epoch.",
         lambda one: one.mark_delete_advanced_ms,
         has_sum=False,
     ),
-    Figure("postdate_subscription_paused", "1 while a pause holds what is due.", lambda one: one.is_paused),
-    Figure(
+    Metric("postdate_subscription_paused", "1 while a pause holds what is due.", lambda one: one.is_paused),
+    Metric(
         "postdate_subscription_held_by_pause",
         "Delayed entries that came due since the pause began.",
         lambda one: one.held_by_pause,
     ),
-    Figure(
+    Metric(
         "postdate_scheduled_cancelled_total",
         "Scheduled messages that were cancelled since the start.",
         lambda one: one.cancelled_total,
     ),
-    Figure(
+    Metric(
         "postdate_scheduled_rescheduled_total",
         "Scheduled messages that were moved or delivered early since the start.",
         lambda one: one.rescheduled_total,
     ),
 )
 
-DISPATCHER_FIGURES: Final[tuple[Figure[SubscriptionStats], ...]] = (
-    Figure("pulsar_subscription_in_replay", "Entries that wait for a consumer.", lambda one: one.msg_in_replay),
-    Figure(
+DISPATCHER_FIGURES: Final[tuple[Metric[SubscriptionStats], ...]] = (
+    Metric("pulsar_subscription_in_replay", "Entries that wait for a consumer.", lambda one: one.msg_in_replay),
+    Metric(
         "pulsar_subscription_unacked_messages",
         "Messages that were sent and are not acknowledged.",
         lambda one: one.unacked_messages,
         has_sum=False,
     ),
-    Figure(
+    Metric(
         "pulsar_subscription_blocked_on_unacked_messages",
         "1 while sending waits because too many messages are not acknowledged.",
         lambda one: one.blocked_subscription_on_unacked_msgs,
         has_sum=False,
     ),
-    Figure(
+    Metric(
         "pulsar_subscription_last_acked_timestamp",
         "When a consumer last acknowledged, in milliseconds since the epoch.",
         lambda one: _latest(one.consumers, lambda consumer: consumer.last_acked_timestamp),
         has_sum=False,
     ),
-    Figure(
+    Metric(
         "pulsar_subscription_last_consumed_timestamp",
         "When a message was last sent, in milliseconds since the epoch.",
         lambda one: _latest(one.consumers, lambda consumer: consumer.last_consumed_timestamp),
         has_sum=False,
     ),
-    Figure(
+    Metric(
         "pulsar_subscription_last_consumed_flow_timestamp",
         "When a consumer last asked for messages, in milliseconds since the epoch.",
         lambda one: _latest(one.consumers, lambda consumer: consumer.last_consumed_flow_timestamp),
         has_sum=False,
     ),
-    Figure(
+    Metric(
         "postdate_subscription_draining_hashes",
         "Hashes whose former consumer must finish first (PIP-379).",
         lambda one: one.draining_hashes_count,
     ),
-    Figure(
+    Metric(
         "postdate_subscription_draining_hashes_unacked_messages",
         "Entries that draining hashes wait for (PIP-379).",
         lambda one: one.draining_hashes_unacked_messages,
     ),
-    Figure(
+    Metric(
         "postdate_subscription_draining_hashes_cleared",
         "Hashes that have drained, of the consumers that are connected (PIP-379).",
         lambda one: one.draining_hashes_cleared_total,
     ),
-    Figure(
+    Metric(
         "postdate_delayed_reread_at_recovery_total",
         "Delayed messages that the last start had to read again, because no snapshot held them.",
         lambda one: one.delayed_reread_at_recovery_total,
     ),
-    Figure(
+    Metric(
         "postdate_entries_read_total",
         "Headers read from the log since the dispatcher was made; after a start, what recovery had to read again.",
         lambda one: one.entries_read_total,
     ),
 )
 
-INDEX_GAUGES: Final[tuple[Figure[TrackerStats], ...]] = (
-    Figure(INDEX + "bucket_total", "Buckets, with the mutable one.", lambda stats: stats.bucket_total),
-    Figure(INDEX + "loaded", "Indexes in memory.", lambda stats: stats.index_loaded),
-    Figure(INDEX + "bucket_snapshot_size_bytes", "Bytes of all snapshots.", lambda stats: stats.snapshot_size_bytes),
-    Figure(
+INDEX_GAUGES: Final[tuple[Metric[TrackerStats], ...]] = (
+    Metric(INDEX + "bucket_total", "Buckets, with the mutable one.", lambda stats: stats.bucket_total),
+    Metric(INDEX + "loaded", "Indexes in memory.", lambda stats: stats.index_loaded),
+    Metric(INDEX + "bucket_snapshot_size_bytes", "Bytes of all snapshots.", lambda stats: stats.snapshot_size_bytes),
+    Metric(
         "postdate_delayed_snapshots_failing",
         "Kinds of work on snapshots of which the last piece failed, and is tried again; `/health` names them.",
         lambda stats: len(stats.failing),
     ),
-    Figure(
+    Metric(
         "postdate_delayed_snapshots_unreadable",
         "Snapshots that could not be read several times in a row; `/health` names them.",
         lambda stats: len(stats.unreadable),
@@ -400,13 +400,13 @@ INDEX_GAUGES: Final[tuple[Figure[TrackerStats], ...]] = (
 )
 
 
-INDEX_COUNTERS: Final[tuple[Figure[TrackerCounters], ...]] = (
-    Figure(
+INDEX_COUNTERS: Final[tuple[Metric[TrackerCounters], ...]] = (
+    Metric(
         "postdate_delayed_buckets_recovered_total",
         "Snapshots that recovery found and used.",
         lambda stats: stats.buckets_recovered,
     ),
-    Figure(
+    Metric(
         "postdate_delayed_buckets_lost_total",
         "Snapshots that were missing or unreadable; their messages were read from the log again.",
         lambda stats: stats.buckets_lost,
@@ -414,18 +414,18 @@ INDEX_COUNTERS: Final[tuple[Figure[TrackerCounters], ...]] = (
 )
 
 
-CONSUMER_FIGURES: Final[tuple[Figure[ConsumerStats], ...]] = (
-    Figure(
+CONSUMER_FIGURES: Final[tuple[Metric[ConsumerStats], ...]] = (
+    Metric(
         "pulsar_consumer_unacked_messages",
         "Messages that the consumer was sent and has not acknowledged.",
         lambda one: one.unacked_messages,
     ),
-    Figure(
+    Metric(
         "pulsar_consumer_blocked_on_unacked_messages",
         "1 while the consumer is sent nothing because too many messages are not acknowledged.",
         lambda one: one.blocked_consumer_on_unacked_msgs,
     ),
-    Figure(
+    Metric(
         "pulsar_consumer_available_permits",
         "Messages that the consumer has asked for and was not sent.",
         lambda one: one.available_permits,

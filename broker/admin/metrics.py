@@ -24,7 +24,7 @@ from broker.admin.figures import (
     SUBSCRIPTION_FIGURES,
     TOPIC_FIGURES,
     WINDOW_FIGURES,
-    Figure,
+    Metric,
     ServiceSnapshot,
     StoreSnapshot,
     TopicSnapshot,
@@ -213,7 +213,7 @@ class _Table(Generic[T]):
         is_summed: Whether rows with the same labels are added up; figures that cannot be added are left out then.
     """
 
-    def __init__(self, figures: Sequence[Figure[T]], *, is_summed: bool) -> None:
+    def __init__(self, figures: Sequence[Metric[T]], *, is_summed: bool) -> None:
         self._figures = [figure for figure in figures if figure.has_sum or not is_summed]
         self._is_summed = is_summed
         self._labels: list[Labels | str] = []

@@ -8,13 +8,13 @@ from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.messages import PAGE_BYTES_MAX, Json, both, described, fitting
 from broker.scheduled.operations import Selector
 from broker.scheduled.page_token import WHOLE, PageToken
-from broker.scheduled.selection import Place
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from dispatcher.core.ack_sets import AckSet
 from managed_ledger.position import AFTER_EVERYTHING
+from tracker.columns.row_queue import RowKey
 
 EXACT_ENTRIES_MAX: Final = 100_000
 CANDIDATES_MAX: Final = 200_000
@@ -47,7 +47,7 @@ async def list_messages(
         headers = headers.take(slice(0, fitting(headers, max(1, PAGE_BYTES_MAX - bytes_read))))
         entries = await schedule.topic.ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
         for row, entry in enumerate(entries):
-            place = Place(int(headers.deliver_at_ms[row]), int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
+            place = RowKey(int(headers.deliver_at_ms[row]), int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
             wanted = replace(wanted, after=place)
             bytes_read += int(headers.sizes[row])
             if entry is None or not (selector.filter.is_trivial or selector.filter.takes(entry)):
@@ -70,19 +70,19 @@ async def list_messages(
             return messages, await _if_more(schedule, selector, wanted.after)
 
 
-def _before(after: PageToken) -> Place:
+def _before(after: PageToken) -> RowKey:
     """Return the place behind which rows are read; a batch that was listed in part is read again."""
     place = after.place
     return place if after.batch_index == WHOLE else place._replace(entry_id=place.entry_id - 1)
 
 
-async def _if_more(schedule: TopicSchedule, selector: Selector, place: Place | None) -> PageToken | None:
+async def _if_more(schedule: TopicSchedule, selector: Selector, place: RowKey | None) -> PageToken | None:
     assert place is not None
     rows = await schedule.page(replace(selector.wanted, after=place), 1)
     return PageToken(place) if len(rows) else None
 
 
-def _parts_left(schedule: TopicSchedule, place: Place) -> AckSet | None:
+def _parts_left(schedule: TopicSchedule, place: RowKey) -> AckSet | None:
     """Return which messages of a batch one of the subscriptions still lacks; None for all."""
     left: AckSet = ()
     for subscription in schedule.subscriptions:

@@ -6,7 +6,7 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812 - the library calls a class like a variable
 from typing import Final, NamedTuple
 
-from broker.scheduled.selection import Place
+from tracker.columns.row_queue import RowKey
 
 _TOKEN: Final = Struct(">Bqqqi")
 _VERSION: Final = 1
@@ -16,7 +16,7 @@ WHOLE: Final = -1
 class PageToken(NamedTuple):
     """The last message of a page."""
 
-    place: Place
+    place: RowKey
     batch_index: int = WHOLE
     """Its place in a batch of which the rest follows; `WHOLE` where nothing more of the entry follows."""
 
@@ -27,8 +27,8 @@ class PageToken(NamedTuple):
     def parse(cls, text: str) -> "PageToken":
         """Parse a token.
 
-        >>> PageToken.parse(str(PageToken(Place(5, 3, 9), 2)))
-        PageToken(place=Place(due_ms=5, ledger_id=3, entry_id=9), batch_index=2)
+        >>> PageToken.parse(str(PageToken(RowKey(5, 3, 9), 2)))
+        PageToken(place=RowKey(due_ms=5, ledger_id=3, entry_id=9), batch_index=2)
 
         Raises:
             ValueError: The text is not a token of a listing.
@@ -40,4 +40,4 @@ class PageToken(NamedTuple):
             raise ValueError("it is not what next gave") from error
         if version != _VERSION or batch_index < WHOLE:
             raise ValueError("it is not what next gave")
-        return cls(Place(due_ms, ledger_id, entry_id), batch_index)
+        return cls(RowKey(due_ms, ledger_id, entry_id), batch_index)

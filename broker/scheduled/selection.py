@@ -5,21 +5,14 @@ Rows are ordered by (delivery time, ledger id, entry id) everywhere, which is th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule, Mask
-
-
-class Place(NamedTuple):
-    """The place of a row in the order of delivery."""
-
-    due_ms: int
-    ledger_id: int
-    entry_id: int
+from tracker.columns.row_queue import RowKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +22,7 @@ class Wanted:
     from_ms: int | None = None
     until_ms: int | None = None
     sticky_hash: int | None = None
-    after: Place | None = None
+    after: RowKey | None = None
     """Only rows behind this one."""
 
     @property
@@ -51,9 +44,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.due_ms)
 
-    def place(self, row: int) -> Place:
+    def place(self, row: int) -> RowKey:
         """Return the place of a row."""
-        return Place(int(self.due_ms[row]), int(self.ledger_ids[row]), int(self.entry_ids[row]))
+        return RowKey(int(self.due_ms[row]), int(self.ledger_ids[row]), int(self.entry_ids[row]))
 
     def by_position(self) -> NDArray[np.intp]:
         """Return the rows in the order of the log."""

@@ -21,7 +21,7 @@ from pyroaring import BitMap
 from broker.admin.figures import SubscriptionSnapshot
 from broker.clients.consumer import Consumer
 from broker.clients.link import ClientLink
-from broker.errors import ConsumerBusyError, MetadataError
+from broker.errors import MetadataError
 from broker.topics.cancelled_parts import PARTS_PROPERTY, parts_of, to_property, without
 from broker.topics.pause import NOT_PAUSED, PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
@@ -30,7 +30,7 @@ from broker.topics.snapshot_sweep import Spawn
 from dispatcher.config import SubscriptionType
 from dispatcher.core.ack_sets import AckSet
 from dispatcher.dispatcher import Dispatcher
-from dispatcher.errors import DispatcherClosedError, RangeConflictError
+from dispatcher.errors import ConsumerBusyError, DispatcherClosedError, RangeConflictError
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.cursor import Cursor

@@ -13,7 +13,6 @@ from broker.admin.figures import TopicSnapshot
 from broker.clients.consumer import Consumer
 from broker.clients.producer import Producer, ProducerAccessMode
 from broker.errors import (
-    ConsumerBusyError,
     NotAllowedError,
     ProducerBusyError,
     ProducerFencedError,
@@ -30,6 +29,7 @@ from broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slow
 from broker.topics.topic_name import TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
+from dispatcher.errors import ConsumerBusyError
 from dispatcher.lateness import LatenessHistogram
 from managed_ledger.cursor import Cursor
 from managed_ledger.managed_ledger import ManagedLedger

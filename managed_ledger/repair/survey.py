@@ -18,7 +18,7 @@ from managed_ledger.headers import ROW_BYTES
 from managed_ledger.keys import Family
 from managed_ledger.log_marker import MARKER_FILE, read_marker
 from managed_ledger.repair.manifest import FileList
-from managed_ledger.repair.tables import DELETION, RANGE_DELETION, SINGLE_DELETION, Block, Row, read_table
+from managed_ledger.repair.tables import DELETION, RANGE_DELETION, SINGLE_DELETION, Block, TableRow, read_table
 from managed_ledger.repair.wal import DELETE, DELETE_RANGE, WriteAheadLog, read_log, records
 
 _NUMBERED = re.compile(r"(\d+)\.(sst|log)|MANIFEST-(\d+)")
@@ -225,7 +225,7 @@ class _Surveying:
             if family is None:
                 continue
             kind = {DELETE: DELETION, DELETE_RANGE: RANGE_DELETION}.get(change.kind, 1)
-            row = Row(change.key, change.sequence, kind, change.value)
+            row = TableRow(change.key, change.sequence, kind, change.value)
             self._take(family, row, StoredBlock(0, 0, change.sequence, _NOWHERE, 0, 0, change.value))
 
     def result(self) -> Survey:
@@ -295,7 +295,7 @@ class _Surveying:
             return None
         return self._family_ids.get(self._files.tables.get(int(path.stem), 0))
 
-    def _take(self, family: Family, row: Row, block: StoredBlock) -> None:
+    def _take(self, family: Family, row: TableRow, block: StoredBlock) -> None:
         self._sequence = max(self._sequence, row.sequence)
         if row.kind == RANGE_DELETION:
             # The log deletes nothing but all of one ledger, or of one cursor.
@@ -341,15 +341,15 @@ def _is_payload_block(value: bytes) -> bool:
 
 def _families_of_changes(log: WriteAheadLog, known: dict[int, Family]) -> dict[int, Family]:
     """Which number each family has, told by what is written to it, where nothing else tells."""
-    by_id: dict[int, list[Row]] = {}
+    by_id: dict[int, list[TableRow]] = {}
     for change in log.changes:
         if change.family_id not in known and change.kind not in (DELETE, DELETE_RANGE):
-            by_id.setdefault(change.family_id, []).append(Row(change.key, change.sequence, 1, change.value))
+            by_id.setdefault(change.family_id, []).append(TableRow(change.key, change.sequence, 1, change.value))
     told = {family_id: _family_of_rows(rows) for family_id, rows in by_id.items()}
     return {family_id: family for family_id, family in told.items() if family is not None}
 
 
-def _family_of_rows(rows: list[Row]) -> Family | None:
+def _family_of_rows(rows: list[TableRow]) -> Family | None:
     rows = [row for row in rows if row.kind == 1]
     if not rows:
         return None

@@ -39,7 +39,7 @@ _RESTART_INTERVAL = 16
 """RocksDB's default, which the log's folders have: of so many rows one has its whole key."""
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One change of one key."""
 
     key: bytes
@@ -54,7 +54,7 @@ class Block:
     """The rows of one block."""
 
     offset: int
-    rows: list[Row]
+    rows: list[TableRow]
     is_proven: bool
     """Whether its checksum says that they are what was written."""
 
@@ -270,18 +270,18 @@ def _row_at(block: bytes, at: int, previous: bytes) -> tuple[bytes, bytes, int]:
     return previous[:shared] + block[at:start], block[start:end], end
 
 
-def _rows(block: bytes) -> Iterator[Row]:
+def _rows(block: bytes) -> Iterator[TableRow]:
     for key, value in _plain_rows(block):
         yield _row(key, value)
 
 
-def _row(internal_key: bytes, value: bytes) -> Row:
+def _row(internal_key: bytes, value: bytes) -> TableRow:
     if len(internal_key) < 8:
         raise _BadBlockError
     packed = int.from_bytes(internal_key[-8:], "little")
     if packed & 0xFF not in _KINDS:
         raise _BadBlockError
-    return Row(internal_key[:-8], packed >> 8, packed & 0xFF, value)
+    return TableRow(internal_key[:-8], packed >> 8, packed & 0xFF, value)
 
 
 def _handles_by_name(block: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
@@ -324,7 +324,7 @@ def _indexed(block: bytes) -> Iterator[tuple[int, int]]:
         raise _BadBlockError from error
 
 
-def _walk(content: bytes, offset: int) -> tuple[int, list[Row]] | None:
+def _walk(content: bytes, offset: int) -> tuple[int, list[TableRow]] | None:
     """Size and rows of the block of data that begins here, None where none does."""
     for found in (_walk_lz4(content, offset), _walk_plain(content, offset)):
         if found is None:

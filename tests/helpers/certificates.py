@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 _A_DAY = timedelta(days=1)
 
 
-class Files(NamedTuple):
+class CertificateFiles(NamedTuple):
     """A certificate and its private key, in PEM."""
 
     certificate: Path
@@ -61,14 +61,14 @@ class Authority:
 
     def server(
         self, file_name: str = "server", *, valid_for: timedelta = 30 * _A_DAY, host: str = "localhost"
-    ) -> Files:
+    ) -> CertificateFiles:
         """Sign for a host name, and for 127.0.0.1 if it is localhost."""
         names: list[x509.GeneralName] = [x509.DNSName(host)]
         if host == "localhost":
             names.append(x509.IPAddress(ip_address("127.0.0.1")))
         return self._issue(file_name, [(NameOID.COMMON_NAME, host)], ExtendedKeyUsageOID.SERVER_AUTH, names, valid_for)
 
-    def client(self, common_name: str | None, file_name: str = "client") -> Files:
+    def client(self, common_name: str | None, file_name: str = "client") -> CertificateFiles:
         """Sign for a client, whose role in Pulsar is its common name."""
         names = [(NameOID.ORGANIZATION_NAME, "shop")]
         if common_name is not None:
@@ -82,7 +82,7 @@ class Authority:
         usage: x509.ObjectIdentifier,
         other_names: list[x509.GeneralName],
         valid_for: timedelta,
-    ) -> Files:
+    ) -> CertificateFiles:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(kind, value) for kind, value in names])
         builder = (
@@ -92,7 +92,7 @@ class Authority:
         )
         if other_names:
             builder = builder.add_extension(x509.SubjectAlternativeName(other_names), critical=False)
-        files = Files(self._folder / f"{file_name}.pem", self._folder / f"{file_name}.key")
+        files = CertificateFiles(self._folder / f"{file_name}.pem", self._folder / f"{file_name}.key")
         files.certificate.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
         files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return files

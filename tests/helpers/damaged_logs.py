@@ -13,7 +13,7 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore, open_rocksdb
 from managed_ledger.position import Position
 from pipeline.logs.entry_format import PulsarEntries
-from tests.helpers.fakes.virtual_time import VirtualTimeLoop
+from tests.helpers.fakes.virtual_time import SimulationLoop
 from tests.simulation.whole_service.disk import LoopExecutor
 from tests.simulation.whole_service.life import LifeLoop
 
@@ -81,7 +81,7 @@ async def fill(folder: Path) -> None:
 def fill_in_a_burst(folder: Path, *, entries: int, idle_s: float) -> None:
     """Leave a log as a process does that is killed some (virtual) time after one burst of synced writes."""
 
-    def new_executor(loop: VirtualTimeLoop, workers: int) -> LoopExecutor:
+    def new_executor(loop: SimulationLoop, workers: int) -> LoopExecutor:
         return LoopExecutor(loop, workers, lambda: 0.0001)
 
     async def burst(loop: LifeLoop) -> None:

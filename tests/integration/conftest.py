@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.services import foreign_clients, real_pulsar, real_tracker
 from tests.helpers.services.kinds import KINDS, require_tools
 from tests.helpers.services.programs.clients import Clients
-from tests.helpers.services.services import Service, make_guarded, make_service
+from tests.helpers.services.services import RunningService, make_guarded, make_service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A running service, shared by the whole session."""
     require_tools(request.param)
     running = make_service(request.param, tmp_path_factory.mktemp(request.param))
@@ -61,7 +61,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A running service that asks for tokens and grants, shared by the whole session."""
     require_tools(request.param)
     running = make_guarded(request.param, tmp_path_factory.mktemp(f"guarded-{request.param}"))
@@ -79,13 +79,13 @@ def language(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def is_real_pulsar(service: Service) -> bool:
+def is_real_pulsar(service: RunningService) -> bool:
     """Whether the judge itself is being asked."""
     return isinstance(service, real_pulsar.RealPulsar)
 
 
 @pytest.fixture
-def clients(service: Service) -> Iterator[Clients]:
+def clients(service: RunningService) -> Iterator[Clients]:
     """Makes clients of the service and closes them at the end."""
     made = Clients(service.url)
     yield made

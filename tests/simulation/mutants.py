@@ -39,7 +39,7 @@ PARTS: Final = (
 GROUPS: Final = {"dispatcher": DISPATCHER, "tracker": TRACKER, "items": ITEMS, "found": FOUND}
 
 
-class Verdict(NamedTuple):
+class MutantVerdict(NamedTuple):
     """Whether a mutant was found."""
 
     seeds: int
@@ -69,7 +69,7 @@ def copy_project(folder: Path) -> None:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool) -> Verdict:
+def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool) -> MutantVerdict:
     """Run seeds in a process of its own on the code in a folder."""
     ran = subprocess.run(
         [sys.executable, "-P", str(folder / "tests/simulation/mutants.py"), "--run", json.dumps(list(seeds))]
@@ -84,7 +84,7 @@ def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool) -> Ver
     failed = [(seed, complaint) for seed, complaint in lines if complaint]
     if ran.returncode:
         failed.append((-1, ran.stderr.strip().splitlines()[-1]))
-    return Verdict(len(lines), failed)
+    return MutantVerdict(len(lines), failed)
 
 
 def _run(seeds: Sequence[int], *, ends_at_first: bool) -> None:
@@ -98,7 +98,7 @@ def _run(seeds: Sequence[int], *, ends_at_first: bool) -> None:
             return
 
 
-def judge(mutant: Mutant, seeds: Sequence[int], *, ends_at_first: bool) -> Verdict:
+def judge(mutant: Mutant, seeds: Sequence[int], *, ends_at_first: bool) -> MutantVerdict:
     """Run the seeds on a copy with the fault."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         copy_project(Path(name))
@@ -106,7 +106,7 @@ def judge(mutant: Mutant, seeds: Sequence[int], *, ends_at_first: bool) -> Verdi
         return run_seeds(Path(name), seeds, ends_at_first=ends_at_first)
 
 
-def row_of(mutant: Mutant, verdict: Verdict) -> str:
+def row_of(mutant: Mutant, verdict: MutantVerdict) -> str:
     """Return a row of the table."""
     if not verdict.failed:
         seen, by = f"**not** in {verdict.seeds}", ""
@@ -133,7 +133,7 @@ def main() -> int:
             gone.append(mutant)
             sys.stderr.write(f"{error}\n")
     seeds = list(islice(_matching(options.first_seed, options.matching, is_small=options.small), options.seeds))
-    without = run_seeds(ROOT, seeds, ends_at_first=False) if options.check_without else Verdict(0, [])
+    without = run_seeds(ROOT, seeds, ends_at_first=False) if options.check_without else MutantVerdict(0, [])
     bad = {seed for seed, _ in without.failed}
     if bad:
         sys.stderr.write(f"without a mutant these seeds fail, and are left out: {sorted(bad)}\n")

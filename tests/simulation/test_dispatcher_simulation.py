@@ -20,14 +20,14 @@ from dispatcher import Delivery, Dispatcher, DispatcherConfig, SubscriptionType
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from managed_ledger.headers import NOT_DELAYED
-from tests.helpers.fakes.dispatcher_world import Entry, FakeConsumer, FakeCursor, FakeLog, FakeTracker
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeEntry, FakeLog, FakeLogCursor, FakeTracker
 from tests.helpers.fakes.virtual_time import now_ms, run
 
 Key = tuple[int, int]
 
 
 @dataclass
-class Verdict:
+class SimulationVerdict:
     """What must not happen, counted."""
 
     lost: int = 0
@@ -44,7 +44,7 @@ class Verdict:
     deliveries: int = 0
 
 
-class Story:
+class DispatcherStory:
     """One run of the whole system.
 
     Args:
@@ -79,8 +79,8 @@ class Story:
             unacked_per_consumer_max=self.chance.choice([10, 0]),
         )
         self.log = FakeLog(entries_per_ledger=self.chance.choice([20, 70]))
-        self.cursor = FakeCursor(self.log)
-        self.verdict = Verdict()
+        self.cursor = FakeLogCursor(self.log)
+        self.verdict = SimulationVerdict()
         self.first_deliveries: dict[int, list[Key]] = defaultdict(list)
         self.waited_for: dict[Key, tuple[int, bool]] = {}
         self.recovered: set[tuple[int, int, int]] = set()
@@ -96,7 +96,7 @@ class Story:
         self.dispatcher: Dispatcher | None = None
         self.is_order_of_immediates_promised = True
 
-    async def play(self) -> Verdict:
+    async def play(self) -> SimulationVerdict:
         """Tell the story to its end."""
         producer = asyncio.create_task(self._produce())
         await self._start()
@@ -249,7 +249,7 @@ class Story:
                 waited = [entry for entry, wait in zip(entries, waits, strict=True) if wait == one]
                 self.verdict.out_of_order_after_one_wait += self._disorder(waited)
 
-    def _disorder(self, entries: Sequence[Entry]) -> int:
+    def _disorder(self, entries: Sequence[FakeEntry]) -> int:
         delayed = [(e.deliver_at_ms, e.position) for e in entries if e.deliver_at_ms != NOT_DELAYED]
         disorder = sum(a > b for a, b in pairwise(delayed))
         if self.is_order_of_immediates_promised:
@@ -267,11 +267,11 @@ class Story:
         core._check()
 
 
-def _play(story: Story) -> Verdict:
+def _play(story: DispatcherStory) -> SimulationVerdict:
     return run(story.play())
 
 
-def _assert_clean(verdict: Verdict, messages: int, *, is_recovery_awaited: bool = True) -> None:
+def _assert_clean(verdict: SimulationVerdict, messages: int, *, is_recovery_awaited: bool = True) -> None:
     assert verdict.deliveries >= messages
     assert (verdict.lost, verdict.early, verdict.two_owners) == (0, 0, 0)
     assert verdict.out_of_order_after_one_wait == 0
@@ -281,12 +281,12 @@ def _assert_clean(verdict: Verdict, messages: int, *, is_recovery_awaited: bool 
 
 @pytest.mark.parametrize("seed", range(15))
 def test_consumers_come_and_go(seed: int) -> None:
-    _assert_clean(_play(Story(seed, crashes=0)), 500)
+    _assert_clean(_play(DispatcherStory(seed, crashes=0)), 500)
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_the_process_dies_and_starts_again(seed: int) -> None:
-    _assert_clean(_play(Story(seed, crashes=2)), 500)
+    _assert_clean(_play(DispatcherStory(seed, crashes=2)), 500)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -295,11 +295,11 @@ def test_recovery_takes_longer_than_due_messages_wait_for_it(seed: int) -> None:
 
     Order between what is recovered and what need not be is not promised, everything else is.
     """
-    verdict = _play(Story(seed, crashes=2, recovery_seconds=(2.0, 5.0)))
+    verdict = _play(DispatcherStory(seed, crashes=2, recovery_seconds=(2.0, 5.0)))
 
     _assert_clean(verdict, 500, is_recovery_awaited=False)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_reads_fail_now_and_then(seed: int) -> None:
-    _assert_clean(_play(Story(seed, crashes=1, failures=0.05)), 500)
+    _assert_clean(_play(DispatcherStory(seed, crashes=1, failures=0.05)), 500)

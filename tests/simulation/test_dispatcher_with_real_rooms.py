@@ -22,7 +22,7 @@ _MESSAGES = 3_000
 _KEYS = 60
 
 
-class _Clock:
+class _PausedClock:
     """Real time that stands still where a slow machine would change the story: while publishing and recovering."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class _Service:
 
     def __init__(self, path: Path, storage: MemoryBucketSnapshotStorage, *, prefetch_ms: int = 5_000) -> None:
         self._path = path
-        self.clock = _Clock()
+        self.clock = _PausedClock()
         config = TrackerConfig(
             index_count_per_bucket_min=200,
             index_count_at_close_min=1,

@@ -20,22 +20,21 @@ from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Positio
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeCursor, FakeLog
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor
 from tests.helpers.fakes.virtual_time import now_ms, run
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerContext
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.testing import FakeCursor as IndexCursor
-from tracker.testing import run_inline
+from tracker.testing import FakeCursor, run_inline
 
 Key = tuple[int, int]
 
 KINDS = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
 
 
-class QuickCursor(FakeCursor):
+class QuickCursor(FakeLogCursor):
     """A subscription's cursor that walks on from where it stood."""
 
     _walked = 0
@@ -54,11 +53,11 @@ class QuickCursor(FakeCursor):
 
 
 @dataclass
-class Sub:
+class SimulatedSubscription:
     """A subscription, and what the oracle knows of it."""
 
     name: str
-    cursor: FakeCursor
+    cursor: FakeLogCursor
     kind: SubscriptionType
     dispatcher: Dispatcher | None = None
     consumers: list[FakeConsumer] = field(default_factory=list)
@@ -72,7 +71,7 @@ class Sub:
 class Views(DelayedDeliveryTrackerFactory):
     """Makes views on the story's index."""
 
-    def __init__(self, story: "Story") -> None:
+    def __init__(self, story: "SharedIndexStory") -> None:
         self._story = story
 
     def new_tracker(self, context: TrackerContext) -> DelayedDeliveryTracker:
@@ -80,7 +79,7 @@ class Views(DelayedDeliveryTrackerFactory):
         return self._story.index.new_view(context)
 
 
-class Story:
+class SharedIndexStory:
     """One run.
 
     Args:
@@ -123,9 +122,9 @@ class Story:
         self.factory = BucketDelayedDeliveryTrackerFactory(
             tracker_config, self.storage, now_ms=self.now_ms, run_blocking=run_inline, rng=random.Random(seed)
         )
-        self.index_cursor = IndexCursor()
+        self.index_cursor = FakeCursor()
         self.index: SharedDelayedIndex | None = None
-        self.subs: dict[str, Sub] = {}
+        self.subs: dict[str, SimulatedSubscription] = {}
         self.names = 0
         self.early = self.twice = self.deliveries = 0
         self.tasks: set[asyncio.Task[None]] = set()
@@ -185,10 +184,10 @@ class Story:
     def _create(self) -> None:
         self.names += 1
         name = f"sub-{self.names}"
-        self.subs[name] = Sub(name, QuickCursor(self.log, name), self.chance.choice(KINDS))
+        self.subs[name] = SimulatedSubscription(name, QuickCursor(self.log, name), self.chance.choice(KINDS))
         self._open(self.subs[name])
 
-    def _open(self, sub: Sub) -> None:
+    def _open(self, sub: SimulatedSubscription) -> None:
         sub.dispatcher = make_dispatcher(
             sub.kind,
             self.log,
@@ -201,7 +200,7 @@ class Story:
             delays_through=AFTER_EVERYTHING if self.is_active else sub.delays_through,
         )
 
-    def _join(self, sub: Sub) -> None:
+    def _join(self, sub: SimulatedSubscription) -> None:
         if sub.dispatcher is None:
             return
         self.names += 1
@@ -210,25 +209,25 @@ class Story:
         sub.dispatcher.add_consumer(consumer)
         sub.dispatcher.consumer_flow(consumer, self.chance.choice([1, 10, 1000]))
 
-    def _leave(self, sub: Sub) -> None:
+    def _leave(self, sub: SimulatedSubscription) -> None:
         if sub.dispatcher is None or not sub.consumers:
             return
         leaver = sub.consumers.pop(self.chance.randrange(len(sub.consumers)))
         sub.may_repeat |= sub.delivered.keys()
         sub.dispatcher.remove_consumer(leaver)
 
-    async def _close(self, sub: Sub) -> None:
+    async def _close(self, sub: SimulatedSubscription) -> None:
         if sub.dispatcher is not None:
             dispatcher, sub.dispatcher, sub.consumers = sub.dispatcher, None, []
             sub.may_repeat |= sub.delivered.keys()
             await dispatcher.close()
 
-    def _reopen(self, sub: Sub) -> None:
+    def _reopen(self, sub: SimulatedSubscription) -> None:
         if sub.dispatcher is None:
             self._open(sub)
         self._join(sub)
 
-    async def _seek(self, sub: Sub) -> None:
+    async def _seek(self, sub: SimulatedSubscription) -> None:
         if sub.dispatcher is None or not self.log.entries:
             return
         position = self.chance.choice(self.log.entries).position
@@ -237,13 +236,13 @@ class Story:
         sub.firsts.clear()
         await sub.dispatcher.reset(position)
 
-    async def _replace(self, sub: Sub) -> None:
+    async def _replace(self, sub: SimulatedSubscription) -> None:
         if len(self.subs) > 1:
             await self._close(sub)
             del self.subs[sub.name]
         self._create()
 
-    async def _restart(self, sub: Sub) -> None:
+    async def _restart(self, sub: SimulatedSubscription) -> None:
         del sub
         assert self.index is not None
         for one in self.subs.values():
@@ -255,17 +254,17 @@ class Story:
             if self.chance.random() < 0.7:
                 self._reopen(one)
 
-    async def _lose(self, sub: Sub) -> None:
+    async def _lose(self, sub: SimulatedSubscription) -> None:
         del sub
         snapshots = await self.stored.list_bucket_snapshots()
         if snapshots:
             await self.stored.delete_bucket_snapshot(self.chance.choice(snapshots).bucket_id)
 
-    def _set_back(self, sub: Sub) -> None:
+    def _set_back(self, sub: SimulatedSubscription) -> None:
         del sub
         self.set_back_ms += self.chance.randrange(4_000)
 
-    def _flip(self, sub: Sub) -> None:
+    def _flip(self, sub: SimulatedSubscription) -> None:
         del sub
         self._switch(is_active=not self.is_active)
 
@@ -285,7 +284,7 @@ class Story:
 
     # Consumers.
 
-    def _on_delivery(self, sub: Sub, consumer: FakeConsumer, delivery: Delivery) -> None:
+    def _on_delivery(self, sub: SimulatedSubscription, consumer: FakeConsumer, delivery: Delivery) -> None:
         position = (delivery.ledger_id, delivery.entry_id)
         entry = self.log.entry(*position)
         self.deliveries += 1
@@ -300,12 +299,12 @@ class Story:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def _is_heeded(self, sub: Sub, position: Key) -> bool:
+    def _is_heeded(self, sub: SimulatedSubscription, position: Key) -> bool:
         """Whether a position was never read while delays were off."""
         may_be_early = any(first < position <= last for first, last in sub.unheeded)
         return not may_be_early and (self.is_active or position <= sub.delays_through)
 
-    async def _acknowledge(self, sub: Sub, consumer: FakeConsumer, position: Key) -> None:
+    async def _acknowledge(self, sub: SimulatedSubscription, consumer: FakeConsumer, position: Key) -> None:
         dispatcher = sub.dispatcher
         await asyncio.sleep(self.chance.choice([0, 0, 0.01, 0.5]))
         if dispatcher is None or sub.dispatcher is not dispatcher or consumer not in sub.consumers:
@@ -316,7 +315,7 @@ class Story:
 
     # The oracle.
 
-    def _is_finished(self, sub: Sub) -> bool:
+    def _is_finished(self, sub: SimulatedSubscription) -> bool:
         return all(sub.cursor.is_acknowledged(*entry.position) for entry in self.log.entries)
 
     def _judge(self) -> None:
@@ -353,20 +352,22 @@ class Story:
 @pytest.mark.parametrize("seed", range(15))
 def test_each_subscription_gets_each_message_once(seed: int) -> None:
     """Whoever polls, comes, goes, seeks or starts again."""
-    run(Story(seed).play())
+    run(SharedIndexStory(seed).play())
 
 
 @pytest.mark.parametrize("seed", range(15))
 def test_nothing_is_lost_or_doubled_when_things_go_wrong(seed: int) -> None:
     """Snapshots that are lost, a clock that is put back, delays that are switched off and on again."""
-    run(Story(seed, is_rough=True).play())
+    run(SharedIndexStory(seed, is_rough=True).play())
 
 
 @pytest.mark.parametrize("seed", [*range(6), 9])
 def test_a_storage_that_goes_wrong_costs_order_at_most(seed: int) -> None:
     """Late, failed, hanging and damaged calls; a delete that is lost would be found by the next start alone."""
     faults = tuple(fault for fault in Fault if fault is not Fault.LOST_DELETE)
-    story = Story(seed, plan=FaultPlan(seed=seed, rate=0.2, faults=faults, latency_ms_max=500, timeout_ms=800))
+    story = SharedIndexStory(
+        seed, plan=FaultPlan(seed=seed, rate=0.2, faults=faults, latency_ms_max=500, timeout_ms=800)
+    )
 
     run(story.play())
 

@@ -1,6 +1,8 @@
 """ARCHITECTURE.md and the documentation name tests for what they say: they exist."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -23,3 +25,22 @@ def test_every_file_of_tests_that_is_named_exists() -> None:
 
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A reader who meets a name knows which class it is, in every room, in the benchmarks and in the tests."""
+    places: dict[str, list[str]] = {}
+    for path in _python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+
+    assert len(places) > 500
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def _python_files() -> Iterator[Path]:
+    """Yield the source files of all rooms, without those that protobuf generates."""
+    rooms = [package.parent for package in ROOT.glob("*/__init__.py")]
+    for folder in (*rooms, ROOT / "benchmarks", ROOT / "tests"):
+        yield from (path for path in folder.rglob("*.py") if "pb" not in path.parts)

@@ -12,11 +12,11 @@ from snapshot_storage.errors import SnapshotStorageError, StorageAccessError, St
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
-from tests.helpers.storages.canned_s3 import Answer, CannedS3, canned_s3, refusal
+from tests.helpers.storages.canned_s3 import CannedAnswer, CannedS3, canned_s3, refusal
 
 pytestmark = pytest.mark.slow
 
-_EMPTY_LIST = Answer(200, b"<ListBucketResult></ListBucketResult>")
+_EMPTY_LIST = CannedAnswer(200, b"<ListBucketResult></ListBucketResult>")
 
 
 def _start_error(config: S3Config) -> SnapshotStorageError:
@@ -103,7 +103,7 @@ def test_a_server_that_does_not_answer_in_time_is_unavailable() -> None:
     """It has the request, and says nothing."""
     is_over = threading.Event()
 
-    def wait(_: str) -> Answer:
+    def wait(_: str) -> CannedAnswer:
         is_over.wait()
         return _EMPTY_LIST
 
@@ -118,8 +118,8 @@ def test_a_server_that_does_not_answer_in_time_is_unavailable() -> None:
 def test_an_answer_that_is_cut_is_unavailable() -> None:
     """Half an object is no object, and no corruption: the next read may bring it."""
 
-    def answer(request: str) -> Answer:
-        return Answer(206, b"half", content_length=1_000) if "/p/" in request else _EMPTY_LIST
+    def answer(request: str) -> CannedAnswer:
+        return CannedAnswer(206, b"half", content_length=1_000) if "/p/" in request else _EMPTY_LIST
 
     async def scenario(config: S3Config) -> None:
         async with S3BucketSnapshotStorage(config) as storage:
@@ -134,8 +134,8 @@ def test_a_conflict_with_another_writer_never_deletes_what_that_one_wrote() -> N
     """The key is the other's: a new one is chosen, and nothing is removed."""
     refusals = iter([refusal(409, "ConditionalRequestConflict"), refusal(412, "PreconditionFailed")])
 
-    def answer(request: str) -> Answer:
-        return next(refusals, Answer(200, b"")) if request.startswith("PUT") else _EMPTY_LIST
+    def answer(request: str) -> CannedAnswer:
+        return next(refusals, CannedAnswer(200, b"")) if request.startswith("PUT") else _EMPTY_LIST
 
     async def scenario(config: S3Config) -> None:
         async with S3BucketSnapshotStorage(config) as storage:
@@ -167,7 +167,7 @@ def test_recovery_is_parallel_and_never_more_than_allowed() -> None:
     inside: list[int] = [0]
     seen: list[int] = []
 
-    def answer(request: str) -> Answer:
+    def answer(request: str) -> CannedAnswer:
         if "/p/" not in request:
             return _EMPTY_LIST
         with lock:
@@ -199,7 +199,7 @@ def test_credentials_that_expired_are_taken_anew_from_the_file_that_somebody_ren
     def write(access_key_id: str) -> None:
         file.write_text(f"[default]\naws_access_key_id={access_key_id}\naws_secret_access_key=secret\n")
 
-    def answer(_: str) -> Answer:
+    def answer(_: str) -> CannedAnswer:
         return refusal(400, "ExpiredToken") if server.access_keys[-1] in expired else _EMPTY_LIST
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):

@@ -10,7 +10,7 @@ from snapshot_storage.errors import SnapshotCorruptedError, StorageUnavailableEr
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
-from tests.helpers.storages.canned_s3 import Answer, canned_s3, refusal
+from tests.helpers.storages.canned_s3 import CannedAnswer, canned_s3, refusal
 from tests.helpers.storages.s3_servers import MinioServer
 from tests.helpers.storages.snapshot_backends import S3Backend
 
@@ -128,9 +128,9 @@ def test_a_server_that_fails_for_all_objects_is_unavailable_though_it_lists(stat
     key = b"<Key>p/1234/5/00000000abc</Key><LastModified>2026-01-01T00:00:00Z</LastModified>"
     page = b"<ListBucketResult><Contents>" + key + b"</Contents>"
 
-    def answer(request: str) -> Answer:
+    def answer(request: str) -> CannedAnswer:
         if "list-type=2" in request:
-            return Answer(200, page + b"</ListBucketResult>")
+            return CannedAnswer(200, page + b"</ListBucketResult>")
         return refusal(status, "InternalError" if status == 500 else "SlowDown")
 
     async def scenario() -> None:

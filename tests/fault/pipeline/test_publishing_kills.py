@@ -38,7 +38,7 @@ def publish_all(data: Path, ledger_ids: tuple[int, ...], kill_before: str = "") 
         if f"{kind} {steps.count(kind)}" == kill_before:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    class Storage(RocksDBBucketSnapshotStorage):
+    class KilledStorage(RocksDBBucketSnapshotStorage):
         async def create_bucket_snapshot(self, *entries: object, **names: object) -> int:
             step("create")
             return await super().create_bucket_snapshot(*entries, **names)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def publish_all(data: Path, ledger_ids: tuple[int, ...], kill_before: str = "") 
             super().put_properties(*arguments)  # type: ignore[arg-type]
 
     async def main() -> None:
-        async with Storage(data / "snapshots") as storage:
+        async with KilledStorage(data / "snapshots") as storage:
             await publish(each_of(staged), storage, cursors, replaced=CURSORS)
         step("end")
 

@@ -47,7 +47,7 @@ class CrashError(Exception):
 class SteppingStorage(FaultInjectingBucketSnapshotStorage):
     """Makes each write and the commit of a merge a step of its own."""
 
-    def __init__(self, stored: MemoryBucketSnapshotStorage, plan: FaultPlan, life: "Life") -> None:
+    def __init__(self, stored: MemoryBucketSnapshotStorage, plan: FaultPlan, life: "CoreLife") -> None:
         super().__init__(stored, plan)
         self._life = life
 
@@ -59,7 +59,7 @@ class SteppingStorage(FaultInjectingBucketSnapshotStorage):
 class SteppingWriter(BucketSnapshotWriter):
     """A writer whose process may end at each call; then nobody aborts it."""
 
-    def __init__(self, writer: BucketSnapshotWriter, life: "Life") -> None:
+    def __init__(self, writer: BucketSnapshotWriter, life: "CoreLife") -> None:
         self._writer = writer
         self._life = life
 
@@ -76,7 +76,7 @@ class SteppingWriter(BucketSnapshotWriter):
             await self._writer.abort()
 
 
-class Life:
+class CoreLife:
     """A core that answers its actions at once, in order, until the step at which it crashes."""
 
     def __init__(
@@ -189,17 +189,17 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-def new_life(runner: asyncio.Runner, plan: FaultPlan = NO_FAULTS) -> Life:
+def new_life(runner: asyncio.Runner, plan: FaultPlan = NO_FAULTS) -> CoreLife:
     stored = MemoryBucketSnapshotStorage()
     runner.run(stored.start())
-    return Life(runner, stored, FakeCursor(), plan)
+    return CoreLife(runner, stored, FakeCursor(), plan)
 
 
-def check_after(crashed: Life, *, ends_with_clear: bool) -> None:
+def check_after(crashed: CoreLife, *, ends_with_clear: bool) -> None:
     """Begin again on what a crash left, and see that nothing is lost, doubled or leaked."""
     published = [(ledger_id, 0) for ledger_id in range(LEDGERS)]
     wanted = [p for p in published if p[1] not in crashed.cursor.acknowledged_in(p[0])]
-    life = Life(crashed.runner, crashed.stored, crashed.cursor)
+    life = CoreLife(crashed.runner, crashed.stored, crashed.cursor)
     life.now_ms = crashed.now_ms
     life.begin()
     if ends_with_clear:
@@ -278,7 +278,7 @@ def test_a_second_crash_during_recovery_changes_nothing(runner: asyncio.Runner) 
             life.is_effect_kept = True
             with pytest.raises(CrashError):
                 life.script()
-            again = Life(runner, life.stored, life.cursor)
+            again = CoreLife(runner, life.stored, life.cursor)
             again.now_ms = life.now_ms
             again.crash_at = second
             again.is_effect_kept = bool(second % 2)

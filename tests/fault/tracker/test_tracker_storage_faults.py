@@ -44,7 +44,7 @@ MESSAGES_PER_LEDGER = 4
 LIVES = 4
 
 
-class Story:
+class FaultStory:
     """One subscription, its log and its storage, over several lives of its tracker."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Story:
         assert await self.snapshot_ids() == self.named_ids() == set()
 
 
-def told(story: Story, main: object) -> None:
+def told(story: FaultStory, main: object) -> None:
     """Run a story; a failure says by which seed it can be repeated, and what had happened."""
     try:
         run_virtually(main)  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def test_every_message_comes_once_and_nothing_is_leaked_whatever_goes_wrong(seed
     # A story has few creates and deletes, so chance alone would leave some stories without these two.
     rare = {(Operation.CREATE, number): Fault.UNREADABLE for number in range(seed % 4, 1_000, 4)}
     rare |= {(Operation.DELETE, number): Fault.LOST_DELETE for number in range(seed % 5, 1_000, 5)}
-    story = Story(FaultPlan(seed=seed, rate=0.25, at=rare, latency_ms_max=400, timeout_ms=600))
+    story = FaultStory(FaultPlan(seed=seed, rate=0.25, at=rare, latency_ms_max=400, timeout_ms=600))
 
     async def main() -> None:
         await story.play()
@@ -179,7 +179,7 @@ def test_every_message_comes_once_and_nothing_is_leaked_whatever_goes_wrong(seed
 def test_what_only_takes_time_and_attempts_is_at_rest_without_a_restart(seed: int) -> None:
     """Late, failed and hanging calls: what they left is found in the same life."""
     faults = (Fault.LATENCY, Fault.FAILURE_BEFORE, Fault.FAILURE_AFTER, Fault.TIMEOUT_AFTER, Fault.HANG)
-    story = Story(FaultPlan(seed=seed, rate=0.3, faults=faults, latency_ms_max=400, timeout_ms=600))
+    story = FaultStory(FaultPlan(seed=seed, rate=0.3, faults=faults, latency_ms_max=400, timeout_ms=600))
 
     async def main() -> None:
         await story.play()
@@ -194,7 +194,7 @@ def test_what_only_takes_time_and_attempts_is_at_rest_without_a_restart(seed: in
 def test_a_segment_without_its_end_is_found_out_without_a_checksum(seed: int) -> None:
     """Also where it ends between two rows, and also by a merge."""
     plan = FaultPlan(seed=seed, rate=0.2, faults=(Fault.TORN_READ,), operations=frozenset({Operation.SEGMENT}))
-    story = Story(plan, are_reads_checked=False)
+    story = FaultStory(plan, are_reads_checked=False)
 
     async def main() -> None:
         await story.play()
@@ -209,7 +209,7 @@ def test_a_segment_without_its_end_is_found_out_without_a_checksum(seed: int) ->
 def test_snapshots_that_an_operator_drops_are_read_from_the_log(seed: int) -> None:
     """Every third one, as it can never be read; all others come from their snapshots, and nothing is left."""
     unreadable = {(Operation.CREATE, number): Fault.UNREADABLE for number in range(seed % 3, 1_000, 3)}
-    story = Story(FaultPlan(seed=seed, at=unreadable))
+    story = FaultStory(FaultPlan(seed=seed, at=unreadable))
 
     async def main() -> None:
         await story.play()
@@ -224,7 +224,7 @@ def test_snapshots_that_an_operator_drops_are_read_from_the_log(seed: int) -> No
 
 def test_a_snapshot_that_can_never_be_read_is_named_asked_for_seldom_and_holds_up_its_own_messages_alone() -> None:
     """Minutes later, all the rest was handed out, and the call is still made now and then."""
-    story = Story(FaultPlan(seed=1, at={(Operation.CREATE, 1): Fault.UNREADABLE}), dropped_after=None)
+    story = FaultStory(FaultPlan(seed=1, at={(Operation.CREATE, 1): Fault.UNREADABLE}), dropped_after=None)
 
     async def main() -> None:
         await story.stored.start()

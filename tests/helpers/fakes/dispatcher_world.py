@@ -1,8 +1,8 @@
 """A log, a cursor, a tracker and consumers that are simple, in memory, and survive a crash as the real ones would.
 
-`FakeLog` and `FakeCursor` are what is on disk: a crash keeps them, but for acknowledgements of the last moments, if the
-scenario says so. `FakeTracker` remembers sealed ledgers over a crash as snapshots do, recovers them after a while, and
-forgets the rest. Reads take a random time by seed, so that they interleave with everything else.
+`FakeLog` and `FakeLogCursor` are what is on disk: a crash keeps them, but for acknowledgements of the last moments, if
+the scenario says so. `FakeTracker` remembers sealed ledgers over a crash as snapshots do, recovers them after a while,
+and forgets the rest. Reads take a random time by seed, so that they interleave with everything else.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
 
 @dataclass(frozen=True)
-class Entry:
+class FakeEntry:
     """One entry of the fake log."""
 
     position: Position
@@ -45,7 +45,7 @@ class FakeLog:
     chance: random.Random | None = None
     """Makes reads take time, and fail now and then."""
     failures: float = 0.0
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[FakeEntry] = field(default_factory=list)
     listeners: list[Callable[[], None]] = field(default_factory=list)
     headers_read: int = 0
 
@@ -55,7 +55,7 @@ class FakeLog:
         """Append an entry and tell the listeners."""
         number = len(self.entries)
         position = Position(number // self.entries_per_ledger + 1, number % self.entries_per_ledger)
-        self.entries.append(Entry(position, payload, key_hash, deliver_at_ms, now_ms(), message_count))
+        self.entries.append(FakeEntry(position, payload, key_hash, deliver_at_ms, now_ms(), message_count))
         for listener in tuple(self.listeners):
             listener()
         return position
@@ -80,7 +80,7 @@ class FakeLog:
         through: Position | None = None,
     ) -> HeadersRead:
         skipped: dict[int, BitMap] = {}
-        found: list[Entry] = []
+        found: list[FakeEntry] = []
         at = bisect.bisect_left(self.entries, first, key=lambda entry: entry.position)
         end = len(self.entries)
         while at < end and len(found) < entries_max:
@@ -112,7 +112,7 @@ class FakeLog:
         await self._take_time()
         return [self.entry(*at).payload for at in zip(ledger_ids, entry_ids, strict=True)]
 
-    def entry(self, ledger_id: int, entry_id: int) -> Entry:
+    def entry(self, ledger_id: int, entry_id: int) -> FakeEntry:
         return self.entries[(ledger_id - 1) * self.entries_per_ledger + entry_id]
 
     def add_listener(self, on_committed: Callable[[], None]) -> None:
@@ -129,7 +129,7 @@ class FakeLog:
                 await asyncio.sleep(self.chance.choice([0, 0, 0.001, 0.004]))
 
 
-def _headers(entries: Sequence[Entry]) -> EntryHeaders:
+def _headers(entries: Sequence[FakeEntry]) -> EntryHeaders:
     def column(values: list[int], dtype: type) -> NDArray[np.generic]:
         return np.array(values, dtype=dtype)
 
@@ -145,7 +145,7 @@ def _headers(entries: Sequence[Entry]) -> EntryHeaders:
 
 
 @dataclass
-class FakeCursor:
+class FakeLogCursor:
     """Acknowledged positions; the mark-delete position is found by walking."""
 
     log: FakeLog

@@ -196,7 +196,7 @@ class CountingDatabase:
             self.compacted.set()
 
 
-class FakeClock:
+class LedgerClock:
     """Time stands still until it is told otherwise."""
 
     def __init__(self) -> None:
@@ -206,12 +206,12 @@ class FakeClock:
         return self.now
 
 
-async def open_store(database: WritableDatabase, *, clock: FakeClock | None = None, **limits: int) -> LedgerStore:
+async def open_store(database: WritableDatabase, *, clock: LedgerClock | None = None, **limits: int) -> LedgerStore:
     """A store over a database that the test holds."""
     return await LedgerStore.open(
         Path("unused"),
         ManagedLedgerConfig(**limits),
-        now_ms=clock or FakeClock(),
+        now_ms=clock or LedgerClock(),
         open_database=lambda _path, _config: database,
     )
 

@@ -11,7 +11,7 @@ from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import LogAndCursor
 from dispatcher.slots import sticky_hash
-from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeCursor, FakeLog, FakeTracker
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor, FakeTracker
 from tests.helpers.fakes.virtual_time import now_ms
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, TrackerContext
@@ -37,7 +37,7 @@ class ShellWorld:
     ) -> None:
         self.config = config if config is not None else DispatcherConfig()
         self.log = log if log is not None else FakeLog(chance=chance)
-        self.cursor = FakeCursor(self.log)
+        self.cursor = FakeLogCursor(self.log)
         has_delays = kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED)
         cores: dict[SubscriptionType, Callable[[], SubscriptionCore]] = {
             SubscriptionType.KEY_SHARED: lambda: KeySharedCore(

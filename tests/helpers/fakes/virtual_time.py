@@ -31,7 +31,7 @@ class _VirtualSelector(selectors.SelectSelector):
         return []
 
 
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
+class SimulationLoop(asyncio.SelectorEventLoop):
     """A loop with a clock of its own."""
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def now_ms() -> int:
     """Return the time of the running virtual loop."""
     loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualTimeLoop)
+    assert isinstance(loop, SimulationLoop)
     return loop.now_ms()
 
 
 def run(scenario: Coroutine[Any, Any, Result]) -> Result:
     """Run a scenario in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+    with asyncio.Runner(loop_factory=SimulationLoop) as runner:
         return runner.run(scenario)

@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from demo.process import ServiceStartError, free_ports, wait_until
+from demo.process import ProcessStartError, free_ports, wait_until
 
 PULSAR_VERSION = "4.2.4"
 
@@ -139,7 +139,7 @@ class RealPulsar:
             wait_until(self._is_ready, timeout_s=timeout_s, interval_s=0.1)
         except TimeoutError as error:
             self.stop()
-            raise ServiceStartError(f"Pulsar did not get ready; see {self.folder / 'log'}") from error
+            raise ProcessStartError(f"Pulsar did not get ready; see {self.folder / 'log'}") from error
 
     def kill(self) -> None:
         """End the process with SIGKILL; its data stays."""
@@ -161,7 +161,7 @@ class RealPulsar:
     def _is_ready(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise ServiceStartError(f"Pulsar ended at start; see {self.folder / 'log'}")
+            raise ProcessStartError(f"Pulsar ended at start; see {self.folder / 'log'}")
         request = urllib.request.Request(f"{self.web_url}/admin/v2/namespaces/public")
         # A broker that asks for tokens has one of its own, for itself.
         own = self._settings.get("brokerClientAuthenticationParameters", "")

@@ -44,7 +44,7 @@ _OF_THE_BROKER_ITSELF = {
 }
 
 
-class Service(Protocol):
+class RunningService(Protocol):
     """What a client program needs to know of a service."""
 
     @property
@@ -66,7 +66,7 @@ class Service(Protocol):
     def stop(self) -> object: ...
 
 
-def make_service(kind: str, folder: Path, settings: Mapping[str, str] | None = None) -> Service:
+def make_service(kind: str, folder: Path, settings: Mapping[str, str] | None = None) -> RunningService:
     """Return a service of this kind, not started."""
     merged = TEST_SETTINGS | dict(settings or {})
     if kind == POSTDATE:
@@ -75,7 +75,7 @@ def make_service(kind: str, folder: Path, settings: Mapping[str, str] | None = N
     return RealPulsar(folder, merged)
 
 
-def make_guarded(kind: str, folder: Path, settings: Mapping[str, str] | None = None) -> Service:
+def make_guarded(kind: str, folder: Path, settings: Mapping[str, str] | None = None) -> RunningService:
     """Return a service of this kind that asks for tokens and grants, not started."""
     own = _OF_THE_BROKER_ITSELF if kind == REAL_PULSAR else {}
     return make_service(kind, folder, GUARDED_SETTINGS | own | dict(settings or {}))

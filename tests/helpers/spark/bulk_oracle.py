@@ -19,7 +19,7 @@ Index = list[list[Row]]
 
 
 @dataclass
-class Oracle:
+class BulkOracle:
     """The log and its indexes as they must be."""
 
     headers: Headers

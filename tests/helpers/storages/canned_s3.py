@@ -9,7 +9,7 @@ from typing import NamedTuple
 from snapshot_storage.s3.config import S3Config
 
 
-class Answer(NamedTuple):
+class CannedAnswer(NamedTuple):
     """What is sent back."""
 
     status: int
@@ -18,9 +18,9 @@ class Answer(NamedTuple):
     """Another length than that of the body: the connection is then cut."""
 
 
-def refusal(status: int, code: str) -> Answer:
+def refusal(status: int, code: str) -> CannedAnswer:
     """Return an answer as S3 refuses things."""
-    return Answer(status, f"<Error><Code>{code}</Code><Message>as told</Message></Error>".encode())
+    return CannedAnswer(status, f"<Error><Code>{code}</Code><Message>as told</Message></Error>".encode())
 
 
 class CannedS3:
@@ -47,7 +47,7 @@ class CannedS3:
 
 
 @contextmanager
-def canned_s3(answer: Callable[[str], Answer]) -> Iterator[CannedS3]:
+def canned_s3(answer: Callable[[str], CannedAnswer]) -> Iterator[CannedS3]:
     """Run a server; `answer` is called in a thread for each request, with its method and path."""
 
     class Handler(BaseHTTPRequestHandler):

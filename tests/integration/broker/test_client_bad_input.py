@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import now_ms
 from tests.helpers.services.programs.frames import ConnectionEndedError, RawConnection, command, raw_connection
-from tests.helpers.services.services import DELAY_MAX_MS, Service
+from tests.helpers.services.services import DELAY_MAX_MS, RunningService
 
 CHECKSUM_ERROR = 9
 METADATA_ERROR = 1
@@ -32,7 +32,7 @@ def metadata() -> dict[int, Any]:
 
 
 def beside_a_bystander(
-    service: Service, topic: str, story: Callable[[RawConnection], Awaitable[None]], *, greet: bool = True
+    service: RunningService, topic: str, story: Callable[[RawConnection], Awaitable[None]], *, greet: bool = True
 ) -> None:
     """Run a story on one connection and show that a producer on another one does not notice."""
 
@@ -70,7 +70,7 @@ def simple_frame(*, total: int, command_size: int, body: bytes) -> bytes:
         pytest.param(frames.send(metadata(), b"x", producer_id=77), id="a producer that does not exist"),
     ],
 )
-def test_a_connection_that_breaks_the_protocol_is_closed(service: Service, topic: str, broken: bytes) -> None:
+def test_a_connection_that_breaks_the_protocol_is_closed(service: RunningService, topic: str, broken: bytes) -> None:
     """There is no way to go on after this, so the service ends the connection."""
 
     async def story(connection: RawConnection) -> None:
@@ -90,7 +90,7 @@ def test_a_connection_that_breaks_the_protocol_is_closed(service: Service, topic
         pytest.param(b"\x00" * 64, id="zeros"),
     ],
 )
-def test_nothing_is_done_before_the_greeting(service: Service, topic: str, first: bytes) -> None:
+def test_nothing_is_done_before_the_greeting(service: RunningService, topic: str, first: bytes) -> None:
     """CONNECT comes first, or the connection ends."""
 
     async def story(connection: RawConnection) -> None:
@@ -100,7 +100,7 @@ def test_nothing_is_done_before_the_greeting(service: Service, topic: str, first
     beside_a_bystander(service, topic, story, greet=False)
 
 
-def test_a_connection_may_end_in_the_middle_of_a_frame(service: Service, topic: str) -> None:
+def test_a_connection_may_end_in_the_middle_of_a_frame(service: RunningService, topic: str) -> None:
     """Half a frame and then nothing: nobody waits for the rest."""
 
     async def story(connection: RawConnection) -> None:
@@ -110,7 +110,7 @@ def test_a_connection_may_end_in_the_middle_of_a_frame(service: Service, topic: 
     beside_a_bystander(service, topic, story)
 
 
-def test_a_frame_may_come_byte_by_byte(service: Service, topic: str) -> None:
+def test_a_frame_may_come_byte_by_byte(service: RunningService, topic: str) -> None:
     """How TCP cuts the stream does not matter."""
 
     async def story(connection: RawConnection) -> None:
@@ -124,7 +124,7 @@ def test_a_frame_may_come_byte_by_byte(service: Service, topic: str) -> None:
     beside_a_bystander(service, topic, story)
 
 
-def test_a_wrong_checksum_fails_that_message_alone(service: Service, topic: str) -> None:
+def test_a_wrong_checksum_fails_that_message_alone(service: RunningService, topic: str) -> None:
     """The producer is told which one, and goes on."""
 
     async def story(connection: RawConnection) -> None:
@@ -137,7 +137,7 @@ def test_a_wrong_checksum_fails_that_message_alone(service: Service, topic: str)
     beside_a_bystander(service, topic, story)
 
 
-def test_a_delay_beyond_the_limit_fails_that_message_alone(service: Service, topic: str) -> None:
+def test_a_delay_beyond_the_limit_fails_that_message_alone(service: RunningService, topic: str) -> None:
     """`delayedDeliveryMaxDelayInMillis` is kept; the error says what is allowed."""
 
     async def story(connection: RawConnection) -> None:
@@ -172,7 +172,7 @@ def broken_sends() -> list[Any]:
 
 
 @pytest.mark.parametrize("broken", broken_sends())
-def test_a_message_that_cannot_be_read_is_not_kept(service: Service, topic: str, broken: bytes) -> None:
+def test_a_message_that_cannot_be_read_is_not_kept(service: RunningService, topic: str, broken: bytes) -> None:
     """The connection is closed or the message refused, and nothing of it reaches a consumer."""
 
     async def story(connection: RawConnection) -> None:
@@ -203,7 +203,7 @@ def test_a_message_that_cannot_be_read_is_not_kept(service: Service, topic: str,
         pytest.param(frames.GET_LAST_MESSAGE_ID, id="GET_LAST_MESSAGE_ID"),
     ],
 )
-def test_a_request_about_no_consumer_is_an_error(service: Service, topic: str, request_kind: int) -> None:
+def test_a_request_about_no_consumer_is_an_error(service: RunningService, topic: str, request_kind: int) -> None:
     """It is answered, and the connection lives on."""
 
     async def story(connection: RawConnection) -> None:
@@ -213,7 +213,7 @@ def test_a_request_about_no_consumer_is_an_error(service: Service, topic: str, r
     beside_a_bystander(service, topic, story)
 
 
-def test_closing_what_does_not_exist_succeeds(service: Service, topic: str) -> None:
+def test_closing_what_does_not_exist_succeeds(service: RunningService, topic: str) -> None:
     """It is as gone as it can be."""
 
     async def story(connection: RawConnection) -> None:
@@ -223,7 +223,7 @@ def test_closing_what_does_not_exist_succeeds(service: Service, topic: str) -> N
     beside_a_bystander(service, topic, story)
 
 
-def test_commands_of_no_consumer_are_ignored(service: Service, topic: str) -> None:
+def test_commands_of_no_consumer_are_ignored(service: RunningService, topic: str) -> None:
     """FLOW, ACK and REDELIVER may cross with a close, so nothing is said about them."""
 
     async def story(connection: RawConnection) -> None:
@@ -237,7 +237,7 @@ def test_commands_of_no_consumer_are_ignored(service: Service, topic: str) -> No
 
 @pytest.mark.parametrize("positions", [[(2**63, 2**63)], [(10**9, 0)], [(0, 2**64 - 1)], [(2**64 - 1, 2**64 - 1)]])
 def test_acknowledging_what_never_was_harms_nothing(
-    service: Service, topic: str, positions: list[tuple[int, int]]
+    service: RunningService, topic: str, positions: list[tuple[int, int]]
 ) -> None:
     """Positions that do not exist are no reason to lose those that do."""
 
@@ -258,7 +258,7 @@ def test_acknowledging_what_never_was_harms_nothing(
 
 @pytest.mark.parametrize("entry_id", [0, 2**32, 2**63, 2**64 - 1])
 def test_a_cumulative_acknowledgement_of_ledger_minus_one_acknowledges_nothing(
-    service: Service, topic: str, entry_id: int
+    service: RunningService, topic: str, entry_id: int
 ) -> None:
     """It is before everything, as it is for a client that sends -1 as an unsigned number."""
 
@@ -278,7 +278,7 @@ def test_a_cumulative_acknowledgement_of_ledger_minus_one_acknowledges_nothing(
 
 @pytest.mark.parametrize("position", [(2**63, 2**63), (2**64 - 1, 2**64 - 1), (0, 2**32), (0, 2**62)], ids=str)
 def test_seeking_what_never_was_keeps_the_service_alive(
-    service: Service, topic: str, position: tuple[int, int]
+    service: RunningService, topic: str, position: tuple[int, int]
 ) -> None:
     """Wherever it leads, the request is answered and the next message is delivered."""
 
@@ -313,7 +313,7 @@ def test_seeking_what_never_was_keeps_the_service_alive(
     ],
 )
 def test_sticky_ranges_that_make_no_sense_are_refused(
-    service: Service, topic: str, ranges: list[dict[int, int]]
+    service: RunningService, topic: str, ranges: list[dict[int, int]]
 ) -> None:
     """The official client checks some of this itself; the service does not rely on it."""
 
@@ -326,7 +326,7 @@ def test_sticky_ranges_that_make_no_sense_are_refused(
     beside_a_bystander(service, topic, story)
 
 
-def test_a_peer_that_resets_its_connection_is_forgotten(service: Service, topic: str) -> None:
+def test_a_peer_that_resets_its_connection_is_forgotten(service: RunningService, topic: str) -> None:
     """A producer's name is free again soon after its connection was cut off."""
 
     async def story(connection: RawConnection) -> None:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pulsar import ConsumerType
 
 from tests.helpers.services.programs.clients import Clients, subscribe, wait_for
-from tests.helpers.services.services import POSTDATE, Service, make_service
+from tests.helpers.services.services import POSTDATE, RunningService, make_service
 
 INDEX = "pulsar_delayed_message_index_"
 TOPIC = "persistent://public/default/metrics"
@@ -23,7 +23,7 @@ CONFIG = {
 Labels = frozenset[tuple[str, str]]
 
 
-def scrape(service: Service) -> dict[tuple[str, Labels], float]:
+def scrape(service: RunningService) -> dict[tuple[str, Labels], float]:
     """Return the index's samples, without the label of the cluster."""
     address = urlsplit(service.web_url)
     connection = HTTPConnection(address.hostname or "", address.port, timeout=20)

@@ -15,7 +15,7 @@ from pulsar import ConsumerType
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import Clients, now_ms, receive, subscribe, wait_for
 from tests.helpers.services.programs.frames import RawConnection, command, raw_connection
-from tests.helpers.services.services import POSTDATE, Service, make_service
+from tests.helpers.services.services import POSTDATE, RunningService, make_service
 from tests.integration.broker.test_client_topic_stats import ask
 
 KEY_SHARED = 3
@@ -25,7 +25,7 @@ EVERYTHING = [{1: 0, 2: 65535}]
 CUMULATIVE = 1
 
 
-def with_connection(service: Service, story: Callable[[RawConnection], Awaitable[None]]) -> None:
+def with_connection(service: RunningService, story: Callable[[RawConnection], Awaitable[None]]) -> None:
     """Run a story on a connection of its own."""
 
     async def run() -> None:
@@ -67,7 +67,7 @@ def ids(positions: list[tuple[int, int]]) -> list[dict[int, int]]:
     return [{1: ledger_id, 2: entry_id} for ledger_id, entry_id in positions]
 
 
-def test_what_was_not_acknowledged_in_time_comes_again_in_its_place(service: Service, topic: str) -> None:
+def test_what_was_not_acknowledged_in_time_comes_again_in_its_place(service: RunningService, topic: str) -> None:
     """To the same consumer, counted, the others of its key untouched; and again when that is too late too."""
 
     async def story(connection: RawConnection) -> None:
@@ -90,7 +90,7 @@ def test_what_was_not_acknowledged_in_time_comes_again_in_its_place(service: Ser
     with_connection(service, story)
 
 
-def test_a_key_may_be_acknowledged_through_another_consumer_and_twice(service: Service, topic: str) -> None:
+def test_a_key_may_be_acknowledged_through_another_consumer_and_twice(service: RunningService, topic: str) -> None:
     async def story(connection: RawConnection) -> None:
         await connection.open_producer(topic)
         await join(connection, topic, 1)
@@ -114,7 +114,7 @@ def test_a_key_may_be_acknowledged_through_another_consumer_and_twice(service: S
 
 @pytest.mark.parametrize("never_was", [(2**64 - 1, 2**64 - 1), (2**63, 0), (0, 2**32), (0, 2**63)], ids=str)
 def test_an_id_that_cannot_be_is_no_harm_to_the_others_of_its_command(
-    service: Service, topic: str, never_was: tuple[int, int]
+    service: RunningService, topic: str, never_was: tuple[int, int]
 ) -> None:
     """What was acknowledged beside it stays so, and what was not comes again when it is asked for."""
 
@@ -135,7 +135,7 @@ def test_an_id_that_cannot_be_is_no_harm_to_the_others_of_its_command(
 
 
 def test_a_cumulative_acknowledgement_is_refused_with_an_error(
-    service: Service, topic: str, is_real_pulsar: bool
+    service: RunningService, topic: str, is_real_pulsar: bool
 ) -> None:
     """A real Pulsar ignores it with a warning in its log; nothing is acknowledged by either."""
 
@@ -159,7 +159,7 @@ def test_a_cumulative_acknowledgement_is_refused_with_an_error(
 
 
 def test_another_policy_is_refused_while_consumers_are_connected(
-    service: Service, topic: str, is_real_pulsar: bool
+    service: RunningService, topic: str, is_real_pulsar: bool
 ) -> None:
     async def story(connection: RawConnection) -> None:
         await connection.look_up(topic)
@@ -183,7 +183,7 @@ async def answer_pings(connection: RawConnection) -> None:
             await connection.write(command(frames.PONG, {}))
 
 
-def test_a_range_stays_with_a_holder_that_gives_a_sign_of_life(service: Service, topic: str) -> None:
+def test_a_range_stays_with_a_holder_that_gives_a_sign_of_life(service: RunningService, topic: str) -> None:
     async def story(connection: RawConnection) -> None:
         await connection.look_up(topic)
         assert (await join(connection, topic, 1, ranges=EVERYTHING))[0] == frames.SUCCESS

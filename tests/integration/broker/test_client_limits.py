@@ -16,7 +16,7 @@ from tests.helpers.services.kinds import KINDS, require_tools
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import Clients, receive_and_ack, subscribe, texts
 from tests.helpers.services.programs.frames import ConnectionEndedError, command, raw_connection
-from tests.helpers.services.services import POSTDATE, Service, make_service
+from tests.helpers.services.services import POSTDATE, RunningService, make_service
 
 LIMITS = {
     "maxProducersPerTopic": "2",
@@ -32,7 +32,7 @@ MINUS_ONE = 2**64 - 1
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A service with limits."""
     require_tools(request.param)
     running = make_service(request.param, tmp_path_factory.mktemp(request.param), LIMITS)
@@ -57,7 +57,9 @@ def test_one_producer_too_many_is_busy_and_the_others_go_on(clients: Clients, to
     assert texts(receive_and_ack(consumer, 1)) == ["three"]
 
 
-def test_a_producer_that_comes_back_is_not_one_too_many(service: Service, topic: str, is_real_pulsar: bool) -> None:
+def test_a_producer_that_comes_back_is_not_one_too_many(
+    service: RunningService, topic: str, is_real_pulsar: bool
+) -> None:
     """It takes its own place; with a real Pulsar it waits until the broker has noticed that its connection is gone."""
 
     def producer(name: str, epoch: int) -> bytes:
@@ -125,7 +127,7 @@ def test_one_subscription_too_many_is_not_allowed(clients: Clients, topic: str, 
     subscribe(client, topic, subscription="d")
 
 
-def test_one_topic_of_a_namespace_too_many_is_not_allowed(service: Service, clients: Clients) -> None:
+def test_one_topic_of_a_namespace_too_many_is_not_allowed(service: RunningService, clients: Clients) -> None:
     namespace = f"public/n-{uuid4().hex[:8]}"
     if not isinstance(service, PostdateProcess):
         request = urllib.request.Request(f"{service.web_url}/admin/v2/namespaces/{namespace}", method="PUT")
@@ -142,7 +144,7 @@ def test_one_topic_of_a_namespace_too_many_is_not_allowed(service: Service, clie
     client.create_producer(f"{namespace}/t0").send(b"x")
 
 
-def test_one_connection_of_an_address_too_many_hears_so_and_ends(service: Service) -> None:
+def test_one_connection_of_an_address_too_many_hears_so_and_ends(service: RunningService) -> None:
     async def story() -> None:
         async with AsyncExitStack() as opened:
             answers: list[tuple[int, dict[int, Any]]] = []
@@ -161,7 +163,9 @@ def test_one_connection_of_an_address_too_many_hears_so_and_ends(service: Servic
     asyncio.run(story())
 
 
-def test_places_of_connections_that_have_ended_are_free_again(service: Service, clients: Clients, topic: str) -> None:
+def test_places_of_connections_that_have_ended_are_free_again(
+    service: RunningService, clients: Clients, topic: str
+) -> None:
     async def story() -> None:
         for _ in range(3 * int(LIMITS["brokerMaxConnectionsPerIp"])):
             with suppress(ConnectionEndedError):
@@ -176,7 +180,7 @@ def test_places_of_connections_that_have_ended_are_free_again(service: Service, 
 @pytest.mark.parametrize(
     "beginning", [b"", b"\0", frames.connect()[:-1], b"\0\0"], ids=["nothing", "a byte", "half", "two"]
 )
-def test_a_connection_that_does_not_say_connect_ends(beginning: bytes, silent_service: Service) -> None:
+def test_a_connection_that_does_not_say_connect_ends(beginning: bytes, silent_service: RunningService) -> None:
     """Ours; a real Pulsar waits for its keep-alive interval."""
 
     async def story() -> None:
@@ -191,7 +195,7 @@ def test_a_connection_that_does_not_say_connect_ends(beginning: bytes, silent_se
 
 
 @pytest.fixture(scope="module")
-def silent_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def silent_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     running = make_service(POSTDATE, tmp_path_factory.mktemp("silent"), {"connectTimeoutSeconds": "1"})
     running.start(timeout_s=150)
     yield running

@@ -27,7 +27,7 @@ from tests.helpers.services.programs.clients import (
     wait_for,
 )
 from tests.helpers.services.programs.frames import raw_connection
-from tests.helpers.services.services import DELAY_MAX_MS, POSTDATE, Service, make_service
+from tests.helpers.services.services import DELAY_MAX_MS, POSTDATE, RunningService, make_service
 
 Answer = tuple[int, Any]
 Ask = Callable[..., Answer]
@@ -44,7 +44,7 @@ def path_of(topic: str) -> str:
 NAMESPACE = "/admin/v2/namespaces/public/default/delayedDelivery"
 
 
-def asking(service: Service) -> Ask:
+def asking(service: RunningService) -> Ask:
     """Return how to ask an admin interface; the answer is its status and its JSON, None when it is empty."""
 
     def send(method: str, path: str, body: Any = None, *, text: str | None = None) -> Answer:
@@ -66,7 +66,7 @@ def asking(service: Service) -> Ask:
 
 
 @pytest.fixture
-def ask(service: Service) -> Ask:
+def ask(service: RunningService) -> Ask:
     """Ask the service of the session."""
     return asking(service)
 
@@ -209,7 +209,7 @@ def test_delays_that_are_switched_on_again_count_from_then_on(clients: Clients, 
     assert now_ms() >= due_ms
 
 
-def refusals(service: Service, topic: str, delays: list[tuple[int, int]]) -> list[bool]:
+def refusals(service: RunningService, topic: str, delays: list[tuple[int, int]]) -> list[bool]:
     """Publish messages of which each has its publish and its delivery time, and tell which were refused."""
 
     async def story() -> list[bool]:
@@ -226,7 +226,7 @@ def refusals(service: Service, topic: str, delays: list[tuple[int, int]]) -> lis
     return asyncio.run(story())
 
 
-def test_the_longest_delay_is_the_topics(service: Service, clients: Clients, topic: str, ask: Ask) -> None:
+def test_the_longest_delay_is_the_topics(service: RunningService, clients: Clients, topic: str, ask: Ask) -> None:
     """It counts from the publish time that the client gave, 0 is no limit, and without delays there is none."""
     clients.new().create_producer(topic)
     start_ms = now_ms()

@@ -13,7 +13,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess, ServiceStartError
+from demo.process import PostdateProcess, ProcessStartError
 from tests.helpers.damaged_logs import flip
 from tests.helpers.services.programs.clients import Clients, subscribe
 
@@ -115,7 +115,7 @@ def test_a_flipped_byte_in_the_write_ahead_log_costs_nothing_in_the_end(own_serv
     content[len(content) // 2] ^= 0xFF
     log.write_bytes(content)
 
-    with pytest.raises(ServiceStartError, match="is damaged"):
+    with pytest.raises(ProcessStartError, match="is damaged"):
         own_service.start()
     assert _ledger("verify", str(data))[0] == 1
     code, done = _ledger("repair", str(data), "--yes")

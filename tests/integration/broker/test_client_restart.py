@@ -17,7 +17,7 @@ import pytest
 from pulsar import ConsumerType
 
 from benchmarks.service_processes import child_pids
-from demo.process import PostdateProcess, ServiceStartError
+from demo.process import PostdateProcess, ProcessStartError
 from tests.helpers.services.programs.clients import (
     Clients,
     nothing_comes,
@@ -245,7 +245,7 @@ def test_a_data_folder_in_use_is_refused(own_service: PostdateProcess, tmp_path:
     """A second service on the same folder ends at once and says what is wrong; the first one lives."""
     second = PostdateProcess(tmp_path / "second", {"dataDirectory": str(own_service.folder / "data")})
 
-    with pytest.raises(ServiceStartError, match=r"(?i)in use|lock"):
+    with pytest.raises(ProcessStartError, match=r"(?i)in use|lock"):
         second.start()
 
     assert own_service.read("/health")

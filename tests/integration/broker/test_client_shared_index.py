@@ -39,7 +39,7 @@ SETTINGS = {
 
 
 @dataclass
-class Log:
+class Arrivals:
     """What one subscription got: payloads in order of arrival, and how many of them were early."""
 
     arrived: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ def publish(client: pulsar.Client, topic: str, first_ms: int, spread_ms: int) ->
     producer.close()
 
 
-def consume(consumer: pulsar.Consumer, log: Log, stop: threading.Event) -> None:
+def consume(consumer: pulsar.Consumer, log: Arrivals, stop: threading.Event) -> None:
     """Receive and acknowledge until told to stop; the client comes back by itself after the kill."""
     while not stop.is_set():
         try:
@@ -88,7 +88,7 @@ def consume(consumer: pulsar.Consumer, log: Log, stop: threading.Event) -> None:
         log.acknowledged.add(text)
 
 
-def out_of_order(log: Log) -> int:
+def out_of_order(log: Arrivals) -> int:
     """Count pairs of neighbours of a key whose times or positions descend, over first arrivals."""
     by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for text in dict.fromkeys(log.arrived):
@@ -105,7 +105,7 @@ def test_three_subscriptions_get_all_through_a_kill(tmp_path: Path, topic: str) 
     consumers = {name: subscribe(clients.new(), topic, kind, subscription=name) for name, kind in SUBSCRIPTIONS.items()}
     publish(clients.new(), topic, now_ms() + 4_000, 6_000)
     wait_for(lambda: figure(service, "pulsar_delayed_message_index_bucket_total") > 5)
-    logs, stop = {name: Log() for name in consumers}, threading.Event()
+    logs, stop = {name: Arrivals() for name in consumers}, threading.Event()
     threads = [
         threading.Thread(target=consume, args=(consumer, logs[name], stop)) for name, consumer in consumers.items()
     ]

@@ -14,13 +14,13 @@ from demo.consumer import RecordingConsumer, new_client
 from demo.story import ACK_GRACE_MS, StoryConfig, publish
 from demo.verdict import Deliveries, Outage, Verdict, judge
 from tests.helpers.services.programs.clients import wait_for
-from tests.helpers.services.services import Service
+from tests.helpers.services.services import RunningService
 
 CONFIG = StoryConfig(messages=600, keys=60, delay_ms_min=500, delay_ms_max=4_000, hold_ms_max=30)
 
 
 def test_consumers_come_and_go_without_a_fault(
-    service: Service, topic: str, tmp_path: Path, is_real_pulsar: bool
+    service: RunningService, topic: str, tmp_path: Path, is_real_pulsar: bool
 ) -> None:
     """Nothing lost, early, twice, out of order or at two consumers at once."""
     verdict = _told_without_a_crash(service, topic, tmp_path)
@@ -33,7 +33,7 @@ def test_consumers_come_and_go_without_a_fault(
     assert verdict.duplicates_at_kill == 0
 
 
-def _told_without_a_crash(service: Service, topic: str, folder: Path) -> Verdict:
+def _told_without_a_crash(service: RunningService, topic: str, folder: Path) -> Verdict:
     """Publish, let a consumer leave at a third and one join at two thirds, and judge the record."""
     seen: set[tuple[int, int]] = set()
     consumers: list[RecordingConsumer] = []

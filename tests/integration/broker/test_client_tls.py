@@ -18,13 +18,13 @@ import pulsar
 import pytest
 
 from demo.process import PostdateProcess, free_ports, wait_until
-from tests.helpers.certificates import Authority, Files
+from tests.helpers.certificates import Authority, CertificateFiles
 from tests.helpers.services.foreign_clients import run
 from tests.helpers.services.kinds import KINDS, require_tools
 from tests.helpers.services.programs import frames
 from tests.helpers.services.programs.clients import Clients, now_ms, receive, subscribe, texts
 from tests.helpers.services.programs.frames import raw_connection
-from tests.helpers.services.services import POSTDATE, TEST_SETTINGS, Service, make_service
+from tests.helpers.services.services import POSTDATE, TEST_SETTINGS, RunningService, make_service
 
 pytestmark = pytest.mark.exhaustive
 
@@ -37,11 +37,11 @@ class TlsService(NamedTuple):
     """A service with TLS, and who signed its certificate."""
 
     kind: str
-    service: Service
+    service: RunningService
     authority: Authority
     port: int
     web_port: int
-    certificate: Files
+    certificate: CertificateFiles
 
     @property
     def url(self) -> str:
@@ -54,7 +54,7 @@ class TlsService(NamedTuple):
         return (self.service.folder / "log").read_text(errors="replace")  # type: ignore[attr-defined]
 
 
-def settings_of(authority: Authority, server: Files, ports: list[int]) -> dict[str, str]:
+def settings_of(authority: Authority, server: CertificateFiles, ports: list[int]) -> dict[str, str]:
     return {
         "advertisedAddress": "localhost",
         "brokerServicePortTls": str(ports[0]),
@@ -99,7 +99,7 @@ def strict_service(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
         yield one
 
 
-def grant(service: Service, role: str) -> None:
+def grant(service: RunningService, role: str) -> None:
     """Let a role produce and consume."""
     url = f"{service.web_url}/admin/v2/namespaces/public/default/permissions/{role}"
     headers = {"Content-Type": "application/json"}
@@ -211,7 +211,7 @@ def test_a_new_certificate_is_taken_without_a_restart(open_service: TlsService, 
 # ---- clients' certificates ----
 
 
-def mutual(service: TlsService, files: Files) -> dict[str, object]:
+def mutual(service: TlsService, files: CertificateFiles) -> dict[str, object]:
     """Return how the Python client shows a certificate."""
     return {
         "tls_trust_certs_file_path": str(service.authority.path),

@@ -34,7 +34,7 @@ from tests.helpers.services.programs.clients import (
 )
 from tests.helpers.services.programs.frames import ConnectionEndedError, raw_connection
 from tests.helpers.services.real_pulsar import RealPulsar
-from tests.helpers.services.services import ADMIN, POSTDATE, Service, make_guarded
+from tests.helpers.services.services import ADMIN, POSTDATE, RunningService, make_guarded
 from tests.helpers.tokens import SECRET_KEY, token
 
 pytestmark = pytest.mark.exhaustive
@@ -47,7 +47,9 @@ def path_of(topic: str) -> str:
     return f"/admin/v2/{topic.replace('://', '/')}"
 
 
-def ask(service: Service, shown: str | bytes | None, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+def ask(
+    service: RunningService, shown: str | bytes | None, method: str, path: str, body: Any = None
+) -> tuple[int, Any]:
     """Send a request to the web port, as a role or with a token; the answer is its status and its JSON or text."""
     shown = token(shown) if isinstance(shown, str) else shown
     headers = {"Content-Type": "application/json"}
@@ -76,16 +78,16 @@ def ending_in(seconds: int) -> bytes:
     return token(ADMIN, exp=now_ms() // 1000 + seconds)
 
 
-def grant(service: Service, owner: str, role: str, *actions: str) -> None:
+def grant(service: RunningService, owner: str, role: str, *actions: str) -> None:
     assert ask(service, ADMIN, "POST", f"{owner}/permissions/{role}", list(actions))[0] == 204
 
 
-def revoke(service: Service, owner: str, role: str) -> None:
+def revoke(service: RunningService, owner: str, role: str) -> None:
     assert ask(service, ADMIN, "DELETE", f"{owner}/permissions/{role}")[0] == 204
 
 
 @pytest.fixture
-def clients(guarded: Service) -> Iterator[Clients]:
+def clients(guarded: RunningService) -> Iterator[Clients]:
     """Makes clients of the guarded service and closes them at the end."""
     made = Clients(guarded.url)
     yield made
@@ -134,7 +136,9 @@ def may(attempt: Callable[[], Any]) -> bool:
         b"eyJhbGciOiJub25lIn0.eyJzdWIiOiJhZG1pbiJ9.",
     ],
 )
-def test_a_client_without_a_good_token_hears_of_it_and_is_disconnected(guarded: Service, shown: bytes | None) -> None:
+def test_a_client_without_a_good_token_hears_of_it_and_is_disconnected(
+    guarded: RunningService, shown: bytes | None
+) -> None:
     async def story() -> None:
         async with raw_connection(guarded.port, greet=False) as connection:
             kind, fields = await connection.ask(frames.connect(shown))
@@ -144,7 +148,9 @@ def test_a_client_without_a_good_token_hears_of_it_and_is_disconnected(guarded: 
     asyncio.run(story())
 
 
-def test_the_official_client_gets_nowhere_without_a_good_token(guarded: Service, clients: Clients, topic: str) -> None:
+def test_the_official_client_gets_nowhere_without_a_good_token(
+    guarded: RunningService, clients: Clients, topic: str
+) -> None:
     """It tries again until its time is up, with Pulsar too."""
     for options in ({}, {"authentication": pulsar.AuthenticationToken(token(ADMIN, key=bytes(32)).decode())}):
         client = clients.new(operation_timeout_seconds=2, **options)
@@ -152,7 +158,7 @@ def test_the_official_client_gets_nowhere_without_a_good_token(guarded: Service,
             client.create_producer(topic)
 
 
-def test_a_client_that_speaks_for_another_is_refused(guarded: Service) -> None:
+def test_a_client_that_speaks_for_another_is_refused(guarded: RunningService) -> None:
     async def story() -> None:
         async with raw_connection(guarded.port, greet=False) as connection:
             fields = {1: "tests", 3: token(ADMIN), 4: frames.PROTOCOL_VERSION, 5: "token", 6: "", 7: "anna"}
@@ -166,7 +172,7 @@ def test_a_client_that_speaks_for_another_is_refused(guarded: Service) -> None:
 # ---- until when ----
 
 
-def test_a_client_is_asked_for_a_new_token_and_goes_on_with_it(guarded: Service) -> None:
+def test_a_client_is_asked_for_a_new_token_and_goes_on_with_it(guarded: RunningService) -> None:
     """Postdate asks before the token ends, a real Pulsar after it."""
 
     async def story() -> None:
@@ -184,7 +190,7 @@ def test_a_client_is_asked_for_a_new_token_and_goes_on_with_it(guarded: Service)
 
 
 @pytest.mark.parametrize("answer", ["nothing", "its old token", "another role"])
-def test_a_client_that_has_no_new_token_is_disconnected(guarded: Service, answer: str) -> None:
+def test_a_client_that_has_no_new_token_is_disconnected(guarded: RunningService, answer: str) -> None:
     async def story() -> None:
         async with raw_connection(guarded.port, greet=False) as connection:
             shown = ending_in(3)
@@ -200,7 +206,7 @@ def test_a_client_that_has_no_new_token_is_disconnected(guarded: Service, answer
     asyncio.run(story())
 
 
-def test_a_client_that_cannot_be_asked_is_disconnected_when_its_token_ends(guarded: Service) -> None:
+def test_a_client_that_cannot_be_asked_is_disconnected_when_its_token_ends(guarded: RunningService) -> None:
     async def story() -> None:
         async with raw_connection(guarded.port, greet=False) as connection:
             shown = ending_in(2)
@@ -213,7 +219,7 @@ def test_a_client_that_cannot_be_asked_is_disconnected_when_its_token_ends(guard
 
 
 def test_the_official_client_renews_its_token_and_keeps_its_connection(
-    guarded: Service, clients: Clients, topic: str
+    guarded: RunningService, clients: Clients, topic: str
 ) -> None:
     asked = []
 
@@ -239,7 +245,7 @@ def test_the_official_client_renews_its_token_and_keeps_its_connection(
 @pytest.mark.parametrize("owner", ["topic", "namespace"])
 @pytest.mark.parametrize("action", ["produce", "consume"])
 def test_a_grant_is_for_one_action(
-    guarded: Service, clients: Clients, existing: str, role: str, owner: str, action: str
+    guarded: RunningService, clients: Clients, existing: str, role: str, owner: str, action: str
 ) -> None:
     path = NAMESPACE if owner == "namespace" else path_of(existing)
     client = as_role(clients, role)
@@ -263,7 +269,7 @@ def test_a_grant_is_for_one_action(
 
 
 def test_topics_are_listed_for_who_may_use_the_namespace(
-    guarded: Service, clients: Clients, existing: str, role: str
+    guarded: RunningService, clients: Clients, existing: str, role: str
 ) -> None:
     pattern = re.compile(existing[:-3] + ".*")
     client = as_role(clients, role)
@@ -289,7 +295,7 @@ def _subscribes(client: pulsar.Client, pattern: re.Pattern[str]) -> bool:
 
 
 def test_who_loses_a_grant_loses_producer_and_consumer_at_once(
-    guarded: Service, clients: Clients, existing: str, role: str
+    guarded: RunningService, clients: Clients, existing: str, role: str
 ) -> None:
     grant(guarded, path_of(existing), role, "produce", "consume")
     client = as_role(clients, role)
@@ -320,7 +326,7 @@ def test_who_loses_a_grant_loses_producer_and_consumer_at_once(
 # ---- the web port ----
 
 
-def test_grants_are_shown_as_pulsar_shows_them(guarded: Service, existing: str, role: str) -> None:
+def test_grants_are_shown_as_pulsar_shows_them(guarded: RunningService, existing: str, role: str) -> None:
     other = f"{role}-2"
 
     def shown(owner: str) -> dict[str, Any]:
@@ -343,13 +349,13 @@ def test_grants_are_shown_as_pulsar_shows_them(guarded: Service, existing: str, 
 
 
 @pytest.mark.parametrize("body", ["produce", {}, {"produce": True}])
-def test_what_is_no_list_of_actions_is_refused(guarded: Service, existing: str, role: str, body: Any) -> None:
+def test_what_is_no_list_of_actions_is_refused(guarded: RunningService, existing: str, role: str, body: Any) -> None:
     for owner in (NAMESPACE, path_of(existing)):
         assert ask(guarded, ADMIN, "POST", f"{owner}/permissions/{role}", body)[0] == 400
         assert role not in ask(guarded, ADMIN, "GET", f"{owner}/permissions")[1]
 
 
-def test_the_web_port_takes_the_same_tokens_and_grants(guarded: Service, existing: str, role: str) -> None:
+def test_the_web_port_takes_the_same_tokens_and_grants(guarded: RunningService, existing: str, role: str) -> None:
     """Where Postdate answers 403, a real Pulsar sometimes answers 401."""
     topic, nobody = path_of(existing), f"{role}-2"
     grant(guarded, topic, role, "consume")
@@ -395,7 +401,7 @@ def test_the_web_port_takes_the_same_tokens_and_grants(guarded: Service, existin
     ],
 )
 def test_a_command_says_who_asks(
-    guarded: Service, clients: Clients, existing: str, tmp_path: Path, params: list[str], told: str
+    guarded: RunningService, clients: Clients, existing: str, tmp_path: Path, params: list[str], told: str
 ) -> None:
     subscribe(as_role(clients, ADMIN), existing)
     file = tmp_path / "token"
@@ -439,7 +445,7 @@ def test_grants_outlive_a_kill_and_no_secret_is_in_the_log(tmp_path: Path, topic
     assert "eyJ" not in log
 
 
-def _connect(service: Service, shown: bytes) -> None:
+def _connect(service: RunningService, shown: bytes) -> None:
     async def story() -> None:
         async with raw_connection(service.port, greet=False) as connection:
             await connection.ask(frames.connect(shown))

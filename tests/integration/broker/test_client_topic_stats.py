@@ -15,13 +15,13 @@ from pulsar import ConsumerType
 
 from broker.cli.service_commands import postdate as main
 from tests.helpers.services.programs.clients import Clients, positions, receive, subscribe, wait_for
-from tests.helpers.services.services import POSTDATE, Service, make_service
+from tests.helpers.services.services import POSTDATE, RunningService, make_service
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "admin"
 KEYS = [f"key-{number}" for number in range(20)]
 
 
-def ask(service: Service, topic: str, what: str) -> tuple[int, Any]:
+def ask(service: RunningService, topic: str, what: str) -> tuple[int, Any]:
     """Return status and JSON of an admin request about a topic."""
     address = urlsplit(service.web_url)
     connection = HTTPConnection(address.hostname or "", address.port, timeout=20)
@@ -33,7 +33,7 @@ def ask(service: Service, topic: str, what: str) -> tuple[int, Any]:
         connection.close()
 
 
-def keys_that_drain(clients: Clients, service: Service, topic: str) -> tuple[pulsar.Consumer, pulsar.Consumer]:
+def keys_that_drain(clients: Clients, service: RunningService, topic: str) -> tuple[pulsar.Consumer, pulsar.Consumer]:
     """Let one consumer hold two messages of each key, a second one join, and a third message of each key wait."""
     holder = subscribe(clients.new(), topic, ConsumerType.KeyShared, consumer_name="holder")
     producer = clients.new().create_producer(topic, batching_enabled=False)
@@ -49,7 +49,7 @@ def keys_that_drain(clients: Clients, service: Service, topic: str) -> tuple[pul
     return holder, joiner
 
 
-def test_draining_hashes_are_shown_by_pulsars_names(clients: Clients, service: Service, topic: str) -> None:
+def test_draining_hashes_are_shown_by_pulsars_names(clients: Clients, service: RunningService, topic: str) -> None:
     keys_that_drain(clients, service, topic)
     status, stats = ask(service, topic, "stats")
     golden = json.loads((GOLDEN / "topic-stats.json").read_text())
@@ -87,7 +87,7 @@ def test_draining_hashes_are_shown_by_pulsars_names(clients: Clients, service: S
 
 
 def test_the_stats_of_drained_hashes_are_cleared_when_they_are_acknowledged(
-    clients: Clients, service: Service, topic: str
+    clients: Clients, service: RunningService, topic: str
 ) -> None:
     holder, joiner = keys_that_drain(clients, service, topic)
     count = ask(service, topic, "stats")[1]["subscriptions"]["sub"]["drainingHashesCount"]
@@ -104,7 +104,7 @@ def test_the_stats_of_drained_hashes_are_cleared_when_they_are_acknowledged(
 
 
 def test_the_stats_have_the_names_that_dashboards_read(
-    clients: Clients, service: Service, topic: str, is_real_pulsar: bool
+    clients: Clients, service: RunningService, topic: str, is_real_pulsar: bool
 ) -> None:
     """Every name that a real Pulsar has, of a consumer and of a subscription, but for what does not exist here."""
     keys_that_drain(clients, service, topic)
@@ -179,7 +179,7 @@ def test_rates_counters_and_times_add_up(tmp_path: Path) -> None:
         service.stop()
 
 
-def test_the_internal_stats_say_where_the_cursor_is(clients: Clients, service: Service, topic: str) -> None:
+def test_the_internal_stats_say_where_the_cursor_is(clients: Clients, service: RunningService, topic: str) -> None:
     consumer = subscribe(clients.new(), topic, ConsumerType.Shared)
     producer = clients.new().create_producer(topic, batching_enabled=False)
     for number in range(6):
@@ -208,7 +208,7 @@ def test_the_internal_stats_say_where_the_cursor_is(clients: Clients, service: S
     assert (stats["currentLedgerEntries"], stats["lastConfirmedEntry"]) == (6, f"{ledger}:5")
 
 
-def test_a_topic_that_does_not_exist_is_not_found(service: Service) -> None:
+def test_a_topic_that_does_not_exist_is_not_found(service: RunningService) -> None:
     for what in ("stats", "internalStats"):
         status, answer = ask(service, "persistent://public/default/nobody-made-this", what)
 
@@ -216,7 +216,9 @@ def test_a_topic_that_does_not_exist_is_not_found(service: Service) -> None:
         assert "nobody-made-this" in answer["reason"]
 
 
-def test_a_key_says_who_holds_it_up(clients: Clients, service: Service, topic: str, is_real_pulsar: bool) -> None:
+def test_a_key_says_who_holds_it_up(
+    clients: Clients, service: RunningService, topic: str, is_real_pulsar: bool
+) -> None:
     if is_real_pulsar:
         pytest.skip("a real Pulsar cannot be asked about a key")
     keys_that_drain(clients, service, topic)
@@ -249,7 +251,7 @@ def test_a_key_says_who_holds_it_up(clients: Clients, service: Service, topic: s
     ],
 )
 def test_the_command_for_keys_says_what_is_wrong(
-    clients: Clients, service: Service, topic: str, is_real_pulsar: bool, arguments: list[str], complaint: str
+    clients: Clients, service: RunningService, topic: str, is_real_pulsar: bool, arguments: list[str], complaint: str
 ) -> None:
     if is_real_pulsar:
         pytest.skip("the command is for Postdate")
@@ -266,7 +268,7 @@ def test_the_command_for_keys_says_what_is_wrong(
 
 
 def test_a_key_that_is_not_text_is_asked_for_as_base64(
-    clients: Clients, service: Service, topic: str, is_real_pulsar: bool
+    clients: Clients, service: RunningService, topic: str, is_real_pulsar: bool
 ) -> None:
     if is_real_pulsar:
         pytest.skip("a real Pulsar cannot be asked about a key")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.services import foreign_clients
 from tests.helpers.services.foreign_clients import Running, run
-from tests.helpers.services.services import ADMIN, Service
+from tests.helpers.services.services import ADMIN, RunningService
 from tests.helpers.tokens import token
 from tests.integration.broker.test_client_tokens import ask, ending_in, grant, path_of, revoke
 
@@ -22,7 +22,9 @@ def token_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_delayed_messages_go_there_and_back(guarded: Service, topic: str, language: str, token_file: Path) -> None:
+def test_delayed_messages_go_there_and_back(
+    guarded: RunningService, topic: str, language: str, token_file: Path
+) -> None:
     outcome = run(language, "roundtrip", url=guarded.url, topic=topic, tokenFile=token_file, count=20, delayMs=1_500)
 
     assert outcome == {"error": "", "sent": 20, "received": 20, "early": 0}
@@ -30,7 +32,7 @@ def test_delayed_messages_go_there_and_back(guarded: Service, topic: str, langua
 
 @pytest.mark.parametrize("given", [None, token(ADMIN, key=bytes(32)), token(ADMIN, exp=1_000)])
 def test_without_a_good_token_the_client_gets_nowhere(
-    guarded: Service, topic: str, language: str, token_file: Path, given: bytes | None
+    guarded: RunningService, topic: str, language: str, token_file: Path, given: bytes | None
 ) -> None:
     if given is not None:
         token_file.write_bytes(given)
@@ -41,7 +43,9 @@ def test_without_a_good_token_the_client_gets_nowhere(
     assert outcome["error"]
 
 
-def test_the_client_may_do_what_is_granted(guarded: Service, topic: str, language: str, token_file: Path) -> None:
+def test_the_client_may_do_what_is_granted(
+    guarded: RunningService, topic: str, language: str, token_file: Path
+) -> None:
     asked = {"url": guarded.url, "topic": topic, "tokenFile": token_file}
     assert run(language, "produce", **asked)["error"] == ""
     role = f"role-{topic[-12:]}"
@@ -58,7 +62,7 @@ def test_the_client_may_do_what_is_granted(guarded: Service, topic: str, languag
 
 
 def test_the_client_renews_its_token_and_keeps_its_connection(
-    guarded: Service, topic: str, language: str, token_file: Path
+    guarded: RunningService, topic: str, language: str, token_file: Path
 ) -> None:
     run(language, "produce", url=guarded.url, topic=topic, tokenFile=token_file)
     token_file.write_bytes(ending_in(6))
@@ -78,7 +82,7 @@ def test_the_client_renews_its_token_and_keeps_its_connection(
     assert len(set(publishers)) == 1
 
 
-def test_pulsars_admin_client_grants_shows_and_takes(guarded: Service, topic: str, token_file: Path) -> None:
+def test_pulsars_admin_client_grants_shows_and_takes(guarded: RunningService, topic: str, token_file: Path) -> None:
     foreign_clients.require("java")
     asked = {"url": guarded.url, "topic": topic, "tokenFile": token_file}
     assert run("java", "produce", **asked)["error"] == ""

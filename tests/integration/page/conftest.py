@@ -15,14 +15,14 @@ import pulsar
 import pytest
 from selenium import webdriver
 
-from tests.helpers.services.services import POSTDATE, Service, make_service
+from tests.helpers.services.services import POSTDATE, RunningService, make_service
 from tests.integration.page.browser import Page, new_driver
 
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
 
 @pytest.fixture(scope="package")
-def page_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def page_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     # Small ledgers and buckets, so that 300 messages fill some.
     settings = {
         "delayedDeliveryMaxDelayInMillis": "0",
@@ -48,7 +48,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrom
 
 
 @pytest.fixture
-def page(driver: webdriver.Chrome, page_service: Service) -> Iterator[Page]:
+def page(driver: webdriver.Chrome, page_service: RunningService) -> Iterator[Page]:
     """The page of the service, in a fresh tab; what its console had to complain about fails the test."""
     opened = Page(driver, page_service.web_url)
     opened.begin()
@@ -57,7 +57,7 @@ def page(driver: webdriver.Chrome, page_service: Service) -> Iterator[Page]:
 
 
 @pytest.fixture
-def client(page_service: Service) -> Iterator[pulsar.Client]:
+def client(page_service: RunningService) -> Iterator[pulsar.Client]:
     opened = pulsar.Client(page_service.url, logger=QUIET)
     yield opened
     opened.close()

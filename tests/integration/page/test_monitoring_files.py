@@ -12,7 +12,7 @@ import pulsar
 import pytest
 import yaml
 
-from tests.helpers.services.services import Service
+from tests.helpers.services.services import RunningService
 
 MONITORING = files("broker.monitoring")
 DASHBOARD = json.loads((MONITORING / "grafana_dashboard.json").read_text())
@@ -25,7 +25,7 @@ METRIC = re.compile(r"\b((?:postdate|pulsar|process)_\w+)(?:\{([^}]*)\})?")
 
 
 @pytest.fixture(scope="module")
-def told(page_service: Service) -> dict[str, set[str]]:
+def told(page_service: RunningService) -> dict[str, set[str]]:
     """The labels of each metric of a service that has delivered a delayed message."""
     client = pulsar.Client(page_service.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     consumer = client.subscribe("watched", "me", consumer_type=pulsar.ConsumerType.KeyShared)

@@ -11,7 +11,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.services.services import Service
+from tests.helpers.services.services import RunningService
 from tests.integration.page.browser import Page
 
 pytestmark = pytest.mark.exhaustive
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.exhaustive
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
 
-def ask(service: Service, topic: str, path: str) -> Any:
+def ask(service: RunningService, topic: str, path: str) -> Any:
     with urllib.request.urlopen(f"{service.web_url}/postdate/v1/topics/public/default/{topic}/{path}") as reply:
         return json.load(reply)
 
 
-def delayed(service: Service, topic: str) -> int:
+def delayed(service: RunningService, topic: str) -> int:
     count: int = ask(service, topic, "scheduled/histogram")["delayed"]
     return count
 
@@ -45,7 +45,7 @@ def confirm(page: Page, text: str) -> None:
 
 
 def test_a_chosen_message_is_cancelled_after_a_question_that_says_how_many(
-    shown: Page, page_service: Service, topic: str, screenshots: Path
+    shown: Page, page_service: RunningService, topic: str, screenshots: Path
 ) -> None:
     first = ask(page_service, topic, "scheduled?limit=1")["messages"][0]["messageId"]
     shown.one(f"input[value='{first}']").click()
@@ -61,7 +61,7 @@ def test_a_chosen_message_is_cancelled_after_a_question_that_says_how_many(
     assert ask(page_service, topic, "scheduled?limit=1")["messages"][0]["messageId"] != first
 
 
-def test_who_closes_the_question_changes_nothing(shown: Page, page_service: Service, topic: str) -> None:
+def test_who_closes_the_question_changes_nothing(shown: Page, page_service: RunningService, topic: str) -> None:
     shown.press("Cancel all…")
     shown.text_has("dialog .foreseen", "300 messages will be cancelled.")
 
@@ -71,7 +71,9 @@ def test_who_closes_the_question_changes_nothing(shown: Page, page_service: Serv
     assert delayed(page_service, topic) == 300
 
 
-def test_a_schedule_is_moved_and_delivered(shown: Page, page_service: Service, topic: str, schedule: Any) -> None:
+def test_a_schedule_is_moved_and_delivered(
+    shown: Page, page_service: RunningService, topic: str, schedule: Any
+) -> None:
     before = ask(page_service, topic, "scheduled/histogram")
     shown.press("Reschedule all…")
     shown.one("#new-time-kind").send_keys("later")
@@ -88,7 +90,9 @@ def test_a_schedule_is_moved_and_delivered(shown: Page, page_service: Service, t
     assert {schedule.receive(10_000).partition_key() for _ in range(300)} == {f"customer-{one}" for one in range(10)}
 
 
-def test_what_the_service_refuses_is_told_with_its_advice(shown: Page, page_service: Service, topic: str) -> None:
+def test_what_the_service_refuses_is_told_with_its_advice(
+    shown: Page, page_service: RunningService, topic: str
+) -> None:
     shown.press("Reschedule all…")
     shown.one("#new-time-kind").send_keys("later")
     amount = shown.one("#new-time-amount")
@@ -102,7 +106,7 @@ def test_what_the_service_refuses_is_told_with_its_advice(shown: Page, page_serv
     assert all("400" in one for one in shown.complaints())
 
 
-def test_a_topic_is_paused_and_resumed(shown: Page, page_service: Service, topic: str) -> None:
+def test_a_topic_is_paused_and_resumed(shown: Page, page_service: RunningService, topic: str) -> None:
     shown.press("Pause")
     shown.text_has("dialog .foreseen", "300 delayed messages will be held")
     confirm(shown, "Pause")
@@ -146,7 +150,7 @@ def test_pages_of_messages_follow_one_another(shown: Page) -> None:
 
 
 def test_a_message_is_found_by_its_key_and_by_its_id(
-    shown: Page, page_service: Service, topic: str, screenshots: Path
+    shown: Page, page_service: RunningService, topic: str, screenshots: Path
 ) -> None:
     shown.topic(topic, "search")
     shown.one("#search").send_keys("customer-3", Keys.ENTER)
@@ -164,7 +168,7 @@ def test_a_message_is_found_by_its_key_and_by_its_id(
     assert all("404" in one for one in shown.complaints())
 
 
-def test_everything_is_done_with_the_keyboard_alone(shown: Page, page_service: Service, topic: str) -> None:
+def test_everything_is_done_with_the_keyboard_alone(shown: Page, page_service: RunningService, topic: str) -> None:
     def tab_to(text: str) -> None:
         for _ in range(80):
             ActionChains(shown.driver).send_keys(Keys.TAB).perform()

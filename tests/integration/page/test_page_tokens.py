@@ -7,7 +7,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.services.services import ADMIN, POSTDATE, Service, make_guarded
+from tests.helpers.services.services import ADMIN, POSTDATE, RunningService, make_guarded
 from tests.helpers.tokens import token
 from tests.integration.page.browser import Page
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     running = make_guarded(POSTDATE, tmp_path_factory.mktemp("guarded"), {"authenticateMetricsEndpoint": "true"})
     running.start()
     yield running
@@ -23,7 +23,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture
-def guarded_page(driver: webdriver.Chrome, guarded: Service) -> Page:
+def guarded_page(driver: webdriver.Chrome, guarded: RunningService) -> Page:
     opened = Page(driver, guarded.web_url)
     opened.begin()
     opened.use()
@@ -31,7 +31,7 @@ def guarded_page(driver: webdriver.Chrome, guarded: Service) -> Page:
     return opened
 
 
-def test_a_token_is_asked_for_and_kept_in_the_tab_alone(guarded_page: Page, guarded: Service) -> None:
+def test_a_token_is_asked_for_and_kept_in_the_tab_alone(guarded_page: Page, guarded: RunningService) -> None:
     secret = token(ADMIN).decode()
     client = pulsar.Client(guarded.url, authentication=pulsar.AuthenticationToken(secret))
     client.subscribe("secrets", "me", consumer_type=pulsar.ConsumerType.Shared)

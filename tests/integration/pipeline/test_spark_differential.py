@@ -41,7 +41,7 @@ from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.inspection import ProblemKind
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import write_log
-from tests.helpers.spark.bulk_oracle import Index, Oracle, Position, Row, differences
+from tests.helpers.spark.bulk_oracle import BulkOracle, Index, Position, Row, differences
 from tests.helpers.spark.spark_session import S3_CREDENTIALS
 from tests.helpers.storages.s3_servers import BUCKET, RealServer, VersityServer
 from tracker.bucket_properties import read_properties
@@ -66,7 +66,7 @@ class KilledError(BaseException):
     """What a process that is killed raises nowhere: nothing here handles it."""
 
 
-class World:
+class SparkWorld:
     """A data folder, where its index is now, and what both must hold."""
 
     def __init__(self, spark: SparkSession, root: Path, random: Random, away: str) -> None:
@@ -87,7 +87,7 @@ class World:
             {topic: self._times() for topic in topics},
             {name: [] for name in names if name.cursor != "sub"},
         )
-        self.oracle = Oracle(headers, NOW_MS, {name: set() for name in names}, {name: set() for name in names})
+        self.oracle = BulkOracle(headers, NOW_MS, {name: set() for name in names}, {name: set() for name in names})
         self.batches = 0
 
     def _times(self) -> list[int]:
@@ -403,18 +403,19 @@ def _flip(data: Path, bucket_id: int, entry: int) -> None:
     database.close()
 
 
-STORY: list[tuple[Callable[[World], object], int]] = [
-    (World.rebuild, 3), (World.merge, 3), (World.migrate, 2), (World.cancel, 3), (World.frame, 2), (World.ingest, 2),
-    (World.kill, 2), (World.wrong_schema, 1), (World.damage_and_repair, 3),
+STORY: list[tuple[Callable[[SparkWorld], object], int]] = [
+    (SparkWorld.rebuild, 3), (SparkWorld.merge, 3), (SparkWorld.migrate, 2),
+    (SparkWorld.cancel, 3), (SparkWorld.frame, 2), (SparkWorld.ingest, 2), (SparkWorld.kill, 2),
+    (SparkWorld.wrong_schema, 1), (SparkWorld.damage_and_repair, 3),
 ]  # fmt: skip
 
 
-def play(world: World) -> None:
+def play(world: SparkWorld) -> None:
     """Rebuild, and then do what comes; compare after every step."""
     world.rebuild()
     jobs, weights = zip(*STORY, strict=True)
     told: list[str] = []
-    story = [*world.random.choices(jobs, weights, k=STEPS - 2), World.kill, World.damage_and_repair]
+    story = [*world.random.choices(jobs, weights, k=STEPS - 2), SparkWorld.kill, SparkWorld.damage_and_repair]
     for job in world.random.sample(story, STEPS):
         told.append(job.__name__)
         try:
@@ -428,7 +429,7 @@ def play(world: World) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_bulk_jobs_do_what_the_oracle_says(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """Between a RocksDB folder and plain files."""
-    play(World(spark, tmp_path, Random(seed), f"file://{tmp_path / 'away'}"))
+    play(SparkWorld(spark, tmp_path, Random(seed), f"file://{tmp_path / 'away'}"))
 
 
 @pytest.fixture(scope="module")
@@ -447,7 +448,7 @@ def test_bulk_jobs_do_what_the_oracle_says_on_s3(
     for name, value in S3_CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     place = f"s3://{BUCKET}/{uuid.uuid4().hex}?endpoint={server.endpoint}&region=us-east-1&path_style=true"
-    world = World(spark, tmp_path, Random(seed), place)
+    world = SparkWorld(spark, tmp_path, Random(seed), place)
     world.place = place
     play(world)
 
@@ -464,7 +465,7 @@ def test_a_full_disk_ends_a_job_and_costs_nothing(spark: SparkSession, tmp_path:
         headers = write_log(data, {"a": [NOW_MS + 1 + 37 * number % 3_000_000 for number in range(2_000)]})
         rules = RebuildRules(now_ms=NOW_MS, step_ms=60_000, rows_max=30, rows_per_bucket_min=400)
         rebuild_log(spark, str(data), rules=rules)
-        oracle = Oracle(headers, NOW_MS, {name: set()}, {name: set()})
+        oracle = BulkOracle(headers, NOW_MS, {name: set()}, {name: set()})
         oracle.rebuilt([name])
         filler = mounted / "filler"
         _fill(filler)

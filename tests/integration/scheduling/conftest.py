@@ -7,11 +7,11 @@ import pulsar
 import pytest
 
 from scheduling.scheduler import Scheduler
-from tests.helpers.services.services import POSTDATE, Service, make_service
+from tests.helpers.services.services import POSTDATE, RunningService, make_service
 
 
 @pytest.fixture(scope="package")
-def postdate_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def postdate_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     running = make_service(POSTDATE, tmp_path_factory.mktemp("scheduling"), {"delayedDeliveryMaxDelayInMillis": "0"})
     running.start()
     yield running
@@ -24,14 +24,14 @@ def topic() -> str:
 
 
 @pytest.fixture
-def consumer(postdate_service: Service, topic: str) -> Iterator[pulsar.Consumer]:
+def consumer(postdate_service: RunningService, topic: str) -> Iterator[pulsar.Consumer]:
     client = pulsar.Client(postdate_service.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     yield client.subscribe(topic, "me", consumer_type=pulsar.ConsumerType.KeyShared)
     client.close()
 
 
 @pytest.fixture
-def scheduler(postdate_service: Service, topic: str, consumer: pulsar.Consumer) -> Iterator[Scheduler]:
+def scheduler(postdate_service: RunningService, topic: str, consumer: pulsar.Consumer) -> Iterator[Scheduler]:
     """A scheduler of a topic that has a subscription."""
     with Scheduler(postdate_service.url, postdate_service.web_url, topic) as made:
         yield made

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from broker.cli.service_commands import postdate
 from scheduling.scheduler import Scheduler
-from tests.helpers.services.services import Service
+from tests.helpers.services.services import RunningService
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
@@ -17,7 +17,7 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def ask(postdate_service: Service, scheduler: Scheduler, topic: str):
+def ask(postdate_service: RunningService, scheduler: Scheduler, topic: str):
     """Run a command line, in which `T` is the topic."""
 
     def run(words: str, answer: str | None = None) -> Result:

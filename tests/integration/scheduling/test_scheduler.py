@@ -9,7 +9,7 @@ from scheduling.async_scheduler import AsyncScheduler
 from scheduling.errors import ScheduleArgumentError, ScheduleRequestError, ServiceUnavailableError
 from scheduling.scheduler import Scheduler
 from scheduling.values import EVERYTHING, Matching
-from tests.helpers.services.services import Service
+from tests.helpers.services.services import RunningService
 
 HOUR = timedelta(hours=1)
 
@@ -99,7 +99,7 @@ def test_many_are_changed_at_once_and_none_that_is_not_meant(scheduler: Schedule
 
 
 def test_handles_outlive_the_caller_and_the_service(
-    scheduler: Scheduler, postdate_service: Service, topic: str
+    scheduler: Scheduler, postdate_service: RunningService, topic: str
 ) -> None:
     handle = scheduler.schedule(b"later", after=HOUR)
     scheduler.close()
@@ -111,7 +111,7 @@ def test_handles_outlive_the_caller_and_the_service(
         assert again.cancel(handle).changed == 1
 
 
-async def _steered(service: Service, topic: str) -> tuple[int, list[bytes | None], int]:
+async def _steered(service: RunningService, topic: str) -> tuple[int, list[bytes | None], int]:
     async with AsyncScheduler(service.url, service.web_url, topic) as scheduler:
         handles = [await scheduler.schedule(b"%d" % n, after=HOUR) for n in range(3)]
         moved = (await scheduler.reschedule(handles[0], after=2 * HOUR)).changed
@@ -120,7 +120,9 @@ async def _steered(service: Service, topic: str) -> tuple[int, list[bytes | None
         return moved, listed, (await scheduler.cancel(handles[2])).changed
 
 
-def test_the_asynchronous_one_does_the_same(postdate_service: Service, topic: str, consumer: pulsar.Consumer) -> None:
+def test_the_asynchronous_one_does_the_same(
+    postdate_service: RunningService, topic: str, consumer: pulsar.Consumer
+) -> None:
     import asyncio
 
     assert asyncio.run(_steered(postdate_service, topic)) == (1, [b"1", b"2", b"0"], 1)
@@ -147,7 +149,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_sent(scheduler: Sche
     assert scheduler.count() == 0
 
 
-def test_what_the_service_refuses_says_field_and_advice(scheduler: Scheduler, postdate_service: Service) -> None:
+def test_what_the_service_refuses_says_field_and_advice(scheduler: Scheduler, postdate_service: RunningService) -> None:
     handle = scheduler.schedule(b"x", after=HOUR)
 
     with pytest.raises(ScheduleRequestError, match="deliverAtMs is past") as refused:

@@ -11,11 +11,11 @@ from scheduling import scheduler as module
 from scheduling.async_scheduler import AsyncScheduler
 from scheduling.scheduler import Scheduler
 from scheduling.values import EVERYTHING, Matching
-from tests.helpers.services.services import Service
+from tests.helpers.services.services import RunningService
 
 
 @pytest.mark.parametrize("name", ["Scheduler", "AsyncScheduler"])
-def test_every_example_is_true(name: str, scheduler: Scheduler, postdate_service: Service, topic: str) -> None:
+def test_every_example_is_true(name: str, scheduler: Scheduler, postdate_service: RunningService, topic: str) -> None:
     """Each public method has one."""
     steered = AsyncScheduler(postdate_service.url, postdate_service.web_url, topic)
     known = {

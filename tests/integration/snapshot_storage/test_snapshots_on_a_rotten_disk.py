@@ -40,7 +40,7 @@ _HOUR_MS = 3_600_000
 
 
 @dataclass
-class Service:
+class StoppedService:
     """A stopped service with four snapshots and an orphan."""
 
     server: MinioServer
@@ -75,14 +75,14 @@ def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MinioServer]:
 
 
 @pytest.fixture
-def service(minio: MinioServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
+def service(minio: MinioServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoppedService:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
     monkeypatch.setattr(snapshots, "RETRIES", Retries(first_pause_ms=1))
     return asyncio.run(_filled(minio, f"service/{uuid.uuid4().hex}", tmp_path / "data"))
 
 
-async def _filled(server: MinioServer, prefix: str, data: Path) -> Service:
+async def _filled(server: MinioServer, prefix: str, data: Path) -> StoppedService:
     store = await LedgerStore.open(data / "ledgers", ManagedLedgerConfig(), now_ms=lambda: START_MS)
     cursor = await (await store.open_managed_ledger(TOPIC)).open_cursor("billing")
     config = server.config(prefix)
@@ -90,7 +90,7 @@ async def _filled(server: MinioServer, prefix: str, data: Path) -> Service:
         *ids, orphan = [await _create(storage, first) for first in range(5)]
     await cursor.update_properties(put={_key(first): str(bucket_id) for first, bucket_id in enumerate(ids)})
     await store.close()
-    return Service(server, prefix, data, ids, orphan)
+    return StoppedService(server, prefix, data, ids, orphan)
 
 
 async def _create(storage: S3BucketSnapshotStorage, ledger_id: int) -> int:
@@ -106,7 +106,7 @@ def _key(ledger_id: int) -> str:
     return f"{BUCKET_KEY_PREFIX}_{ledger_id}_{ledger_id}"
 
 
-def test_every_command_names_what_rotted_and_does_the_rest(service: Service, tmp_path: Path) -> None:
+def test_every_command_names_what_rotted_and_does_the_rest(service: StoppedService, tmp_path: Path) -> None:
     """One's bytes, one's name, all of one, and the bytes of an orphan; exit code 1, as of any damage."""
     sound, rotten, nameless, gone = service.ids
     service.server.rot(service.key(rotten))
@@ -144,7 +144,7 @@ def test_every_command_names_what_rotted_and_does_the_rest(service: Service, tmp
     assert str(service.orphan) not in service.run("list").stderr
 
 
-def test_what_the_storage_lost_without_a_trace_is_missed_by_its_property_alone(service: Service) -> None:
+def test_what_the_storage_lost_without_a_trace_is_missed_by_its_property_alone(service: StoppedService) -> None:
     """And where there are none, that is said."""
     gone = service.ids[1]
     for file in service.server.files_of(service.key(gone)):
@@ -160,7 +160,7 @@ def test_what_the_storage_lost_without_a_trace_is_missed_by_its_property_alone(s
     assert "a snapshot that the storage has lost without a trace is not missed here" in forgotten.stdout
 
 
-def test_drop_gives_up_what_can_be_deleted_and_what_cannot(service: Service) -> None:
+def test_drop_gives_up_what_can_be_deleted_and_what_cannot(service: StoppedService) -> None:
     """Beside a running service by deleting it; where none runs, also what the server cannot even delete."""
     _, rotten, nameless, _ = service.ids
     service.server.rot(service.key(rotten))

@@ -53,7 +53,7 @@ HandedOut = tuple[int, int, int]
 """When it was asked for in ms, ledger id, entry id."""
 
 
-class Case(NamedTuple):
+class TrackerCase(NamedTuple):
     """Rows to add, and from how many buckets on to merge."""
 
     name: str
@@ -97,7 +97,7 @@ def _positions(*, is_sparse: bool, rng: np.random.Generator) -> Iterator[Positio
         yield ledger_id, entry_id
 
 
-def _case(name: str, *, is_merged: bool) -> Case:
+def _case(name: str, *, is_merged: bool) -> TrackerCase:
     rng = np.random.default_rng(195)
     law = "week" if name == "sparse" else name
     positions = _positions(is_sparse=name == "sparse", rng=rng)
@@ -107,7 +107,7 @@ def _case(name: str, *, is_merged: bool) -> Case:
         (*position, NOW_MS + row // 10 + delay)
         for row, (position, delay) in enumerate(zip(positions, delays, strict=True))
     ]
-    return Case(name, rows, MERGED_BUCKETS_MAX if is_merged else UNLIMITED)
+    return TrackerCase(name, rows, MERGED_BUCKETS_MAX if is_merged else UNLIMITED)
 
 
 CASES = [
@@ -125,7 +125,7 @@ def real_tracker() -> Iterator[RealTracker]:
         yield tracker
 
 
-def _settings(case: Case) -> dict[str, int]:
+def _settings(case: TrackerCase) -> dict[str, int]:
     """Return what Pulsar's tracker is to be made with: the same as ours."""
     return {
         "now": NOW_MS,
@@ -137,7 +137,7 @@ def _settings(case: Case) -> dict[str, int]:
 
 
 def _tracker(
-    case: Case, storage: BucketSnapshotStorage, cursor: FakeCursor, clock: FakeClock
+    case: TrackerCase, storage: BucketSnapshotStorage, cursor: FakeCursor, clock: FakeClock
 ) -> BucketDelayedDeliveryTracker:
     context = TrackerContext(topic_name="peer", cursor_name="sub", cursor=cursor, on_available=lambda: None)
     config = TrackerConfig(
@@ -153,7 +153,7 @@ async def _rest() -> None:
     await asyncio.sleep(1)
 
 
-async def _write_here(case: Case, folder: Path) -> int:
+async def _write_here(case: TrackerCase, folder: Path) -> int:
     """Add a case's rows to our tracker, store what it leaves, and return how many snapshots that is."""
     storage, cursor = MemoryBucketSnapshotStorage(), FakeCursor()
     await storage.start()
@@ -167,7 +167,7 @@ async def _write_here(case: Case, folder: Path) -> int:
     return len(cursor.properties)
 
 
-async def _hand_out_here(case: Case, folder: Path) -> list[HandedOut]:
+async def _hand_out_here(case: TrackerCase, folder: Path) -> list[HandedOut]:
     """Recover from a folder with our tracker, and return what it hands out at each time, sorted."""
     storage, properties = await load_folder(folder)
     cursor, clock = FakeCursor(), FakeClock(NOW_MS)
@@ -187,7 +187,7 @@ async def _hand_out_here(case: Case, folder: Path) -> list[HandedOut]:
     return sorted(handed_out)
 
 
-def _hand_out_there(real_tracker: RealTracker, case: Case, folder: Path) -> list[HandedOut]:
+def _hand_out_there(real_tracker: RealTracker, case: TrackerCase, folder: Path) -> list[HandedOut]:
     """Recover from a folder with Pulsar's tracker, and return what it hands out at each time, sorted."""
     out = folder.with_suffix(".csv")
     # It must not merge now what it was given.
@@ -197,7 +197,7 @@ def _hand_out_there(real_tracker: RealTracker, case: Case, folder: Path) -> list
         return sorted((int(now_ms), int(ledger), int(entry)) for now_ms, ledger, entry in list(csv.reader(file))[1:])
 
 
-def _write_there(real_tracker: RealTracker, case: Case, folder: Path) -> dict[str, Any]:
+def _write_there(real_tracker: RealTracker, case: TrackerCase, folder: Path) -> dict[str, Any]:
     """Add a case's rows to Pulsar's tracker and store what it leaves."""
     rows = folder.with_suffix(".csv")
     with rows.open("w") as file:
@@ -212,7 +212,9 @@ def _stored_rows(folder: Path) -> list[Row]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pulsar_hands_out_exactly_what_was_sealed_here(real_tracker: RealTracker, case: Case, tmp_path: Path) -> None:
+def test_pulsar_hands_out_exactly_what_was_sealed_here(
+    real_tracker: RealTracker, case: TrackerCase, tmp_path: Path
+) -> None:
     """Our snapshots and properties are Pulsar's: from them its tracker hands out every position once, in time."""
     folder = tmp_path / "ours"
     folder.mkdir()
@@ -225,7 +227,7 @@ def test_pulsar_hands_out_exactly_what_was_sealed_here(real_tracker: RealTracker
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_pulsar_sealed_is_handed_out_here(real_tracker: RealTracker, case: Case, tmp_path: Path) -> None:
+def test_what_pulsar_sealed_is_handed_out_here(real_tracker: RealTracker, case: TrackerCase, tmp_path: Path) -> None:
     """From Pulsar's snapshots and properties our tracker hands out every stored position once, as Pulsar's does."""
     folder = tmp_path / "theirs"
     told = _write_there(real_tracker, case, folder)

@@ -345,7 +345,7 @@ def test_it_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
 ROW_COUNT, LEDGER_ROWS = 30_000, 1_000
 
 
-class Deliveries:
+class TrackerDeliveries:
     """A tracker over the process, to which messages are added and from which all are taken."""
 
     def __init__(self, storage: SnapshotProcess) -> None:
@@ -409,7 +409,7 @@ TRACKER_CONFIG = TrackerConfig(
 def test_a_tracker_delivers_all_in_order_also_when_the_process_is_killed(tmp_path: Path, is_killed: bool) -> None:
     async def scenario() -> None:
         async with on_rocksdb(tmp_path, pause_s_max=0) as storage:
-            deliveries = Deliveries(storage)
+            deliveries = TrackerDeliveries(storage)
             await deliveries.add(0, 15_000)
             if is_killed:
                 await deliveries.kill()

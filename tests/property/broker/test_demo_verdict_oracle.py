@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demo.verdict import NEVER, Deliveries, Outage, Published, judge
+from demo.verdict import NEVER, Deliveries, Outage, PublishedMessages, judge
 
 KILLED, RESTARTED = 50, 60
 """In nanoseconds, as small numbers make overlaps likely."""
@@ -108,9 +108,9 @@ def test_the_verdict_is_that_of_the_obvious_rules(rows: list[Row]) -> None:
     )
 
 
-def published() -> Published:
+def published() -> PublishedMessages:
     """Return the messages, entry ids in the order of their numbers."""
-    return Published(
+    return PublishedMessages(
         ledger_ids=np.full(MESSAGES, 1),
         entry_ids=np.arange(MESSAGES),
         keys=np.array([key_of(message) for message in range(MESSAGES)]),

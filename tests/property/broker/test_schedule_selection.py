@@ -11,7 +11,6 @@ from pyroaring import BitMap
 from broker.scheduled.ledger_schedule import LedgerSchedule, extended
 from broker.scheduled.selection import (
     PageBuilder,
-    Place,
     Wanted,
     bucket_edges,
     counts_between,
@@ -19,11 +18,12 @@ from broker.scheduled.selection import (
     times_of,
 )
 from managed_ledger.headers import NOT_DELAYED, PACK_ROW, EntryHeaders, decode_rows
+from tracker.columns.row_queue import RowKey
 
 TIMES = st.one_of(st.just(NOT_DELAYED), st.integers(0, 30))
 
 
-class Entry(NamedTuple):
+class ListedEntry(NamedTuple):
     """One entry of a log that is kept in a list."""
 
     due_ms: int
@@ -34,37 +34,39 @@ class Entry(NamedTuple):
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> list[list[Entry]]:
+def logs(draw: st.DrawFn) -> list[list[ListedEntry]]:
     """Draw the entries of some ledgers."""
     ledgers = []
     for ledger_id in range(1, draw(st.integers(0, 4)) + 1):
         drawn = draw(st.lists(st.tuples(TIMES, st.integers(0, 3), st.booleans()), max_size=20))
-        ledgers.append([Entry(due, ledger_id, number, key, gone) for number, (due, key, gone) in enumerate(drawn)])
+        ledgers.append(
+            [ListedEntry(due, ledger_id, number, key, gone) for number, (due, key, gone) in enumerate(drawn)]
+        )
     return ledgers
 
 
-def headers_of(entries: list[Entry]) -> EntryHeaders:
+def headers_of(entries: list[ListedEntry]) -> EntryHeaders:
     rows = decode_rows(b"".join(PACK_ROW(one.due_ms, 0, one.sticky_hash, 10, 1, 0) for one in entries))
     ids = np.array([[one.ledger_id, one.entry_id] for one in entries], np.int64).reshape(-1, 2)
     return EntryHeaders.from_rows(ids[:, 0], ids[:, 1], rows)
 
 
-def schedule_of(ledger_id: int, entries: list[Entry], cut: int) -> LedgerSchedule:
+def schedule_of(ledger_id: int, entries: list[ListedEntry], cut: int) -> LedgerSchedule:
     """Build a schedule in two steps, as of a ledger that grows."""
     cut = min(cut, len(entries))
     first = extended(None, ledger_id, cut, [headers_of(entries[:cut])])
     return extended(first, ledger_id, len(entries), [headers_of(entries[cut:])])
 
 
-def acknowledged_of(entries: list[Entry]) -> BitMap:
+def acknowledged_of(entries: list[ListedEntry]) -> BitMap:
     return BitMap(one.entry_id for one in entries if one.is_acknowledged)
 
 
-def expected(ledgers: list[list[Entry]], wanted: Wanted) -> list[Place]:
+def expected(ledgers: list[list[ListedEntry]], wanted: Wanted) -> list[RowKey]:
     """What a walk over all entries finds."""
     places = []
     for one in (entry for ledger in ledgers for entry in ledger):
-        place = Place(one.due_ms, one.ledger_id, one.entry_id)
+        place = RowKey(one.due_ms, one.ledger_id, one.entry_id)
         if (
             one.due_ms != NOT_DELAYED
             and not one.is_acknowledged
@@ -82,7 +84,7 @@ WANTED = st.builds(
     st.none() | st.integers(0, 31),
     st.none() | st.integers(0, 31),
     st.none() | st.integers(0, 3),
-    st.none() | st.builds(Place, st.integers(0, 30), st.integers(0, 5), st.integers(-1, 20)),
+    st.none() | st.builds(RowKey, st.integers(0, 30), st.integers(0, 5), st.integers(-1, 20)),
 )
 
 
@@ -101,8 +103,8 @@ def test_a_page_is_what_a_walk_over_all_entries_finds_first(ledgers, wanted, lim
 
 @given(logs(), st.integers(1, 7))
 def test_pages_one_after_the_other_give_every_row_once(ledgers, limit) -> None:
-    found: list[Place] = []
-    after: Place | None = None
+    found: list[RowKey] = []
+    after: RowKey | None = None
     while True:
         page = PageBuilder(limit)
         for entries in ledgers:

@@ -11,13 +11,13 @@ from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
-from tests.helpers.fakes.managed_ledger_fakes import FakeClock, MemoryDatabase, open_store
+from tests.helpers.fakes.managed_ledger_fakes import LedgerClock, MemoryDatabase, open_store
 
 ENTRIES_PER_LEDGER = 7
 
 
 @dataclass
-class Oracle:
+class CursorOracle:
     """The obvious: a list of positions and a set of those acknowledged."""
 
     positions: list[Position] = field(default_factory=list)
@@ -62,13 +62,13 @@ steps = st.lists(
 )
 
 
-class World:
+class CursorWorld:
     """A managed ledger with one cursor beside its oracle."""
 
     def __init__(self, database: MemoryDatabase) -> None:
         self.database = database
-        self.clock = FakeClock()
-        self.oracle = Oracle()
+        self.clock = LedgerClock()
+        self.oracle = CursorOracle()
         self.store: LedgerStore
         self.ledger: ManagedLedger
         self.cursor: Cursor
@@ -171,7 +171,7 @@ def test_a_cursor_is_a_set_of_positions(chosen: list[tuple[str, object]]) -> Non
     """After every step, the cursor and the set say the same."""
 
     async def scenario() -> None:
-        world = World(MemoryDatabase())
+        world = CursorWorld(MemoryDatabase())
         await world.open()
         for name, argument in [("append", 20), *chosen, ("trim", None), ("flush", None), ("power cut", None)]:
             await world.step(name, argument)

@@ -46,7 +46,7 @@ CONFIG = TrackerConfig(
 
 
 @dataclass
-class Sub:
+class ViewModel:
     """A subscription: its cursor, its view while it has a reader, and what that reader did."""
 
     cursor: FakeCursor = field(default_factory=FakeCursor)
@@ -75,7 +75,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
         self.own = FakeCursor()
         self.log: list[tuple[int, int, int]] = []
         """(time, ledger, entry) in order of the log."""
-        self.subs: list[Sub] = []
+        self.subs: list[ViewModel] = []
         self.row_count_max = 1
         self._do(self.storage.start())
 
@@ -138,12 +138,12 @@ class SharedIndexMachine(RuleBasedStateMachine):
     # Subscriptions.
 
     def _join(self, scanned: int) -> None:
-        sub = Sub()
+        sub = ViewModel()
         self._seek(sub, scanned)
         self.subs.append(sub)
         self._read_from_now_on(sub)
 
-    def _read_from_now_on(self, sub: Sub) -> None:
+    def _read_from_now_on(self, sub: ViewModel) -> None:
         def has_taken(ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.bool_]:
             positions = zip(ledger_ids.tolist(), entry_ids.tolist(), strict=True)
             scanned = {row[1:] for row in self.log[: sub.scanned]}
@@ -165,12 +165,12 @@ class SharedIndexMachine(RuleBasedStateMachine):
         sub.taken = {}
         self._do(open_view())
 
-    async def _let_go(self, sub: Sub) -> None:
+    async def _let_go(self, sub: ViewModel) -> None:
         assert sub.view is not None
         await sub.view.close()
         sub.view, sub.in_flight, sub.is_told, sub.is_dry, sub.to_read = None, None, False, False, []
 
-    def _sub(self, number: int, *, has_reader: bool | None = None) -> Sub | None:
+    def _sub(self, number: int, *, has_reader: bool | None = None) -> ViewModel | None:
         subs = [sub for sub in self.subs if has_reader in (None, sub.view is not None)]
         return subs[number % len(subs)] if subs else None
 
@@ -201,7 +201,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
             self._do(sub.view.clear())
             self._seek(sub, place % len(self.log))
 
-    def _seek(self, sub: Sub, place: int) -> None:
+    def _seek(self, sub: ViewModel, place: int) -> None:
         sub.taken, sub.in_flight, sub.scanned, sub.to_read = {}, None, place, []
         sub.acknowledged = {row[1:] for row in self.log[:place]}
         self._move(sub)
@@ -237,12 +237,12 @@ class SharedIndexMachine(RuleBasedStateMachine):
         if sub is not None:
             self._acknowledge(sub, [self.log[place % len(self.log)][1:] for place in places])
 
-    def _acknowledge(self, sub: Sub, keys: list[Key]) -> None:
+    def _acknowledge(self, sub: ViewModel, keys: list[Key]) -> None:
         sub.acknowledged.update(keys)
         self._move(sub)
         self._do(self._refresh())
 
-    def _move(self, sub: Sub) -> None:
+    def _move(self, sub: ViewModel) -> None:
         """Let the cursor say what is acknowledged."""
         first = next((row[1:] for row in self.log if row[1:] not in sub.acknowledged), None)
         last = self.log[-1][1:] if self.log else (1, -1)
@@ -264,7 +264,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
         if sub is not None:
             self._do(self._scan(sub, count, is_slow=is_slow))
 
-    async def _scan(self, sub: Sub, count: int, *, is_slow: bool) -> bool:
+    async def _scan(self, sub: ViewModel, count: int, *, is_slow: bool) -> bool:
         assert sub.view is not None
         if sub.in_flight is not None:
             self._arrive(sub)
@@ -286,7 +286,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
             self._arrive(sub)
         return end > sub.scanned or bool(places)
 
-    def _arrive(self, sub: Sub) -> None:
+    def _arrive(self, sub: ViewModel) -> None:
         """Take what a read brought, if one is under way: a reader does one thing at a time."""
         assert sub.view is not None
         if sub.in_flight is None:
@@ -302,7 +302,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
             self._take(sub, row)
         self._offer(sub, [row for row in left if row[0] > now_ms])
 
-    def _offer(self, sub: Sub, rows: list[tuple[int, int, int]]) -> None:
+    def _offer(self, sub: ViewModel, rows: list[tuple[int, int, int]]) -> None:
         assert sub.view is not None
         columns = np.array(rows, np.int64).reshape(-1, 3)
         is_tracked = sub.view.add_messages(columns[:, 1], columns[:, 2], columns[:, 0])
@@ -310,7 +310,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
             if not is_kept:
                 self._take(sub, row)
 
-    def _take(self, sub: Sub, row: tuple[int, int, int]) -> None:
+    def _take(self, sub: ViewModel, row: tuple[int, int, int]) -> None:
         time_ms, *_ = row
         assert time_ms <= virtual_now_ms(), "early"
         assert row[1:] not in sub.taken, "twice"
@@ -321,7 +321,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
         """Do what a dispatcher does all the time."""
         sub = self._sub(number, has_reader=True)
 
-        async def work(sub: Sub) -> None:
+        async def work(sub: ViewModel) -> None:
             await self._scan(sub, 30, is_slow=False)
             for _ in range(polls):
                 await self._look_again(sub)
@@ -337,7 +337,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
         if sub is not None:
             self._do(self._look_again(sub))
 
-    async def _look_again(self, sub: Sub) -> bool:
+    async def _look_again(self, sub: ViewModel) -> bool:
         assert sub.view is not None
         self._arrive(sub)
         if sub.is_told:
@@ -358,7 +358,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
         if sub is not None:
             self._do(self._poll(sub, limit))
 
-    async def _poll(self, sub: Sub, limit: int) -> bool:
+    async def _poll(self, sub: ViewModel, limit: int) -> bool:
         assert sub.view is not None
         self._arrive(sub)
         rows = sub.view.get_scheduled_messages(limit).to_rows()
@@ -399,7 +399,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
         finally:
             self.runner.close()
 
-    async def _work(self, sub: Sub) -> list[bool]:
+    async def _work(self, sub: ViewModel) -> list[bool]:
         """Do what there is reason to do: a view that should have told and did not is found out."""
         assert sub.view is not None
         has_rows = not sub.is_dry and sub.view.has_message_available() and await self._poll(sub, 7)

@@ -19,7 +19,7 @@ RUNS = st.lists(st.tuples(LEDGERS, st.integers(1, 9)), min_size=1, max_size=40)
 DUE_MS = 10_000_000
 
 
-class World:
+class SealingWorld:
     """A core whose actions are answered at once."""
 
     def __init__(self, loop: asyncio.Runner, cap: int) -> None:
@@ -53,7 +53,7 @@ def test_with_a_cap_every_row_gets_into_a_snapshot(
     """
     positions: list[tuple[int, int]] = []
     with asyncio.Runner() as loop:
-        world = World(loop, cap)
+        world = SealingWorld(loop, cap)
         for ledger_id, row_count in runs:
             rows = [(ledger_id, len(positions) + number) for number in range(row_count)]
             positions += rows

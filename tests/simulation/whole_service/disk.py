@@ -15,7 +15,7 @@ from typing import Any
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.keys import Family
 from tests.helpers.fakes.managed_ledger_fakes import MemoryBatch, MemoryDatabase, MemoryRows
-from tests.helpers.fakes.virtual_time import VirtualTimeLoop
+from tests.helpers.fakes.virtual_time import SimulationLoop
 
 
 class DiskHandle:
@@ -77,7 +77,7 @@ class LoopExecutor(Executor):
         latency_s: Says how long a call takes.
     """
 
-    def __init__(self, loop: VirtualTimeLoop, workers: int, latency_s: Callable[[], float]) -> None:
+    def __init__(self, loop: SimulationLoop, workers: int, latency_s: Callable[[], float]) -> None:
         self._loop = loop
         self._is_in_order = workers == 1
         self._latency_s = latency_s

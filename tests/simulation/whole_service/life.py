@@ -22,9 +22,9 @@ from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
-from tests.helpers.fakes.virtual_time import START_MS, VirtualTimeLoop
+from tests.helpers.fakes.virtual_time import START_MS, SimulationLoop
 from tests.simulation.whole_service.disk import DiskHandle, LoopExecutor
-from tests.simulation.whole_service.oracle import Entry, Key
+from tests.simulation.whole_service.oracle import Key, PublishedEntry
 from tests.simulation.whole_service.variants import Variant
 from tracker.errors import TrackerError
 
@@ -50,7 +50,7 @@ class BusyError(Exception):
     """Something goes on for ever without waiting for anything."""
 
 
-class LifeLoop(VirtualTimeLoop):
+class LifeLoop(SimulationLoop):
     """A loop that begins at a time, has no threads, and counts what it runs."""
 
     def __init__(self, start_s: float, new_executor: Callable[["LifeLoop", int], Executor]) -> None:
@@ -119,7 +119,7 @@ class Life:
         self.storage = FaultInjectingBucketSnapshotStorage(stored, dropped_after_failures=_DROPPED_AFTER_FAILURES)
         self.loop = clock.loop = LifeLoop(start_s, lambda loop, workers: self._executor(loop, workers))
         self.loop.set_exception_handler(self._on_loop_error)
-        self.uncommitted: dict[Key, Entry] = {}
+        self.uncommitted: dict[Key, PublishedEntry] = {}
         self.service: Service
         self.topic: Topic
         self.is_dead = False

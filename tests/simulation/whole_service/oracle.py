@@ -33,7 +33,7 @@ DELAYED_ORDER_GRACE_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PublishedEntry:
     """What was published."""
 
     key: Key
@@ -154,7 +154,7 @@ class SubscriptionModel:
         """Whether the order of a key is promised, and one consumer per key."""
         return self.kind in (DRAINING, STICKY, EXCLUSIVE, FAILOVER)
 
-    def slot(self, entry: Entry) -> int:
+    def slot(self, entry: PublishedEntry) -> int:
         """Return the slot that is ordered; one for everything without keys."""
         if self.kind in (SHARED, EXCLUSIVE, FAILOVER):
             return 0
@@ -164,7 +164,7 @@ class SubscriptionModel:
 
     # What waits.
 
-    def let_wait(self, entry: Entry) -> None:
+    def let_wait(self, entry: PublishedEntry) -> None:
         """Note that an entry is to be sent."""
         slot = self.slot(entry)
         if entry.is_delayed and has_delays(self.kind):
@@ -172,7 +172,7 @@ class SubscriptionModel:
         else:
             bisect.insort(self.immediate.setdefault(slot, []), entry.key)
 
-    def wait_no_more(self, entry: Entry) -> None:
+    def wait_no_more(self, entry: PublishedEntry) -> None:
         """Note that it is not."""
         slot = self.slot(entry)
         if entry.is_delayed and has_delays(self.kind):
@@ -182,14 +182,14 @@ class SubscriptionModel:
 
     # What is in whose hands.
 
-    def give(self, entry: Entry, consumer: SimulatedConsumer, at: float) -> None:
+    def give(self, entry: PublishedEntry, consumer: SimulatedConsumer, at: float) -> None:
         self.in_hand[entry.key] = InHand(consumer, at)
         self.held_by.setdefault(consumer, {})[entry.key] = None
         self.messages_held[consumer] = self.messages_held.get(consumer, 0) + self.left_of(entry)
         holders = self.holders.setdefault(self.slot(entry), {})
         holders[consumer] = holders.get(consumer, 0) + 1
 
-    def take(self, entry: Entry) -> bool:
+    def take(self, entry: PublishedEntry) -> bool:
         """Note that it is in nobody's hands; return whether it was in somebody's."""
         held = self.in_hand.pop(entry.key, None)
         if held is None:
@@ -202,7 +202,7 @@ class SubscriptionModel:
             del holders[held.consumer]
         return True
 
-    def left_of(self, entry: Entry) -> int:
+    def left_of(self, entry: PublishedEntry) -> int:
         """Return how many messages of an entry are not acknowledged."""
         return self.remaining.get(entry.key, entry.everything).bit_count()
 
@@ -237,7 +237,7 @@ class Oracle:
         keeps_times_in_order: bool,
         precision_ms: int,
     ) -> None:
-        self.entries: dict[Key, Entry] = {}
+        self.entries: dict[Key, PublishedEntry] = {}
         self.subs: dict[str, SubscriptionModel] = {}
         self.delays_off_at = float("-inf")
         """When delays were switched off last; infinite while they are."""
@@ -261,11 +261,11 @@ class Oracle:
 
     # Publishing.
 
-    def appended(self, entry: Entry) -> None:
+    def appended(self, entry: PublishedEntry) -> None:
         assert entry.key not in self.entries
         self.entries[entry.key] = entry
 
-    def committed(self, entry: Entry, is_acknowledged: Callable[[SubscriptionModel, Key], bool]) -> None:
+    def committed(self, entry: PublishedEntry, is_acknowledged: Callable[[SubscriptionModel, Key], bool]) -> None:
         """Note that an entry is durable; every subscription must get it that has not passed it already."""
         for sub in self.subs.values():
             self.sync(sub)
@@ -276,7 +276,7 @@ class Oracle:
             elif entry.key not in sub.acknowledged:
                 sub.let_wait(entry)
 
-    def never_was(self, entry: Entry) -> None:
+    def never_was(self, entry: PublishedEntry) -> None:
         """Note that an entry was lost before it was durable."""
         del self.entries[entry.key]
         for sub in self.subs.values():
@@ -476,7 +476,7 @@ class Oracle:
         sub.give(entry, consumer, self._times.now_s())
         sub.remembered[key] = left
 
-    def _judge_time(self, sub: SubscriptionModel, entry: Entry) -> None:
+    def _judge_time(self, sub: SubscriptionModel, entry: PublishedEntry) -> None:
         if not entry.is_delayed or not has_delays(sub.kind) or self.is_due(entry):
             return
         if any(entry.published_at <= off.end_s and entry.key > off.keeps_through for off in sub.off_periods):
@@ -485,18 +485,18 @@ class Oracle:
             f"{sub.name}: {entry.key} was sent {entry.deliver_at_ms - self._times.now_ms()} ms before its time"
         )
 
-    def is_due(self, entry: Entry) -> bool:
+    def is_due(self, entry: PublishedEntry) -> bool:
         """Whether its time has come, or had before the clock was put back."""
         due_ms = entry.deliver_at_ms - self._tick_ms
         if self._times.now_ms() >= due_ms:
             return True
         return any(at >= entry.published_at and peak >= due_ms for at, peak in self._times.peaks)
 
-    def _were_delays_off(self, entry: Entry) -> bool:
+    def _were_delays_off(self, entry: PublishedEntry) -> bool:
         """Whether delays were off at some time since it was published: it may have been due then."""
         return self.delays_off_at >= entry.published_at
 
-    def _judge_hands(self, sub: SubscriptionModel, entry: Entry, consumer: SimulatedConsumer) -> None:
+    def _judge_hands(self, sub: SubscriptionModel, entry: PublishedEntry, consumer: SimulatedConsumer) -> None:
         if sub.is_single:
             others = [other for other, keys in sub.held_by.items() if keys and other is not consumer]
             if others:
@@ -517,7 +517,7 @@ class Oracle:
                     "slot"
                 )
 
-    def _judge_order(self, sub: SubscriptionModel, entry: Entry) -> None:
+    def _judge_order(self, sub: SubscriptionModel, entry: PublishedEntry) -> None:
         slot = sub.slot(entry)
         if not (entry.is_delayed and has_delays(sub.kind)):
             for key in sub.immediate.get(slot, ()):
@@ -543,7 +543,7 @@ class Oracle:
                 self.complain(f"{sub.name}: {entry.key} was sent before {key} of the same key, which was due before it")
                 break
 
-    def _judge_newcomer(self, sub: SubscriptionModel, entry: Entry, consumer: SimulatedConsumer) -> None:
+    def _judge_newcomer(self, sub: SubscriptionModel, entry: PublishedEntry, consumer: SimulatedConsumer) -> None:
         bound, awaited = sub.newcomers[consumer]
         left = next((key for key in awaited if key not in sub.acknowledged), None)
         if left is None:
@@ -554,13 +554,13 @@ class Oracle:
                 "not acknowledged"
             )
 
-    def _due_at_s(self, entry: Entry) -> float:
+    def _due_at_s(self, entry: PublishedEntry) -> float:
         """Return when its time came, in seconds of the loop; the clock has not been put back or forth since then."""
         return self._times.now_s() - (self._times.now_ms() - entry.deliver_at_ms) / 1_000
 
     # What is missing.
 
-    def overdue(self, sub: SubscriptionModel, *, since_s: float) -> list[Entry]:
+    def overdue(self, sub: SubscriptionModel, *, since_s: float) -> list[PublishedEntry]:
         """Return what waits although it was deliverable for so long, oldest first."""
         now_s, now_ms = self._times.now_s(), self._times.now_ms()
         found = []
@@ -573,7 +573,7 @@ class Oracle:
                     found.append(entry)
         return sorted(found, key=lambda entry: entry.key)
 
-    def future(self, sub: SubscriptionModel) -> list[Entry]:
+    def future(self, sub: SubscriptionModel) -> list[PublishedEntry]:
         """Return what waits for its time."""
         now_ms = self._times.now_ms()
         return [self.entries[key] for rows in sub.delayed.values() for due_ms, key in rows if due_ms > now_ms]

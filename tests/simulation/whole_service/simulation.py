@@ -31,7 +31,7 @@ from tests.simulation.whole_service import events
 from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.coverage import Coverage, Met
 from tests.simulation.whole_service.life import Clock, Killed, Life
-from tests.simulation.whole_service.oracle import Entry, Key, Oracle, SubscriptionModel, Times
+from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times
 from tests.simulation.whole_service.rest import come_to_rest, play_outage_round
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 
@@ -474,7 +474,7 @@ class Simulation:
             self.oracle.committed(entry, lambda sub, at: self.cursor(sub).is_acknowledged(*at))
 
     @property
-    def uncommitted(self) -> dict[Key, Entry]:
+    def uncommitted(self) -> dict[Key, PublishedEntry]:
         """What was appended in this life and is not durable yet."""
         return self.life.uncommitted
 
@@ -487,7 +487,7 @@ class Simulation:
             payload, publish_time_ms=now_ms, deliver_at_ms=deliver_at_ms, sticky_hash=key_hash, message_count=count
         )
         key = (position.ledger_id, position.entry_id)
-        entry = Entry(key, payload, key_hash, deliver_at_ms, count, now_ms, self.clock.now_s())
+        entry = PublishedEntry(key, payload, key_hash, deliver_at_ms, count, now_ms, self.clock.now_s())
         self.oracle.appended(entry)
         self.uncommitted[key] = entry
         self.note(

@@ -14,21 +14,12 @@ from broker.protocol.pb.pulsar_api_pb2 import AuthData, BaseCommand, FeatureFlag
 from broker.server.service import Service
 from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.tokens import SECRET_KEY, TOKEN_PROVIDER, token
+from tracker.testing import FakeClock
 
 NOW_S = 1_800_000_000
 
 
-class Clock:
-    """The service's clock, which a test moves."""
-
-    def __init__(self) -> None:
-        self.now_ms = NOW_S * 1000
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
-def play(folder: Path, story: Callable[[Service, Clock], Awaitable[None]], **access: Any) -> None:
+def play(folder: Path, story: Callable[[Service, FakeClock], Awaitable[None]], **access: Any) -> None:
     """Run a story on a service that takes tokens."""
     keys = {
         "is_authentication_enabled": True,
@@ -37,7 +28,7 @@ def play(folder: Path, story: Callable[[Service, Clock], Awaitable[None]], **acc
     } | access
 
     async def run() -> None:
-        clock = Clock()
+        clock = FakeClock(NOW_S * 1000)
         service = await open_service(folder, clock, access=AccessConfig(**keys))
         try:
             await story(service, clock)
@@ -71,7 +62,7 @@ def kinds(peer: Peer) -> list[int]:
 
 
 def test_a_client_with_a_token_is_let_in(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, token("anna"))
 
         assert kinds(peer) == [BaseCommand.CONNECTED]
@@ -93,7 +84,7 @@ def test_a_client_with_a_token_is_let_in(tmp_path: Path) -> None:
 def test_a_client_without_a_good_token_is_refused_and_disconnected(
     tmp_path: Path, shown: bytes | None, reason: str
 ) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, shown)
 
         (refusal,) = peer.answers()
@@ -106,7 +97,7 @@ def test_a_client_without_a_good_token_is_refused_and_disconnected(
 
 
 def test_what_a_refused_client_sends_behind_is_not_looked_at(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, b"wrong")
         peer.send(BaseCommand(type=BaseCommand.PRODUCER, producer={"topic": "t", "producer_id": 1, "request_id": 1}))
         await asyncio.sleep(0)
@@ -120,7 +111,7 @@ def test_what_a_refused_client_sends_behind_is_not_looked_at(tmp_path: Path) -> 
 def test_a_client_that_shows_nothing_has_the_anonymous_role_and_one_with_a_wrong_token_has_none(
     tmp_path: Path,
 ) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         assert connect(service, None).connection.credentials.role == "guest"
         assert connect(service, b"", method="none").connection.credentials.role == "guest"
         assert kinds(connect(service, b"wrong")) == [BaseCommand.ERROR]
@@ -129,7 +120,7 @@ def test_a_client_that_shows_nothing_has_the_anonymous_role_and_one_with_a_wrong
 
 
 def test_a_client_is_asked_for_a_new_token_before_its_own_ends(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, token(exp=NOW_S + 600))
 
         clock.now_ms += 539_999
@@ -150,7 +141,7 @@ def test_a_client_is_asked_for_a_new_token_before_its_own_ends(tmp_path: Path) -
 
 
 def test_a_client_that_does_not_answer_ends_with_its_token(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, token(exp=NOW_S + 600))
         for clock.now_ms in range(NOW_S * 1000, (NOW_S + 600) * 1000, 1_000):
             peer.connection.check_credentials()
@@ -166,7 +157,7 @@ def test_a_client_that_does_not_answer_ends_with_its_token(tmp_path: Path) -> No
 
 
 def test_a_client_that_answers_with_its_old_token_is_asked_again_and_ends_with_it(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, token(exp=NOW_S + 600))
         asked_at_s = []
         for clock.now_ms in range(NOW_S * 1000, (NOW_S + 600) * 1000, 1_000):
@@ -190,7 +181,7 @@ def test_a_client_that_answers_with_its_old_token_is_asked_again_and_ends_with_i
     [(token(exp=NOW_S), "expired"), (b"wrong", "not accepted"), (token("berta"), "cannot change")],
 )
 def test_a_client_that_answers_with_something_else_is_disconnected(tmp_path: Path, shown: bytes, reason: str) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, token(exp=NOW_S + 600))
 
         answer(peer, shown)
@@ -202,7 +193,7 @@ def test_a_client_that_answers_with_something_else_is_disconnected(tmp_path: Pat
 
 
 def test_a_client_that_cannot_be_asked_is_not_asked_and_ends_with_its_token(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, token(exp=NOW_S + 600), refreshes=False)
         clock.now_ms += 599_999
         peer.connection.check_credentials()
@@ -218,7 +209,7 @@ def test_a_client_that_cannot_be_asked_is_not_asked_and_ends_with_its_token(tmp_
 
 
 def test_a_token_without_an_end_is_never_asked_for_again(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, token())
         clock.now_ms += 10**13
         peer.connection.check_credentials()
@@ -230,7 +221,7 @@ def test_a_token_without_an_end_is_never_asked_for_again(tmp_path: Path) -> None
 
 
 def test_a_token_that_is_nearly_over_is_asked_for_at_once_and_then_no_more(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = connect(service, token(exp=NOW_S + 1))
         peer.connection.check_credentials()
         answer(peer, token(exp=NOW_S + 1))
@@ -249,7 +240,7 @@ def test_a_token_that_is_nearly_over_is_asked_for_at_once_and_then_no_more(tmp_p
 
 
 def test_credentials_are_looked_at_twice_a_second(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         (job,) = [job for job in service.housekeeping() if job.name == "check credentials"]
         peer = connect(service, token(exp=NOW_S + 600))
         clock.now_ms += 600_000
@@ -272,7 +263,7 @@ def test_a_wrong_token_is_logged_once_a_minute_for_each_reason_with_a_count(
     def lines() -> list[str]:
         return [record.getMessage() for record in caplog.records if "closing connection" in record.getMessage()]
 
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         service.refusal_log = RefusalLog(lambda: seconds[0])
         wrong, expired = b"no token", token("anna", exp=NOW_S - 1000)
         for _ in range(7):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from demo.verdict import NEVER, Deliveries, Int64s, Outage, Published, Verdict, judge
+from demo.verdict import NEVER, Deliveries, Int64s, Outage, PublishedMessages, Verdict, judge
 
 KILLED_MS = 5_000
 RESTARTED_MS = 6_000
@@ -29,7 +29,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Delivery:
+class RecordedDelivery:
     """A message at a consumer."""
 
     message: Message
@@ -47,12 +47,12 @@ AFTERWARDS = Message(5, key=1, due_ms=8_000)
 EVERYTHING = [FIRST, SECOND, OTHER_KEY, SAME_TIME, DURING_OUTAGE, AFTERWARDS]
 
 CLEAN = [
-    Delivery(FIRST, A, 1_001, 1_010),
-    Delivery(OTHER_KEY, B, 1_502, 1_503),
-    Delivery(SECOND, A, 2_001, 2_020),
-    Delivery(SAME_TIME, A, 2_002, 2_021),
-    Delivery(DURING_OUTAGE, A, 6_500, 6_510),
-    Delivery(AFTERWARDS, A, 8_001, 8_002),
+    RecordedDelivery(FIRST, A, 1_001, 1_010),
+    RecordedDelivery(OTHER_KEY, B, 1_502, 1_503),
+    RecordedDelivery(SECOND, A, 2_001, 2_020),
+    RecordedDelivery(SAME_TIME, A, 2_002, 2_021),
+    RecordedDelivery(DURING_OUTAGE, A, 6_500, 6_510),
+    RecordedDelivery(AFTERWARDS, A, 8_001, 8_002),
 ]
 
 
@@ -61,9 +61,9 @@ def column(values: Sequence[float]) -> Int64s:
     return np.array(values, dtype=np.int64)
 
 
-def published_columns(messages: Sequence[Message]) -> Published:
+def published_columns(messages: Sequence[Message]) -> PublishedMessages:
     """Turn messages into columns, all in ledger 7."""
-    return Published(
+    return PublishedMessages(
         ledger_ids=column([7] * len(messages)),
         entry_ids=column([one.entry_id for one in messages]),
         keys=column([one.key for one in messages]),
@@ -71,7 +71,7 @@ def published_columns(messages: Sequence[Message]) -> Published:
     )
 
 
-def delivery_columns(deliveries: Sequence[Delivery]) -> Deliveries:
+def delivery_columns(deliveries: Sequence[RecordedDelivery]) -> Deliveries:
     """Turn deliveries into columns, milliseconds into nanoseconds."""
     return Deliveries(
         consumers=column([one.consumer for one in deliveries]),
@@ -87,20 +87,20 @@ def delivery_columns(deliveries: Sequence[Delivery]) -> Deliveries:
     )
 
 
-def judged(deliveries: Sequence[Delivery], messages: Sequence[Message] = EVERYTHING) -> Verdict:
+def judged(deliveries: Sequence[RecordedDelivery], messages: Sequence[Message] = EVERYTHING) -> Verdict:
     """Judge deliveries of messages."""
     outage = Outage(KILLED_MS * 1_000_000, RESTARTED_MS * 1_000_000)
     return judge(published_columns(messages), delivery_columns(deliveries), outage, ack_grace_ms=GRACE_MS)
 
 
-def faults(deliveries: Sequence[Delivery], messages: Sequence[Message] = EVERYTHING) -> dict[str, int]:
+def faults(deliveries: Sequence[RecordedDelivery], messages: Sequence[Message] = EVERYTHING) -> dict[str, int]:
     """Return the faults that there are, with their counts."""
     verdict = judged(deliveries, messages)
     assert verdict.is_clean == (not any(finding.count for finding in verdict.faults.values()))
     return {name: finding.count for name, finding in verdict.faults.items() if finding.count}
 
 
-def without(*left_out: Message) -> list[Delivery]:
+def without(*left_out: Message) -> list[RecordedDelivery]:
     """Return the clean record without these messages."""
     return [one for one in CLEAN if one.message not in left_out]
 
@@ -136,8 +136,8 @@ def test_without_any_delivery_everything_is_lost() -> None:
 
 def test_a_delivery_before_its_time_is_early() -> None:
     """By a millisecond or by less."""
-    assert faults([*without(OTHER_KEY), Delivery(OTHER_KEY, B, 1_499.9, 1_501)]) == {"early": 1}
-    assert faults([*without(OTHER_KEY), Delivery(OTHER_KEY, B, 1_500, 1_501)]) == {}
+    assert faults([*without(OTHER_KEY), RecordedDelivery(OTHER_KEY, B, 1_499.9, 1_501)]) == {"early": 1}
+    assert faults([*without(OTHER_KEY), RecordedDelivery(OTHER_KEY, B, 1_500, 1_501)]) == {}
 
 
 def test_a_message_that_nobody_published_is_altered() -> None:
@@ -146,36 +146,36 @@ def test_a_message_that_nobody_published_is_altered() -> None:
     other_key = Message(OTHER_KEY.entry_id, key=3, due_ms=OTHER_KEY.due_ms)
     other_time = Message(OTHER_KEY.entry_id, OTHER_KEY.key, OTHER_KEY.due_ms - 1)
 
-    assert faults([*CLEAN, Delivery(unknown, A, 1_700, 1_701)]) == {"altered": 1}
-    assert faults([*without(OTHER_KEY), Delivery(other_key, B, 1_502, 1_503)]) == {"altered": 1}
-    assert faults([*without(OTHER_KEY), Delivery(other_time, B, 1_502, 1_503)]) == {"altered": 1}
-    assert faults([Delivery(FIRST, A, 1_700, 1_701)], messages=[]) == {"altered": 1}
+    assert faults([*CLEAN, RecordedDelivery(unknown, A, 1_700, 1_701)]) == {"altered": 1}
+    assert faults([*without(OTHER_KEY), RecordedDelivery(other_key, B, 1_502, 1_503)]) == {"altered": 1}
+    assert faults([*without(OTHER_KEY), RecordedDelivery(other_time, B, 1_502, 1_503)]) == {"altered": 1}
+    assert faults([RecordedDelivery(FIRST, A, 1_700, 1_701)], messages=[]) == {"altered": 1}
 
 
 def test_a_later_time_before_an_earlier_one_is_out_of_order() -> None:
     """Within a key; what counts is the first delivery."""
-    late = Delivery(FIRST, A, 2_100, 2_110)
+    late = RecordedDelivery(FIRST, A, 2_100, 2_110)
 
     assert faults([*without(FIRST), late]) == {"out of order within a key": 1}
 
 
 def test_among_equal_times_the_position_decides() -> None:
     """The one that was published first comes first."""
-    turned = [Delivery(SAME_TIME, A, 2_001, 2_002), Delivery(SECOND, A, 2_003, 2_004)]
+    turned = [RecordedDelivery(SAME_TIME, A, 2_001, 2_002), RecordedDelivery(SECOND, A, 2_003, 2_004)]
 
     assert faults([*without(SECOND, SAME_TIME), *turned]) == {"out of order within a key": 1}
 
 
 def test_keys_do_not_wait_for_each_other() -> None:
     """An earlier message of another key may come later."""
-    assert faults([*without(OTHER_KEY), Delivery(OTHER_KEY, B, 4_000, 4_001)]) == {}
+    assert faults([*without(OTHER_KEY), RecordedDelivery(OTHER_KEY, B, 4_000, 4_001)]) == {}
 
 
 def test_order_within_the_second_life_counts_also_for_what_comes_again() -> None:
     """After the kill, two messages that come once more must come in order, too."""
-    unacked = [Delivery(SECOND, A, 2_001), Delivery(SAME_TIME, A, 2_002)]
-    again = [Delivery(SECOND, A, 6_101, 6_110), Delivery(SAME_TIME, A, 6_102, 6_110)]
-    turned = [Delivery(SECOND, A, 6_102, 6_110), Delivery(SAME_TIME, A, 6_101, 6_110)]
+    unacked = [RecordedDelivery(SECOND, A, 2_001), RecordedDelivery(SAME_TIME, A, 2_002)]
+    again = [RecordedDelivery(SECOND, A, 6_101, 6_110), RecordedDelivery(SAME_TIME, A, 6_102, 6_110)]
+    turned = [RecordedDelivery(SECOND, A, 6_102, 6_110), RecordedDelivery(SAME_TIME, A, 6_101, 6_110)]
     rest = without(SECOND, SAME_TIME)
 
     assert faults([*rest, *unacked, *again]) == {}
@@ -184,15 +184,15 @@ def test_order_within_the_second_life_counts_also_for_what_comes_again() -> None
 
 def test_what_comes_again_may_come_after_later_messages_of_the_first_life() -> None:
     """A redelivery is not a first delivery."""
-    unacked = Delivery(FIRST, A, 1_001)
+    unacked = RecordedDelivery(FIRST, A, 1_001)
 
-    assert faults([*without(FIRST), unacked, Delivery(FIRST, A, 6_100, 6_110)]) == {}
+    assert faults([*without(FIRST), unacked, RecordedDelivery(FIRST, A, 6_100, 6_110)]) == {}
 
 
 def test_a_key_at_two_consumers_at_once_is_found() -> None:
     """B gets a message of a key while A has not acknowledged another one of it."""
-    overlapping = [Delivery(SECOND, A, 2_001, 2_100), Delivery(SAME_TIME, B, 2_050, 2_060)]
-    handed_over = [Delivery(SECOND, A, 2_001, 2_050), Delivery(SAME_TIME, B, 2_050, 2_060)]
+    overlapping = [RecordedDelivery(SECOND, A, 2_001, 2_100), RecordedDelivery(SAME_TIME, B, 2_050, 2_060)]
+    handed_over = [RecordedDelivery(SECOND, A, 2_001, 2_050), RecordedDelivery(SAME_TIME, B, 2_050, 2_060)]
     rest = without(SECOND, SAME_TIME)
 
     assert faults([*rest, *overlapping]) == {"keys with two owners at once": 1}
@@ -202,9 +202,9 @@ def test_a_key_at_two_consumers_at_once_is_found() -> None:
 def test_a_long_hold_hides_behind_no_shorter_one() -> None:
     """A's earlier message is held for longer than its later one: B overlaps with the earlier one."""
     held = [
-        Delivery(FIRST, A, 1_001, 3_000),
-        Delivery(SECOND, A, 2_001, 2_002),
-        Delivery(SAME_TIME, B, 2_500, 2_501),
+        RecordedDelivery(FIRST, A, 1_001, 3_000),
+        RecordedDelivery(SECOND, A, 2_001, 2_002),
+        RecordedDelivery(SAME_TIME, B, 2_500, 2_501),
     ]
 
     assert faults([*without(FIRST, SECOND, SAME_TIME), *held]) == {"keys with two owners at once": 1}
@@ -213,45 +213,51 @@ def test_a_long_hold_hides_behind_no_shorter_one() -> None:
 def test_two_consumers_may_hold_different_keys() -> None:
     """One owner for each key, not for all."""
     assert (
-        faults([*without(FIRST, OTHER_KEY), Delivery(FIRST, A, 1_001, 1_900), Delivery(OTHER_KEY, B, 1_600, 1_700)])
+        faults(
+            [
+                *without(FIRST, OTHER_KEY),
+                RecordedDelivery(FIRST, A, 1_001, 1_900),
+                RecordedDelivery(OTHER_KEY, B, 1_600, 1_700),
+            ]
+        )
         == {}
     )
 
 
 def test_the_kill_ends_every_ownership() -> None:
     """What A held when the service died is nobody's: B may have the key in the next life."""
-    held = Delivery(SAME_TIME, A, 2_002)
-    again = Delivery(SAME_TIME, B, 6_100, 6_110)
+    held = RecordedDelivery(SAME_TIME, A, 2_002)
+    again = RecordedDelivery(SAME_TIME, B, 6_100, 6_110)
 
     assert faults([*without(SAME_TIME), held, again]) == {}
 
 
 def test_two_owners_at_the_moment_of_the_kill_are_found() -> None:
     """Both were handed the key by the first life, though their applications read it later."""
-    after_kill = [Delivery(SECOND, A, 5_100), Delivery(SAME_TIME, B, 5_200)]
-    again = [Delivery(SECOND, A, 6_100, 6_101), Delivery(SAME_TIME, A, 6_102, 6_103)]
+    after_kill = [RecordedDelivery(SECOND, A, 5_100), RecordedDelivery(SAME_TIME, B, 5_200)]
+    again = [RecordedDelivery(SECOND, A, 6_100, 6_101), RecordedDelivery(SAME_TIME, A, 6_102, 6_103)]
 
     assert faults([*without(SECOND, SAME_TIME), *after_kill, *again]) == {"keys with two owners at once": 1}
 
 
 def test_a_repetition_of_what_was_acknowledged_is_a_fault() -> None:
     """Acknowledged well before the kill, it must not come again."""
-    assert faults([*CLEAN, Delivery(SECOND, A, 6_100, 6_110)]) == {"duplicates, other": 1}
+    assert faults([*CLEAN, RecordedDelivery(SECOND, A, 6_100, 6_110)]) == {"duplicates, other": 1}
 
 
 def test_a_repetition_without_a_kill_between_is_a_fault() -> None:
     """Nobody asked for it, and no crash excuses it, acknowledged or not."""
-    assert faults([*CLEAN, Delivery(OTHER_KEY, B, 1_600, 1_601)]) == {"duplicates, other": 1}
-    assert faults([*without(OTHER_KEY), Delivery(OTHER_KEY, B, 1_502), Delivery(OTHER_KEY, B, 1_600, 1_601)]) == {
-        "duplicates, other": 1
-    }
+    assert faults([*CLEAN, RecordedDelivery(OTHER_KEY, B, 1_600, 1_601)]) == {"duplicates, other": 1}
+    assert faults(
+        [*without(OTHER_KEY), RecordedDelivery(OTHER_KEY, B, 1_502), RecordedDelivery(OTHER_KEY, B, 1_600, 1_601)]
+    ) == {"duplicates, other": 1}
 
 
 @pytest.mark.parametrize("acked_ms", [None, KILLED_MS - GRACE_MS + 1, KILLED_MS + 100])
 def test_a_repetition_of_what_was_unacknowledged_at_the_kill_is_allowed(acked_ms: float | None) -> None:
     """Not acknowledged, or too shortly before for the acknowledgement to have been kept, or on a dead connection."""
-    held = Delivery(OTHER_KEY, B, 4_800, acked_ms)
-    verdict = judged([*without(OTHER_KEY), held, Delivery(OTHER_KEY, A, 6_100, 6_110)])
+    held = RecordedDelivery(OTHER_KEY, B, 4_800, acked_ms)
+    verdict = judged([*without(OTHER_KEY), held, RecordedDelivery(OTHER_KEY, A, 6_100, 6_110)])
 
     assert verdict.is_clean
     assert verdict.duplicates_at_kill == 1
@@ -259,16 +265,16 @@ def test_a_repetition_of_what_was_unacknowledged_at_the_kill_is_allowed(acked_ms
 
 def test_the_kill_excuses_one_repetition_and_no_more() -> None:
     """The second one has no reason."""
-    held = Delivery(OTHER_KEY, B, 4_800)
-    twice = [Delivery(OTHER_KEY, A, 6_100, 6_110), Delivery(OTHER_KEY, A, 6_200, 6_210)]
+    held = RecordedDelivery(OTHER_KEY, B, 4_800)
+    twice = [RecordedDelivery(OTHER_KEY, A, 6_100, 6_110), RecordedDelivery(OTHER_KEY, A, 6_200, 6_210)]
 
     assert faults([*without(OTHER_KEY), held, *twice]) == {"duplicates, other": 1}
 
 
 def test_the_oldest_lost_acknowledgement_is_told() -> None:
     """How long before the kill it had been made."""
-    held = Delivery(OTHER_KEY, B, 4_800, KILLED_MS - 100)
-    verdict = judged([*without(OTHER_KEY), held, Delivery(OTHER_KEY, A, 6_100, 6_110)])
+    held = RecordedDelivery(OTHER_KEY, B, 4_800, KILLED_MS - 100)
+    verdict = judged([*without(OTHER_KEY), held, RecordedDelivery(OTHER_KEY, A, 6_100, 6_110)])
 
     assert verdict.ack_lost_before_kill_ms_max == 100
     assert judged(CLEAN).ack_lost_before_kill_ms_max == 0
@@ -287,7 +293,7 @@ def test_lateness_is_told_apart_across_the_outage() -> None:
 
 def test_what_was_due_before_the_kill_and_came_after_it_was_late_by_the_outage() -> None:
     """It waited through the outage, whenever it was due."""
-    verdict = judged([*without(OTHER_KEY), Delivery(OTHER_KEY, A, 6_200, 6_210)])
+    verdict = judged([*without(OTHER_KEY), RecordedDelivery(OTHER_KEY, A, 6_200, 6_210)])
 
     assert verdict.is_clean
     assert verdict.lateness_outage.count == 2
@@ -296,7 +302,7 @@ def test_what_was_due_before_the_kill_and_came_after_it_was_late_by_the_outage()
 
 def test_the_outage_lasts_until_every_consumer_is_back() -> None:
     """A message that falls due before the last consumer has had a delivery may have had to wait for it."""
-    late = Delivery(AFTERWARDS, B, 8_001, 8_002)
+    late = RecordedDelivery(AFTERWARDS, B, 8_001, 8_002)
     verdict = judged([*without(AFTERWARDS), late])
 
     assert verdict.all_back_ns == 8_001 * 1_000_000
@@ -305,8 +311,8 @@ def test_the_outage_lasts_until_every_consumer_is_back() -> None:
 
 def test_a_repetition_is_not_late() -> None:
     """Lateness is that of first deliveries."""
-    held = Delivery(OTHER_KEY, B, 1_502)
-    verdict = judged([*without(OTHER_KEY), held, Delivery(OTHER_KEY, A, 6_100, 6_110)])
+    held = RecordedDelivery(OTHER_KEY, B, 1_502)
+    verdict = judged([*without(OTHER_KEY), held, RecordedDelivery(OTHER_KEY, A, 6_100, 6_110)])
 
     assert verdict.lateness_up.count + verdict.lateness_outage.count == len(EVERYTHING)
 
@@ -314,7 +320,7 @@ def test_a_repetition_is_not_late() -> None:
 def test_examples_are_a_few_and_say_which() -> None:
     """A thousand faults are a count and some examples."""
     many = [Message(entry_id, key=entry_id, due_ms=1_000) for entry_id in range(1000)]
-    verdict = judged([Delivery(one, A, 900, 901) for one in many], many)
+    verdict = judged([RecordedDelivery(one, A, 900, 901) for one in many], many)
 
     assert verdict.early.count == 1000
     assert len(verdict.early.examples) == 5
@@ -324,15 +330,15 @@ def test_examples_are_a_few_and_say_which() -> None:
 
 def test_order_holds_from_one_life_to_the_next() -> None:
     """Each life is in order by itself, but the first deliveries of both together are not."""
-    turned = Delivery(FIRST, A, 6_100, 6_110)
+    turned = RecordedDelivery(FIRST, A, 6_100, 6_110)
 
     assert faults([*without(FIRST), turned]) == {"out of order within a key": 1}
 
 
 def test_two_owners_at_the_kill_are_found_though_one_acknowledged_before_the_other_read() -> None:
     """On dead connections, an acknowledgement between the two receipts has handed nothing over."""
-    after_kill = [Delivery(SECOND, A, 4_900, 5_050), Delivery(SAME_TIME, B, 5_200)]
-    again = [Delivery(SECOND, A, 6_100, 6_101), Delivery(SAME_TIME, A, 6_102, 6_103)]
+    after_kill = [RecordedDelivery(SECOND, A, 4_900, 5_050), RecordedDelivery(SAME_TIME, B, 5_200)]
+    again = [RecordedDelivery(SECOND, A, 6_100, 6_101), RecordedDelivery(SAME_TIME, A, 6_102, 6_103)]
 
     assert faults([*without(SECOND, SAME_TIME), *after_kill, *again]) == {"keys with two owners at once": 1}
 
@@ -340,16 +346,16 @@ def test_two_owners_at_the_kill_are_found_though_one_acknowledged_before_the_oth
 @pytest.mark.parametrize(("acked_ms", "other"), [(KILLED_MS - GRACE_MS - 1, 1), (KILLED_MS - GRACE_MS, 0)])
 def test_the_grace_is_exact(acked_ms: float, other: int) -> None:
     """A millisecond more and the acknowledgement must have been kept."""
-    held = Delivery(OTHER_KEY, B, 4_700, acked_ms)
-    verdict = judged([*without(OTHER_KEY), held, Delivery(OTHER_KEY, A, 6_100, 6_110)])
+    held = RecordedDelivery(OTHER_KEY, B, 4_700, acked_ms)
+    verdict = judged([*without(OTHER_KEY), held, RecordedDelivery(OTHER_KEY, A, 6_100, 6_110)])
 
     assert (verdict.duplicates_other.count, verdict.duplicates_at_kill) == (other, 1 - other)
 
 
 def test_the_oldest_of_several_lost_acknowledgements_is_told() -> None:
     """Not the youngest."""
-    held = [Delivery(OTHER_KEY, B, 4_800, KILLED_MS - 100), Delivery(FIRST, A, 1_001, KILLED_MS - 30)]
-    again = [Delivery(FIRST, A, 6_050, 6_060), Delivery(OTHER_KEY, B, 6_100, 6_110)]
+    held = [RecordedDelivery(OTHER_KEY, B, 4_800, KILLED_MS - 100), RecordedDelivery(FIRST, A, 1_001, KILLED_MS - 30)]
+    again = [RecordedDelivery(FIRST, A, 6_050, 6_060), RecordedDelivery(OTHER_KEY, B, 6_100, 6_110)]
 
     assert judged([*without(OTHER_KEY, FIRST), *held, *again]).ack_lost_before_kill_ms_max == 100
 
@@ -357,7 +363,7 @@ def test_the_oldest_of_several_lost_acknowledgements_is_told() -> None:
 def test_nobody_waits_for_a_consumer_that_joined_afterwards() -> None:
     """The outage ends with those that were there before it, and what falls due later was not part of it."""
     joiner = 2
-    verdict = judged([*without(AFTERWARDS), Delivery(AFTERWARDS, joiner, 8_001, 8_002)])
+    verdict = judged([*without(AFTERWARDS), RecordedDelivery(AFTERWARDS, joiner, 8_001, 8_002)])
 
     assert verdict.all_back_ns == 6_500 * 1_000_000
     assert verdict.lateness_outage.count == 1
@@ -367,7 +373,10 @@ def test_a_position_is_its_ledger_first() -> None:
     """The last entry of a ledger comes before the first of the next one, due at the same time."""
     messages = published_columns([Message(9, key=1, due_ms=1_000), Message(0, key=1, due_ms=1_000)])
     deliveries = delivery_columns(
-        [Delivery(Message(9, 1, 1_000), A, 1_001, 1_002), Delivery(Message(0, 1, 1_000), A, 1_003, 1_004)]
+        [
+            RecordedDelivery(Message(9, 1, 1_000), A, 1_001, 1_002),
+            RecordedDelivery(Message(0, 1, 1_000), A, 1_003, 1_004),
+        ]
     )
     ledgers = column([7, 8])
     outage = Outage(KILLED_MS * 1_000_000, RESTARTED_MS * 1_000_000)
@@ -383,11 +392,11 @@ def test_a_position_that_nobody_published_is_altered_whatever_it_carries() -> No
     """Also with the key and the time of a message that was published."""
     twin = Message(99, FIRST.key, FIRST.due_ms)
 
-    assert judged([*CLEAN, Delivery(twin, A, 1_001, 1_002)]).altered.count == 1
+    assert judged([*CLEAN, RecordedDelivery(twin, A, 1_001, 1_002)]).altered.count == 1
 
 
 def test_the_kill_ends_every_ownership_of_the_only_key() -> None:
     """A never acknowledges; its key is the last one of the first life and the first one of the second."""
-    held, again = Delivery(FIRST, A, 1_001), Delivery(FIRST, B, 6_100, 6_110)
+    held, again = RecordedDelivery(FIRST, A, 1_001), RecordedDelivery(FIRST, B, 6_100, 6_110)
 
     assert faults([held, again], [FIRST]) == {}

@@ -10,7 +10,7 @@ from broker.server.event_loop import ServiceEventLoop, turns_of
 from broker.server.slices import SLICE_S, in_slices
 
 
-class _Clock:
+class _LoopClock:
     """A clock that the test moves."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class _Clock:
 
 
 def test_a_turn_lasts_from_one_look_for_events_to_the_next() -> None:
-    clock = _Clock()
+    clock = _LoopClock()
 
     async def story() -> None:
         # Each of these is within a turn of its own.
@@ -47,7 +47,7 @@ def test_a_loop_of_another_kind_has_no_histogram() -> None:
 
 
 def test_what_waits_is_in_no_turn() -> None:
-    clock = _Clock()
+    clock = _LoopClock()
 
     async def story() -> None:
         asyncio.get_running_loop().call_later(0, lambda: None)

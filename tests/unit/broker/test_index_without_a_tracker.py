@@ -40,7 +40,7 @@ MESSAGES = 7
 """In ledgers of two; the last one is open and has one."""
 
 
-class World:
+class UntrackedWorld:
     """A data folder and a storage, and the services that run on them one after the other."""
 
     def __init__(self, folder: Path) -> None:
@@ -127,12 +127,12 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> UntrackedWorld:
+    return UntrackedWorld(tmp_path)
 
 
 @pytest.mark.parametrize("is_down", [False, True])
-def test_a_reader_that_leaves_takes_its_snapshots_along(world: World, is_down: bool) -> None:
+def test_a_reader_that_leaves_takes_its_snapshots_along(world: UntrackedWorld, is_down: bool) -> None:
     """Its cursor goes at once; while the storage is down, the snapshots follow at a later retention check."""
 
     async def story() -> None:
@@ -156,7 +156,7 @@ def test_a_reader_that_leaves_takes_its_snapshots_along(world: World, is_down: b
 
 
 @pytest.mark.parametrize("how", ["unsubscribes", "leaves", "is there at the end"])
-def test_an_index_that_goes_away_is_not_sealed_before(world: World, how: str) -> None:
+def test_an_index_that_goes_away_is_not_sealed_before(world: UntrackedWorld, how: str) -> None:
     """Closing would seal the seventh message otherwise."""
 
     async def story() -> None:
@@ -181,7 +181,7 @@ def test_an_index_that_goes_away_is_not_sealed_before(world: World, how: str) ->
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_another_kind_of_tracker_cleans_up_after_the_first(world: World, is_shared: bool) -> None:
+def test_another_kind_of_tracker_cleans_up_after_the_first(world: UntrackedWorld, is_shared: bool) -> None:
     """Buckets, then `broker.conf` names the in-memory tracker: a subscription takes its snapshots along still."""
 
     async def fill() -> None:
@@ -202,7 +202,7 @@ def test_another_kind_of_tracker_cleans_up_after_the_first(world: World, is_shar
     asyncio.run(main())
 
 
-def test_under_the_other_kind_of_tracker_too_snapshots_go_with_their_messages(world: World) -> None:
+def test_under_the_other_kind_of_tracker_too_snapshots_go_with_their_messages(world: UntrackedWorld) -> None:
     async def fill() -> None:
         await world.subscribe("a")
         await world.publish()
@@ -223,7 +223,7 @@ def test_under_the_other_kind_of_tracker_too_snapshots_go_with_their_messages(wo
     asyncio.run(main())
 
 
-def test_a_subscription_that_delays_no_more_keeps_its_index_as_long_as_its_messages(world: World) -> None:
+def test_a_subscription_that_delays_no_more_keeps_its_index_as_long_as_its_messages(world: UntrackedWorld) -> None:
     """When it goes back to Shared, what is left is found again; when all is acknowledged, nothing is left."""
 
     async def story() -> None:
@@ -252,7 +252,7 @@ def test_a_subscription_that_delays_no_more_keeps_its_index_as_long_as_its_messa
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_messages_that_outlive_their_time_take_snapshots_along_before_a_consumer_comes(
-    world: World, is_shared: bool
+    world: UntrackedWorld, is_shared: bool
 ) -> None:
     async def fill() -> None:
         await world.subscribe("a")
@@ -274,7 +274,7 @@ def test_messages_that_outlive_their_time_take_snapshots_along_before_a_consumer
 
 @pytest.mark.parametrize("has_subscription", [False, True])
 def test_a_shared_index_that_is_not_wanted_goes_although_the_storage_is_down(
-    world: World, has_subscription: bool
+    world: UntrackedWorld, has_subscription: bool
 ) -> None:
     """It was so when the topic was opened without sharing; the snapshots follow, and no ledger is held up."""
 
@@ -304,7 +304,7 @@ def test_a_shared_index_that_is_not_wanted_goes_although_the_storage_is_down(
     asyncio.run(main())
 
 
-def test_a_shared_index_is_kept_for_a_subscription_that_went_back(world: World) -> None:
+def test_a_shared_index_is_kept_for_a_subscription_that_went_back(world: UntrackedWorld) -> None:
     """Its own cursor stays where it was, at the end."""
 
     async def story() -> None:
@@ -331,7 +331,7 @@ def test_a_shared_index_is_kept_for_a_subscription_that_went_back(world: World) 
     asyncio.run(main())
 
 
-def test_what_an_outage_left_when_a_subscription_stopped_delaying_is_found(world: World) -> None:
+def test_what_an_outage_left_when_a_subscription_stopped_delaying_is_found(world: UntrackedWorld) -> None:
     """A create that was answered too late, or not at all, leaves a snapshot that the cursor does not name."""
 
     async def story() -> None:
@@ -349,7 +349,7 @@ def test_what_an_outage_left_when_a_subscription_stopped_delaying_is_found(world
     asyncio.run(world.serve(story))
 
 
-def test_an_open_topic_loses_what_nobody_owns_and_nothing_else(world: World) -> None:
+def test_an_open_topic_loses_what_nobody_owns_and_nothing_else(world: UntrackedWorld) -> None:
     """Of a cursor that is gone, and of one that does not name it; and properties that name what is gone."""
 
     async def fill() -> None:
@@ -391,7 +391,7 @@ OUTAGES: dict[str, dict[str, Any]] = {
 }
 
 
-async def seek_by_id(world: World, peer: Peer) -> Peer:
+async def seek_by_id(world: UntrackedWorld, peer: Peer) -> Peer:
     first = (await world.topic()).ledger.first_position
     message_id = MessageIdData(ledgerId=first.ledger_id, entryId=first.entry_id)
     answer = await peer.request(BaseCommand.SEEK, "seek", consumer_id=1, message_id=message_id)
@@ -399,23 +399,23 @@ async def seek_by_id(world: World, peer: Peer) -> Peer:
     return await world.subscribe("a")
 
 
-async def seek_by_time(world: World, peer: Peer) -> Peer:
+async def seek_by_time(world: UntrackedWorld, peer: Peer) -> Peer:
     answer = await peer.request(BaseCommand.SEEK, "seek", consumer_id=1, message_publish_time=NOW_MS)
     assert answer.type == BaseCommand.SUCCESS
     return await world.subscribe("a")
 
 
-async def unsubscribe(world: World, peer: Peer) -> Peer:
+async def unsubscribe(world: UntrackedWorld, peer: Peer) -> Peer:
     await world.unsubscribe(peer)
     return await world.subscribe("a")
 
 
-async def change_type(world: World, peer: Peer) -> Peer:
+async def change_type(world: UntrackedWorld, peer: Peer) -> Peer:
     await world.close_consumer(peer)
     return await world.subscribe("a", KEY_SHARED)
 
 
-async def stop_delaying(world: World, peer: Peer) -> Peer:
+async def stop_delaying(world: UntrackedWorld, peer: Peer) -> Peer:
     await world.close_consumer(peer)
     return await world.subscribe("a", EXCLUSIVE)
 
@@ -424,8 +424,8 @@ async def stop_delaying(world: World, peer: Peer) -> Peer:
 @pytest.mark.parametrize("outage", OUTAGES)
 @pytest.mark.parametrize("request_of", [seek_by_id, seek_by_time, unsubscribe, change_type, stop_delaying])
 def test_a_request_waits_for_no_snapshot_storage(
-    world: World,
-    request_of: Callable[[World, Peer], Awaitable[Peer]],
+    world: UntrackedWorld,
+    request_of: Callable[[UntrackedWorld, Peer], Awaitable[Peer]],
     outage: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -489,7 +489,7 @@ def topic_properties(service: Service) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_unsubscribing_while_a_bucket_is_being_sealed_leaves_no_error(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: UntrackedWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At whatever moment: its snapshot is created, its property is written, or it waits for its turn."""
 
@@ -506,7 +506,9 @@ def test_unsubscribing_while_a_bucket_is_being_sealed_leaves_no_error(
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_a_storage_that_forgets_is_not_asked_for_what_it_had(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_storage_that_forgets_is_not_asked_for_what_it_had(
+    world: UntrackedWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     """That snapshots in memory are gone after a start is their nature, and no loss to warn of."""
     world.kind_of_storage = "memory"
 
@@ -556,7 +558,7 @@ def creates(service: Service) -> dict[str, float]:
     return found
 
 
-def test_counters_outlive_trackers_and_subscriptions(world: World) -> None:
+def test_counters_outlive_trackers_and_subscriptions(world: UntrackedWorld) -> None:
     """Two subscriptions with three snapshots each; one gets other types, the other goes."""
 
     async def story() -> None:
@@ -577,7 +579,7 @@ def test_counters_outlive_trackers_and_subscriptions(world: World) -> None:
     asyncio.run(world.serve(story))
 
 
-def test_counters_outlive_a_shared_index(world: World) -> None:
+def test_counters_outlive_a_shared_index(world: UntrackedWorld) -> None:
     async def story() -> None:
         peer = await world.subscribe("a")
         await world.publish()

@@ -17,7 +17,7 @@ def _on_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     return run
 
 
-class _World:
+class _QueueWorld:
     """Answers requests when the test says so."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def _close(consumer_id: int) -> BaseCommand:
 
 @_on_a_loop
 async def test_a_request_that_waits_holds_up_its_own_topic_alone() -> None:
-    world = _World()
+    world = _QueueWorld()
     first, second, other = _subscribe("a", 1), _subscribe("a", 2), _subscribe("b", 3)
     for command in (first, second, other):
         world.queues.put(command)
@@ -76,7 +76,7 @@ async def test_a_request_that_waits_holds_up_its_own_topic_alone() -> None:
 
 @_on_a_loop
 async def test_a_topic_has_one_queue_however_its_name_is_written() -> None:
-    world = _World()
+    world = _QueueWorld()
     first, second = _subscribe("a", 1), _subscribe("persistent://public/default/a", 2)
     world.queues.put(first)
     world.queues.put(second)
@@ -87,7 +87,7 @@ async def test_a_topic_has_one_queue_however_its_name_is_written() -> None:
 
 @_on_a_loop
 async def test_a_request_by_id_comes_after_those_of_its_topic_and_of_its_id() -> None:
-    world = _World()
+    world = _QueueWorld()
     world.topics[7] = TopicName.parse("a")
     close_old, subscribe_again = _close(7), _subscribe("a", 8)
     close_new = _close(8)
@@ -105,7 +105,7 @@ async def test_a_request_by_id_comes_after_those_of_its_topic_and_of_its_id() ->
 
 @_on_a_loop
 async def test_requests_without_a_topic_that_can_be_served_are_answered_too() -> None:
-    world = _World()
+    world = _QueueWorld()
     look_up = BaseCommand(type=BaseCommand.LOOKUP)
     wrong = _subscribe("non-persistent://public/default/a", 1)
     for command in (look_up, wrong):
@@ -118,7 +118,7 @@ async def test_requests_without_a_topic_that_can_be_served_are_answered_too() ->
 
 @_on_a_loop
 async def test_whoever_leaves_waits_for_everything_that_is_being_answered() -> None:
-    world = _World()
+    world = _QueueWorld()
     commands = [_subscribe(topic, number) for number, topic in enumerate("aabc")]
     for command in commands:
         world.queues.put(command)

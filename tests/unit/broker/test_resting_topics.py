@@ -22,26 +22,17 @@ from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from tests.helpers.fakes.service_fakes import Peer, until
+from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
 HOUR_MS = 3_600_000
 
-Story = Callable[[Service, "Clock"], Awaitable[None]]
-
-
-class Clock:
-    """Moved by the test."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_800_000_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
+Story = Callable[[Service, FakeClock], Awaitable[None]]
 
 
 def play(folder: Path, story: Story, **config: Any) -> None:
     async def run() -> None:
-        clock = Clock()
+        clock = FakeClock(1_800_000_000_000)
         service = await Service.open(BrokerConfig(data_directory=folder, **config), now_ms=clock)
         try:
             await story(service, clock)
@@ -64,7 +55,7 @@ async def _leave(peer: Peer) -> None:
     assert answer.type == BaseCommand.SUCCESS
 
 
-async def _publish(service: Service, clock: Clock, *, delay_ms: int = HOUR_MS) -> None:
+async def _publish(service: Service, clock: FakeClock, *, delay_ms: int = HOUR_MS) -> None:
     topic = await service.topic(NAME)
     await topic.ledger.append(b"x", publish_time_ms=clock(), deliver_at_ms=clock() + delay_ms)
 
@@ -78,7 +69,7 @@ def _is_one_delayed(service: Service) -> Callable[[], bool]:
 
 
 def test_a_topic_that_nobody_uses_for_a_while_is_closed_and_comes_back_as_it_was(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = await _subscribe(service)
         await _publish(service, clock)
         await _leave(peer)
@@ -105,7 +96,7 @@ def test_a_topic_that_nobody_uses_for_a_while_is_closed_and_comes_back_as_it_was
 
 
 def test_a_topic_with_a_client_is_never_closed(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = await _subscribe(service)
         clock.now_ms += 10 * REST_AFTER_MS
         await service.resting.rest_unused()
@@ -119,7 +110,7 @@ def test_a_topic_with_a_client_is_never_closed(tmp_path: Path) -> None:
 
 
 def test_who_asks_for_a_topic_that_is_being_closed_gets_it_opened_again(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         topic = await service.topic(NAME)
         closing = service.take_away(topic)
 
@@ -133,7 +124,7 @@ def test_who_asks_for_a_topic_that_is_being_closed_gets_it_opened_again(tmp_path
 
 
 def test_delays_that_were_read_before_a_topic_was_closed_outlive_a_change_of_policies(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = await _subscribe(service)
         await _publish(service, clock)
         dispatcher = service.topics[NAME].subscriptions["s"].dispatcher
@@ -154,12 +145,12 @@ def test_delays_that_were_read_before_a_topic_was_closed_outlive_a_change_of_pol
 
 
 def test_a_survey_tells_of_every_topic_and_leaves_none_open(tmp_path: Path) -> None:
-    async def before(service: Service, clock: Clock) -> None:
+    async def before(service: Service, clock: FakeClock) -> None:
         for number in range(3):
             topic = await service.topic(TopicName.parse(f"t-{number}"))
             await topic.ledger.append(b"x", publish_time_ms=clock())
 
-    async def after(service: Service, clock: Clock) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
         assert service.topics == {}
         await service.survey_topics()
         assert service.topics == {}
@@ -176,11 +167,11 @@ def test_a_survey_tells_of_every_topic_and_leaves_none_open(tmp_path: Path) -> N
 def test_a_survey_deletes_nothing_that_a_subscription_to_come_can_ask_for(tmp_path: Path) -> None:
     limits = ManagedLedgerConfig(entries_per_ledger_max=1)
 
-    async def before(service: Service, clock: Clock) -> None:
+    async def before(service: Service, clock: FakeClock) -> None:
         for _ in range(3):
             await _publish(service, clock, delay_ms=0)
 
-    async def after(service: Service, clock: Clock) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
         await service.survey_topics()
         await _subscribe(service)
         assert service.topics[NAME].subscriptions["s"].cursor.backlog == 3
@@ -190,7 +181,7 @@ def test_a_survey_deletes_nothing_that_a_subscription_to_come_can_ask_for(tmp_pa
 
 
 def test_what_outlives_its_time_goes_also_where_nobody_comes(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         await _leave(await _subscribe(service))
         await _publish(service, clock, delay_ms=0)
         await service.take_away(service.topics[NAME])
@@ -219,7 +210,7 @@ def test_what_outlives_its_time_goes_also_where_nobody_comes(tmp_path: Path) -> 
 def test_an_inactive_topic_is_deleted_by_the_rules_of_the_mode(
     tmp_path: Path, mode: str, has_subscription: bool, has_backlog: bool, is_deleted: bool
 ) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         if has_subscription:
             await _leave(await _subscribe(service))
         else:
@@ -243,7 +234,7 @@ def test_an_inactive_topic_is_deleted_by_the_rules_of_the_mode(
 
 @pytest.mark.parametrize("mode", [DELETE_WHEN_NO_SUBSCRIPTIONS, DELETE_WHEN_SUBSCRIPTIONS_CAUGHT_UP])
 def test_a_topic_with_a_client_is_never_deleted(tmp_path: Path, mode: str) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = Peer(service)
         await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
         consumer = await _subscribe(service, topic="u")
@@ -260,17 +251,17 @@ def test_a_topic_with_a_client_is_never_deleted(tmp_path: Path, mode: str) -> No
 
 
 def test_nothing_is_deleted_unless_it_is_asked_for(tmp_path: Path) -> None:
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         assert "delete inactive topics" not in [job.name for job in service.housekeeping()]
 
     play(tmp_path, story)
 
 
 def test_an_inactive_topic_stays_open_until_it_is_deleted(tmp_path: Path) -> None:
-    async def before(service: Service, clock: Clock) -> None:
+    async def before(service: Service, clock: FakeClock) -> None:
         await service.topic(NAME)
 
-    async def after(service: Service, clock: Clock) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
         await service.survey_topics()
         clock.now_ms += REST_AFTER_MS
         await service.resting.rest_unused()
@@ -285,7 +276,7 @@ def test_an_inactive_topic_stays_open_until_it_is_deleted(tmp_path: Path) -> Non
 def test_a_closed_topic_gives_its_memory_back_without_a_search_for_cycles(tmp_path: Path) -> None:
     """A service looks for cycles among new objects only: see `event_loop`."""
 
-    async def story(service: Service, clock: Clock) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
         peer = await _subscribe(service)
         await _publish(service, clock)
         topic = service.topics[NAME]

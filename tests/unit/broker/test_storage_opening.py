@@ -16,7 +16,7 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.testing import run_virtually
 
 
-class Storage(MemoryBucketSnapshotStorage):
+class StorageThatStartsLater(MemoryBucketSnapshotStorage):
     """Starts, or not, as a function of the time since the loop began."""
 
     def __init__(self, start_at: Callable[[float], SnapshotStorageError | None], *, answer_s: float = 0.0) -> None:
@@ -44,7 +44,7 @@ REFUSED = StorageAccessError("the bucket is another's")
 
 def test_a_storage_that_is_there_is_open_at_once() -> None:
     async def main() -> None:
-        storage = Storage(lambda _: None)
+        storage = StorageThatStartsLater(lambda _: None)
         opening = StorageOpening(storage)
         opening.begin()
         await opening.settled()
@@ -58,7 +58,7 @@ def test_a_storage_that_is_there_is_open_at_once() -> None:
 
 def test_what_comes_a_moment_later_is_waited_for() -> None:
     async def main() -> None:
-        opening = StorageOpening(Storage(lambda s: AWAY if s < 0.5 * PATIENCE_S else None))
+        opening = StorageOpening(StorageThatStartsLater(lambda s: AWAY if s < 0.5 * PATIENCE_S else None))
         opening.begin()
         await opening.settled()
         assert opening.problem is None
@@ -72,7 +72,7 @@ def test_what_is_wrong_for_good_ends_the_start(answer_s: float) -> None:
     """Also on a machine that is slow to find out."""
 
     async def main() -> None:
-        storage = Storage(lambda _: REFUSED, answer_s=answer_s)
+        storage = StorageThatStartsLater(lambda _: REFUSED, answer_s=answer_s)
         opening = StorageOpening(storage)
         opening.begin()
         with pytest.raises(StorageAccessError, match="another's"):
@@ -86,7 +86,7 @@ def test_a_storage_that_is_away_is_opened_when_it_is_back(caplog: pytest.LogCapt
     """The problem is told once, with why; until then nothing can be asked of the storage."""
 
     async def main() -> None:
-        storage = Storage(lambda s: AWAY if s < 3_600 else None)
+        storage = StorageThatStartsLater(lambda s: AWAY if s < 3_600 else None)
         opening = StorageOpening(storage)
         opening.begin()
         await opening.settled()
@@ -109,7 +109,7 @@ def test_a_storage_that_is_away_is_opened_when_it_is_back(caplog: pytest.LogCapt
 
 def test_a_storage_that_never_answers_lets_the_service_start() -> None:
     async def main() -> None:
-        opening = StorageOpening(Storage(lambda _: None, answer_s=10_000))
+        opening = StorageOpening(StorageThatStartsLater(lambda _: None, answer_s=10_000))
         opening.begin()
         await opening.settled()
         assert now_s() == pytest.approx(ANSWER_WAIT_S + PATIENCE_S)
@@ -125,7 +125,7 @@ def test_what_turns_out_to_be_wrong_after_an_outage_is_told_loudly_and_tried_aga
     """Nobody was there to ask at the start; someone may still give back the prefix."""
 
     async def main() -> None:
-        opening = StorageOpening(Storage(lambda s: AWAY if s < 60 else REFUSED if s < 600 else None))
+        opening = StorageOpening(StorageThatStartsLater(lambda s: AWAY if s < 60 else REFUSED if s < 600 else None))
         opening.begin()
         await opening.settled()
         await asyncio.sleep(120)

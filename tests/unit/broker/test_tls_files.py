@@ -12,7 +12,7 @@ from broker.configuration.config import ConfigError, load_config
 from broker.network.ports import open_tls
 from broker.network.tls import ServerTls
 from broker.network.tls_config import TlsConfig
-from tests.helpers.certificates import Authority, Files, encrypted_key
+from tests.helpers.certificates import Authority, CertificateFiles, encrypted_key
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def config_of(files: Files, **more: object) -> TlsConfig:
+def config_of(files: CertificateFiles, **more: object) -> TlsConfig:
     return TlsConfig(certificate_path=files.certificate, key_path=files.key, **more)  # type: ignore[arg-type]
 
 
@@ -49,36 +49,36 @@ def test_without_a_port_for_tls_no_file_is_looked_at(tmp_path: Path) -> None:
     assert open_tls(load_config(None, environment={}, overrides=overrides)) is None
 
 
-def break_certificate_missing(files: Files, _: Authority) -> None:
+def break_certificate_missing(files: CertificateFiles, _: Authority) -> None:
     files.certificate.unlink()
 
 
-def break_certificate_folder(files: Files, _: Authority) -> None:
+def break_certificate_folder(files: CertificateFiles, _: Authority) -> None:
     files.certificate.unlink()
     files.certificate.mkdir()
 
 
-def break_certificate_text(files: Files, _: Authority) -> None:
+def break_certificate_text(files: CertificateFiles, _: Authority) -> None:
     files.certificate.write_text("no certificate")
 
 
-def break_key_missing(files: Files, _: Authority) -> None:
+def break_key_missing(files: CertificateFiles, _: Authority) -> None:
     files.key.unlink()
 
 
-def break_key_encrypted(files: Files, _: Authority) -> None:
+def break_key_encrypted(files: CertificateFiles, _: Authority) -> None:
     encrypted_key(files.key)
 
 
-def break_key_text(files: Files, _: Authority) -> None:
+def break_key_text(files: CertificateFiles, _: Authority) -> None:
     files.key.write_bytes(files.certificate.read_bytes())
 
 
-def break_key_of_another(files: Files, authority: Authority) -> None:
+def break_key_of_another(files: CertificateFiles, authority: Authority) -> None:
     files.key.write_bytes(authority.server("other").key.read_bytes())
 
 
-def break_trust(_: Files, authority: Authority) -> None:
+def break_trust(_: CertificateFiles, authority: Authority) -> None:
     authority.path.write_text("nobody")
 
 
@@ -96,7 +96,7 @@ def break_trust(_: Files, authority: Authority) -> None:
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_line_and_key(
-    damage: Callable[[Files, Authority], None], key: str, reason: str, authority: Authority, tmp_path: Path
+    damage: Callable[[CertificateFiles, Authority], None], key: str, reason: str, authority: Authority, tmp_path: Path
 ) -> None:
     files = authority.server()
     lines = {
@@ -143,7 +143,7 @@ def test_an_interval_of_zero_looks_at_every_connection(authority: Authority) -> 
 
 @pytest.mark.parametrize("damage", [break_certificate_text, break_key_of_another, break_key_missing])
 def test_a_broken_new_file_keeps_the_old_certificate_and_is_said_at_every_look(
-    damage: Callable[[Files, Authority], None], authority: Authority, caplog: pytest.LogCaptureFixture
+    damage: Callable[[CertificateFiles, Authority], None], authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = authority.server()
     tls = ServerTls(config_of(files))

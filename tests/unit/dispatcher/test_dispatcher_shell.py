@@ -728,13 +728,13 @@ def test_a_first_consumer_that_is_refused_changes_nothing() -> None:
 def test_another_kind_of_slots_forgets_what_is_being_read() -> None:
     """Due entries have left the tracker and their headers are being read when the policy changes: each comes once."""
 
-    class SlowLog(FakeLog):
+    class SlowRereadsLog(FakeLog):
         async def read_headers_at(self, *positions: object) -> EntryHeaders:
             await asyncio.sleep(0.05)
             return await super().read_headers_at(*positions)  # type: ignore[arg-type]
 
     async def scenario() -> None:
-        world = ShellWorld(log=SlowLog())
+        world = ShellWorld(log=SlowRereadsLog())
         first = world.join("ring")
         world.publish(20, delay_ms=1_000)
         await settle(1.02)
@@ -756,7 +756,7 @@ def test_another_kind_of_slots_forgets_what_is_being_read() -> None:
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 @pytest.mark.parametrize("delay_ms", [None, 1_000])
 def test_what_is_acknowledged_while_it_is_read_is_not_given(kind: SubscriptionType, delay_ms: int | None) -> None:
-    class SlowLog(FakeLog):
+    class SlowReadsLog(FakeLog):
         async def read_headers(self, *places: object, **limits: object) -> HeadersRead:
             read = await super().read_headers(*places, **limits)  # type: ignore[arg-type]
             await asyncio.sleep(0.05)
@@ -767,7 +767,7 @@ def test_what_is_acknowledged_while_it_is_read_is_not_given(kind: SubscriptionTy
             return await super().read_headers_at(*positions)  # type: ignore[arg-type]
 
     async def scenario() -> None:
-        world = ShellWorld(kind, log=SlowLog())
+        world = ShellWorld(kind, log=SlowReadsLog())
         consumer = world.join("c")
         world.publish(5, delay_ms=delay_ms)
         has_delays = kind in (SubscriptionType.KEY_SHARED, SubscriptionType.SHARED)

@@ -13,7 +13,7 @@ from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType, make_disp
 from dispatcher.slots import sticky_hash
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeCursor, FakeLog
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor
 from tests.helpers.fakes.virtual_time import START_MS, now_ms, run
 from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
@@ -21,8 +21,7 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, DelayedDeli
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
-from tracker.testing import FakeCursor as IndexCursor
-from tracker.testing import run_inline
+from tracker.testing import FakeCursor, run_inline
 
 CONFIG = TrackerConfig(is_deliver_at_time_strict=True, tick_time_ms=1)
 HOLDING = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
@@ -31,20 +30,20 @@ HOLDING = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 class _SharedFactory(DelayedDeliveryTrackerFactory):
     """Makes views on one index, as `broker.topics.topic_index` does."""
 
-    def __init__(self, factory: BucketDelayedDeliveryTrackerFactory, cursors: list[FakeCursor]) -> None:
-        self.cursor = SharedCursor(IndexCursor(), lambda: cursors)
+    def __init__(self, factory: BucketDelayedDeliveryTrackerFactory, cursors: list[FakeLogCursor]) -> None:
+        self.cursor = SharedCursor(FakeCursor(), lambda: cursors)
         self.index = SharedDelayedIndex("t", "index", self.cursor, factory)
 
     def new_tracker(self, context: TrackerContext) -> DelayedDeliveryTracker:
         return self.index.new_view(context)
 
 
-class _World:
+class _WakeUpWorld:
     """A log, and a dispatcher over a tracker of some kind; on a shared index, a second one beside it."""
 
     def __init__(self, kind: SubscriptionType, tracker: str) -> None:
         self.log = FakeLog(entries_per_ledger=1)
-        self.cursors = [FakeCursor(self.log), FakeCursor(self.log, "other")]
+        self.cursors = [FakeLogCursor(self.log), FakeLogCursor(self.log, "other")]
         self.storage = MemoryBucketSnapshotStorage()
         buckets = BucketDelayedDeliveryTrackerFactory(CONFIG, self.storage, now_ms=now_ms, run_blocking=run_inline)
         factory: DelayedDeliveryTrackerFactory = buckets
@@ -80,11 +79,11 @@ class _World:
             await self.shared.index.close()
 
 
-async def _seek(world: _World, b: Position) -> None:
+async def _seek(world: _WakeUpWorld, b: Position) -> None:
     await world.dispatcher.reset(b)
 
 
-async def _skip(world: _World, b: Position) -> None:
+async def _skip(world: _WakeUpWorld, b: Position) -> None:
     world.cursors[0].acknowledge_cumulative(Position(b.ledger_id - 1, 0))
     if world.shared is not None:
         world.cursors[1].acknowledge_cumulative(Position(b.ledger_id - 1, 0))
@@ -92,11 +91,11 @@ async def _skip(world: _World, b: Position) -> None:
     world.dispatcher.mark_delete_advanced()
 
 
-async def _acknowledge(world: _World, b: Position) -> None:
+async def _acknowledge(world: _WakeUpWorld, b: Position) -> None:
     world.dispatcher.acknowledge(None, [(b.ledger_id - 1, 0)])
 
 
-async def _offer_again(world: _World, b: Position) -> None:
+async def _offer_again(world: _WakeUpWorld, b: Position) -> None:
     """Whoever reads the log again offers A, which is due by now, and has it."""
     assert world.dispatcher.tracker is not None
     world.dispatcher.tracker.add_message(b.ledger_id - 1, 0, START_MS + 1_000)
@@ -109,10 +108,10 @@ GOING = {"seek": _seek, "skip": _skip, "acknowledgement": _acknowledge, "refusal
 @pytest.mark.parametrize("kind", HOLDING)
 @pytest.mark.parametrize("go", GOING.values(), ids=GOING)
 def test_what_is_due_later_comes_at_its_time(
-    kind: SubscriptionType, tracker: str, go: Callable[[_World, Position], Awaitable[None]]
+    kind: SubscriptionType, tracker: str, go: Callable[[_WakeUpWorld, Position], Awaitable[None]]
 ) -> None:
     async def scenario() -> None:
-        world = _World(kind, tracker)
+        world = _WakeUpWorld(kind, tracker)
         await world.open()
         world.publish(b"a", due_s=1)
         b = world.publish(b"b", due_s=20)
@@ -134,7 +133,7 @@ def test_what_was_delayed_before_delays_were_off_comes_at_its_time(kind: Subscri
     """A policy switched them off and on again; nobody could take anything meanwhile."""
 
     async def scenario() -> None:
-        world = _World(kind, tracker)
+        world = _WakeUpWorld(kind, tracker)
         await world.open()
         world.publish(b"b", due_s=20)
         await asyncio.sleep(1)
@@ -153,7 +152,7 @@ def test_what_was_delayed_before_delays_were_off_comes_at_its_time(kind: Subscri
 @pytest.mark.parametrize("kind", HOLDING)
 def test_what_another_subscription_polled_and_this_one_acknowledged_delays_nothing(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = _World(kind, "shared")
+        world = _WakeUpWorld(kind, "shared")
         await world.open()
         world.publish(b"a", due_s=1)
         world.publish(b"b", due_s=20)

@@ -7,15 +7,15 @@ from dispatcher.core.draining_hashes import DrainingHashesTracker
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 from tests.helpers.fakes.core_feed import CoreFeed
-from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeCursor, FakeLog, FakeTracker
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor, FakeTracker
 from tests.helpers.fakes.virtual_time import now_ms, run
 
 
-class _World:
+class _DrainingWorld:
     def __init__(self) -> None:
         config = DispatcherConfig(consistent_hashing_replica_points=10)
         self.log = FakeLog()
-        self.cursor = FakeCursor(self.log)
+        self.cursor = FakeLogCursor(self.log)
         self.core = KeySharedCore(config, has_delays=True)
         self.dispatcher = Dispatcher(
             SubscriptionType.KEY_SHARED, self.core, self.log, self.cursor, FakeTracker, config, now_ms
@@ -42,7 +42,7 @@ def test_the_published_example() -> None:
     """PR 23429: ten points, c1 holds keys 0 to 9 twice, c2 joins; five slots drain with two references each."""
 
     async def scenario() -> None:
-        world = _World()
+        world = _DrainingWorld()
         c1 = world.join("c1")
         world.publish_digits(2)
         await _settle()
@@ -82,7 +82,7 @@ def test_a_slot_that_moves_back_is_counted_once() -> None:
     """A to B to A to C: the references are those of the entries, never twice (Pulsar's issue 23845)."""
 
     async def scenario() -> None:
-        world = _World()
+        world = _DrainingWorld()
         c1 = world.join("c1")
         world.publish_digits(1)
         await _settle()
@@ -106,7 +106,7 @@ def test_a_slot_that_moves_back_is_counted_once() -> None:
 
 def test_a_leaver_hands_its_slots_over_in_their_order() -> None:
     async def scenario() -> None:
-        world = _World()
+        world = _DrainingWorld()
         c1 = world.join("c1")
         world.publish_digits(3)
         await _settle()
@@ -129,7 +129,7 @@ def test_a_leaver_hands_its_slots_over_in_their_order() -> None:
 
 def test_a_key_tells_what_holds_it_up() -> None:
     async def scenario() -> None:
-        world = _World()
+        world = _DrainingWorld()
         c1 = world.join("c1")
         world.publish_digits(2)
         await _settle()
@@ -152,7 +152,7 @@ def test_a_key_tells_what_holds_it_up() -> None:
 
 def test_out_of_order_delivery_moves_slots_at_once() -> None:
     async def scenario() -> None:
-        world = _World()
+        world = _DrainingWorld()
         policy = KeySharedPolicy(allow_out_of_order_delivery=True)
         world.join("c1", policy)
         world.publish_digits(1)
@@ -172,7 +172,7 @@ def test_entries_of_a_slot_without_owner_wait_for_one() -> None:
     """Sticky ranges: nothing is lost in a gap, and a policy of another kind finds what waited."""
 
     async def scenario() -> None:
-        world = _World()
+        world = _DrainingWorld()
         low = world.join("low", KeySharedPolicy(KeySharedMode.STICKY, ranges=((0, 32_767),)))
         world.publish_digits(1)
         await _settle()

@@ -16,7 +16,7 @@ _SLOTS: list[dict[str, Any]] = json.loads((_FOLDER / "slots.json").read_text())[
 _STORIES: list[dict[str, Any]] = json.loads((_FOLDER / "selectors.json").read_text())["stories"]
 
 
-class _Member(NamedTuple):
+class _GoldenMember(NamedTuple):
     index: int
     name: str
     ranges: tuple[tuple[int, int], ...] = ()
@@ -37,7 +37,7 @@ def test_every_step_of_a_story_assigns_as_pulsar_does(number: int) -> None:
     """Ranges, what a change impacts, and the owners of twelve keys, after every join and leave."""
     story = _STORIES[number]
     selector = _selector(story)
-    members: dict[str, _Member] = {}
+    members: dict[str, _GoldenMember] = {}
     for step in story["steps"]:
         before = selector.owners
         touched = _apply(selector, members, step)
@@ -63,12 +63,12 @@ def _selector(story: dict[str, Any]) -> StickyKeyConsumerSelector:
 
 
 def _apply(
-    selector: StickyKeyConsumerSelector, members: dict[str, _Member], step: dict[str, Any]
-) -> dict[str, _Member]:
+    selector: StickyKeyConsumerSelector, members: dict[str, _GoldenMember], step: dict[str, Any]
+) -> dict[str, _GoldenMember]:
     if "add" in step:
         label = step["add"]
         name, number = label.split("#")
-        members[label] = _Member(int(number), name)
+        members[label] = _GoldenMember(int(number), name)
         selector.add_consumer(members[label])
         return {}
     label = step["remove"]

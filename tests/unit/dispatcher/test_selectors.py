@@ -14,14 +14,14 @@ from dispatcher.errors import ConsumerAssignError, RangeConflictError
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
 
 
-class _Member(NamedTuple):
+class _RangeMember(NamedTuple):
     index: int
     name: str
     ranges: tuple[tuple[int, int], ...] = ()
 
 
-def _filled(selector: StickyKeyConsumerSelector, names: list[str]) -> list[_Member]:
-    members = [_Member(index, name) for index, name in enumerate(names)]
+def _filled(selector: StickyKeyConsumerSelector, names: list[str]) -> list[_RangeMember]:
+    members = [_RangeMember(index, name) for index, name in enumerate(names)]
     for member in members:
         selector.add_consumer(member)
     return members
@@ -85,7 +85,7 @@ def test_two_of_ten_that_come_back_change_less_than_one_slot_in_a_hundred() -> N
 
 def test_a_member_without_a_point_of_its_own_gets_slots_when_it_is_promoted() -> None:
     selector = ConsistentHashingStickyKeyConsumerSelector(1)
-    first, second = (_Member(index, name) for index, name in enumerate(_two_names_with_one_point()))
+    first, second = (_RangeMember(index, name) for index, name in enumerate(_two_names_with_one_point()))
     selector.add_consumer(first)
     selector.add_consumer(second)
     assert selector.ranges_of(second) == []
@@ -112,7 +112,7 @@ def test_removing_somebody_unknown_changes_nothing() -> None:
         HashRangeAutoSplitStickyKeyConsumerSelector(),
         HashRangeExclusiveStickyKeyConsumerSelector(),
     ):
-        selector.remove_consumer(_Member(7, "stranger"))
+        selector.remove_consumer(_RangeMember(7, "stranger"))
 
         assert selector.select(100) == NO_OWNER
 
@@ -159,7 +159,7 @@ def test_auto_split_refuses_who_finds_no_range(size: int) -> None:
     before = selector.owners
 
     with pytest.raises(ConsumerAssignError, match="no more range"):
-        selector.add_consumer(_Member(99, "one too many"))
+        selector.add_consumer(_RangeMember(99, "one too many"))
 
     assert selector.owners is before
 
@@ -178,16 +178,16 @@ def test_sticky_ranges_are_validated(ranges: tuple[tuple[int, int], ...], reason
     selector = HashRangeExclusiveStickyKeyConsumerSelector()
 
     with pytest.raises(ConsumerAssignError, match=reason):
-        selector.add_consumer(_Member(0, "c", ranges))
+        selector.add_consumer(_RangeMember(0, "c", ranges))
 
 
 def test_a_sticky_range_that_is_taken_names_who_has_it() -> None:
     selector = HashRangeExclusiveStickyKeyConsumerSelector()
-    selector.add_consumer(_Member(0, "first", ((0, 99), (400, 65_535))))
-    selector.add_consumer(_Member(1, "between", ((100, 399),)))
+    selector.add_consumer(_RangeMember(0, "first", ((0, 99), (400, 65_535))))
+    selector.add_consumer(_RangeMember(1, "between", ((100, 399),)))
 
     with pytest.raises(RangeConflictError, match="overlaps one of consumer 'between'") as refused:
-        selector.add_consumer(_Member(2, "late", ((399, 399),)))
+        selector.add_consumer(_RangeMember(2, "late", ((399, 399),)))
 
     assert refused.value.consumer_name == "between"
 
@@ -195,14 +195,14 @@ def test_a_sticky_range_that_is_taken_names_who_has_it() -> None:
 @pytest.mark.parametrize("unreachable", [(-5, -2), (-1, -1), (65_536, 80_000)])
 def test_a_sticky_range_that_no_slot_is_in_takes_nothing_from_others(unreachable: tuple[int, int]) -> None:
     selector = HashRangeExclusiveStickyKeyConsumerSelector()
-    selector.add_consumer(_Member(0, "everything", ((0, 65_535),)))
-    selector.add_consumer(_Member(1, "nothing", (unreachable,)))
+    selector.add_consumer(_RangeMember(0, "everything", ((0, 65_535),)))
+    selector.add_consumer(_RangeMember(1, "nothing", (unreachable,)))
 
     assert (selector.owners.table()[:65_536] == 0).all()
 
 
 def test_slots_between_two_ranges_of_one_member_are_not_its_own() -> None:
     selector = HashRangeExclusiveStickyKeyConsumerSelector()
-    selector.add_consumer(_Member(0, "c", ((10, 20), (30, 40))))
+    selector.add_consumer(_RangeMember(0, "c", ((10, 20), (30, 40))))
 
     assert [selector.select(slot) for slot in (9, 10, 20, 21, 29, 30, 40, 41)] == [-1, 0, 0, -1, -1, 0, 0, -1]

@@ -8,7 +8,7 @@ from dispatcher import Dispatcher, DispatcherConfig, SubscriptionType
 from dispatcher.factory import make_dispatcher
 from dispatcher.slots import sticky_hash
 from managed_ledger.position import AFTER_EVERYTHING, BEFORE_EVERYTHING, Position
-from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeCursor, FakeLog
+from tests.helpers.fakes.dispatcher_world import FakeConsumer, FakeLog, FakeLogCursor
 from tests.helpers.fakes.virtual_time import now_ms, run
 from tracker.config import TrackerConfig
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
@@ -17,7 +17,7 @@ KINDS = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
 DELAY_MS = 5_000
 
 
-class World:
+class SwitchedWorld:
     """A log with an open dispatcher on the in-memory tracker, and one consumer."""
 
     def __init__(
@@ -34,7 +34,7 @@ class World:
         dispatcher = make_dispatcher(
             self._kind,
             self.log,
-            FakeCursor(self.log),
+            FakeLogCursor(self.log),
             InMemoryDelayedDeliveryTrackerFactory(config, now_ms=now_ms),
             DispatcherConfig(),
             now_ms,
@@ -56,7 +56,7 @@ class World:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_delayed_keeps_its_time_and_what_follows_comes_at_once(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = World(kind)
+        world = SwitchedWorld(kind)
         dispatcher = world.open()
         world.publish("a", "b")
         await asyncio.sleep(1)
@@ -76,7 +76,7 @@ def test_what_is_delayed_keeps_its_time_and_what_follows_comes_at_once(kind: Sub
 @pytest.mark.parametrize("kind", KINDS)
 def test_switched_on_again_they_count_from_then_on(kind: SubscriptionType) -> None:
     async def scenario() -> None:
-        world = World(kind)
+        world = SwitchedWorld(kind)
         dispatcher = world.open()
         dispatcher.heed_delays(BEFORE_EVERYTHING)
         world.publish("off")
@@ -97,7 +97,7 @@ def test_a_dispatcher_that_comes_later_heeds_what_was_delayed_before(kind: Subsc
     """After a restart what was read before is read again; it keeps its time, and nothing else has one."""
 
     async def scenario() -> None:
-        world = World(kind, delays_through=Position(1, 1))
+        world = SwitchedWorld(kind, delays_through=Position(1, 1))
         world.publish("a", "b", "c", "d")
         dispatcher = world.open()
         await asyncio.sleep(1)
@@ -113,7 +113,7 @@ def test_a_tracker_that_has_seen_one_fixed_delay_does_not_stop_what_has_none_now
     """Nothing that is read further on would be due before what is tracked, if its time were heeded."""
 
     async def scenario() -> None:
-        world = World(SubscriptionType.SHARED, lookahead=3)
+        world = SwitchedWorld(SubscriptionType.SHARED, lookahead=3)
         dispatcher = world.open()
         world.publish("a", "b", "c", "d", "e")
         await asyncio.sleep(1)

@@ -10,7 +10,7 @@ from managed_ledger.position import Position
 from tests.helpers.fakes.managed_ledger_fakes import (
     START_MS,
     CountingDatabase,
-    FakeClock,
+    LedgerClock,
     MemoryDatabase,
     append_all,
     open_store,
@@ -209,7 +209,7 @@ def test_the_entry_that_fills_a_ledger_with_bytes_closes_it() -> None:
 
 def test_only_an_aged_ledger_with_entries_rolls_over() -> None:
     async def scenario() -> None:
-        clock = FakeClock()
+        clock = LedgerClock()
         database = MemoryDatabase()
         store = await open_store(database, clock=clock, rollover_time_ms=1000)
         ledger = await store.open_managed_ledger("orders")

@@ -14,7 +14,7 @@ from managed_ledger.errors import (
 )
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
-from tests.helpers.fakes.managed_ledger_fakes import FakeClock, MemoryDatabase, append_all, open_store
+from tests.helpers.fakes.managed_ledger_fakes import LedgerClock, MemoryDatabase, append_all, open_store
 
 
 async def _ledger(database: MemoryDatabase, entries: int, **limits: int) -> ManagedLedger:
@@ -332,7 +332,7 @@ def test_a_failed_flush_is_made_good_by_the_next() -> None:
             await cursor.flush()
         await cursor.flush()
 
-        store = await open_store(database.after_power_loss(), clock=FakeClock())
+        store = await open_store(database.after_power_loss(), clock=LedgerClock())
         found = (await store.open_managed_ledger("orders")).cursors["subscription"]
         assert found.acknowledged_in(1) == BitMap([3])
         await store.close()

@@ -6,7 +6,7 @@ import pytest
 
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.position import Position
-from tests.helpers.fakes.managed_ledger_fakes import START_MS, FakeClock, MemoryDatabase, append_all, open_store
+from tests.helpers.fakes.managed_ledger_fakes import START_MS, LedgerClock, MemoryDatabase, append_all, open_store
 
 
 def test_a_failed_write_loses_its_positions_for_good() -> None:
@@ -78,7 +78,7 @@ def test_what_a_lost_commit_said_of_other_ledgers_is_said_again() -> None:
     """It closed a ledger without adding to it; after a restart that ledger must not be open."""
 
     async def scenario() -> None:
-        clock, database = FakeClock(), MemoryDatabase()
+        clock, database = LedgerClock(), MemoryDatabase()
         store = await open_store(database, clock=clock, rollover_time_ms=1000)
         ledger = await store.open_managed_ledger("orders")
         await append_all(ledger, [b"a"])

@@ -17,7 +17,7 @@ from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedErro
 from managed_ledger.headers import ROW_BYTES, EntryHeaders
 from managed_ledger.keys import Family, block_key, ledger_range
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
-from tests.helpers.fakes.virtual_time import VirtualTimeLoop, run
+from tests.helpers.fakes.virtual_time import SimulationLoop, run
 from tests.simulation.whole_service.disk import LoopExecutor
 
 
@@ -152,7 +152,7 @@ def test_a_log_is_marked_once_a_second_and_never_while_nothing_is_written() -> N
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualTimeLoop)
+        assert isinstance(loop, SimulationLoop)
         database = MemoryDatabase()
         committer = Committer(database, stamp=lambda batch: None, executor=LoopExecutor(loop, 1, lambda: 0.001))
 

@@ -9,7 +9,7 @@ from managed_ledger.errors import LedgerWriteError, StoreCorruptedError, StoreFu
 from managed_ledger.keys import Family
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
-from tests.helpers.fakes.managed_ledger_fakes import START_MS, FakeClock, MemoryDatabase, append_all, open_store
+from tests.helpers.fakes.managed_ledger_fakes import START_MS, LedgerClock, MemoryDatabase, append_all, open_store
 
 
 async def _ledger(database: MemoryDatabase, payloads: int = 10, **limits: int) -> ManagedLedger:
@@ -187,7 +187,7 @@ def test_each_cursor_tells_of_what_expired_before_the_next_is_looked_at() -> Non
 
 def test_an_aged_ledger_can_be_trimmed_after_it_rolled_over() -> None:
     async def scenario() -> None:
-        clock, database = FakeClock(), MemoryDatabase()
+        clock, database = LedgerClock(), MemoryDatabase()
         store = await open_store(database, clock=clock, rollover_time_ms=1000)
         ledger = await store.open_managed_ledger("orders")
         cursor = await ledger.open_cursor("subscription")

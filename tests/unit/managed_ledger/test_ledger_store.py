@@ -33,11 +33,17 @@ from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.log_marker import MARKER_FILE
 from managed_ledger.position import Position
 from managed_ledger.reopening import ReopeningDatabase
-from tests.helpers.fakes.managed_ledger_fakes import CountingDatabase, FakeClock, MemoryDatabase, append_all, open_store
+from tests.helpers.fakes.managed_ledger_fakes import (
+    CountingDatabase,
+    LedgerClock,
+    MemoryDatabase,
+    append_all,
+    open_store,
+)
 
 
 async def _open(path: Path, **limits: int) -> LedgerStore:
-    return await LedgerStore.open(path, ManagedLedgerConfig(**limits), now_ms=FakeClock())
+    return await LedgerStore.open(path, ManagedLedgerConfig(**limits), now_ms=LedgerClock())
 
 
 async def _fill(path: Path, entries: int = 2000) -> None:

@@ -41,7 +41,7 @@ def faulty(seed: int) -> FaultPlan:
 
 
 @dataclass
-class World:
+class BucketTrackerWorld:
     """A storage and a cursor, and the trackers that live on them one after the other."""
 
     plan: FaultPlan = NO_FAULTS
@@ -83,14 +83,14 @@ class World:
 
 
 @pytest.fixture(params=[NO_FAULTS, *map(faulty, range(3))], ids=lambda plan: f"rate-{plan.rate}-seed-{plan.seed}")
-def world(request: pytest.FixtureRequest) -> World:
-    return World(request.param)
+def world(request: pytest.FixtureRequest) -> BucketTrackerWorld:
+    return BucketTrackerWorld(request.param)
 
 
 @pytest.fixture
-def sound_world() -> World:
+def sound_world() -> BucketTrackerWorld:
     """For what depends on single calls."""
-    return World()
+    return BucketTrackerWorld()
 
 
 def add(tracker: BucketDelayedDeliveryTracker, delay_ms: int, *ledgers: int) -> None:
@@ -99,7 +99,7 @@ def add(tracker: BucketDelayedDeliveryTracker, delay_ms: int, *ledgers: int) -> 
         assert tracker.add_message(ledger_id, ledger_id, START_MS + delay_ms + number)
 
 
-def test_the_dispatcher_is_told_when_a_message_comes_due(world: World) -> None:
+def test_the_dispatcher_is_told_when_a_message_comes_due(world: BucketTrackerWorld) -> None:
     """At its time, once, and for the next one again."""
 
     async def main() -> None:
@@ -118,7 +118,7 @@ def test_the_dispatcher_is_told_when_a_message_comes_due(world: World) -> None:
     run_virtually(main())
 
 
-def test_the_dispatcher_is_told_of_the_earliest_of_many_adds_in_a_row(world: World) -> None:
+def test_the_dispatcher_is_told_of_the_earliest_of_many_adds_in_a_row(world: BucketTrackerWorld) -> None:
     """Whichever of them it is, and though the timer is set for another one."""
 
     async def main() -> None:
@@ -134,7 +134,7 @@ def test_the_dispatcher_is_told_of_the_earliest_of_many_adds_in_a_row(world: Wor
     run_virtually(main())
 
 
-def test_a_bucket_that_single_adds_fill_is_stored_before_any_message_is_due(sound_world: World) -> None:
+def test_a_bucket_that_single_adds_fill_is_stored_before_any_message_is_due(sound_world: BucketTrackerWorld) -> None:
     """Nothing else wakes the tracker then."""
 
     async def main() -> None:
@@ -151,7 +151,7 @@ def test_a_bucket_that_single_adds_fill_is_stored_before_any_message_is_due(soun
     run_virtually(main())
 
 
-def test_a_thousand_messages_due_at_different_times_are_each_on_time(world: World) -> None:
+def test_a_thousand_messages_due_at_different_times_are_each_on_time(world: BucketTrackerWorld) -> None:
     """A dispatcher that polls when it is told loses no time, over seals and loads."""
     received: list[tuple[int, int]] = []
 
@@ -178,7 +178,7 @@ def test_a_thousand_messages_due_at_different_times_are_each_on_time(world: Worl
     assert received == sorted(received)
 
 
-def test_a_restart_brings_back_what_was_sealed_and_what_was_worth_sealing_at_close(world: World) -> None:
+def test_a_restart_brings_back_what_was_sealed_and_what_was_worth_sealing_at_close(world: BucketTrackerWorld) -> None:
     """Closing seals the mutable bucket, so that nothing is to be read again."""
     world.config = TrackerConfig(index_count_per_bucket_min=5, index_count_at_close_min=2)
 
@@ -200,7 +200,9 @@ def test_a_restart_brings_back_what_was_sealed_and_what_was_worth_sealing_at_clo
 
 
 @pytest.mark.parametrize(("at_close_min", "bucket_count"), [(4, 1), (3, 2), (-1, 1)])
-def test_a_small_mutable_bucket_is_not_sealed_at_close(world: World, at_close_min: int, bucket_count: int) -> None:
+def test_a_small_mutable_bucket_is_not_sealed_at_close(
+    world: BucketTrackerWorld, at_close_min: int, bucket_count: int
+) -> None:
     """Below the configured number reading again is cheaper."""
     world.config = TrackerConfig(index_count_per_bucket_min=5, index_count_at_close_min=at_close_min)
 
@@ -213,7 +215,7 @@ def test_a_small_mutable_bucket_is_not_sealed_at_close(world: World, at_close_mi
     assert len(world.cursor.properties) == bucket_count
 
 
-def test_a_storage_that_is_down_for_an_hour_costs_a_few_calls_and_no_message(sound_world: World) -> None:
+def test_a_storage_that_is_down_for_an_hour_costs_a_few_calls_and_no_message(sound_world: BucketTrackerWorld) -> None:
     """Messages in memory are on time, adding goes on, and afterwards everything is stored."""
 
     async def main() -> None:
@@ -243,7 +245,7 @@ def test_an_hour_of_outage_is_told_once_and_fills_memory_up_to_the_limit(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Sealing falls back to memory, reading pauses at the limit, what is due comes, and nothing spins."""
-    world = World(config=replace(CONFIG, unsealed_row_count_max=50))
+    world = BucketTrackerWorld(config=replace(CONFIG, unsealed_row_count_max=50))
 
     async def main() -> None:
         tracker = await world.tracker()
@@ -276,7 +278,7 @@ def test_an_hour_of_outage_is_told_once_and_fills_memory_up_to_the_limit(
     run_virtually(main())
 
 
-def test_segments_that_cannot_be_read_for_long_come_late_and_the_rest_on_time(sound_world: World) -> None:
+def test_segments_that_cannot_be_read_for_long_come_late_and_the_rest_on_time(sound_world: BucketTrackerWorld) -> None:
     """What is loaded goes on; the dispatcher is told when the outage is over."""
 
     async def main() -> None:
@@ -359,7 +361,7 @@ def test_buckets_that_cannot_be_read_for_an_hour_keep_no_other_ones_waiting(step
     run_virtually(main())
 
 
-def test_property_writes_that_fail_are_repeated(sound_world: World) -> None:
+def test_property_writes_that_fail_are_repeated(sound_world: BucketTrackerWorld) -> None:
     """Nothing is leaked, and rows stay in memory until it worked."""
 
     async def main() -> None:
@@ -378,7 +380,7 @@ def test_property_writes_that_fail_are_repeated(sound_world: World) -> None:
     run_virtually(main())
 
 
-def test_a_missing_snapshot_is_counted_and_told(world: World) -> None:
+def test_a_missing_snapshot_is_counted_and_told(world: BucketTrackerWorld) -> None:
     """Its range may be read, and its property is gone."""
 
     async def main() -> None:
@@ -399,7 +401,7 @@ def test_a_missing_snapshot_is_counted_and_told(world: World) -> None:
 @pytest.mark.parametrize("is_due", [False, True])
 def test_recovery_reads_once_a_bucket(is_due: bool) -> None:
     """What is due then came with the same read; a second one is for what comes due later."""
-    world = World()
+    world = BucketTrackerWorld()
 
     async def main() -> None:
         tracker = await world.tracker()
@@ -425,7 +427,7 @@ def test_recovery_reads_once_a_bucket(is_due: bool) -> None:
 
 def test_recovery_keeps_no_more_of_what_came_along_than_may_be_loaded() -> None:
     """However much is due: the rest is read again when there is room."""
-    world = World(config=replace(CONFIG, loaded_row_count_max=8, segment_row_count_max=2))
+    world = BucketTrackerWorld(config=replace(CONFIG, loaded_row_count_max=8, segment_row_count_max=2))
 
     async def main() -> None:
         tracker = await world.tracker()
@@ -447,7 +449,7 @@ def test_recovery_keeps_no_more_of_what_came_along_than_may_be_loaded() -> None:
 
 
 @pytest.mark.parametrize("how", ["read", "cleared", "trimmed"])
-def test_a_snapshot_of_somebody_else_is_not_touched(world: World, how: str) -> None:
+def test_a_snapshot_of_somebody_else_is_not_touched(world: BucketTrackerWorld, how: str) -> None:
     """Its property goes, the loss is counted, and the snapshot stays, also when nobody had read it yet."""
 
     async def main() -> None:
@@ -471,7 +473,7 @@ def test_a_snapshot_of_somebody_else_is_not_touched(world: World, how: str) -> N
     run_virtually(main())
 
 
-def test_a_snapshot_that_is_lost_while_in_use_is_handed_back_for_reading(world: World) -> None:
+def test_a_snapshot_that_is_lost_while_in_use_is_handed_back_for_reading(world: BucketTrackerWorld) -> None:
     """The dispatcher is told, takes the ledgers, and adds their messages again."""
 
     async def main() -> None:
@@ -492,7 +494,7 @@ def test_a_snapshot_that_is_lost_while_in_use_is_handed_back_for_reading(world: 
     run_virtually(main())
 
 
-def test_clearing_deletes_every_snapshot_and_keeps_what_is_added_meanwhile(world: World) -> None:
+def test_clearing_deletes_every_snapshot_and_keeps_what_is_added_meanwhile(world: BucketTrackerWorld) -> None:
     """Also those in flight when it was called."""
 
     async def main() -> None:
@@ -532,7 +534,7 @@ def end_outage(storage: FaultInjectingBucketSnapshotStorage) -> None:
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
-def test_clearing_takes_no_time_whatever_the_storage_does(sound_world: World, outage: str) -> None:
+def test_clearing_takes_no_time_whatever_the_storage_does(sound_world: BucketTrackerWorld, outage: str) -> None:
     """Snapshots, and some under way; what is added afterwards comes, and nothing of before is left in the end."""
 
     async def main() -> None:
@@ -564,7 +566,7 @@ def test_clearing_takes_no_time_whatever_the_storage_does(sound_world: World, ou
     run_virtually(main())
 
 
-def test_what_is_left_of_a_cleared_index_is_the_next_trackers(sound_world: World) -> None:
+def test_what_is_left_of_a_cleared_index_is_the_next_trackers(sound_world: BucketTrackerWorld) -> None:
     """The first one ends, or is killed, while the storage is away: properties name what is to be deleted."""
 
     async def main() -> None:
@@ -589,7 +591,9 @@ def test_what_is_left_of_a_cleared_index_is_the_next_trackers(sound_world: World
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
-def test_an_abandoned_index_is_closed_in_no_time_whatever_the_storage_does(sound_world: World, outage: str) -> None:
+def test_an_abandoned_index_is_closed_in_no_time_whatever_the_storage_does(
+    sound_world: BucketTrackerWorld, outage: str
+) -> None:
     """In the middle of sealing, merging, loading and deleting."""
     sound_world.config = replace(CONFIG, bucket_count_max=2)
 
@@ -640,7 +644,7 @@ class StubbornWriter(BucketSnapshotWriter):
         await self._writer.abort()
 
 
-def test_a_merge_that_cannot_even_be_aborted_keeps_nobody_waiting(sound_world: World) -> None:
+def test_a_merge_that_cannot_even_be_aborted_keeps_nobody_waiting(sound_world: BucketTrackerWorld) -> None:
     sound_world.config = replace(CONFIG, bucket_count_max=2)
     sound_world.stored = sound_world.storage = StubbornWriterStorage()  # type: ignore[assignment]
 
@@ -659,7 +663,7 @@ def test_a_merge_that_cannot_even_be_aborted_keeps_nobody_waiting(sound_world: W
     run_virtually(main())
 
 
-class SlowCursor(FakeCursor):
+class SlowPropertiesCursor(FakeCursor):
     """Takes a while to write its properties, as a log does."""
 
     async def update_properties(self, *, put: Mapping[str, str] = {}, remove: Collection[str] = ()) -> None:
@@ -667,9 +671,9 @@ class SlowCursor(FakeCursor):
         await super().update_properties(put=put, remove=remove)
 
 
-def test_a_property_that_is_being_written_is_there_when_the_tracker_is_closed(sound_world: World) -> None:
+def test_a_property_that_is_being_written_is_there_when_the_tracker_is_closed(sound_world: BucketTrackerWorld) -> None:
     """Who comes next reads what the cursor names, and would take the snapshot for nobody's."""
-    sound_world.cursor = SlowCursor()
+    sound_world.cursor = SlowPropertiesCursor()
 
     async def main() -> None:
         tracker = await sound_world.tracker()
@@ -684,7 +688,7 @@ def test_a_property_that_is_being_written_is_there_when_the_tracker_is_closed(so
     run_virtually(main())
 
 
-def test_closing_waits_only_so_long_for_a_storage_that_hangs(sound_world: World) -> None:
+def test_closing_waits_only_so_long_for_a_storage_that_hangs(sound_world: BucketTrackerWorld) -> None:
     """What could not be stored is read again from the log."""
 
     async def main() -> None:
@@ -702,7 +706,7 @@ def test_closing_waits_only_so_long_for_a_storage_that_hangs(sound_world: World)
     assert sound_world.cursor.properties == {}
 
 
-def test_a_call_that_hangs_is_given_up_and_repeated(sound_world: World) -> None:
+def test_a_call_that_hangs_is_given_up_and_repeated(sound_world: BucketTrackerWorld) -> None:
     """A timeout is a failure as any other."""
 
     async def main() -> None:
@@ -720,7 +724,7 @@ def test_a_call_that_hangs_is_given_up_and_repeated(sound_world: World) -> None:
     run_virtually(main())
 
 
-def test_trimming_follows_the_mark_delete_position(world: World) -> None:
+def test_trimming_follows_the_mark_delete_position(world: BucketTrackerWorld) -> None:
     """At once, without a poll; not within one ledger, and not after closing."""
 
     async def main() -> None:
@@ -738,7 +742,7 @@ def test_trimming_follows_the_mark_delete_position(world: World) -> None:
     run_virtually(main())
 
 
-def test_after_a_cursor_reset_the_index_is_built_for_the_new_position(world: World) -> None:
+def test_after_a_cursor_reset_the_index_is_built_for_the_new_position(world: BucketTrackerWorld) -> None:
     """Forgotten, and read again from there: ledgers that the cursor had passed count again."""
 
     async def main() -> None:
@@ -758,7 +762,7 @@ def test_after_a_cursor_reset_the_index_is_built_for_the_new_position(world: Wor
     run_virtually(main())
 
 
-def test_the_tracker_goes_on_while_nobody_polls(world: World) -> None:
+def test_the_tracker_goes_on_while_nobody_polls(world: BucketTrackerWorld) -> None:
     """All consumers have left for an hour: nothing is lost, rebuilt, or loaded without a limit."""
     world.config = replace(world.config, loaded_row_count_max=10)
 
@@ -778,7 +782,7 @@ def test_the_tracker_goes_on_while_nobody_polls(world: World) -> None:
     run_virtually(main())
 
 
-def test_a_clock_that_steps_forward_is_noticed_within_seconds(world: World) -> None:
+def test_a_clock_that_steps_forward_is_noticed_within_seconds(world: BucketTrackerWorld) -> None:
     """Also for segments that are not loaded; timers are never set far ahead."""
     step_ms = 0
 
@@ -804,7 +808,7 @@ def test_a_clock_that_steps_forward_is_noticed_within_seconds(world: World) -> N
     run_virtually(main())
 
 
-def test_figures_are_cumulative(sound_world: World) -> None:
+def test_figures_are_cumulative(sound_world: BucketTrackerWorld) -> None:
     """Reading them changes nothing."""
 
     async def main() -> None:
@@ -846,13 +850,13 @@ class LateStorage(MemoryBucketSnapshotStorage):
 
 
 @pytest.fixture
-def late_world() -> World:
-    world = World(config=replace(CONFIG, index_count_at_close_min=1))
+def late_world() -> BucketTrackerWorld:
+    world = BucketTrackerWorld(config=replace(CONFIG, index_count_at_close_min=1))
     world.stored = world.storage = LateStorage()  # type: ignore[assignment]
     return world
 
 
-def test_what_is_stored_after_its_tracker_was_closed_is_deleted(late_world: World) -> None:
+def test_what_is_stored_after_its_tracker_was_closed_is_deleted(late_world: BucketTrackerWorld) -> None:
     """Closing has a limit, and after it nobody else would look: the cursor is deleted next."""
 
     async def main() -> None:
@@ -866,7 +870,7 @@ def test_what_is_stored_after_its_tracker_was_closed_is_deleted(late_world: Worl
     run_virtually(main())
 
 
-def test_what_is_stored_after_a_clear_was_given_up_is_deleted(late_world: World) -> None:
+def test_what_is_stored_after_a_clear_was_given_up_is_deleted(late_world: BucketTrackerWorld) -> None:
     """Beyond the time limit of a call, the tracker goes on and may list too early."""
 
     async def main() -> None:
@@ -900,7 +904,7 @@ class UnansweringStorage(MemoryBucketSnapshotStorage):
         await super().create_bucket_snapshot(*args, **kwargs)
 
 
-def test_what_is_stored_after_its_create_has_failed_is_deleted(sound_world: World) -> None:
+def test_what_is_stored_after_its_create_has_failed_is_deleted(sound_world: BucketTrackerWorld) -> None:
     """Long after the bucket was stored again, and after the first look for snapshots without a property."""
     sound_world.stored = UnansweringStorage()
     sound_world.storage = FaultInjectingBucketSnapshotStorage(sound_world.stored)
@@ -919,7 +923,7 @@ def test_what_is_stored_after_its_create_has_failed_is_deleted(sound_world: Worl
     run_virtually(main())
 
 
-def test_what_comes_late_is_deleted_although_the_storage_is_down_for_a_while(sound_world: World) -> None:
+def test_what_comes_late_is_deleted_although_the_storage_is_down_for_a_while(sound_world: BucketTrackerWorld) -> None:
     async def main() -> None:
         storage = sound_world.storage
         await storage.start()
@@ -939,7 +943,7 @@ def test_what_comes_late_is_deleted_although_the_storage_is_down_for_a_while(sou
     run_virtually(main())
 
 
-def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: World) -> None:
+def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: BucketTrackerWorld) -> None:
     """It is deleted next: that would be work for nothing, and something that may come late."""
 
     async def main() -> None:
@@ -954,7 +958,9 @@ def test_an_index_that_is_abandoned_is_not_stored_when_it_closes(late_world: Wor
 
 
 @pytest.mark.parametrize("is_trimmed", [False, True])
-def test_what_was_acknowledged_before_a_restart_does_not_count(sound_world: World, is_trimmed: bool) -> None:
+def test_what_was_acknowledged_before_a_restart_does_not_count(
+    sound_world: BucketTrackerWorld, is_trimmed: bool
+) -> None:
     """Nobody has to ask about its ledgers; a bucket of which nothing is acknowledged is not read for it."""
     sound_world.config = replace(
         CONFIG, index_count_per_bucket_min=100, segment_row_count_max=1, index_count_at_close_min=1
@@ -980,7 +986,7 @@ def test_what_was_acknowledged_before_a_restart_does_not_count(sound_world: Worl
     run_virtually(main())
 
 
-def test_another_tick_counts_at_once(world: World) -> None:
+def test_another_tick_counts_at_once(world: BucketTrackerWorld) -> None:
     """Also for what is tracked already."""
 
     async def main() -> None:
@@ -997,7 +1003,7 @@ def test_another_tick_counts_at_once(world: World) -> None:
     run_virtually(main())
 
 
-def test_what_failed_and_is_wanted_no_more_fails_no_longer(sound_world: World) -> None:
+def test_what_failed_and_is_wanted_no_more_fails_no_longer(sound_world: BucketTrackerWorld) -> None:
     """The messages of a bucket that could not be stored, and is gone, are no reason to call a tracker unhealthy."""
 
     async def main() -> None:
@@ -1017,7 +1023,9 @@ def test_what_failed_and_is_wanted_no_more_fails_no_longer(sound_world: World) -
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_came_due_while_the_storage_was_away_comes_in_order_when_it_is_back(sound_world: World, seed: int) -> None:
+def test_what_came_due_while_the_storage_was_away_comes_in_order_when_it_is_back(
+    sound_world: BucketTrackerWorld, seed: int
+) -> None:
     """At a start, and for longer than due messages wait; each bucket is tried and answered in its own time."""
     factory = BucketDelayedDeliveryTrackerFactory(
         CONFIG, sound_world.storage, now_ms=virtual_now_ms, run_blocking=run_inline, rng=Random(seed)
@@ -1047,7 +1055,7 @@ def test_what_came_due_while_the_storage_was_away_comes_in_order_when_it_is_back
     run_virtually(main())
 
 
-def test_what_is_withheld_no_longer_is_told_although_there_is_nothing_else(sound_world: World) -> None:
+def test_what_is_withheld_no_longer_is_told_although_there_is_nothing_else(sound_world: BucketTrackerWorld) -> None:
     """Nothing is loaded and the storage never answers: the dispatcher holds due messages of its own back meanwhile."""
 
     async def main() -> None:

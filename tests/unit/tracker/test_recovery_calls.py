@@ -16,7 +16,7 @@ BUCKETS = 100
 CONFIG = TrackerConfig(index_count_per_bucket_min=1, bucket_count_max=-1)
 
 
-class Storage(MemoryBucketSnapshotStorage):
+class CountedHeadsStorage(MemoryBucketSnapshotStorage):
     """Counts the calls for heads."""
 
     snapshots_at_once_max = 32
@@ -33,7 +33,7 @@ def test_many_buckets_are_recovered_in_a_few_calls_and_one_that_is_lost_costs_it
     """Also where each bucket has one message."""
 
     async def main() -> None:
-        cursor, storage = FakeCursor(), Storage()
+        cursor, storage = FakeCursor(), CountedHeadsStorage()
         await storage.start()
         factory = BucketDelayedDeliveryTrackerFactory(
             CONFIG, storage, now_ms=virtual_now_ms, run_blocking=run_inline, rng=Random(1)

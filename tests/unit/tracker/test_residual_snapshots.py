@@ -13,7 +13,7 @@ from tracker.residual_snapshots import ResidualSnapshots, forget_index, is_named
 from tracker.testing import FakeCursor, run_virtually
 
 
-class World:
+class ResidualWorld:
     """A cursor without a tracker, and a storage with snapshots."""
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> ResidualWorld:
+    return ResidualWorld()
 
 
-def test_what_a_cursor_has_passed_is_trimmed_and_nothing_else(world: World) -> None:
+def test_what_a_cursor_has_passed_is_trimmed_and_nothing_else(world: ResidualWorld) -> None:
     async def main() -> None:
         await world.storage.start()
         await world.store(1, 3)
@@ -60,7 +60,7 @@ def test_what_a_cursor_has_passed_is_trimmed_and_nothing_else(world: World) -> N
     asyncio.run(main())
 
 
-def test_a_snapshot_that_could_not_be_deleted_keeps_its_property(world: World) -> None:
+def test_a_snapshot_that_could_not_be_deleted_keeps_its_property(world: ResidualWorld) -> None:
     async def main() -> None:
         await world.storage.start()
         await world.store(1, 1)
@@ -77,7 +77,7 @@ def test_a_snapshot_that_could_not_be_deleted_keeps_its_property(world: World) -
     asyncio.run(main())
 
 
-def test_a_crash_between_deleting_and_forgetting_is_made_good(world: World) -> None:
+def test_a_crash_between_deleting_and_forgetting_is_made_good(world: ResidualWorld) -> None:
     async def main() -> None:
         await world.storage.start()
         await world.stored.delete_bucket_snapshot(await world.store(1, 1))
@@ -89,7 +89,7 @@ def test_a_crash_between_deleting_and_forgetting_is_made_good(world: World) -> N
     asyncio.run(main())
 
 
-def test_the_snapshot_of_another_cursor_is_not_trimmed(world: World) -> None:
+def test_the_snapshot_of_another_cursor_is_not_trimmed(world: ResidualWorld) -> None:
     """The property goes, as it does when a tracker finds it."""
 
     async def main() -> None:
@@ -103,7 +103,7 @@ def test_the_snapshot_of_another_cursor_is_not_trimmed(world: World) -> None:
     asyncio.run(main())
 
 
-def test_a_cursor_with_a_tracker_is_left_to_it(world: World) -> None:
+def test_a_cursor_with_a_tracker_is_left_to_it(world: ResidualWorld) -> None:
     async def main() -> None:
         await world.storage.start()
         await world.store(1, 1)
@@ -115,7 +115,7 @@ def test_a_cursor_with_a_tracker_is_left_to_it(world: World) -> None:
     asyncio.run(main())
 
 
-def test_a_tracker_that_comes_while_a_snapshot_is_deleted_keeps_what_it_names(world: World) -> None:
+def test_a_tracker_that_comes_while_a_snapshot_is_deleted_keeps_what_it_names(world: ResidualWorld) -> None:
     """It may have sealed the same ledgers again, under the same key."""
 
     async def main() -> None:
@@ -136,7 +136,7 @@ def test_a_tracker_that_comes_while_a_snapshot_is_deleted_keeps_what_it_names(wo
     asyncio.run(main())
 
 
-def test_snapshots_that_nobody_owns_are_deleted_and_no_others(world: World) -> None:
+def test_snapshots_that_nobody_owns_are_deleted_and_no_others(world: ResidualWorld) -> None:
     """As a crash leaves them between a late create and the end of its watch; an outage is told."""
 
     async def main() -> None:
@@ -159,7 +159,7 @@ def test_snapshots_that_nobody_owns_are_deleted_and_no_others(world: World) -> N
     asyncio.run(main())
 
 
-def test_properties_that_name_what_is_gone_are_removed_and_no_others(world: World) -> None:
+def test_properties_that_name_what_is_gone_are_removed_and_no_others(world: ResidualWorld) -> None:
     """What is there but not known to be is asked for; an outage is not taken for a loss."""
 
     async def main() -> None:
@@ -201,7 +201,7 @@ def test_a_snapshot_is_named_by_whatever_property_of_a_bucket_has_its_id(
     assert is_named(properties, BucketSnapshotInfo(7, bucket_key(1, 2), "t", "c", 1, 1)) is expected
 
 
-def test_a_storage_that_does_not_answer_is_not_waited_for_long(world: World) -> None:
+def test_a_storage_that_does_not_answer_is_not_waited_for_long(world: ResidualWorld) -> None:
     async def main() -> None:
         await world.storage.start()
         await world.store(1, 1)
@@ -217,7 +217,7 @@ def test_a_storage_that_does_not_answer_is_not_waited_for_long(world: World) -> 
     run_virtually(main())
 
 
-def test_a_forgotten_index_leaves_what_is_no_index(world: World) -> None:
+def test_a_forgotten_index_leaves_what_is_no_index(world: ResidualWorld) -> None:
     async def main() -> None:
         await world.storage.start()
         await world.store(1, 1)

@@ -26,7 +26,7 @@ from tracker.testing import FakeCursor, run_inline, run_virtually, virtual_now_m
 Rows = list[tuple[int, int, int]]
 
 
-class World:
+class SharedIndexWorld:
     """An index, and subscriptions with a view each."""
 
     def __init__(self, row_count_max: int = 262_144) -> None:
@@ -78,11 +78,13 @@ class World:
         return self.views[name].get_scheduled_messages(limit).to_rows()
 
 
-def play(story: Callable[[World], Coroutine[Any, Any, None]], *names: str, row_count_max: int = 262_144) -> None:
+def play(
+    story: Callable[[SharedIndexWorld], Coroutine[Any, Any, None]], *names: str, row_count_max: int = 262_144
+) -> None:
     """Run a story with subscriptions of these names, in virtual time."""
 
     async def main() -> None:
-        world = World(row_count_max)
+        world = SharedIndexWorld(row_count_max)
         await world.open(*names)
         await story(world)
         await world.index.close()
@@ -96,7 +98,7 @@ async def rest() -> None:
 
 
 def test_what_one_polls_is_due_for_all_once() -> None:
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         a, b = world.views["a"], world.views["b"]
         assert a.add_messages([1, 1], [1, 2], [START_MS + 200, START_MS + 100]).all()
         assert b.add_message(1, 1, START_MS + 200)
@@ -124,7 +126,7 @@ def test_what_one_polls_is_due_for_all_once() -> None:
 def test_what_a_subscription_has_acknowledged_is_not_due_for_it() -> None:
     """Below its mark-delete position or on its own; the others get it."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_messages([1, 2, 2], [0, 0, 1], [START_MS + 100] * 3)
         world.cursors["a"].mark_delete_position = Position(2, -1)
         world.cursors["a"].acknowledge(2, 1)
@@ -140,7 +142,7 @@ def test_what_a_subscription_has_acknowledged_is_not_due_for_it() -> None:
 def test_a_poll_goes_on_behind_what_was_acknowledged() -> None:
     """A subscription that skipped thousands of due messages is not told that there is nothing."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_messages([1] * 5_000, list(range(5_000)), [START_MS + 100] * 5_000)
         world.cursors["a"].acknowledge(1, *range(4_990))
         await asyncio.sleep(0.2)
@@ -155,7 +157,7 @@ def test_a_poll_goes_on_behind_what_was_acknowledged() -> None:
 def test_what_waits_for_a_subscription_that_takes_nothing_is_mostly_in_the_log() -> None:
     """Rows up to the limit, then positions; what is read again comes in order, and nothing before it."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         entry_ids = list(range(12))
         # The later the entry, the earlier it is due.
         rows = [(START_MS + 200 - entry_id, 1, entry_id) for entry_id in entry_ids]
@@ -201,7 +203,7 @@ def test_what_waits_for_a_subscription_that_takes_nothing_is_mostly_in_the_log()
 def test_an_earlier_message_that_is_indexed_late_comes_first() -> None:
     """Rows that another's poll brought do not overtake what is due in the index since."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_messages([1, 1], [1, 2], [START_MS + 200, START_MS + 300])
         await asyncio.sleep(0.4)
         assert len(world.rows("a")) == 2
@@ -218,7 +220,7 @@ def test_an_earlier_message_that_is_indexed_late_comes_first() -> None:
 def test_a_message_that_is_due_when_it_is_offered_again_is_due_for_the_others(deliver_at_ms: int) -> None:
     """The tracker forgets it; who offered it delivers it, and the others still need it, once."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_message(1, 1, deliver_at_ms)
         await asyncio.sleep(0.2)
         world.told.clear()
@@ -238,7 +240,7 @@ def test_a_message_that_is_due_when_it_is_offered_again_is_due_for_the_others(de
 def test_a_message_that_is_offered_again_comes_once_at_the_earlier_time() -> None:
     """For all, whoever offered it, and whichever came first."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         assert world.views["a"].add_messages([1, 1], [1, 2], [START_MS + 60_000, START_MS + 10_000]).all()
         assert world.views["b"].add_messages([1, 1], [1, 2], [START_MS + 10_000, START_MS + 60_000]).all()
         assert world.views["a"].number_of_delayed_messages() == 2
@@ -254,7 +256,7 @@ def test_a_message_that_is_offered_again_comes_once_at_the_earlier_time() -> Non
 def test_a_message_without_a_delay_leaves_what_is_indexed_alone() -> None:
     """It is offered to say that delays differ; the position is another one's."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_message(1, 1, START_MS + 100)
         assert not world.views["b"].add_message(1, 1, -1)
         assert world.views["b"].add_messages([1], [1], [-1]).tolist() == [False]
@@ -265,7 +267,7 @@ def test_a_message_without_a_delay_leaves_what_is_indexed_alone() -> None:
 
 
 def test_a_read_that_began_before_a_message_was_indexed_leaves_it_alone() -> None:
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         ledger_ids, entry_ids = np.array([1, 1]), np.array([1, 2])
         assert world.views["b"].tracked_meanwhile(ledger_ids, entry_ids) is None
         world.views["a"].add_message(1, 2, START_MS + 100)
@@ -283,7 +285,7 @@ def test_a_read_that_began_before_a_message_was_indexed_leaves_it_alone() -> Non
 def test_what_a_subscription_took_before_another_indexed_it_does_not_come_again() -> None:
     """The clock was put back, say: the late subscription delays what the other one has delivered."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.taken["a"] = {(1, 1)}
         world.views["b"].add_messages([1, 1], [1, 2], [START_MS + 100] * 2)
         assert (world.views["a"].number_of_delayed_messages(), world.views["b"].number_of_delayed_messages()) == (1, 2)
@@ -297,7 +299,7 @@ def test_what_a_subscription_took_before_another_indexed_it_does_not_come_again(
 def test_a_view_that_comes_later_gets_what_is_indexed_and_not_what_was_polled() -> None:
     """That it finds in the log: it is not tracked, so that its reader does not pass over it."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_messages([1, 1], [1, 2], [START_MS + 100, START_MS + 900])
         await asyncio.sleep(0.2)
         world.rows("a")
@@ -311,7 +313,7 @@ def test_a_view_that_comes_later_gets_what_is_indexed_and_not_what_was_polled() 
 
 
 def test_clearing_and_closing_a_view_leave_the_index_to_the_others() -> None:
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_messages([1, 1], [1, 2], [START_MS + 100, START_MS + 900])
         await asyncio.sleep(0.2)
         world.rows("a")
@@ -330,7 +332,7 @@ def test_clearing_and_closing_a_view_leave_the_index_to_the_others() -> None:
 def test_what_a_snapshot_lost_is_read_again_by_every_view() -> None:
     """One puts it back; what becomes due before another has read it comes once to it all the same."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_messages([1] * 6, list(range(6)), [START_MS + 20_000] * 6)
         world.views["a"].add_message(2, 0, START_MS + 20_000)
         await rest()
@@ -354,7 +356,7 @@ def test_what_a_snapshot_lost_is_read_again_by_every_view() -> None:
 def test_a_range_of_which_something_was_lost_is_read_again_by_every_view() -> None:
     """What one puts back, another one that had read it as tracked gets too."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.taken["b"] = {(1, 0), (7, 0)}
         for view in world.views.values():
             view.on_available({}, [LedgerRange(1, 5)])
@@ -372,7 +374,7 @@ def test_a_range_of_which_something_was_lost_is_read_again_by_every_view() -> No
 def test_the_index_goes_where_the_slowest_subscription_is() -> None:
     """Snapshots below it are deleted; the properties are the index's own."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         for ledger_id in range(1, 4):
             world.views["a"].add_messages([ledger_id] * 5, list(range(5)), [START_MS + 3_600_000] * 5)
         await rest()
@@ -393,7 +395,7 @@ def test_the_index_goes_where_the_slowest_subscription_is() -> None:
 def test_what_a_subscription_offers_that_went_back_is_kept() -> None:
     """The slowest one seeks to the beginning, and nobody has told the index before its messages are sealed."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.cursors["a"].mark_delete_position = world.cursors["b"].mark_delete_position = Position(9, 0)
         world.index.refresh()
         world.cursors["a"].mark_delete_position = Position(0, -1)
@@ -421,7 +423,7 @@ def test_without_subscriptions_the_index_stays_where_its_own_cursor_is() -> None
 
 @pytest.mark.parametrize(("ledger_id", "entry_id"), [(-1, 0), (0, -1), (0, 2**32)])
 def test_positions_that_cannot_be_tracked_are_refused(ledger_id: int, entry_id: int) -> None:
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         with pytest.raises(ValueError, match="cannot track position"):
             world.views["a"].add_message(ledger_id, entry_id, START_MS + 100)
 
@@ -447,7 +449,7 @@ def test_a_set_of_positions_answers_for_columns(entry_ids: list[int]) -> None:
 def test_an_index_at_rest_looks_at_the_clock_every_five_seconds_at_most() -> None:
     """It knows the positions of all its buckets for as long as it has them, so there is nothing to let go of."""
 
-    async def story(world: World) -> None:
+    async def story(world: SharedIndexWorld) -> None:
         world.views["a"].add_messages([1] * 6, list(range(6)), [START_MS + 3_600_000] * 6)
         world.views["a"].add_message(2, 0, START_MS + 3_600_000)
         await asyncio.sleep(60)

@@ -30,7 +30,7 @@ KINDS = ("bucket", "in-memory", "shared")
 CONFIG = TrackerConfig(index_count_per_bucket_min=3, is_deliver_at_time_strict=True, tick_time_ms=1)
 
 Row = tuple[int, int, int]
-Story = Callable[["World"], Coroutine[Any, Any, None]]
+Story = Callable[["WakeUpWorld"], Coroutine[Any, Any, None]]
 
 
 class Program:
@@ -63,7 +63,7 @@ class Program:
             self.taken_at_ms.append(virtual_now_ms())
 
 
-class World:
+class WakeUpWorld:
     """A tracker of a kind, and the program that embeds it; with the shared index, another one beside it."""
 
     def __init__(self, kind: str, config: TrackerConfig, plan: FaultPlan) -> None:
@@ -115,7 +115,7 @@ class World:
 
 def play(story: Story, kind: str, *, config: TrackerConfig = CONFIG, plan: FaultPlan = NO_FAULTS) -> None:
     async def main() -> None:
-        world = World(kind, config, plan)
+        world = WakeUpWorld(kind, config, plan)
         await world.open()
         await story(world)
         await world.close()
@@ -123,28 +123,28 @@ def play(story: Story, kind: str, *, config: TrackerConfig = CONFIG, plan: Fault
     run_virtually(main())
 
 
-async def _seek(world: World) -> None:
+async def _seek(world: WakeUpWorld) -> None:
     world.pass_ledgers_before(2)
     await world.tracker.clear()
     world.tracker.add_message(2, 0, START_MS + 20_000)
 
 
-async def _pass(world: World) -> None:
+async def _pass(world: WakeUpWorld) -> None:
     world.pass_ledgers_before(2)
 
 
-async def _pass_within_the_ledger(world: World) -> None:
+async def _pass_within_the_ledger(world: WakeUpWorld) -> None:
     for program in (world.program, world.other):
         program.cursor.mark_delete_position = Position(1, 0)
     if world.index is not None:
         world.index.refresh()
 
 
-async def _refuse(world: World) -> None:
+async def _refuse(world: WakeUpWorld) -> None:
     assert not world.tracker.add_message(1, 0, START_MS + 1_000)
 
 
-async def _refuse_many(world: World) -> None:
+async def _refuse_many(world: WakeUpWorld) -> None:
     assert not world.tracker.add_messages([1], [0], [START_MS + 1_000]).any()
 
 
@@ -161,11 +161,11 @@ LEAVING = {
 @pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
 @pytest.mark.parametrize("are_permits_early", [False, True], ids=["permits-3-s", "permits-2-s"])
 def test_a_message_comes_at_its_time_after_an_earlier_one_left_untaken(
-    kind: str, leave: Callable[[World], Awaitable[None]], are_permits_early: bool
+    kind: str, leave: Callable[[WakeUpWorld], Awaitable[None]], are_permits_early: bool
 ) -> None:
     """A was due at 1 s without permits and left at 2 s; B comes at 20 s, also when permits follow at once."""
 
-    async def story(world: World) -> None:
+    async def story(world: WakeUpWorld) -> None:
         world.tracker.add_message(1, 0, START_MS + 1_000)
         world.tracker.add_message(2, 0, START_MS + 20_000)
         await asyncio.sleep(2)
@@ -189,7 +189,7 @@ def test_a_message_comes_at_its_time_after_an_earlier_one_left_untaken(
 def test_a_message_comes_at_its_time_after_the_tick_was_long_for_a_while(kind: str) -> None:
     """While it was, the message was due, and told; then it is not."""
 
-    async def story(world: World) -> None:
+    async def story(world: WakeUpWorld) -> None:
         world.tracker.add_message(1, 0, START_MS + 20_000)
         await asyncio.sleep(1)
         world.tracker.reset_tick_time(60_000)
@@ -211,7 +211,7 @@ def test_a_message_comes_at_its_time_after_the_tick_was_long_for_a_while(kind: s
 def test_a_message_comes_at_its_time_after_the_clock_was_put_back(kind: str, gap_s: int) -> None:
     """It was due, and told; then it is not, and nobody was told that the clock moved. On time to 5 s, by design."""
 
-    async def story(world: World) -> None:
+    async def story(world: WakeUpWorld) -> None:
         world.tracker.add_message(1, 0, START_MS + 1_000)
         await asyncio.sleep(2)
         assert world.program.told_count == 1
@@ -230,7 +230,7 @@ def test_a_message_comes_at_its_time_after_the_clock_was_put_back(kind: str, gap
 def test_a_message_of_a_shared_index_comes_to_who_has_acknowledged_what_another_one_took() -> None:
     """The other subscription polls A, this one has acknowledged it; B comes to both."""
 
-    async def story(world: World) -> None:
+    async def story(world: WakeUpWorld) -> None:
         world.tracker.add_message(1, 0, START_MS + 1_000)
         world.tracker.add_message(2, 0, START_MS + 20_000)
         await asyncio.sleep(2)
@@ -250,7 +250,7 @@ def test_a_message_of_a_shared_index_comes_to_who_has_acknowledged_what_another_
 def test_a_row_whose_position_is_gone_is_not_available(kind: str) -> None:
     """Not before a poll, and not while nobody looks; what is behind it is."""
 
-    async def story(world: World) -> None:
+    async def story(world: WakeUpWorld) -> None:
         for entry_id in range(1_000):
             world.tracker.add_message(1, entry_id, START_MS + 1_000)
         world.tracker.add_message(2, 0, START_MS + 1_001)
@@ -269,7 +269,7 @@ def test_reading_goes_on_when_memory_has_room_again(kind: str) -> None:
     """It paused because the storage took nothing; nothing is due when that is over."""
     config = TrackerConfig(index_count_per_bucket_min=3, unsealed_row_count_max=10, is_deliver_at_time_strict=True)
 
-    async def story(world: World) -> None:
+    async def story(world: WakeUpWorld) -> None:
         world.storage.is_down = True
         for ledger_id in range(1, 20):
             world.tracker.add_message(ledger_id, 0, START_MS + 10**9)
@@ -291,7 +291,7 @@ def test_reading_goes_on_when_less_than_the_lookahead_is_tracked() -> None:
     """It paused because all delays look the same; what was tracked is passed before it is due."""
     config = TrackerConfig(fixed_delay_detection_lookahead=2)
 
-    async def story(world: World) -> None:
+    async def story(world: WakeUpWorld) -> None:
         for entry_id in range(2):
             world.tracker.add_message(1, entry_id, START_MS + 10**9)
         assert world.tracker.should_pause_all_deliveries()
@@ -310,7 +310,7 @@ def test_who_holds_due_messages_back_is_told_when_waiting_is_over(kind: str) -> 
     """A segment that hangs holds up what is due for 5 s, also where nothing that the tracker has waits for it."""
     config = TrackerConfig(index_count_per_bucket_min=3, is_deliver_at_time_strict=True, prefetch_ms=1_000)
 
-    async def story(world: World) -> None:
+    async def story(world: WakeUpWorld) -> None:
         for ledger_id in range(1, 4):
             world.tracker.add_message(ledger_id, 0, START_MS + 10_000)
         world.tracker.add_message(4, 0, START_MS + 8_000)
@@ -348,7 +348,7 @@ def test_nothing_available_waits_for_a_program_that_has_permits(kind: str, seed:
         retry_backoff_ms_max=4,
     )
 
-    async def story(world: World) -> None:
+    async def story(world: WakeUpWorld) -> None:
         first, last, offered = 1, 1, {}
         for _ in range(150):
             now_ms, what = world.now_ms(), chance.random()
