@@ -209,11 +209,11 @@ async def _after_a_kill(service: PostdateProcess | RealPulsar, topics: int) -> F
     client = await ManyTopicsClient.connect(service.port)
     await client.open_topics(range(topics + 1))
     # They must not be due before all of them are published.
-    due_ms = time.time_ns() // 1_000_000 + 30_000 + topics * DUE_EACH // 4
-    await _publish(client, range(1, topics + 1), DUE_EACH, due_ms)
-    if time.time_ns() // 1_000_000 > due_ms:
+    deliver_at_ms = time.time_ns() // 1_000_000 + 30_000 + topics * DUE_EACH // 4
+    await _publish(client, range(1, topics + 1), DUE_EACH, deliver_at_ms)
+    if time.time_ns() // 1_000_000 > deliver_at_ms:
         raise RuntimeError("publishing took longer than the messages' delay")
-    await asyncio.sleep(max(0.0, (due_ms - time.time_ns() // 1_000_000) / 1e3 - 0.1))
+    await asyncio.sleep(max(0.0, (deliver_at_ms - time.time_ns() // 1_000_000) / 1e3 - 0.1))
     begin = time.monotonic()
     service.kill()
     await asyncio.to_thread(service.start)

@@ -44,7 +44,7 @@ def key_of(number: int, messages: int) -> str:
     return f"customer-{number % max(1, messages // 10)}"
 
 
-def due_ms_of(number: int, messages: int, first_ms: int) -> int:
+def deliver_at_ms_of(number: int, messages: int, first_ms: int) -> int:
     """Return the time of a message: spread over a week, in no order."""
     return first_ms + number * 7_919 % messages * HORIZON_MS // messages
 
@@ -59,12 +59,12 @@ async def fill(folder: Path, messages: int, first_ms: int) -> None:
         key = key_of(number, messages).encode()
         metadata.partition_key = key
         metadata.properties.add(key="campaign", value="spring" if number % 2 else "autumn")
-        due_ms = due_ms_of(number, messages, first_ms)
-        metadata.deliver_at_time = due_ms
+        deliver_at_ms = deliver_at_ms_of(number, messages, first_ms)
+        metadata.deliver_at_time = deliver_at_ms
         data = metadata.SerializeToString()
         covered = len(data).to_bytes(4) + data + PAYLOAD
         entry = b"\x0e\x01" + google_crc32c.value(covered).to_bytes(4) + covered
-        ledger.append_nowait(entry, publish_time_ms=first_ms, deliver_at_ms=due_ms, sticky_hash=sticky_hash(key))
+        ledger.append_nowait(entry, publish_time_ms=first_ms, deliver_at_ms=deliver_at_ms, sticky_hash=sticky_hash(key))
         if number % _COMMIT_ENTRIES == _COMMIT_ENTRIES - 1:
             await ledger.committed()
     await ledger.committed()

@@ -111,10 +111,10 @@ def _answers(port: int) -> bool:
 def _fill(redis: Redis, messages: int, first_ms: int) -> None:
     def commands() -> Iterable[Command]:
         for number in range(messages):
-            due_ms = first_ms + number * 7_919 % messages * HORIZON_MS // messages
+            deliver_at_ms = first_ms + number * 7_919 % messages * HORIZON_MS // messages
             key = f"customer-{number % max(1, messages // 10)}"
             campaign = "spring" if number % 2 else "autumn"
-            yield "ZADD", "due", due_ms, number
+            yield "ZADD", "due", deliver_at_ms, number
             yield "HSET", f"m:{number}", "key", key, "campaign", campaign, "payload", PAYLOAD
             yield "SADD", f"k:{key}", number
 

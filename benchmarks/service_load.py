@@ -102,9 +102,9 @@ def produce(order: ProduceOrder) -> None:
     _tell("ready")
     _wait_for_line()
     begun_ns = time.time_ns()
-    due_ms = _due_times(order, begun_ns // 1_000_000)
+    deliver_at_ms = _due_times(order, begun_ns // 1_000_000)
     send = producer.send_async
-    messages = zip(_payloads(order, due_ms), due_ms.tolist(), _keys(order), strict=False)
+    messages = zip(_payloads(order, deliver_at_ms), deliver_at_ms.tolist(), _keys(order), strict=False)
     for sent, (payload, due, key) in enumerate(messages, start=1):
         send(payload, None, partition_key=key, deliver_at=due if due != NOT_DELAYED else None)
         if sent % _PROGRESS_MESSAGES == 0:
@@ -119,7 +119,7 @@ def produce(order: ProduceOrder) -> None:
         begun_ns=begun_ns,
         ended_ns=ended_ns,
         per_s=order.messages / (ended_ns - begun_ns) * 1e9,
-        first_due_ms=int(due_ms.min()),
+        first_deliver_at_ms=int(deliver_at_ms.min()),
     )
     client.close()
 
@@ -192,10 +192,10 @@ def _due_times(order: ProduceOrder, now_ms: int) -> NDArray[np.int64]:
     return np.asarray(now_ms + order.lead_ms + after_first, dtype=np.int64)
 
 
-def _payloads(order: ProduceOrder, due_ms: NDArray[np.int64]) -> Iterator[bytes]:
+def _payloads(order: ProduceOrder, deliver_at_ms: NDArray[np.int64]) -> Iterator[bytes]:
     padding = b"x" * (order.payload_bytes - PAYLOAD_HEAD.size)
     pack = PAYLOAD_HEAD.pack
-    return (pack(number, due) + padding for number, due in enumerate(due_ms.tolist()))
+    return (pack(number, due) + padding for number, due in enumerate(deliver_at_ms.tolist()))
 
 
 def _keys(order: ProduceOrder) -> Iterator[str]:

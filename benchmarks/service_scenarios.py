@@ -235,14 +235,14 @@ def recovery(stage: Stage) -> dict[str, float]:
         _wait_until_tracked(stage, topic)
         before_mib = resident_mib(service.pid)
         due_soon = stage.producer(topic, _ALREADY_DUE, lead_ms=_ALREADY_DUE_LEAD_MS)
-        first_due_ms = _produce(due_soon, _ALREADY_DUE)["first_due_ms"]
+        first_deliver_at_ms = _produce(due_soon, _ALREADY_DUE)["first_deliver_at_ms"]
         service.kill()
-        if time.time_ns() // 1_000_000 >= first_due_ms:
+        if time.time_ns() // 1_000_000 >= first_deliver_at_ms:
             service.start()
             raise LoadError("the kill came after the first message was due")
     stage.close()
     consumer = stage.consumer(topic, _ALREADY_DUE, connects=False)
-    time.sleep(max(0.0, first_due_ms / 1e3 + 0.5 - time.time_ns() / 1e9))
+    time.sleep(max(0.0, first_deliver_at_ms / 1e3 + 0.5 - time.time_ns() / 1e9))
 
     begun_ns = time.time_ns()
     service.start(wait=False)
@@ -285,7 +285,7 @@ def _due(stage: Stage, *, messages: int, spread_ms: int) -> dict[str, float]:
         consumer.go()
         produced = _produce(producer, messages)
         arrived = _check_arrivals(consumer.finish(), messages)
-        if produced["ended_ns"] / 1e6 < produced["first_due_ms"]:
+        if produced["ended_ns"] / 1e6 < produced["first_deliver_at_ms"]:
             return arrived
         lead_ms *= 2
         stage.tell(f"producing was not finished in time; once more, {lead_ms / 1e3:.0f} s ahead")

@@ -365,7 +365,7 @@ class Reader:
             return False
         is_available = not self._is_tracker_dry and self.tracker.has_message_available()
         times_ms = [self.tracker.first_withheld_time(), self.tracker.next_delivery_time() if is_available else None]
-        self._intake.tracker_due_ms = min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
+        self._intake.tracker_deliver_at_ms = min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
         return is_available
 
     async def _take_due(self) -> bool:
@@ -377,9 +377,11 @@ class Reader:
             if wanted == 0:
                 return False
             is_available = self._look_at_tracker()
-            tracker_due_ms = self._intake.tracker_due_ms
-            held_due_ms = self._intake.held_due.first_due_ms
-            if held_due_ms is not None and (tracker_due_ms is None or held_due_ms < tracker_due_ms):
+            tracker_deliver_at_ms = self._intake.tracker_deliver_at_ms
+            held_deliver_at_ms = self._intake.held_due.first_deliver_at_ms
+            if held_deliver_at_ms is not None and (
+                tracker_deliver_at_ms is None or held_deliver_at_ms < tracker_deliver_at_ms
+            ):
                 self._run_actions(self._intake.admit_held())
                 return True
             if not is_available:

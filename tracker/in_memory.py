@@ -204,7 +204,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def has_message_available(self) -> bool:
         """See base."""
-        is_available = self._first_due_ms() is not None
+        is_available = self._first_deliver_at_ms() is not None
         if not is_available:
             self._wake_up.note_nothing_due()
         return is_available
@@ -223,7 +223,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             del self._windows[heapq.heappop(self._times)]
         return None
 
-    def _first_due_ms(self) -> int | None:
+    def _first_deliver_at_ms(self) -> int | None:
         first_ms = self._first_ms()
         return first_ms if first_ms is not None and first_ms <= self._due_through_ms() else None
 
@@ -303,7 +303,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._lookahead > 0
             and self._have_fixed_delays
             and self._members.count >= self._lookahead
-            and self._first_due_ms() is None
+            and self._first_deliver_at_ms() is None
         )
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
@@ -385,7 +385,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         """Bring everything up to date, once per turn of the loop."""
         self._turn_handle = None
         self._set_timer()
-        if self._wake_up.is_wanted(due_ms=self._first_due_ms(), is_paused=self._is_paused()):
+        if self._wake_up.is_wanted(deliver_at_ms=self._first_deliver_at_ms(), is_paused=self._is_paused()):
             self._context.on_available()
 
     def _set_timer(self) -> None:

@@ -98,9 +98,9 @@ class TopicSnapshot:
     """The rate of appended messages in the last whole window."""
     window_s: float = 60.0
     """The length of a window."""
-    next_due_ms: int = 0
+    next_deliver_at_ms: int = 0
     """The delivery time of the next scheduled message, 0 where there is none."""
-    last_due_ms: int = 0
+    last_deliver_at_ms: int = 0
     """The delivery time of the last scheduled message."""
     lateness: LatenessHistogram | None = None
 
@@ -213,13 +213,13 @@ TOPIC_FIGURES: Final[tuple[Metric[TopicSnapshot], ...]] = (
     Metric(
         "postdate_next_due_timestamp_seconds",
         "When the next scheduled message comes due, in seconds since the epoch; 0 where there is none.",
-        lambda topic: topic.next_due_ms / 1000,
+        lambda topic: topic.next_deliver_at_ms / 1000,
         has_sum=False,
     ),
     Metric(
         "postdate_last_due_timestamp_seconds",
         "When the last scheduled message comes due, in seconds since the epoch; 0 where there is none.",
-        lambda topic: topic.last_due_ms / 1000,
+        lambda topic: topic.last_deliver_at_ms / 1000,
         has_sum=False,
     ),
 )

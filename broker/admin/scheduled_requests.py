@@ -246,13 +246,17 @@ class NewTime:
     deliver_at_ms: int | None = None
     shift_ms: int = 0
 
-    def of(self, due_ms: int) -> int:
+    def of(self, deliver_at_ms: int) -> int:
         """Return the new time of a message."""
-        return due_ms + self.shift_ms if self.deliver_at_ms is None else self.deliver_at_ms
+        return deliver_at_ms + self.shift_ms if self.deliver_at_ms is None else self.deliver_at_ms
 
-    def all_of(self, due_ms: Int64s) -> Int64s:
+    def all_of(self, deliver_at_ms: Int64s) -> Int64s:
         """Return the new times of many messages."""
-        return due_ms + self.shift_ms if self.deliver_at_ms is None else np.full_like(due_ms, self.deliver_at_ms)
+        return (
+            deliver_at_ms + self.shift_ms
+            if self.deliver_at_ms is None
+            else np.full_like(deliver_at_ms, self.deliver_at_ms)
+        )
 
 
 def parse_new_time(body: Mapping[str, Any], now_ms: int) -> NewTime:

@@ -320,7 +320,8 @@ class _Routes:
         if not is_dry_run:
             now_ms = self._service.now_ms()
             count, moved = await operations.move(
-                movable, new_time.all_of if new_time is not None else lambda due_ms: np.full_like(due_ms, now_ms)
+                movable,
+                new_time.all_of if new_time is not None else lambda deliver_at_ms: np.full_like(deliver_at_ms, now_ms),
             )
             answer |= {verb: count, "alreadyDue": len(matched) - count}
             if selector.message_ids is not None:
@@ -332,7 +333,7 @@ class _Routes:
         if not len(movable):
             return
         now_ms = self._service.now_ms()
-        first, last = (new_time.of(int(movable.rows.due_ms[row])) for row in (0, -1))
+        first, last = (new_time.of(int(movable.rows.deliver_at_ms[row])) for row in (0, -1))
         if new_time.deliver_at_ms is None and first < now_ms:
             advice = "Shift by less, or narrow from and until; deliver what is to come at once with deliver-now"
             raise RequestError(400, "some of them would be due in the past", field=new_time.field, advice=advice)

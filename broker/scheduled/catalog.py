@@ -110,7 +110,7 @@ class ScheduleCatalog:
 
     def _keep(self, name: str, schedule: LedgerSchedule) -> None:
         key = (name, schedule.ledger_id)
-        times = schedule.times_ms
+        times = schedule.deliver_at_ms
         bounds = (int(times[0]), int(times[-1])) if len(times) else (None, None)
         self._spans.setdefault(name, {})[schedule.ledger_id] = (schedule.entries, *bounds)
         self._drop(key)

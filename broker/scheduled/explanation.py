@@ -84,12 +84,12 @@ def _explained(
     now_ms: int,
     ttl_ms: int,
 ) -> Json:
-    due_ms = int(headers.deliver_at_ms[row])
+    deliver_at_ms = int(headers.deliver_at_ms[row])
     states = [
         _of_subscription(schedule.topic, one, message_id, headers, row, now_ms, ttl_ms)
         for one in schedule.subscriptions
     ]
-    if due_ms == NOT_DELAYED:
+    if deliver_at_ms == NOT_DELAYED:
         json = json | both("deliverAt", None)
     if not states:
         sentence = f"{message_id} is in the log, and the topic has no subscription that would get it."
@@ -121,9 +121,9 @@ def _of_subscription(
         "slot": None,
         "reason": None,
     }
-    due_ms = int(headers.deliver_at_ms[row])
+    deliver_at_ms = int(headers.deliver_at_ms[row])
     is_delayed = (
-        due_ms != NOT_DELAYED
+        deliver_at_ms != NOT_DELAYED
         and subscription.has_delays
         and position <= delays_through(subscription.cursor, topic.delayed_delivery)
     )
@@ -131,7 +131,7 @@ def _of_subscription(
     if message_id.batch_index is not None and not is_over:
         is_over = not subscription.has_part(position, message_id.batch_index)
     if is_over:
-        return state | _ended(message_id, max(due_ms, int(headers.publish_time_ms[row])), now_ms, ttl_ms)
+        return state | _ended(message_id, max(deliver_at_ms, int(headers.publish_time_ms[row])), now_ms, ttl_ms)
     dispatcher = subscription.dispatcher
     status = None if dispatcher is None else dispatcher.entry_status(position, int(headers.sticky_hashes[row]))
     if status is not None and status.consumer is not None:
@@ -144,10 +144,10 @@ def _of_subscription(
             "slot": status.slot,
         }
     pause = subscription.pause
-    if is_delayed and due_ms > now_ms:
+    if is_delayed and deliver_at_ms > now_ms:
         held = f"; then the pause since {iso(pause.paused_since_ms)} holds it" if pause.paused_since_ms else ""
-        return state | {"state": "delayed", "sentence": f"{message_id} is delayed until {iso(due_ms)}{held}."}
-    due = f"has been due since {iso(due_ms)}" if is_delayed else "is due"
+        return state | {"state": "delayed", "sentence": f"{message_id} is delayed until {iso(deliver_at_ms)}{held}."}
+    due = f"has been due since {iso(deliver_at_ms)}" if is_delayed else "is due"
     if pause.paused_since_ms is not None:
         return state | {
             "state": "held",

@@ -26,12 +26,12 @@ class LedgerSchedule:
     ledger_id: int
     entries: int
     """The number of entries of the ledger that were read; later ones are not in the columns."""
-    times_ms: Int64s
+    deliver_at_ms: Int64s
     entry_ids: NDArray[np.uint32]
     sticky_hashes: NDArray[np.int32]
 
     def __len__(self) -> int:
-        return len(self.times_ms)
+        return len(self.deliver_at_ms)
 
     @property
     def cost_bytes(self) -> int:
@@ -40,8 +40,8 @@ class LedgerSchedule:
 
     def rows_between(self, from_ms: int | None, until_ms: int | None) -> tuple[int, int]:
         """Return the first row at or behind `from_ms`, and the first one at or behind `until_ms`."""
-        begin = 0 if from_ms is None else int(np.searchsorted(self.times_ms, from_ms, side="left"))
-        end = len(self) if until_ms is None else int(np.searchsorted(self.times_ms, until_ms, side="left"))
+        begin = 0 if from_ms is None else int(np.searchsorted(self.deliver_at_ms, from_ms, side="left"))
+        end = len(self) if until_ms is None else int(np.searchsorted(self.deliver_at_ms, until_ms, side="left"))
         return begin, max(begin, end)
 
     def unacknowledged(self, begin: int, end: int, acknowledged: BitMap | None) -> Mask | None:
@@ -76,7 +76,7 @@ def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: 
     ids = [part.entry_ids[rows].astype(np.uint32) for part, rows in zip(parts, delayed, strict=True)]
     hashes = [part.sticky_hashes[rows] for part, rows in zip(parts, delayed, strict=True)]
     if known is not None:
-        times, ids, hashes = [known.times_ms, *times], [known.entry_ids, *ids], [known.sticky_hashes, *hashes]
+        times, ids, hashes = [known.deliver_at_ms, *times], [known.entry_ids, *ids], [known.sticky_hashes, *hashes]
     if not times:
         return LedgerSchedule(ledger_id, entries, _NO_TIMES, _NO_IDS, _NO_HASHES)
     all_times, all_ids, all_hashes = np.concatenate(times), np.concatenate(ids), np.concatenate(hashes)

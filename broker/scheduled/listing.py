@@ -155,7 +155,7 @@ async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callabl
         _note_roughly(topic, delaying, now_ms())
         return
     totals = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
-    topic.next_due_ms, topic.last_due_ms = totals.next_ms or 0, totals.last_ms or 0
+    topic.next_deliver_at_ms, topic.last_deliver_at_ms = totals.next_ms or 0, totals.last_ms or 0
     for subscription in topic.subscriptions.values():
         since_ms = subscription.pause.paused_since_ms
         subscription.held_by_pause = 0
@@ -167,10 +167,12 @@ async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callabl
 def _note_roughly(topic: Topic, delaying: Sequence[Subscription], now_ms: int) -> None:
     trackers = {one: one.dispatcher.tracker for one in delaying if one.dispatcher is not None}
     nexts = [tracker.next_delivery_time() for tracker in trackers.values() if tracker is not None]
-    topic.next_due_ms = min((due_ms for due_ms in nexts if due_ms is not None and due_ms > now_ms), default=0)
+    topic.next_deliver_at_ms = min(
+        (next_ms for next_ms in nexts if next_ms is not None and next_ms > now_ms), default=0
+    )
     first = min((one.cursor.next_unacknowledged_position for one in delaying), default=AFTER_EVERYTHING)
     last_ms = topic.ledger.last_due_ms_behind(first)
-    topic.last_due_ms = last_ms if last_ms is not None and last_ms > now_ms else 0
+    topic.last_deliver_at_ms = last_ms if last_ms is not None and last_ms > now_ms else 0
     for subscription in topic.subscriptions.values():
         tracker = trackers.get(subscription)
         subscription.held_by_pause = 0

@@ -132,14 +132,14 @@ class Operations:
 
     def due_count(self, matched: Matched) -> int:
         """Return how many of the entries are due already."""
-        return int(np.count_nonzero(matched.rows.due_ms <= self._now_ms()))
+        return int(np.count_nonzero(matched.rows.deliver_at_ms <= self._now_ms()))
 
     async def movable(self, matched: Matched) -> Matched:
         """Leave out messages that a consumer may have got: those that are due and were not held before their time."""
         rows = matched.rows
         is_movable = np.zeros(len(rows), np.bool_)
         for subscription in self._subscriptions:
-            is_movable |= rows.due_ms > self._got_through_ms(subscription)
+            is_movable |= rows.deliver_at_ms > self._got_through_ms(subscription)
         return Matched(await asyncio.to_thread(rows.take, is_movable), [], matched.unknown)
 
     @completed
@@ -188,7 +188,9 @@ class Operations:
         Raises:
             LedgerError: The log cannot be read or written; portions before that are moved, the others are unchanged.
         """
-        rows, new_ms = await asyncio.to_thread(_in_order_of_appending, matched.rows, new_time(matched.rows.due_ms))
+        rows, new_ms = await asyncio.to_thread(
+            _in_order_of_appending, matched.rows, new_time(matched.rows.deliver_at_ms)
+        )
         moved: Moved = {}
         count = 0
         under_way: list[asyncio.Task[Moved]] = []
@@ -260,8 +262,12 @@ class Operations:
         self, copies: Mapping[Position, NewEntry], rows: Rows
     ) -> tuple[dict[Cursor, list[Position]], dict[Cursor, list[int]], list[Position]]:
         """Return by subscription the entries given up and the copies withheld, and all positions that are copied."""
-        due_ms = dict(
-            zip(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True), rows.due_ms.tolist(), strict=True)
+        deliver_at_ms = dict(
+            zip(
+                zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True),
+                rows.deliver_at_ms.tolist(),
+                strict=True,
+            )
         )
         gone: dict[Cursor, list[Position]] = {}
         for subscription in self._subscriptions:
@@ -271,7 +277,9 @@ class Operations:
             gone[cursor] = [
                 position
                 for position in copies
-                if due_ms[position] > through_ms and position not in given and not cursor.is_acknowledged(*position)
+                if deliver_at_ms[position] > through_ms
+                and position not in given
+                and not cursor.is_acknowledged(*position)
             ]
         given_up = {cursor: set(positions) for cursor, positions in gone.items()}
         anybody = set().union(*given_up.values())

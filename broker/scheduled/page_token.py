@@ -28,16 +28,16 @@ class PageToken(NamedTuple):
         """Parse a token.
 
         >>> PageToken.parse(str(PageToken(RowKey(5, 3, 9), 2)))
-        PageToken(place=RowKey(due_ms=5, ledger_id=3, entry_id=9), batch_index=2)
+        PageToken(place=RowKey(deliver_at_ms=5, ledger_id=3, entry_id=9), batch_index=2)
 
         Raises:
             ValueError: The text is not a token of a listing.
         """
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-            version, due_ms, ledger_id, entry_id, batch_index = _TOKEN.unpack(data)
+            version, deliver_at_ms, ledger_id, entry_id, batch_index = _TOKEN.unpack(data)
         except (binascii.Error, StructError, ValueError) as error:
             raise ValueError("it is not what next gave") from error
         if version != _VERSION or batch_index < WHOLE:
             raise ValueError("it is not what next gave")
-        return cls(RowKey(due_ms, ledger_id, entry_id), batch_index)
+        return cls(RowKey(deliver_at_ms, ledger_id, entry_id), batch_index)

@@ -30,23 +30,23 @@ class Wanted:
         """The earliest time that is wanted."""
         if self.after is None:
             return self.from_ms
-        return self.after.due_ms if self.from_ms is None else max(self.from_ms, self.after.due_ms)
+        return self.after.deliver_at_ms if self.from_ms is None else max(self.from_ms, self.after.deliver_at_ms)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """Some rows, in order of delivery."""
 
-    due_ms: Int64s
+    deliver_at_ms: Int64s
     ledger_ids: Int64s
     entry_ids: Int64s
 
     def __len__(self) -> int:
-        return len(self.due_ms)
+        return len(self.deliver_at_ms)
 
     def place(self, row: int) -> RowKey:
         """Return the place of a row."""
-        return RowKey(int(self.due_ms[row]), int(self.ledger_ids[row]), int(self.entry_ids[row]))
+        return RowKey(int(self.deliver_at_ms[row]), int(self.ledger_ids[row]), int(self.entry_ids[row]))
 
     def by_position(self) -> NDArray[np.intp]:
         """Return the rows in the order of the log."""
@@ -54,7 +54,7 @@ class Rows:
 
     def take(self, rows: NDArray[np.intp] | Mask | slice) -> "Rows":
         """Return some of the rows, in this order."""
-        return Rows(self.due_ms[rows], self.ledger_ids[rows], self.entry_ids[rows])
+        return Rows(self.deliver_at_ms[rows], self.ledger_ids[rows], self.entry_ids[rows])
 
 
 _NOTHING: Final[Int64s] = np.empty(0, np.int64)
@@ -66,11 +66,11 @@ def ordered(parts: Sequence[Rows]) -> Rows:
     if not parts:
         return NO_ROWS
     rows = Rows(
-        np.concatenate([part.due_ms for part in parts]),
+        np.concatenate([part.deliver_at_ms for part in parts]),
         np.concatenate([part.ledger_ids for part in parts]),
         np.concatenate([part.entry_ids for part in parts]),
     )
-    return rows.take(np.lexsort((rows.entry_ids, rows.ledger_ids, rows.due_ms)))
+    return rows.take(np.lexsort((rows.entry_ids, rows.ledger_ids, rows.deliver_at_ms)))
 
 
 def rows_of(schedule: LedgerSchedule, acknowledged: BitMap | None, wanted: Wanted, rows_max: int | None = None) -> Rows:
@@ -88,8 +88,8 @@ def rows_of(schedule: LedgerSchedule, acknowledged: BitMap | None, wanted: Wante
         has_hash = schedule.sticky_hashes[begin:end] == wanted.sticky_hash
         is_wanted = has_hash if is_wanted is None else is_wanted & has_hash
     after = wanted.after
-    if after is not None and begin < end and int(schedule.times_ms[begin]) == after.due_ms:
-        ties = int(np.searchsorted(schedule.times_ms[begin:end], after.due_ms, side="right"))
+    if after is not None and begin < end and int(schedule.deliver_at_ms[begin]) == after.deliver_at_ms:
+        ties = int(np.searchsorted(schedule.deliver_at_ms[begin:end], after.deliver_at_ms, side="right"))
         is_wanted = np.ones(end - begin, np.bool_) if is_wanted is None else is_wanted
         if schedule.ledger_id < after.ledger_id:
             is_wanted[:ties] = False
@@ -100,7 +100,7 @@ def rows_of(schedule: LedgerSchedule, acknowledged: BitMap | None, wanted: Wante
     else:
         chosen = begin + np.flatnonzero(is_wanted)[:rows_max]
     return Rows(
-        schedule.times_ms[chosen],
+        schedule.deliver_at_ms[chosen],
         np.full(len(chosen), schedule.ledger_id, np.int64),
         schedule.entry_ids[chosen].astype(np.int64),
     )
@@ -125,7 +125,7 @@ class PageBuilder:
     @property
     def last_ms(self) -> int | None:
         """The time of the last row of a full page: later rows are not needed. None before."""
-        return int(self._rows.due_ms[-1]) if len(self._rows) == self._rows_max else None
+        return int(self._rows.deliver_at_ms[-1]) if len(self._rows) == self._rows_max else None
 
     def rows(self) -> Rows:
         """Return the page."""
@@ -150,10 +150,10 @@ def times_of(
     """Return the times of a ledger's rows in a stretch of time that are not acknowledged, ascending."""
     begin, end = schedule.rows_between(from_ms, until_ms)
     is_alive = schedule.unacknowledged(begin, end, acknowledged)
-    times = schedule.times_ms[begin:end]
+    times = schedule.deliver_at_ms[begin:end]
     return times if is_alive is None else times[is_alive]
 
 
-def counts_between(times_ms: Int64s, edges: Sequence[int]) -> Int64s:
+def counts_between(deliver_at_ms: Int64s, edges: Sequence[int]) -> Int64s:
     """Return how many of ascending times lie in each bucket; the first edge is included, the last is not."""
-    return np.diff(np.searchsorted(times_ms, np.array(edges, np.int64), side="left"))
+    return np.diff(np.searchsorted(deliver_at_ms, np.array(edges, np.int64), side="left"))

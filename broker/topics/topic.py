@@ -93,7 +93,7 @@ class Topic:
         self.copies_total = 0
         self.lateness = LatenessHistogram()
         """The lateness of delayed messages, of all subscriptions."""
-        self.next_due_ms = self.last_due_ms = 0
+        self.next_deliver_at_ms = self.last_deliver_at_ms = 0
         """When its next and last scheduled messages come due, at the last count; 0 for never."""
         self.window_s = 60.0
         """The length of the last whole window of its rates."""
@@ -390,8 +390,8 @@ class Topic:
             throughput_in=self.meter.rates[1],
             appended=self.ledger.append_stats.last,
             window_s=self.window_s,
-            next_due_ms=self.next_due_ms,
-            last_due_ms=self.last_due_ms,
+            next_deliver_at_ms=self.next_deliver_at_ms,
+            last_deliver_at_ms=self.last_deliver_at_ms,
             lateness=self.lateness,
             subscriptions=[subscription.metrics() for subscription in self.subscriptions.values()],
             shared_index=None if self._index is None else self._index.stats(),

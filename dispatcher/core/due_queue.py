@@ -34,7 +34,7 @@ class DueQueue:
         return bool(self._runs)
 
     @property
-    def first_due_ms(self) -> int | None:
+    def first_deliver_at_ms(self) -> int | None:
         """The earliest delivery time."""
         return min((int(run.deliver_at_ms[0]) for run in self._runs), default=None)
 
@@ -118,8 +118,8 @@ def _rows_within(run: EntryHeaders, before_ms: int | None, through: DueKey | Non
     end = len(run) if before_ms is None else int(np.searchsorted(run.deliver_at_ms, before_ms, side="left"))
     if through is None:
         return end
-    due_ms, ledger_id, entry_id = through
-    begin, tie_end = np.searchsorted(run.deliver_at_ms, [due_ms, due_ms + 1], side="left").tolist()
+    deliver_at_ms, ledger_id, entry_id = through
+    begin, tie_end = np.searchsorted(run.deliver_at_ms, [deliver_at_ms, deliver_at_ms + 1], side="left").tolist()
     ties = slice(begin, tie_end)
     is_within = (run.ledger_ids[ties] < ledger_id) | (
         (run.ledger_ids[ties] == ledger_id) & (run.entry_ids[ties] <= entry_id)

@@ -64,7 +64,7 @@ class Intake(SubscriptionCore):
         self._cursor = cursor
         self.waiting = WaitingEntries(config.return_entries_max)
         self.held_due = DueQueue()
-        self.tracker_due_ms: int | None = None
+        self.tracker_deliver_at_ms: int | None = None
         """When the first message was due that the tracker has or is loading; the shell keeps it up to date."""
         self._mark_deleted_through: Key = (-1, -1)
         self._last_confirmed = Position(-1, -1)
@@ -242,7 +242,7 @@ class Intake(SubscriptionCore):
         """Take what is held and may be admitted, with room beside others."""
         if not self.held_due or not self._has_demand() or self._is_holding_due():
             return _NONE
-        held = self.held_due.take(max(0, self._due_room() - others), before_ms=self.tracker_due_ms)
+        held = self.held_due.take(max(0, self._due_room() - others), before_ms=self.tracker_deliver_at_ms)
         return self._not_acknowledged(held)
 
     def _is_holding_due(self) -> bool:

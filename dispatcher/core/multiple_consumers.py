@@ -149,7 +149,7 @@ class MultipleConsumersCore(Intake):
         """See base."""
         if self.plan is None or not self._has_demand() or len(self.waiting) or self.held_due:
             return False
-        is_due = self.tracker_due_ms is not None and self.tracker_due_ms <= self.now_ms
+        is_due = self.tracker_deliver_at_ms is not None and self.tracker_deliver_at_ms <= self.now_ms
         return not is_due and not self._is_holding_due() and self.plan.next_immediate > last_confirmed
 
     # Acknowledgements.

@@ -3,9 +3,9 @@
 A segment is the unit the tracker loads from storage, so its two limits bound two different costs. `step_ms`
 bounds how far into the future one load reaches, and `rows_max` bounds how much memory one load takes.
 
-    timestamps   100 101 105   400 401   900
-    step_ms=300  [---------)   [-----)   [-)
-    ends                   3         5     6
+    deliver_at_ms  100 101 105   400 401   900
+    step_ms=300    [---------)   [-----)   [-)
+    ends                     3         5     6
 
 The limits are Pulsar's, edge for edge: a segment ends before the first time that is `step_ms` or more after
 its own first one, so with a step of 0 every row is a segment, equal times too.
@@ -28,7 +28,7 @@ _SMALL_ROWS_MAX = 64
 _WINDOW_ROWS = 4_096
 
 
-def segment_ends(timestamps: NDArray[np.int64], *, step_ms: int, rows_max: int) -> list[int]:
+def segment_ends(deliver_at_ms: NDArray[np.int64], *, step_ms: int, rows_max: int) -> list[int]:
     """Return the exclusive end row of every segment, in order.
 
     Runtime complexity: O(s log n) for s segments over n rows; about 1 us a segment, 0.2 us and 50 ns a row where they
@@ -42,7 +42,7 @@ def segment_ends(timestamps: NDArray[np.int64], *, step_ms: int, rows_max: int) 
     [1, 2]
 
     Args:
-        timestamps: Delivery times in milliseconds, ascending.
+        deliver_at_ms: Delivery times in milliseconds, ascending.
         step_ms: Longest time span one segment may cover, exclusive of its end.
         rows_max: Most rows one segment may hold, or `ROWS_UNLIMITED`.
     """
@@ -50,7 +50,7 @@ def segment_ends(timestamps: NDArray[np.int64], *, step_ms: int, rows_max: int) 
     assert rows_max == ROWS_UNLIMITED or rows_max > 0
 
     # Plain bisection over the same memory compares Python integers, so it cannot overflow at the end of time.
-    times = np.ascontiguousarray(timestamps)
+    times = np.ascontiguousarray(deliver_at_ms)
     values = times.data
     row_count = len(times)
     ends: list[int] = []

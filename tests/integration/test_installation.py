@@ -95,13 +95,13 @@ import google.protobuf, postdate, broker.protocol.pb.pulsar_api_pb2
 
 async def main():
     config = postdate.TrackerConfig(index_count_at_close_min=1)
-    due_ms = postdate.now_ms() + 200
+    deliver_at_ms = postdate.now_ms() + 200
     async with postdate.MemoryBucketSnapshotStorage() as storage:
         factory = postdate.tracker_factory(config, storage, now_ms=postdate.now_ms)
         cursor, available = postdate.MemoryCursor(), asyncio.Event()
         context = postdate.TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=available.set)
         tracker = factory.new_tracker(context)
-        tracker.add_messages([7] * 1_000, range(1_000), [due_ms] * 1_000)
+        tracker.add_messages([7] * 1_000, range(1_000), [deliver_at_ms] * 1_000)
         await tracker.close()
         assert cursor.properties
         tracker, count = factory.new_tracker(context), 0

@@ -249,8 +249,8 @@ TRACKER: Final = [
     Mutant(
         "told-once",
         "tracker/shell/wake_up.py",
-        "        is_due = due_ms is not None and due_ms != self._told_due_ms\n",
-        "        is_due = due_ms is not None and self._told_due_ms is None\n",
+        "        is_due = deliver_at_ms is not None and deliver_at_ms != self._told_deliver_at_ms\n",
+        "        is_due = deliver_at_ms is not None and self._told_deliver_at_ms is None\n",
         "a dispatcher that was told of a message that left another way is told of no other",
     ),
     Mutant(
@@ -399,14 +399,14 @@ ITEMS: Final = [
     Mutant(
         "item-2",
         "tracker/shell/wake_up.py",
-        "        is_due = due_ms is not None and due_ms != self._told_due_ms\n",
-        "        is_due = due_ms is not None and self._told_due_ms is None\n",
+        "        is_due = deliver_at_ms is not None and deliver_at_ms != self._told_deliver_at_ms\n",
+        "        is_due = deliver_at_ms is not None and self._told_deliver_at_ms is None\n",
         "being told of a due message ends with a poll only",
         (
             Edit(
                 "tracker/shell/wake_up.py",
-                "        self._told_due_ms = due_ms\n        self._withheld_ms = withheld_ms\n",
-                "        self._told_due_ms = due_ms if is_due else self._told_due_ms\n"
+                "        self._told_deliver_at_ms = deliver_at_ms\n        self._withheld_ms = withheld_ms\n",
+                "        self._told_deliver_at_ms = deliver_at_ms if is_due else self._told_deliver_at_ms\n"
                 "        self._withheld_ms = withheld_ms\n",
             ),
             Edit(

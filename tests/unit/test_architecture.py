@@ -39,6 +39,20 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
+def test_the_delivery_time_has_one_name() -> None:
+    """It is `deliver_at_ms` from the header to the consumer (DESIGN.md, section 6)."""
+    others = {"due_ms", "due_at_ms", "deliver_ms", "delivery_ms", "delivery_time_ms", "timestamp_ms"}
+    found: dict[str, set[str]] = {}
+    for path in _python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            for attribute in ("id", "arg", "attr"):
+                name = getattr(node, attribute, None)
+                if name in others:
+                    found.setdefault(str(path.relative_to(ROOT)), set()).add(name)
+
+    assert found == {}
+
+
 def _python_files() -> Iterator[Path]:
     """Yield the source files of all rooms, without those that protobuf generates."""
     rooms = [package.parent for package in ROOT.glob("*/__init__.py")]

@@ -91,11 +91,11 @@ class DueRows:
         """All queues."""
         return [self.loaded, self.mutable, *self._unsealed.values()]
 
-    def due_sources(self, due_ms: int) -> list[int]:
+    def due_sources(self, through_ms: int) -> list[int]:
         """Return whose rows begin by a time, beside loaded ones."""
-        sources = [MUTABLE] if self.mutable.next_ms <= due_ms else []
-        if self._unsealed_next_ms <= due_ms:
-            sources += [serial for serial, queue in self._unsealed.items() if queue.next_ms <= due_ms]
+        sources = [MUTABLE] if self.mutable.next_ms <= through_ms else []
+        if self._unsealed_next_ms <= through_ms:
+            sources += [serial for serial, queue in self._unsealed.items() if queue.next_ms <= through_ms]
         return sources
 
     def queue_of(self, source: int) -> RowQueue:

@@ -111,7 +111,7 @@ def _queues(state: TrackerState, sources: Sequence[int]) -> list[RowQueue]:
     return [state.rows.loaded, *(state.rows.queue_of(source) for source in sources)]
 
 
-def first_due_ms(state: TrackerState, now_ms: int) -> int | None:
+def first_deliver_at_ms(state: TrackerState, now_ms: int) -> int | None:
     """Return the time of the first message that can be handed out, None if there is none."""
     cutoff_ms = state.due_through_ms(now_ms)
     if state.rows.next_ms > cutoff_ms:
@@ -124,7 +124,7 @@ def hand_out_through(state: TrackerState, now_ms: int) -> RowKey:
     return min(last_key_at(state.due_through_ms(now_ms)), state.barriers.barrier)
 
 
-def next_delivery_ms(state: TrackerState) -> int | None:
+def next_deliver_at_ms(state: TrackerState) -> int | None:
     """Return when the next message is due, None if nothing is tracked; never later than it is."""
     first = state.barriers.first_unloaded()
     loaded_ms = state.rows.next_ms if state.positions else NEVER

@@ -169,15 +169,15 @@ class TrackerCore:
 
     def has_due(self, *, now_ms: int) -> bool:
         """Whether `pop_due` has something to give."""
-        return self.first_due_ms(now_ms=now_ms) is not None
+        return self.first_deliver_at_ms(now_ms=now_ms) is not None
 
-    def first_due_ms(self, *, now_ms: int) -> int | None:
+    def first_deliver_at_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first message that `pop_due` would give, None if it has none to give."""
-        return questions.first_due_ms(self._whole(), now_ms)
+        return questions.first_deliver_at_ms(self._whole(), now_ms)
 
-    def next_delivery_ms(self) -> int | None:
+    def next_deliver_at_ms(self) -> int | None:
         """Return when the next message is due, None if nothing is tracked; never later than it is."""
-        return questions.next_delivery_ms(self._whole())
+        return questions.next_deliver_at_ms(self._whole())
 
     def first_withheld_ms(self, *, now_ms: int) -> int | None:
         """Return the time of the first due row that may be in a segment that is not loaded, None if there is none."""

@@ -175,10 +175,10 @@ class SharedIndexView(DelayedDeliveryTracker):
     def next_delivery_time(self) -> int | None:
         """See base."""
         indexed_ms = self._index.tracker.next_delivery_time()
-        due_ms = self._rows.next_ms
-        if due_ms == NEVER:
+        deliver_at_ms = self._rows.next_ms
+        if deliver_at_ms == NEVER:
             return indexed_ms
-        return due_ms if indexed_ms is None else min(due_ms, indexed_ms)
+        return deliver_at_ms if indexed_ms is None else min(deliver_at_ms, indexed_ms)
 
     def first_withheld_time(self) -> int | None:
         """See base."""

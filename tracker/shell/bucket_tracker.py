@@ -234,7 +234,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def next_delivery_time(self) -> int | None:
         """See base."""
-        return self._core.next_delivery_ms()
+        return self._core.next_deliver_at_ms()
 
     def first_withheld_time(self) -> int | None:
         """See base."""
@@ -413,7 +413,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._set_timer(now_ms)
         self._tell_when_full()
         is_wanted = self._wake_up.is_wanted(
-            due_ms=self._core.first_due_ms(now_ms=now_ms),
+            deliver_at_ms=self._core.first_deliver_at_ms(now_ms=now_ms),
             withheld_ms=self._core.first_withheld_ms(now_ms=now_ms),
             is_paused=self._core.should_pause(now_ms=now_ms),
         )

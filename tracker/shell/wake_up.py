@@ -15,17 +15,17 @@ Pure: no clock, no event loop.
 class WakeUp:
     """The answers that make a dispatcher wait, and the due message of which it was told."""
 
-    __slots__ = ("_is_paused", "_told_due_ms", "_withheld_ms")
+    __slots__ = ("_is_paused", "_told_deliver_at_ms", "_withheld_ms")
 
     def __init__(self) -> None:
-        self._told_due_ms: int | None = None
+        self._told_deliver_at_ms: int | None = None
         """The time of the first due message when the dispatcher was told last; None once it waits for a message."""
         self._withheld_ms: int | None = None
         self._is_paused = False
 
     def note_nothing_due(self) -> None:
         """Note that the dispatcher took what there was, or was answered that nothing is due: it waits from now on."""
-        self._told_due_ms = None
+        self._told_deliver_at_ms = None
 
     def note_withheld(self, withheld_ms: int | None) -> None:
         """Note the answer that due messages from this time on have to wait, None for no such time.
@@ -40,18 +40,18 @@ class WakeUp:
         """Note the answer whether reading is to pause."""
         self._is_paused = self._is_paused or is_paused
 
-    def is_wanted(self, *, due_ms: int | None, withheld_ms: int | None = None, is_paused: bool = False) -> bool:
+    def is_wanted(self, *, deliver_at_ms: int | None, withheld_ms: int | None = None, is_paused: bool = False) -> bool:
         """Return whether to tell the dispatcher, given what would be answered now; call once a turn.
 
         Args:
-            due_ms: The time of the first message that can be handed out, None if there is none.
+            deliver_at_ms: The time of the first message that can be handed out, None if there is none.
             withheld_ms: The time from which on due messages have to wait, None if they need not.
             is_paused: Whether reading is to pause.
         """
-        is_due = due_ms is not None and due_ms != self._told_due_ms
+        is_due = deliver_at_ms is not None and deliver_at_ms != self._told_deliver_at_ms
         may_go_on = self._withheld_ms is not None and withheld_ms != self._withheld_ms
         is_unpaused = self._is_paused and not is_paused
-        self._told_due_ms = due_ms
+        self._told_deliver_at_ms = deliver_at_ms
         self._withheld_ms = withheld_ms
         # A pause that the dispatcher did not ask about has not made it wait.
         self._is_paused = self._is_paused and is_paused

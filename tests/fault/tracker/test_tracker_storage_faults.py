@@ -113,13 +113,13 @@ class FaultStory:
         if tracker is None:
             return
         while len(rows := tracker.get_scheduled_messages(5)):
-            for due_ms, ledger_id, entry_id in rows.to_rows():
-                self.early += virtual_now_ms() < due_ms
+            for deliver_at_ms, ledger_id, entry_id in rows.to_rows():
+                self.early += virtual_now_ms() < deliver_at_ms
                 self.hand_out((ledger_id, entry_id))
         tracker.take_untracked()
-        for position, due_ms in list(self.waiting.items()):
+        for position, deliver_at_ms in list(self.waiting.items()):
             is_known = tracker.is_recovering(position[0]) or tracker.contains_message(*position)
-            if not is_known and not tracker.add_message(*position, due_ms):
+            if not is_known and not tracker.add_message(*position, deliver_at_ms):
                 self.hand_out(position)
         first_ledger_id = next(iter(self.waiting), (len(self.log), 0))[0]
         self.cursor.mark_delete_position = Position(first_ledger_id, -1)

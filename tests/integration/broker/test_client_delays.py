@@ -44,15 +44,15 @@ def test_a_delayed_message_waits_and_others_do_not(clients: Clients, topic: str,
     client = clients.new()
     consumer = subscribe(client, topic, kind)
     producer = client.create_producer(topic)
-    due_ms = now_ms() + 800
+    deliver_at_ms = now_ms() + 800
 
-    producer.send(b"later", deliver_at=due_ms, partition_key="k")
+    producer.send(b"later", deliver_at=deliver_at_ms, partition_key="k")
     producer.send(b"now", partition_key="k")
-    producer.send(b"past", deliver_at=due_ms - 60_000, partition_key="k")
+    producer.send(b"past", deliver_at=deliver_at_ms - 60_000, partition_key="k")
     arrivals = received_at(consumer, 3)
 
     assert [text for text, _ in arrivals] == ["now", "past", "later"]
-    assert arrivals[1][1] < due_ms <= arrivals[2][1] < due_ms + LATE_MAX_MS
+    assert arrivals[1][1] < deliver_at_ms <= arrivals[2][1] < deliver_at_ms + LATE_MAX_MS
 
 
 @pytest.mark.parametrize("kind", NOT_HOLDING)
@@ -109,16 +109,16 @@ def test_a_delayed_message_is_never_part_of_a_batch(clients: Clients, topic: str
     client = clients.new()
     consumer = subscribe(client, topic)
     producer = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=100)
-    due_ms = now_ms() + 700
+    deliver_at_ms = now_ms() + 700
 
     producer.send_async(b"a", None)
-    producer.send_async(b"later", None, deliver_at=due_ms)
+    producer.send_async(b"later", None, deliver_at=deliver_at_ms)
     producer.send_async(b"b", None)
     producer.flush()
     arrivals = received_at(consumer, 3)
 
     assert [text for text, _ in arrivals] == ["a", "b", "later"]
-    assert arrivals[2][1] >= due_ms
+    assert arrivals[2][1] >= deliver_at_ms
 
 
 def test_a_nack_of_a_delayed_message_does_not_delay_it_again(clients: Clients, topic: str) -> None:
@@ -170,26 +170,28 @@ def test_each_subscription_has_its_own_delays(clients: Clients, topic: str) -> N
     """One subscription's delivery does not touch the other's."""
     client = clients.new()
     consumers = [subscribe(client, topic, subscription=name) for name in ("one", "two")]
-    due_ms = now_ms() + 400
+    deliver_at_ms = now_ms() + 400
 
-    client.create_producer(topic).send(b"x", deliver_at=due_ms)
+    client.create_producer(topic).send(b"x", deliver_at=deliver_at_ms)
     arrivals = [received_at(consumer, 1)[0] for consumer in consumers]
 
-    assert all(text == "x" and due_ms <= arrived_ms < due_ms + LATE_MAX_MS for text, arrived_ms in arrivals)
+    assert all(
+        text == "x" and deliver_at_ms <= arrived_ms < deliver_at_ms + LATE_MAX_MS for text, arrived_ms in arrivals
+    )
 
 
 def test_seeking_back_keeps_the_delay_and_delivers_once(clients: Clients, topic: str) -> None:
     """A message that is not due stays so after a seek to the start, and comes once."""
     client = clients.new()
     consumer = subscribe(client, topic)
-    due_ms = now_ms() + 1000
-    client.create_producer(topic).send(b"x", deliver_at=due_ms)
+    deliver_at_ms = now_ms() + 1000
+    client.create_producer(topic).send(b"x", deliver_at=deliver_at_ms)
     assert nothing_comes(consumer, within_ms=200)
 
     consumer.seek(pulsar.MessageId.earliest)
     (_, arrived_ms) = received_at(consumer, 1)[0]
 
-    assert arrived_ms >= due_ms
+    assert arrived_ms >= deliver_at_ms
     assert nothing_comes(consumer)
 
 
@@ -212,17 +214,17 @@ def test_many_due_at_one_instant_come_once_and_in_order(clients: Clients, topic:
     consumer = subscribe(client, topic, kind)
     producer = client.create_producer(topic, max_pending_messages=5000)
     sent = [str(i) for i in range(1200)]
-    due_ms = now_ms() + 2500
+    deliver_at_ms = now_ms() + 2500
 
     for text in sent:
-        producer.send_async(text.encode(), None, deliver_at=due_ms, partition_key="k")
+        producer.send_async(text.encode(), None, deliver_at=deliver_at_ms, partition_key="k")
     producer.flush()
-    assert now_ms() < due_ms, "the messages were not all sent before they were due"
+    assert now_ms() < deliver_at_ms, "the messages were not all sent before they were due"
     first = receive(consumer, 1)
     arrived_ms = now_ms()
     consumer.acknowledge(first[0])
 
-    assert arrived_ms >= due_ms
+    assert arrived_ms >= deliver_at_ms
     assert texts(first + receive_and_ack(consumer, len(sent) - 1)) == sent
 
 
@@ -248,9 +250,9 @@ def test_a_seek_past_what_was_due_brings_the_next_one_at_its_time(
     client = clients.new()
     consumer = subscribe(client, topic, kind, receiver_queue_size=0, start_message_id_inclusive=True)
     producer = client.create_producer(topic)
-    due_ms = now_ms() + 5_000
+    deliver_at_ms = now_ms() + 5_000
     producer.send(b"a", deliver_at=now_ms() + 500, partition_key="k")
-    second = producer.send(b"b", deliver_at=due_ms, partition_key="k")
+    second = producer.send(b"b", deliver_at=deliver_at_ms, partition_key="k")
     time.sleep(1.5)
 
     consumer.seek(second)
@@ -265,4 +267,4 @@ def test_a_seek_past_what_was_due_brings_the_next_one_at_its_time(
     receiving.join(15)
 
     assert [text for text, _ in arrivals] == ["b"]
-    assert due_ms <= arrivals[0][1] < due_ms + LATE_MAX_MS
+    assert deliver_at_ms <= arrivals[0][1] < deliver_at_ms + LATE_MAX_MS

@@ -114,10 +114,10 @@ def test_a_due_message_does_not_wait_for_a_tick(clients: Clients, topic: str, is
     producer = client.create_producer(topic)
     lateness_ms = []
     for _ in range(10):
-        due_ms = now_ms() + 130
-        producer.send(b"x", deliver_at=due_ms)
+        deliver_at_ms = now_ms() + 130
+        producer.send(b"x", deliver_at=deliver_at_ms)
         receive_and_ack(consumer, 1)
-        lateness_ms.append(now_ms() - due_ms)
+        lateness_ms.append(now_ms() - deliver_at_ms)
 
     assert min(lateness_ms) >= 0
     if not is_real_pulsar:

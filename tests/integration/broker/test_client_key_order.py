@@ -138,8 +138,8 @@ def test_delayed_messages_stay_in_order_within_their_key(clients: Clients, topic
     def send(producer: pulsar.Producer, key: str, number: int) -> None:
         turned = per_key - 1 - number
         # A real Pulsar delivers what falls due within one tick, here 100 ms, in log order: stay clear of that.
-        due_ms = start_ms + turned * 250
-        producer.send_async(f"{key}:{turned}".encode(), None, partition_key=key, deliver_at=due_ms)
+        deliver_at_ms = start_ms + turned * 250
+        producer.send_async(f"{key}:{turned}".encode(), None, partition_key=key, deliver_at=deliver_at_ms)
 
     run_with_changes(clients, topic, send, per_key=per_key, is_real_pulsar=is_real_pulsar)
 

@@ -165,8 +165,8 @@ def test_what_is_published_while_delays_are_off_is_delivered_at_once(clients: Cl
     client = clients.new()
     consumer = subscribe(client, topic)
     producer = client.create_producer(topic)
-    due_ms = now_ms() + 3_000
-    producer.send(b"before", deliver_at=due_ms)
+    deliver_at_ms = now_ms() + 3_000
+    producer.send(b"before", deliver_at=deliver_at_ms)
     producer.send(b"now")
     assert texts(receive_and_ack(consumer, 1)) == ["now"]
 
@@ -174,10 +174,10 @@ def test_what_is_published_while_delays_are_off_is_delivered_at_once(clients: Cl
     wait_for(lambda: ask("GET", path_of(topic) + "?applied=true") == (200, OFF))
     producer.send(b"after", deliver_after=timedelta(hours=1))
     assert texts(receive_and_ack(consumer, 1)) == ["after"]
-    assert now_ms() < due_ms
+    assert now_ms() < deliver_at_ms
 
     assert texts(receive_and_ack(consumer, 1)) == ["before"]
-    assert now_ms() >= due_ms
+    assert now_ms() >= deliver_at_ms
 
 
 def test_what_nobody_has_read_when_delays_are_switched_off_comes_at_once(
@@ -202,11 +202,11 @@ def test_delays_that_are_switched_on_again_count_from_then_on(clients: Clients, 
     assert texts(receive_and_ack(consumer, 1)) == ["off"]
 
     put(ask, path_of(topic), OFF | {"active": True})
-    due_ms = now_ms() + 600
-    producer.send(b"on", deliver_at=due_ms)
+    deliver_at_ms = now_ms() + 600
+    producer.send(b"on", deliver_at=deliver_at_ms)
 
     assert texts(receive_and_ack(consumer, 1)) == ["on"]
-    assert now_ms() >= due_ms
+    assert now_ms() >= deliver_at_ms
 
 
 def refusals(service: RunningService, topic: str, delays: list[tuple[int, int]]) -> list[bool]:
@@ -216,8 +216,8 @@ def refusals(service: RunningService, topic: str, delays: list[tuple[int, int]])
         refused = []
         async with raw_connection(service.port) as connection:
             await connection.open_producer(topic)
-            for number, (publish_ms, deliver_ms) in enumerate(delays):
-                told = {1: "p", 2: number, 3: publish_ms, 19: deliver_ms}
+            for number, (publish_ms, deliver_at_ms) in enumerate(delays):
+                told = {1: "p", 2: number, 3: publish_ms, 19: deliver_at_ms}
                 kind, fields = await connection.ask(frames.send(told, b"x", sequence_id=number))
                 assert kind == frames.SEND_RECEIPT or fields[3] == NOT_ALLOWED_ERROR
                 refused.append(kind == frames.SEND_ERROR)

@@ -259,9 +259,9 @@ def test_a_pause_holds_what_is_due_across_a_kill_and_lets_it_go_smoothly(tmp_pat
         api = Api(service, topic)
         producer = client.create_producer(topic, batching_enabled=False)
         paused = api.done("/pause", {"subscription": "sub"})
-        due_ms = now_ms() + 300
+        deliver_at_ms = now_ms() + 300
         for number in range(40):
-            producer.send(f"m{number}".encode(), partition_key=f"k{number % 4}", deliver_at=due_ms + number)
+            producer.send(f"m{number}".encode(), partition_key=f"k{number % 4}", deliver_at=deliver_at_ms + number)
         time.sleep(0.6)
         assert paused["subscriptions"][0]["paused"] is True
         assert nothing_comes(consumer)

@@ -67,9 +67,11 @@ def publish(client: pulsar.Client, topic: str, first_ms: int, spread_ms: int) ->
     """Publish messages of the form `key due number`, due over a span of time."""
     producer = client.create_producer(topic, max_pending_messages=MESSAGES)
     for number in range(MESSAGES):
-        due_ms = first_ms + (number * 7_919) % spread_ms
+        deliver_at_ms = first_ms + (number * 7_919) % spread_ms
         key = f"k{number % KEYS}"
-        producer.send_async(f"{key} {due_ms} {number}".encode(), None, deliver_at=due_ms, partition_key=key)
+        producer.send_async(
+            f"{key} {deliver_at_ms} {number}".encode(), None, deliver_at=deliver_at_ms, partition_key=key
+        )
     producer.flush()
     producer.close()
 
@@ -92,8 +94,8 @@ def out_of_order(log: Arrivals) -> int:
     """Count pairs of neighbours of a key whose times or positions descend, over first arrivals."""
     by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for text in dict.fromkeys(log.arrived):
-        key, due_ms, number = text.split()
-        by_key[key].append((int(due_ms), int(number)))
+        key, deliver_at_ms, number = text.split()
+        by_key[key].append((int(deliver_at_ms), int(number)))
     return sum(a > b for rows in by_key.values() for a, b in pairwise(rows))
 
 
@@ -149,9 +151,9 @@ def test_who_comes_late_gets_what_others_polled(tmp_path: Path, topic: str, late
     service.kill()
     service.start(timeout_s=START_TIMEOUT_S)
     producer = client.create_producer(topic)
-    due_ms = now_ms() + 1_000
+    deliver_at_ms = now_ms() + 1_000
     for number in range(20):
-        producer.send(f"{number}".encode(), deliver_at=due_ms + number, partition_key="k")
+        producer.send(f"{number}".encode(), deliver_at=deliver_at_ms + number, partition_key="k")
     expected = [f"{number}" for number in range(20)]
 
     assert [consumer.receive(10_000).data().decode() for _ in expected] == expected
@@ -170,9 +172,9 @@ def test_one_subscription_that_goes_or_seeks_harms_no_other(tmp_path: Path, topi
     client = clients.new()
     stays, seeks, goes = (subscribe(client, topic, subscription=name) for name in ("stays", "seeks", "goes"))
     producer = client.create_producer(topic)
-    due_ms = now_ms() + 1_500
+    deliver_at_ms = now_ms() + 1_500
     for number in range(700):
-        producer.send_async(b"%d" % number, None, deliver_at=due_ms)
+        producer.send_async(b"%d" % number, None, deliver_at=deliver_at_ms)
     producer.flush()
     goes.unsubscribe()
     seeks.seek(pulsar.MessageId.latest)

@@ -111,10 +111,10 @@ def grant(service: RunningService, role: str) -> None:
 def delayed_round_trip(client: pulsar.Client, topic: str) -> None:
     """Send a delayed message and receive it."""
     consumer = subscribe(client, topic, pulsar.ConsumerType.KeyShared)
-    due_ms = now_ms() + 300
-    client.create_producer(topic).send(b"hello", partition_key="k", deliver_at=due_ms)
+    deliver_at_ms = now_ms() + 300
+    client.create_producer(topic).send(b"hello", partition_key="k", deliver_at=deliver_at_ms)
     assert texts(receive(consumer, 1)) == ["hello"]
-    assert now_ms() >= due_ms
+    assert now_ms() >= deliver_at_ms
 
 
 def certificate_of(port: int, authority: Authority) -> bytes:

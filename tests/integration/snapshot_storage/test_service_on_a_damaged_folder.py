@@ -35,7 +35,7 @@ def new_service(folder: Path) -> PostdateProcess:
     return service
 
 
-def publish(service: PostdateProcess, first: int, end: int, *, due_ms: int, snapshots: int) -> None:
+def publish(service: PostdateProcess, first: int, end: int, *, deliver_at_ms: int, snapshots: int) -> None:
     """Publish numbers, each due 10 ms before the one before it."""
     clients = Clients(service.url)
     try:
@@ -46,7 +46,7 @@ def publish(service: PostdateProcess, first: int, end: int, *, due_ms: int, snap
             producer.send(
                 str(number).encode(),
                 partition_key=str(number % KEYS),
-                deliver_at=due_ms - 10 * number,
+                deliver_at=deliver_at_ms - 10 * number,
             )
         wait_until(lambda: named_snapshots(service) == snapshots, timeout_s=TIMEOUT_S)
     finally:
@@ -58,11 +58,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data folder of a service that was killed."""
     service = new_service(tmp_path_factory.mktemp("killed"))
     service.start()
-    due_ms = time.time_ns() // 1_000_000 + DUE_AFTER_MS
-    publish(service, 0, 100, due_ms=due_ms, snapshots=1)
+    deliver_at_ms = time.time_ns() // 1_000_000 + DUE_AFTER_MS
+    publish(service, 0, 100, deliver_at_ms=deliver_at_ms, snapshots=1)
     service.stop()
     service.start()
-    publish(service, 100, DELAYED, due_ms=due_ms, snapshots=4)
+    publish(service, 100, DELAYED, deliver_at_ms=deliver_at_ms, snapshots=4)
     service.kill()
     return service.folder / "data"
 

@@ -206,7 +206,7 @@ async def _recover_on_rotten_disk(server: MinioServer) -> None:
     def now_ms() -> int:
         return time.time_ns() // 1_000_000 + passed_ms
 
-    due_ms = now_ms() + _HOUR_MS
+    deliver_at_ms = now_ms() + _HOUR_MS
     config = TrackerConfig(
         index_count_per_bucket_min=10, index_count_at_close_min=1, retry_backoff_ms_min=10, retry_backoff_ms_max=100
     )
@@ -215,7 +215,7 @@ async def _recover_on_rotten_disk(server: MinioServer) -> None:
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
         first = factory.new_tracker(context)
         for position in log:
-            assert first.add_message(*position, due_ms)
+            assert first.add_message(*position, deliver_at_ms)
         await _until(lambda: len(cursor.properties) >= 5)
         await first.close()
         rotten, nameless, *_ = map(int, cursor.properties.values())
@@ -231,7 +231,7 @@ async def _recover_on_rotten_disk(server: MinioServer) -> None:
             tracker.take_untracked()
             for position in set(log) - set(handed_out):
                 is_known = tracker.is_recovering(position[0]) or tracker.contains_message(*position)
-                if not is_known and not tracker.add_message(*position, due_ms):
+                if not is_known and not tracker.add_message(*position, deliver_at_ms):
                     handed_out.append(position)
             for _, ledger_id, entry_id in tracker.get_scheduled_messages(100).to_rows():
                 handed_out.append((ledger_id, entry_id))

@@ -26,7 +26,7 @@ TIMES = st.one_of(st.just(NOT_DELAYED), st.integers(0, 30))
 class ListedEntry(NamedTuple):
     """One entry of a log that is kept in a list."""
 
-    due_ms: int
+    deliver_at_ms: int
     ledger_id: int
     entry_id: int
     sticky_hash: int
@@ -46,7 +46,7 @@ def logs(draw: st.DrawFn) -> list[list[ListedEntry]]:
 
 
 def headers_of(entries: list[ListedEntry]) -> EntryHeaders:
-    rows = decode_rows(b"".join(PACK_ROW(one.due_ms, 0, one.sticky_hash, 10, 1, 0) for one in entries))
+    rows = decode_rows(b"".join(PACK_ROW(one.deliver_at_ms, 0, one.sticky_hash, 10, 1, 0) for one in entries))
     ids = np.array([[one.ledger_id, one.entry_id] for one in entries], np.int64).reshape(-1, 2)
     return EntryHeaders.from_rows(ids[:, 0], ids[:, 1], rows)
 
@@ -66,12 +66,12 @@ def expected(ledgers: list[list[ListedEntry]], wanted: Wanted) -> list[RowKey]:
     """What a walk over all entries finds."""
     places = []
     for one in (entry for ledger in ledgers for entry in ledger):
-        place = RowKey(one.due_ms, one.ledger_id, one.entry_id)
+        place = RowKey(one.deliver_at_ms, one.ledger_id, one.entry_id)
         if (
-            one.due_ms != NOT_DELAYED
+            one.deliver_at_ms != NOT_DELAYED
             and not one.is_acknowledged
-            and (wanted.from_ms is None or one.due_ms >= wanted.from_ms)
-            and (wanted.until_ms is None or one.due_ms < wanted.until_ms)
+            and (wanted.from_ms is None or one.deliver_at_ms >= wanted.from_ms)
+            and (wanted.until_ms is None or one.deliver_at_ms < wanted.until_ms)
             and (wanted.sticky_hash is None or one.sticky_hash == wanted.sticky_hash)
             and (wanted.after is None or place > wanted.after)
         ):
@@ -131,6 +131,6 @@ def test_a_histogram_counts_each_row_of_its_time_once(ledgers, from_ms, span_ms,
 
     places = expected(ledgers, Wanted(from_ms, from_ms + span_ms))
     pairs = list(pairwise(edges))
-    assert counts.tolist() == [sum(begin <= one.due_ms < end for one in places) for begin, end in pairs]
+    assert counts.tolist() == [sum(begin <= one.deliver_at_ms < end for one in places) for begin, end in pairs]
     assert all(begin < end for begin, end in pairs)
     assert (edges[0], edges[-1]) == (from_ms, from_ms + span_ms)

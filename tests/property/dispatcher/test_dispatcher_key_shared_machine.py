@@ -255,11 +255,13 @@ class _Machine(RuleBasedStateMachine):
     def begin_taking_due(self) -> None:
         wanted = self.core.due_entries_wanted()
         self._look_at_tracker()
-        held_due_ms = self.core.held_due.first_due_ms
-        tracker_due_ms = self.core.tracker_due_ms
+        held_deliver_at_ms = self.core.held_due.first_deliver_at_ms
+        tracker_deliver_at_ms = self.core.tracker_deliver_at_ms
         if wanted == 0:
             return
-        if held_due_ms is not None and (tracker_due_ms is None or held_due_ms < tracker_due_ms):
+        if held_deliver_at_ms is not None and (
+            tracker_deliver_at_ms is None or held_deliver_at_ms < tracker_deliver_at_ms
+        ):
             self._run(self.core.admit_held())
             return
         due = sorted((at, position) for position, at in self.tracked.items() if at <= self.now_ms)[:wanted]
@@ -341,7 +343,7 @@ class _Machine(RuleBasedStateMachine):
 
     def _look_at_tracker(self) -> None:
         due = [at for at in self.tracked.values() if at <= self.now_ms]
-        self.core.tracker_due_ms = min(due, default=None)
+        self.core.tracker_deliver_at_ms = min(due, default=None)
 
     def _entry(self, position: Key) -> _Entry:
         return self.log[(position[0] - 1) * _ENTRIES_PER_LEDGER + position[1]]

@@ -384,7 +384,7 @@ def cancel(sim: "Simulation") -> None:
 
 def _due(sim: "Simulation", sub: SubscriptionModel) -> list[Key]:
     now_ms = sim.clock.now_ms()
-    return [key for rows in sub.delayed.values() for due_ms, key in rows if due_ms <= now_ms]
+    return [key for rows in sub.delayed.values() for deliver_at_ms, key in rows if deliver_at_ms <= now_ms]
 
 
 def cancel_keys(sim: "Simulation", sub: SubscriptionModel, keys: Sequence[Key]) -> None:
@@ -419,8 +419,8 @@ def just_in_time(sim: "Simulation") -> None:
 
 
 async def _act_when_due(sim: "Simulation", sub: SubscriptionModel, act: Callable[["Simulation"], None]) -> None:
-    due_ms = min((entry.deliver_at_ms for entry in sim.oracle.future(sub)), default=0)
-    wait_s = (due_ms - sim.clock.now_ms()) / 1_000
+    deliver_at_ms = min((entry.deliver_at_ms for entry in sim.oracle.future(sub)), default=0)
+    wait_s = (deliver_at_ms - sim.clock.now_ms()) / 1_000
     if not 0 < wait_s < _JUST_IN_TIME_S_MAX:
         return
     # While it leaves the tracker, is read, or is on its way to a consumer.

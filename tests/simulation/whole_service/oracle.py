@@ -487,10 +487,10 @@ class Oracle:
 
     def is_due(self, entry: PublishedEntry) -> bool:
         """Whether its time has come, or had before the clock was put back."""
-        due_ms = entry.deliver_at_ms - self._tick_ms
-        if self._times.now_ms() >= due_ms:
+        earliest_ms = entry.deliver_at_ms - self._tick_ms
+        if self._times.now_ms() >= earliest_ms:
             return True
-        return any(at >= entry.published_at and peak >= due_ms for at, peak in self._times.peaks)
+        return any(at >= entry.published_at and peak >= earliest_ms for at, peak in self._times.peaks)
 
     def _were_delays_off(self, entry: PublishedEntry) -> bool:
         """Whether delays were off at some time since it was published: it may have been due then."""
@@ -534,8 +534,8 @@ class Oracle:
         deliverable_s = min(deliverable_s, self._times.now_s())
         if deliverable_s < self.order_since or self._were_delays_off(entry):
             return
-        for due_ms, key in sub.delayed.get(slot, ()):
-            if (due_ms + self._precision_ms, key) >= (entry.deliver_at_ms, entry.key):
+        for deliver_at_ms, key in sub.delayed.get(slot, ()):
+            if (deliver_at_ms + self._precision_ms, key) >= (entry.deliver_at_ms, entry.key):
                 break
             committed_at = self.entries[key].committed_at
             assert committed_at is not None
@@ -567,16 +567,18 @@ class Oracle:
         for keys in sub.immediate.values():
             found += [entry for key in keys if now_s - ((entry := self.entries[key]).committed_at or now_s) >= since_s]
         for rows in sub.delayed.values():
-            for due_ms, key in rows:
+            for deliver_at_ms, key in rows:
                 entry = self.entries[key]
-                if now_ms - due_ms >= since_s * 1_000 and now_s - (entry.committed_at or now_s) >= since_s:
+                if now_ms - deliver_at_ms >= since_s * 1_000 and now_s - (entry.committed_at or now_s) >= since_s:
                     found.append(entry)
         return sorted(found, key=lambda entry: entry.key)
 
     def future(self, sub: SubscriptionModel) -> list[PublishedEntry]:
         """Return what waits for its time."""
         now_ms = self._times.now_ms()
-        return [self.entries[key] for rows in sub.delayed.values() for due_ms, key in rows if due_ms > now_ms]
+        return [
+            self.entries[key] for rows in sub.delayed.values() for deliver_at_ms, key in rows if deliver_at_ms > now_ms
+        ]
 
     def future_counts(self, sub: SubscriptionModel) -> tuple[int, int]:
         """Return how many entries wait for their time at least and at most.
@@ -586,9 +588,10 @@ class Oracle:
         now_ms = self._times.now_ms()
         rows = [row for rows in sub.delayed.values() for row in rows]
         least = sum(
-            due_ms > now_ms + self._tick_ms and not self._were_delays_off(self.entries[key]) for due_ms, key in rows
+            deliver_at_ms > now_ms + self._tick_ms and not self._were_delays_off(self.entries[key])
+            for deliver_at_ms, key in rows
         )
-        return least, sum(due_ms > now_ms - self._precision_ms for due_ms, _ in rows)
+        return least, sum(deliver_at_ms > now_ms - self._precision_ms for deliver_at_ms, _ in rows)
 
     def backlog(self, sub: SubscriptionModel) -> int:
         """Return how many committed entries are not acknowledged."""

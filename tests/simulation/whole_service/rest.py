@@ -250,9 +250,9 @@ def _judge_tracked(sim: "Simulation", sub: SubscriptionModel) -> None:
 async def _run_to_the_end(sim: "Simulation") -> None:
     """Let the last message come due, and see that nothing is left over."""
     sim.are_clients_eager = False
-    due_ms = [entry.deliver_at_ms for sub in sim.oracle.subs.values() for entry in sim.oracle.future(sub)]
-    if due_ms:
-        await asyncio.sleep(max(0.0, (max(due_ms) - sim.clock.now_ms()) / 1_000))
+    deliver_at_ms = [entry.deliver_at_ms for sub in sim.oracle.subs.values() for entry in sim.oracle.future(sub)]
+    if deliver_at_ms:
+        await asyncio.sleep(max(0.0, (max(deliver_at_ms) - sim.clock.now_ms()) / 1_000))
         await asyncio.sleep(PATIENCE_S)
         sim.check()
         _judge_silence(sim)

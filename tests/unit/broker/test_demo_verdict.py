@@ -25,7 +25,7 @@ class Message:
 
     entry_id: int
     key: int
-    due_ms: int
+    deliver_at_ms: int
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class RecordedDelivery:
     acked_ms: float | None = None
 
 
-FIRST = Message(0, key=1, due_ms=1_000)
-SECOND = Message(1, key=1, due_ms=2_000)
-OTHER_KEY = Message(2, key=2, due_ms=1_500)
-SAME_TIME = Message(3, key=1, due_ms=2_000)
-DURING_OUTAGE = Message(4, key=1, due_ms=5_500)
-AFTERWARDS = Message(5, key=1, due_ms=8_000)
+FIRST = Message(0, key=1, deliver_at_ms=1_000)
+SECOND = Message(1, key=1, deliver_at_ms=2_000)
+OTHER_KEY = Message(2, key=2, deliver_at_ms=1_500)
+SAME_TIME = Message(3, key=1, deliver_at_ms=2_000)
+DURING_OUTAGE = Message(4, key=1, deliver_at_ms=5_500)
+AFTERWARDS = Message(5, key=1, deliver_at_ms=8_000)
 EVERYTHING = [FIRST, SECOND, OTHER_KEY, SAME_TIME, DURING_OUTAGE, AFTERWARDS]
 
 CLEAN = [
@@ -67,7 +67,7 @@ def published_columns(messages: Sequence[Message]) -> PublishedMessages:
         ledger_ids=column([7] * len(messages)),
         entry_ids=column([one.entry_id for one in messages]),
         keys=column([one.key for one in messages]),
-        deliver_at_ms=column([one.due_ms for one in messages]),
+        deliver_at_ms=column([one.deliver_at_ms for one in messages]),
     )
 
 
@@ -78,7 +78,7 @@ def delivery_columns(deliveries: Sequence[RecordedDelivery]) -> Deliveries:
         ledger_ids=column([7] * len(deliveries)),
         entry_ids=column([one.message.entry_id for one in deliveries]),
         keys=column([one.message.key for one in deliveries]),
-        deliver_at_ms=column([one.message.due_ms for one in deliveries]),
+        deliver_at_ms=column([one.message.deliver_at_ms for one in deliveries]),
         received_ns=column([int(one.received_ms * 1e6) for one in deliveries]),
         acked_ns=np.array(
             [NEVER if one.acked_ms is None else int(one.acked_ms * 1e6) for one in deliveries], dtype=np.int64
@@ -142,9 +142,9 @@ def test_a_delivery_before_its_time_is_early() -> None:
 
 def test_a_message_that_nobody_published_is_altered() -> None:
     """As is one that arrives with another key, or with another time, than it had."""
-    unknown = Message(99, key=3, due_ms=1_000)
-    other_key = Message(OTHER_KEY.entry_id, key=3, due_ms=OTHER_KEY.due_ms)
-    other_time = Message(OTHER_KEY.entry_id, OTHER_KEY.key, OTHER_KEY.due_ms - 1)
+    unknown = Message(99, key=3, deliver_at_ms=1_000)
+    other_key = Message(OTHER_KEY.entry_id, key=3, deliver_at_ms=OTHER_KEY.deliver_at_ms)
+    other_time = Message(OTHER_KEY.entry_id, OTHER_KEY.key, OTHER_KEY.deliver_at_ms - 1)
 
     assert faults([*CLEAN, RecordedDelivery(unknown, A, 1_700, 1_701)]) == {"altered": 1}
     assert faults([*without(OTHER_KEY), RecordedDelivery(other_key, B, 1_502, 1_503)]) == {"altered": 1}
@@ -297,7 +297,7 @@ def test_what_was_due_before_the_kill_and_came_after_it_was_late_by_the_outage()
 
     assert verdict.is_clean
     assert verdict.lateness_outage.count == 2
-    assert verdict.lateness_outage.max_ms == 6_200 - OTHER_KEY.due_ms
+    assert verdict.lateness_outage.max_ms == 6_200 - OTHER_KEY.deliver_at_ms
 
 
 def test_the_outage_lasts_until_every_consumer_is_back() -> None:
@@ -319,7 +319,7 @@ def test_a_repetition_is_not_late() -> None:
 
 def test_examples_are_a_few_and_say_which() -> None:
     """A thousand faults are a count and some examples."""
-    many = [Message(entry_id, key=entry_id, due_ms=1_000) for entry_id in range(1000)]
+    many = [Message(entry_id, key=entry_id, deliver_at_ms=1_000) for entry_id in range(1000)]
     verdict = judged([RecordedDelivery(one, A, 900, 901) for one in many], many)
 
     assert verdict.early.count == 1000
@@ -371,7 +371,7 @@ def test_nobody_waits_for_a_consumer_that_joined_afterwards() -> None:
 
 def test_a_position_is_its_ledger_first() -> None:
     """The last entry of a ledger comes before the first of the next one, due at the same time."""
-    messages = published_columns([Message(9, key=1, due_ms=1_000), Message(0, key=1, due_ms=1_000)])
+    messages = published_columns([Message(9, key=1, deliver_at_ms=1_000), Message(0, key=1, deliver_at_ms=1_000)])
     deliveries = delivery_columns(
         [
             RecordedDelivery(Message(9, 1, 1_000), A, 1_001, 1_002),
@@ -390,7 +390,7 @@ def test_a_position_is_its_ledger_first() -> None:
 
 def test_a_position_that_nobody_published_is_altered_whatever_it_carries() -> None:
     """Also with the key and the time of a message that was published."""
-    twin = Message(99, FIRST.key, FIRST.due_ms)
+    twin = Message(99, FIRST.key, FIRST.deliver_at_ms)
 
     assert judged([*CLEAN, RecordedDelivery(twin, A, 1_001, 1_002)]).altered.count == 1
 

@@ -282,8 +282,8 @@ def test_the_numbers_of_what_came_in_and_when_it_is_due() -> None:
         throughput_in=600.0,
         appended=stats.last,
         window_s=2.0,
-        next_due_ms=5_000,
-        last_due_ms=9_000,
+        next_deliver_at_ms=5_000,
+        last_deliver_at_ms=9_000,
         lateness=lateness,
     )
     found = rendered(busy, topic(name="quiet"))

@@ -97,8 +97,8 @@ def test_a_message_of_a_batch_is_cancelled_alone_and_for_good(tmp_path: Path, *,
         service = await open_service(tmp_path)
         peer, topic = await subscribed(service)
         await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
-        due_ms = NOW_MS + 60_000
-        peer.send_bytes(batch_frame(["a", "b", "c"], deliver_at_ms=due_ms, is_compressed=is_compressed))
+        deliver_at_ms = NOW_MS + 60_000
+        peer.send_bytes(batch_frame(["a", "b", "c"], deliver_at_ms=deliver_at_ms, is_compressed=is_compressed))
         await until(lambda: topic.ledger.entries_total)
         position = topic.ledger.last_confirmed_position
         before = await listed(service, topic)

@@ -110,7 +110,7 @@ def test_an_index_is_found_again_by_the_properties_of_a_memory_cursor() -> None:
 
     async def main() -> list[tuple[int, ...]]:
         config = postdate.TrackerConfig(index_count_at_close_min=1)
-        due_ms = virtual_now_ms() + 1_000
+        deliver_at_ms = virtual_now_ms() + 1_000
         async with postdate.MemoryBucketSnapshotStorage() as storage:
             factory = postdate.BucketDelayedDeliveryTrackerFactory(
                 config, storage, now_ms=virtual_now_ms, run_blocking=run_inline
@@ -123,7 +123,7 @@ def test_an_index_is_found_again_by_the_properties_of_a_memory_cursor() -> None:
 
             first = postdate.MemoryCursor()
             tracker = factory.new_tracker(context(first))
-            tracker.add_messages([7, 7, 7, 7], [0, 1, 2, 3], [due_ms] * 4)
+            tracker.add_messages([7, 7, 7, 7], [0, 1, 2, 3], [deliver_at_ms] * 4)
             await tracker.close()
 
             second = postdate.MemoryCursor(mark_delete_position=postdate.Position(7, 0), properties=first.properties)

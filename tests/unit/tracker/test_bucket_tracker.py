@@ -174,7 +174,7 @@ def test_a_thousand_messages_due_at_different_times_are_each_on_time(world: Buck
 
     run_virtually(main())
     assert len(received) == 1_000
-    assert all(due_ms <= at_ms <= due_ms + 1 for due_ms, at_ms in received)
+    assert all(deliver_at_ms <= at_ms <= deliver_at_ms + 1 for deliver_at_ms, at_ms in received)
     assert received == sorted(received)
 
 
@@ -330,12 +330,12 @@ def test_buckets_that_cannot_be_read_for_an_hour_keep_no_other_ones_waiting(step
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
         tracker = factory.new_tracker(context)
         # Due over an hour, and of each bucket at ten times.
-        due_ms = {
+        deliver_at_ms = {
             (ledger_id, entry_id): START_MS + 120_000 + (entry_id * 997 + ledger_id * 13) * 1_000 % (HOUR_S * 1_000)
             for ledger_id in range(1, bucket_total + 2)
             for entry_id in range(10)
         }
-        for position, time_ms in due_ms.items():
+        for position, time_ms in deliver_at_ms.items():
             tracker.add_message(*position, time_ms)
         await asyncio.sleep(10)
         await tracker.close()
@@ -347,7 +347,7 @@ def test_buckets_that_cannot_be_read_for_an_hour_keep_no_other_ones_waiting(step
         for _ in range(HOUR_S + 120):
             await asyncio.sleep(1)
             rows = tracker.get_scheduled_messages(1_000).to_rows()
-            late_ms += [virtual_now_ms() - due_ms[ledger_id, entry_id] for _, ledger_id, entry_id in rows]
+            late_ms += [virtual_now_ms() - deliver_at_ms[ledger_id, entry_id] for _, ledger_id, entry_id in rows]
 
         assert len(late_ms) == 10 * (bucket_total - len(down))
         assert max(late_ms, default=0) <= 2 * FIRST_TRY_WAIT_MS_MAX

@@ -182,15 +182,15 @@ def test_many_at_once_are_as_many_one_by_one(
     run(test, tick_time_ms=tick_time_ms, is_deliver_at_time_strict=is_strict, fixed_delay_detection_lookahead=1)
 
 
-@pytest.mark.parametrize(("is_strict", "due_at_ms"), [(True, 20_480), (False, 20_479 - 8)])
-def test_a_smaller_tick_makes_nothing_early(is_strict: bool, due_at_ms: int) -> None:
+@pytest.mark.parametrize(("is_strict", "earliest_ms"), [(True, 20_480), (False, 20_479 - 8)])
+def test_a_smaller_tick_makes_nothing_early(is_strict: bool, earliest_ms: int) -> None:
     """Windows of the larger tick are due when their last message is, at most the smaller tick early."""
 
     def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
         tracker.add_messages([1, 1, 2], [1, 2, 3], [20_001, 20_479, 20_300])
         tracker.add_message(2, 9, 40_000)
         tracker.reset_tick_time(8)
-        clock.now_ms = due_at_ms - 1
+        clock.now_ms = earliest_ms - 1
         assert len(tracker.get_scheduled_messages(9)) == 0
         clock.now_ms += 1
         assert len(tracker.get_scheduled_messages(9)) == 3

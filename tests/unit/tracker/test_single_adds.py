@@ -32,7 +32,7 @@ QUESTIONS: dict[str, Callable[[TrackerCore], Any]] = {
     "contains": lambda core: [core.contains_message(1, entry_id) for entry_id in range(12)],
     "tracked in": lambda core: list(core.tracked_in(1) or ()),
     "ledgers": lambda core: sorted(core.tracked_ledger_ids()),
-    "next": lambda core: core.next_delivery_ms(),
+    "next": lambda core: core.next_deliver_at_ms(),
     "wakeup": lambda core: core.next_wakeup_ms(now_ms=NOW_MS),
     "has due": lambda core: [core.has_due(now_ms=NOW_MS + delay_ms) for delay_ms in (4, 5, 100)],
     "pause": lambda core: core.should_pause(now_ms=NOW_MS),
@@ -44,7 +44,7 @@ QUESTIONS: dict[str, Callable[[TrackerCore], Any]] = {
     "trim": lambda core: (core.trim(2), core.message_count),
     "clear": lambda core: (core.clear(), core.message_count),
     "refuse": lambda core: (core.add_message(1, 5, NOW_MS, NOW_MS), core.message_count),
-    "a batch": lambda core: (core.add_messages([1], [11], [NOW_MS + 1], now_ms=NOW_MS), core.next_delivery_ms()),
+    "a batch": lambda core: (core.add_messages([1], [11], [NOW_MS + 1], now_ms=NOW_MS), core.next_deliver_at_ms()),
 }
 
 
@@ -101,5 +101,5 @@ def test_the_count_after_each_single_add_is_that_after_a_batch_of_one() -> None:
         assert batched.add_messages([ledger_id], [entry_id], [time_ms], now_ms=NOW_MS).all()
         assert singly.message_count == batched.message_count
         if number % 7 == 0:
-            assert singly.next_delivery_ms() == batched.next_delivery_ms()
+            assert singly.next_deliver_at_ms() == batched.next_deliver_at_ms()
     singly._check()

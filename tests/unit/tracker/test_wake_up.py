@@ -394,12 +394,12 @@ def test_nothing_available_waits_for_a_program_that_has_permits(kind: str, seed:
 def test_a_due_message_is_told_once_and_another_first_one_again() -> None:
     """And the same one after whoever was told has looked in vain."""
     wake_up = WakeUp()
-    assert not wake_up.is_wanted(due_ms=None)
-    assert wake_up.is_wanted(due_ms=5)
-    assert not wake_up.is_wanted(due_ms=5)
-    assert wake_up.is_wanted(due_ms=7)
+    assert not wake_up.is_wanted(deliver_at_ms=None)
+    assert wake_up.is_wanted(deliver_at_ms=5)
+    assert not wake_up.is_wanted(deliver_at_ms=5)
+    assert wake_up.is_wanted(deliver_at_ms=7)
     wake_up.note_nothing_due()
-    assert wake_up.is_wanted(due_ms=7)
+    assert wake_up.is_wanted(deliver_at_ms=7)
 
 
 def test_an_answer_that_made_someone_wait_is_taken_back() -> None:
@@ -407,11 +407,11 @@ def test_an_answer_that_made_someone_wait_is_taken_back() -> None:
     wake_up = WakeUp()
     wake_up.note_withheld(3)
     wake_up.note_withheld(4)
-    assert wake_up.is_wanted(due_ms=None, withheld_ms=4)
-    assert not wake_up.is_wanted(due_ms=None, withheld_ms=4)
-    assert wake_up.is_wanted(due_ms=None, withheld_ms=None)
+    assert wake_up.is_wanted(deliver_at_ms=None, withheld_ms=4)
+    assert not wake_up.is_wanted(deliver_at_ms=None, withheld_ms=4)
+    assert wake_up.is_wanted(deliver_at_ms=None, withheld_ms=None)
     wake_up.note_paused(False)
     wake_up.note_paused(True)
-    assert not wake_up.is_wanted(due_ms=None, is_paused=True)
-    assert wake_up.is_wanted(due_ms=None, is_paused=False)
-    assert not wake_up.is_wanted(due_ms=None, is_paused=False)
+    assert not wake_up.is_wanted(deliver_at_ms=None, is_paused=True)
+    assert wake_up.is_wanted(deliver_at_ms=None, is_paused=False)
+    assert not wake_up.is_wanted(deliver_at_ms=None, is_paused=False)
