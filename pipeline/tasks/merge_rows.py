@@ -18,7 +18,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty
-from tracker.columns.segment_table import table_of
+from tracker.columns.segment_table import tables_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
 from tracker.shell.snapshot_merge import SegmentCutter, merged_segments, source_readers
@@ -118,7 +118,8 @@ async def _action(storage: BucketSnapshotStorage, task: MergeTask) -> MergeBucke
     sources = []
     for source in task.sources:
         columns = decode_metadata_columns(await storage.get_bucket_snapshot_metadata(source.bucket_id))
-        sources.append(MergeSource(source.bucket_id, table_of(columns, _SPAN_ROWS), loaded_spans=0))
+        (table,) = tables_of(columns, _SPAN_ROWS)
+        sources.append(MergeSource(source.bucket_id, table, loaded_spans=0))
     # Of an index at rest nothing is loaded and nothing handed out.
     return MergeBuckets(
         _SERIAL,

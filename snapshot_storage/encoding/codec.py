@@ -120,18 +120,33 @@ def decode_segments(segments: Sequence[bytes], *, first_entry: int = 1) -> Delay
     Raises:
         SnapshotCorruptedError: As `decode_segment`, with the number of the entry.
     """
-    # Protobuf messages that are written one after the other merge, so the segments read as one. But then a
-    # torn one must not borrow bytes from the next: every seam has to be the end of a row.
-    decoded = decode_rows(b"".join(segments))
-    if decoded is not None:
-        rows, row_ends = decoded
-        seams = np.cumsum([len(segment) for segment in segments if segment])
-        is_whole = bool((row_ends[np.searchsorted(row_ends, seams)] == seams).all())
-        if is_whole and (not len(rows) or int(rows.entry_ids.max()) <= ENTRY_ID_MAX):
-            return rows
+    together = decode_segments_together([segments])
+    if together is not None:
+        return together[0]
     return DelayedIndexes.concatenate(
         [decode_segment(segment, entry=first_entry + k) for k, segment in enumerate(segments)]
     )
+
+
+def decode_segments_together(snapshots: Sequence[Sequence[bytes]]) -> list[DelayedIndexes] | None:
+    """Return the rows of some segments of each of several snapshots, as parts of one table.
+
+    None where one of them is damaged, or is spelled in another way than every known writer does: `decode_segments` of
+    each tells which.
+    """
+    segments = [segment for one in snapshots for segment in one]
+    # Protobuf messages that are written one after the other merge, so the segments read as one. But then a
+    # torn one must not borrow bytes from the next: every seam has to be the end of a row.
+    decoded = decode_rows(b"".join(segments))
+    if decoded is None:
+        return None
+    rows, row_ends = decoded
+    seams = np.cumsum([len(segment) for segment in segments if segment])
+    is_whole = bool((row_ends[np.searchsorted(row_ends, seams)] == seams).all())
+    if not is_whole or (len(rows) and int(rows.entry_ids.max()) > ENTRY_ID_MAX):
+        return None
+    ends = row_ends.searchsorted(np.cumsum([sum(map(len, one)) for one in snapshots]), "right").tolist()
+    return [rows.slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _decode_other_spelling(data: bytes, entry: int | None) -> DelayedIndexes:
@@ -282,21 +297,23 @@ def decode_metadata(data: bytes) -> list[SegmentMetadata]:
     return segments
 
 
-def decode_metadata_columns(data: bytes) -> MetadataColumns:
-    """Return what entry 0 says, by the column: what `decode_metadata` does, several times faster.
+def decode_metadata_columns(*entries: bytes) -> MetadataColumns:
+    """Return what entry 0 of each snapshot says, by the column: what `decode_metadata` does, several times faster.
 
     Raises:
-        SnapshotCorruptedError: As `decode_metadata`, or a bitmap has no proper head.
+        SnapshotCorruptedError: As `decode_metadata`, or a bitmap has no proper head. Of several snapshots it does not
+            say which one is damaged.
     """
     try:
         # Two dozen calls of numpy cost more than a few segments read one by one.
-        columns = read_columns(data) if len(data) >= _COLUMNS_BYTES_MIN else None
+        columns = read_columns(entries) if sum(map(len, entries)) >= _COLUMNS_BYTES_MIN else None
         if columns is None:
-            columns = columns_of(decode_metadata(data))
+            columns = columns_of([decode_metadata(data) for data in entries])
     except ValueError as error:
         raise SnapshotCorruptedError(str(error), entry=METADATA_ENTRY) from error
     is_backwards = np.flatnonzero(columns.first_times > columns.last_times)
     if len(is_backwards):
         first, last = columns.first_times[is_backwards[0]], columns.last_times[is_backwards[0]]
-        raise SnapshotCorruptedError(f"segment {is_backwards[0] + 1} is from {first} to {last}", entry=METADATA_ENTRY)
+        segment = is_backwards[0] - max([0, *columns.snapshot_ends[columns.snapshot_ends <= is_backwards[0]]]) + 1
+        raise SnapshotCorruptedError(f"segment {segment} is from {first} to {last}", entry=METADATA_ENTRY)
     return columns

@@ -5,23 +5,22 @@ writes each as
 
     0a length  [0a length  08 ledger_id  12 length bitmap] * ledgers  10 deliver_at_ms_max  18 deliver_at_ms_min
 
-Everything is read by the column, without a loop over segments. A record of variable length says only where the next one
-begins, so records are found by doubling: every byte that may begin a record points behind it, and following pointers of
-pointers reaches 2^k records in k steps. No bitmap is decoded until a caller asks for it: the heads of bitmaps say how
-many rows there are.
+Everything is read by the column, without a loop over segments, and the metadata of several snapshots as if it were one.
+A record of variable length says only where the next one begins, so records are found by doubling: every byte that may
+begin a record points behind it, and following pointers of pointers reaches 2^k records in k steps. No bitmap is decoded
+until a caller asks for it, and then all together: the heads of bitmaps say how many rows there are.
 
 Only this one spelling is read here, which is what every known writer writes. The `codec` reads the others.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pyroaring import BitMap
 
 from snapshot_storage.encoding.columns import Int64Array
-from snapshot_storage.encoding.roaring import decode_bitmap, value_count
+from snapshot_storage.encoding.roaring import decoded_bitmaps, value_count
 from snapshot_storage.encoding.varints import PADDING, read_varints, words_of
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.storage import METADATA_ENTRY
@@ -39,7 +38,7 @@ _COUNT_BITS = np.uint64(0xFFFF)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetadataColumns:
-    """One row for each segment, in order, and one for each bitmap, in order of its segment."""
+    """One row for each segment of some snapshots, in order, and one for each bitmap, in order of its segment."""
 
     first_times: Int64Array
     """When each segment begins."""
@@ -58,76 +57,77 @@ class MetadataColumns:
     """Where each bitmap ends in `data` (exclusive)."""
     data: bytes
 
+    snapshot_ends: Int64Array
+    """How many segments there are up to the end of each snapshot."""
+
     def __len__(self) -> int:
         return len(self.first_times)
 
-    def decoded_from(self, segment: int) -> Iterator[tuple[int, BitMap]]:
-        """Yield ledger and entry ids of each bitmap of this segment, counted from 0, and of all behind it.
+    def bitmaps_before(self, segment: int) -> int:
+        """Return how many bitmaps the segments before this one have, counted from 0."""
+        return int(self.bitmap_segments.searchsorted(segment))
+
+    def positions(self, first_segment: int, end_segment: int) -> tuple[Int64Array, Int64Array]:
+        """Return ledger and entry ids of the positions of these segments, bitmap by bitmap.
 
         Raises:
             SnapshotCorruptedError: A bitmap is none, or holds something else than its head says.
         """
-        first = int(self.bitmap_segments.searchsorted(segment))
-        columns = (column[first:].tolist() for column in (self.ledger_ids, self.starts, self.ends))
-        for ledger_id, start, end in zip(*columns, strict=True):
-            try:
-                bitmap = decode_bitmap(self.data[start:end])
-            except ValueError as error:
-                raise SnapshotCorruptedError(f"ledger {ledger_id}: {error}", entry=METADATA_ENTRY) from error
-            yield ledger_id, bitmap
-
-    def row_count_from(self, segment: int) -> int:
-        """Return how many positions the bitmaps of this segment, counted from 0, and of all behind it hold."""
-        return int(self.row_counts[segment:].sum())
+        bitmaps = slice(self.bitmaps_before(first_segment), self.bitmaps_before(end_segment))
+        try:
+            entry_ids, counts = decoded_bitmaps(self.data, self.starts[bitmaps], self.ends[bitmaps])
+        except ValueError as error:
+            raise SnapshotCorruptedError(str(error), entry=METADATA_ENTRY) from error
+        return self.ledger_ids[bitmaps].repeat(counts), entry_ids
 
 
-def united(bitmaps: Iterable[tuple[int, BitMap]]) -> dict[int, BitMap]:
-    """Return, for each ledger, the entry ids of all its bitmaps."""
-    by_ledger: dict[int, list[BitMap]] = {}
-    for ledger_id, bitmap in bitmaps:
-        by_ledger.setdefault(ledger_id, []).append(bitmap)
-    return {ledger_id: BitMap.union(*parts) for ledger_id, parts in by_ledger.items()}
+def read_columns(entries: Sequence[bytes]) -> MetadataColumns | None:
+    """Return the columns of entry 0 of each snapshot, or None if one is not spelled as above.
 
-
-def read_columns(data: bytes) -> MetadataColumns | None:
-    """Return the columns of entry 0, or None if it is not spelled as above; which says nothing about it being wrong.
+    That says nothing about one being wrong.
 
     Runtime complexity: O(n log n) for n bitmaps; some 0.4 us each where there are many.
 
     Raises:
         ValueError: A bitmap has no proper head.
     """
+    data = b"".join(entries)
     padded = np.frombuffer(data + PADDING + PADDING, np.uint8)
     words = words_of(padded)
     records = _Records(padded[: len(data)], words)
     segments = records.follow(np.zeros(1, np.int64))
     segment_ends = records.ends[segments]
-    if (int(segment_ends[-1]) if len(segments) else 0) != len(data):
+    seams = np.cumsum([len(entry) for entry in entries], dtype=np.int64)
+    snapshot_ends = segment_ends.searchsorted(seams, "right")
+    # An entry that was cut off must not go on in the next one.
+    if not np.array_equal(np.append(0, segment_ends)[snapshot_ends], seams):
         return None
-    entries = records.follow(records.bodies[segments])
-    owners = records.begins[segments].searchsorted(records.begins[entries]) - 1
+    bitmap_records = records.follow(records.bodies[segments])
+    owners = records.begins[segments].searchsorted(records.begins[bitmap_records]) - 1
     # Behind the last bitmap of a segment come its times.
     tails = records.bodies[segments]
-    tails[owners] = records.ends[entries]
+    tails[owners] = records.ends[bitmap_records]
     times = _read_tails(padded, words, tails, segment_ends)
-    bitmaps = _read_entries(padded, words, records.bodies[entries], records.ends[entries])
+    bitmaps = _read_entries(padded, words, records.bodies[bitmap_records], records.ends[bitmap_records])
     if times is None or bitmaps is None:
         return None
     ledger_ids, starts = bitmaps
     if _has_twins(owners, ledger_ids):
         return None
-    value_counts = _value_counts(data, words, starts, records.ends[entries])
+    value_counts = _value_counts(data, words, starts, records.ends[bitmap_records])
     # Of integers below 2^53, so exact.
     row_counts = np.bincount(owners, value_counts, len(segments)).astype(np.int64)
-    return MetadataColumns(*times, row_counts, owners, ledger_ids, starts, records.ends[entries], data)
+    ends = records.ends[bitmap_records]
+    return MetadataColumns(*times, row_counts, owners, ledger_ids, starts, ends, data, snapshot_ends)
 
 
-def columns_of(segments: Sequence[tuple[int, int, dict[int, bytes]]]) -> MetadataColumns:
-    """Return the columns of segments that were decoded otherwise, each its first time, last time and bitmaps.
+def columns_of(snapshots: Sequence[Sequence[tuple[int, int, dict[int, bytes]]]]) -> MetadataColumns:
+    """Return the columns of snapshots whose segments were decoded otherwise: first time, last time and bitmaps of each.
 
     Raises:
         ValueError: A bitmap has no proper head.
     """
+    segments = [segment for one in snapshots for segment in one]
     bitmaps = [bitmap for _, _, by_ledger in segments for bitmap in by_ledger.values()]
     counts = [sum(map(value_count, by_ledger.values())) for _, _, by_ledger in segments]
     ends = np.cumsum(np.array([len(bitmap) for bitmap in bitmaps], np.int64))
@@ -140,6 +140,7 @@ def columns_of(segments: Sequence[tuple[int, int, dict[int, bytes]]]) -> Metadat
         np.concatenate((np.zeros(1, np.int64), ends))[:-1],
         ends,
         b"".join(bitmaps),
+        np.cumsum([len(one) for one in snapshots], dtype=np.int64),
     )
 
 

@@ -1,4 +1,4 @@
-"""Serialised 32-bit Roaring bitmaps: many written at once, the count of one from its head, decoding one safely.
+"""Serialised 32-bit Roaring bitmaps: many written at once, the count of one from its head, decoding safely.
 
 The portable format begins with a cookie, then two numbers for each block of 65,536 values: its key and how
 many values it has, less one. So the count of a bitmap costs a look at its head.
@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from snapshot_storage.encoding.varints import PADDING, words_of
+
 _COOKIE_WITHOUT_RUNS = 12346
 _COOKIE_WITH_RUNS = 12347
 _BLOCKS_MAX = 1 << 16
@@ -28,6 +30,9 @@ _LISTED_HEAD = np.array([[_COOKIE_WITHOUT_RUNS, 0, 1, 0, 0, 0, 16, 0]], "<u2")
 # Almost every bitmap of a segment has one block. These are their first bytes, and where their count is.
 _ONE_BLOCK_WITHOUT_RUNS = bytes.fromhex("3a30000001000000")
 _ONE_BLOCK_WITH_RUNS = bytes.fromhex("3b300000")
+_LISTED_WORD = np.uint64(int.from_bytes(_ONE_BLOCK_WITHOUT_RUNS, "little"))
+_LISTED_HEAD_BYTES = 16
+_LOW_HALF = np.uint64(0xFFFF)
 
 
 def serialized_bitmaps(values: NDArray[np.uint32], starts: NDArray[np.intp]) -> list[bytes]:
@@ -130,3 +135,40 @@ def decode_bitmap(data: bytes) -> BitMap:
     if len(bitmap) != count:
         raise ValueError(f"a bitmap whose head says {count} values holds {len(bitmap)}")
     return bitmap
+
+
+def decoded_bitmaps(
+    data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """Return the values of many bitmaps, one bitmap after the other, and how many each has.
+
+    Those that are one block's plain list of values, as nearly all small ones are, are read here, all of them at once.
+
+    Raises:
+        ValueError: As `decode_bitmap`.
+    """
+    words = words_of(np.frombuffer(data + 3 * PADDING, np.uint8))
+    # The count is less one; whether a bitmap is as long as a list of so many values says that there is one block.
+    counts = ((words[starts + 8] >> np.uint64(16)) & _LOW_HALF).astype(np.int64) + 1
+    is_listed = (words[starts] == _LISTED_WORD) & (ends - starts == _LISTED_HEAD_BYTES + 2 * counts)
+    is_listed &= (counts <= _LISTED_MAX) & (words[starts + 8] >> np.uint64(32) == _LISTED_HEAD_BYTES)
+    others = {k: decode_bitmap(data[starts[k] : ends[k]]) for k in np.flatnonzero(~is_listed).tolist()}
+    for k, bitmap in others.items():
+        counts[k] = len(bitmap)
+    row_ends = counts.cumsum()
+    row_starts = row_ends - counts
+    values: NDArray[np.int64] = np.empty(int(row_ends[-1]) if len(row_ends) else 0, np.int64)
+    # Where the values of a list are: two bytes each, behind its head.
+    places = (starts + _LISTED_HEAD_BYTES - 2 * row_starts).repeat(counts) + 2 * np.arange(len(values))
+    is_value = is_listed.repeat(counts)
+    listed = words[places if is_listed.all() else places[is_value]] & _LOW_HALF
+    listed |= ((words[starts + 8] & _LOW_HALF) << np.uint64(16)).repeat(counts * is_listed)
+    values[is_value] = listed.view(np.int64)
+    is_descending = values[1:] <= values[:-1]
+    seams = row_ends[(row_ends > 0) & (row_ends < len(values))]
+    is_descending[seams - 1] = False
+    for k, bitmap in others.items():
+        values[row_starts[k] : row_ends[k]] = np.frombuffer(bitmap.to_array(), np.uint32)
+    if (is_descending & is_value[1:]).any():
+        raise ValueError("a bitmap has a block whose values are not in order")
+    return values, counts

@@ -279,21 +279,27 @@ class RocksDBFolder:
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot if it is there; also one whose header is damaged."""
-        self._check_writable("delete a snapshot")
-        info: BucketSnapshotInfo | None = None
-        try:
-            info = self.info(bucket_id)
-        except BucketNotFoundError:
-            return
-        except SnapshotCorruptedError as error:
-            log.warning("deleting a snapshot that is damaged: %s", error)
-        self._remove(bucket_id, info)
-        self._known.drop(bucket_id)
+        self.delete_all([bucket_id])
 
     def delete_all(self, bucket_ids: Iterable[int]) -> None:
-        """Delete several, one after the other."""
+        """Delete the snapshots that are there, in one synced write."""
+        self._check_writable("delete a snapshot")
+        batch = self.new_batch()
+        removed: list[int] = []
         for bucket_id in bucket_ids:
-            self.delete(bucket_id)
+            info: BucketSnapshotInfo | None = None
+            try:
+                info = self.info(bucket_id)
+            except BucketNotFoundError:
+                continue
+            except SnapshotCorruptedError as error:
+                log.warning("deleting a snapshot that is damaged: %s", error)
+            self.put_removal(batch, bucket_id, info)
+            removed.append(bucket_id)
+        if removed:
+            self.write(batch, is_synced=True)
+        for bucket_id in removed:
+            self._known.drop(bucket_id)
 
     def _remove(self, bucket_id: int, info: BucketSnapshotInfo | None = None) -> None:
         batch = self.new_batch()

@@ -5,13 +5,11 @@ subtracted as positions come and go; different positions have one sum by chance 
 against an attacker.
 """
 
-from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pyroaring import BitMap
 
 Int64Array = NDArray[np.int64]
 
@@ -27,41 +25,33 @@ _ROWS_AT_ONCE: Final = 65_536
 
 def sum_of(ledger_ids: Int64Array, entry_ids: Int64Array) -> int:
     """Return the sum of the positions of rows; one that comes twice counts twice."""
-    total = 0
-    for start in range(0, len(ledger_ids), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        mixed = ledger_ids[rows].astype(np.uint64)
-        mixed *= _LEDGER_FACTOR
-        mixed += entry_ids[rows].astype(np.uint64)
-        for shift, factor in zip(_SHIFTS, _FACTORS, strict=True):
-            mixed ^= mixed >> shift
-            mixed *= factor
-        mixed ^= mixed >> _LAST_SHIFT
-        total += int(mixed.sum())
+    parts = (slice(start, start + _ROWS_AT_ONCE) for start in range(0, len(ledger_ids), _ROWS_AT_ONCE))
+    return wrapped(sum(int(_mixed(ledger_ids[rows], entry_ids[rows]).sum()) for rows in parts))
+
+
+def sums_of(ledger_ids: Int64Array, entry_ids: Int64Array, ends: Sequence[int]) -> list[int]:
+    """Return the sum of each part of some rows, of which these are the ends."""
+    # Sums wrap around, so the sum of a part is a difference, too.
+    totals = np.append(np.uint64(0), _mixed(ledger_ids, entry_ids).cumsum(dtype=np.uint64))[[0, *ends]]
+    return [int(total) for total in totals[1:] - totals[:-1]]
+
+
+def _mixed(ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.uint64]:
+    mixed = ledger_ids.astype(np.uint64)
+    mixed *= _LEDGER_FACTOR
+    mixed += entry_ids.astype(np.uint64)
+    for shift, factor in zip(_SHIFTS, _FACTORS, strict=True):
+        mixed ^= mixed >> shift
+        mixed *= factor
+    mixed ^= mixed >> _LAST_SHIFT
+    return mixed
+
+
+def wrapped(total: int) -> int:
+    """Return the sum of sums."""
     return total & _SUM_MASK
-
-
-def sum_of_bitmaps(bitmaps: Iterable[tuple[int, BitMap]]) -> int:
-    """Return the sum of ledgers' entry ids; a ledger may come several times."""
-    total = 0
-    ledger_ids: list[int] = []
-    counts: list[int] = []
-    entry_ids = array("I")
-    for ledger_id, bitmap in bitmaps:
-        ledger_ids.append(ledger_id)
-        counts.append(len(bitmap))
-        entry_ids.extend(bitmap.to_array())
-        if len(entry_ids) >= _ROWS_AT_ONCE:
-            total += _sum_of_groups(ledger_ids, counts, entry_ids)
-            ledger_ids, counts, entry_ids = [], [], array("I")
-    return (total + _sum_of_groups(ledger_ids, counts, entry_ids)) & _SUM_MASK
-
-
-def _sum_of_groups(ledger_ids: list[int], counts: list[int], entry_ids: "array[int]") -> int:
-    ledgers = np.repeat(np.array(ledger_ids, np.int64), counts)
-    return sum_of(ledgers, np.frombuffer(entry_ids, np.uint32).astype(np.int64))
 
 
 def subtract(total: int, part: int) -> int:
     """Return the sum without a part of it."""
-    return (total - part) & _SUM_MASK
+    return wrapped(total - part)

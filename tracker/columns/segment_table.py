@@ -1,4 +1,4 @@
-"""The table of a snapshot's segments, as its metadata has them, with small neighbours taken together. Pure."""
+"""The tables of snapshots' segments, as their metadata has them, with small neighbours taken together. Pure."""
 
 from dataclasses import dataclass
 
@@ -28,6 +28,11 @@ class SegmentTable:
     segment_ends: Int32Array
     """How many segments the snapshot has up to the end of each span."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Be sent as bytes: numpy's own way takes several times as long for so little."""
+        columns = (self.first_times, self.last_times, self.row_ends, self.segment_ends)
+        return _unpacked, tuple(column.tobytes() for column in columns)
+
     def __len__(self) -> int:
         return len(self.first_times)
 
@@ -54,25 +59,51 @@ class SegmentTable:
         return self.rows_before(len(self))
 
 
-def table_of(columns: MetadataColumns, span_rows: int) -> SegmentTable:
-    """Return the table of a snapshot's segments, as its metadata has them.
+def tables_of(columns: MetadataColumns, span_rows: int) -> list[SegmentTable]:
+    """Return the tables of the segments of snapshots, as their metadata has them.
 
     Args:
         columns: The segments, in order.
         span_rows: Segments that begin within the same so many rows are one span.
     """
-    return spans_of(columns.first_times, columns.last_times, columns.row_counts, span_rows)
+    return spans_of(columns.first_times, columns.last_times, columns.row_counts, columns.snapshot_ends, span_rows)
 
 
-def spans_of(first_times: Int64Array, last_times: Int64Array, row_counts: Int64Array, span_rows: int) -> SegmentTable:
-    """Return the table of segments of which these are the columns."""
+def spans_of(
+    first_times: Int64Array, last_times: Int64Array, row_counts: Int64Array, snapshot_ends: Int64Array, span_rows: int
+) -> list[SegmentTable]:
+    """Return the tables of snapshots of which these are the segments, one snapshot after the other."""
+    snapshot_starts = np.append(0, snapshot_ends)[:-1]
+    segment_counts = snapshot_ends - snapshot_starts
+    segments = np.arange(1, len(row_counts) + 1) - snapshot_starts.repeat(segment_counts)
     row_ends = np.cumsum(row_counts, dtype=np.int64)
+    row_ends -= np.append(0, row_ends)[snapshot_starts].repeat(segment_counts)
     is_last = np.ones(len(row_ends), np.bool_)
-    is_last[:-1] = np.diff((row_ends - row_counts) // span_rows) > 0
+    is_last[:-1] = np.diff((row_ends - row_counts) // span_rows) != 0
+    is_last[snapshot_ends[segment_counts > 0] - 1] = True
     lasts = np.flatnonzero(is_last)
-    firsts = np.concatenate((np.zeros(1, np.int64), lasts + 1))[:-1]
+    firsts = np.append(0, lasts + 1)[:-1]
+    times = first_times[firsts], last_times[lasts]
+    counts = row_ends[lasts].astype(np.int32), segments[lasts].astype(np.int32)
+    ends = lasts.searchsorted(snapshot_ends).tolist()
+    # Copies: a table lives as long as its bucket, and the columns of many are not to live as long as the last of them.
+    return [
+        SegmentTable(
+            times[0][start:end].copy(),
+            times[1][start:end].copy(),
+            counts[0][start:end].copy(),
+            counts[1][start:end].copy(),
+        )
+        for start, end in zip([0, *ends], ends, strict=False)
+    ]
+
+
+def _unpacked(first_times: bytes, last_times: bytes, row_ends: bytes, segment_ends: bytes) -> SegmentTable:
     return SegmentTable(
-        first_times[firsts], last_times[lasts], row_ends[lasts].astype(np.int32), (lasts + 1).astype(np.int32)
+        np.frombuffer(first_times, np.int64),
+        np.frombuffer(last_times, np.int64),
+        np.frombuffer(row_ends, np.int32),
+        np.frombuffer(segment_ends, np.int32),
     )
 
 

@@ -222,7 +222,7 @@ class SegmentCutter:
     def table(self, span_rows: int) -> SegmentTable:
         """Return the columns of all segments, in spans."""
         firsts, lasts, counts = (np.concatenate(column) for column in zip(*self._columns, strict=True))
-        return spans_of(firsts, lasts, counts, span_rows)
+        return spans_of(firsts, lasts, counts, np.array([len(firsts)]), span_rows)[0]
 
     def _encode(self, rows: DelayedIndexes, ends: list[int]) -> list[bytes]:
         if not ends:

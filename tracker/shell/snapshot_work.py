@@ -8,15 +8,19 @@ module-level, over arrays, and know no event loop.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, ParamSpec, Self, TypeVar, assert_never
 
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments
+from snapshot_storage.encoding.codec import decode_metadata_columns, decode_segments, decode_segments_together
 from snapshot_storage.encoding.columns import DelayedIndexes
-from snapshot_storage.encoding.metadata_columns import MetadataColumns, united
+from snapshot_storage.encoding.metadata_columns import MetadataColumns
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import (
@@ -26,9 +30,10 @@ from snapshot_storage.storage import (
     SegmentRange,
 )
 from tracker.columns.position_set import PositionSet
-from tracker.columns.position_sums import sum_of_bitmaps
+from tracker.columns.position_sums import sum_of, sums_of, wrapped
+from tracker.columns.positions import ledger_bitmaps
 from tracker.columns.row_queue import sorted_rows
-from tracker.columns.segment_table import SegmentTable, table_of
+from tracker.columns.segment_table import SegmentTable, tables_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -63,6 +68,9 @@ row."""
 
 BITMAPS_AT_ONCE_MAX: Final = 64
 """Recovery decodes the bitmaps of a snapshot at once up to this number: about 0.1 ms."""
+
+POSITIONS_AT_ONCE_MAX: Final = 65_536
+"""Bitmaps of segments are decoded together up to so many positions, which take some MiB meanwhile."""
 
 DECODED_AT_ONCE_BYTES_MAX: Final = 4_096
 """Data up to this size is decoded on the event loop: some 250 rows, or 50 segments' metadata, in about 0.2 ms."""
@@ -260,30 +268,17 @@ class StorageWork(StorageWorker):
         heads = await self._storage.read_bucket_snapshot_heads([action.bucket_id for action in actions])
         return await self._decode(
             sum(len(head.metadata) for head in heads if isinstance(head, BucketSnapshotHead)),
-            lambda: [self._metadata_answer(owner, *pair) for pair in zip(actions, heads, strict=True)],
+            lambda: _metadata_answers(owner, actions, heads, self._bitmaps_at_once_max),
         )
-
-    def _metadata_answer(
-        self, owner: SnapshotOwner, action: ReadMetadata, head: BucketSnapshotHead | SnapshotStorageError
-    ) -> Event | Exception:
-        if isinstance(head, SnapshotStorageError):
-            return head
-        try:
-            return _metadata_read(owner, action, head, self._bitmaps_at_once_max)
-        except Exception as error:  # Any error of one snapshot is the answer to it alone.
-            return error
 
     async def _load_together(self, actions: Sequence[LoadSegments]) -> Sequence[Event | Exception]:
         unread = [action for action in actions if not action.data]
         ranges = [SegmentRange(action.bucket_id, action.first_segment, action.last_segment) for action in unread]
         read = await self._storage.read_bucket_snapshot_segments(ranges) if ranges else ()
-        data_of = {action.serial: action.data for action in actions} | {
-            action.serial: data for action, data in zip(unread, read, strict=True)
-        }
-        size_bytes = sum(sum(map(len, data)) for data in data_of.values() if not isinstance(data, SnapshotStorageError))
-        return await self._decode(
-            size_bytes, lambda: [_load_answer(action, data_of[action.serial]) for action in actions]
-        )
+        answers = iter(read)
+        data = [action.data or next(answers) for action in actions]
+        size_bytes = sum(sum(map(len, one)) for one in data if not isinstance(one, SnapshotStorageError))
+        return await self._decode(size_bytes, lambda: _loaded(actions, data))
 
     async def _delete(self, owner: SnapshotOwner, actions: Sequence[DeleteSnapshot]) -> Sequence[Event | Exception]:
         errors: dict[int, SnapshotStorageError | None] = {}
@@ -321,9 +316,13 @@ class StorageWork(StorageWorker):
                 return await self._persist(owner, action)
             case ReadMetadata():
                 head = await self._storage.read_bucket_snapshot_head(action.bucket_id)
-                return await self._decode(
-                    len(head.metadata), lambda: _metadata_read(owner, action, head, self._bitmaps_at_once_max)
+                (answer,) = await self._decode(
+                    len(head.metadata),
+                    lambda: _metadata_answers(owner, [action], [head], self._bitmaps_at_once_max),
                 )
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
             case ReadPositions():
                 return await self._read_positions(action)
             case LoadSegments():
@@ -436,7 +435,8 @@ def _built(action: PersistBucket, config: TrackerConfig) -> tuple[Snapshot, Segm
     snapshot = build_snapshot(
         _rows_to_store(action), step_ms=config.segment_step_ms_max, rows_max=config.segment_row_count_max
     )
-    return snapshot, table_of(decode_metadata_columns(snapshot.metadata), _span_rows(config))
+    (table,) = tables_of(decode_metadata_columns(snapshot.metadata), _span_rows(config))
+    return snapshot, table
 
 
 def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
@@ -447,13 +447,31 @@ def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
     return rows.take(tracked.take(rows.ledger_ids, rows.entry_ids))
 
 
+def _loaded(
+    actions: Sequence[LoadSegments], data: Sequence[Sequence[bytes] | SnapshotStorageError]
+) -> list[Event | Exception]:
+    """Return the answer to each load: its rows, or what is wrong with what was read."""
+    whole = [
+        one
+        for action, one in zip(actions, data, strict=True)
+        if not isinstance(one, SnapshotStorageError) and len(one) == action.last_segment - action.first_segment + 1
+    ]
+    together = decode_segments_together(whole) if len(whole) == len(actions) else None
+    if together is None:
+        return [_load_answer(*pair) for pair in zip(actions, data, strict=True)]
+    return [_segments_loaded(*pair) for pair in zip(actions, together, strict=True)]
+
+
 def _load_answer(action: LoadSegments, data: Sequence[bytes] | SnapshotStorageError) -> Event | Exception:
     if isinstance(data, SnapshotStorageError):
         return data
     try:
-        rows = _rows_of(action.bucket_id, data, action.first_segment, action.last_segment)
+        return _segments_loaded(action, _rows_of(action.bucket_id, data, action.first_segment, action.last_segment))
     except Exception as error:  # Any error of one snapshot is the answer to it alone.
         return error
+
+
+def _segments_loaded(action: LoadSegments, rows: DelayedIndexes) -> SegmentsLoaded:
     return SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows)
 
 
@@ -468,35 +486,116 @@ def _rows_of(bucket_id: int, data: Sequence[bytes], first_segment: int, last_seg
         raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=error.entry) from error
 
 
+def _metadata_answers(
+    owner: SnapshotOwner,
+    actions: Sequence[ReadMetadata],
+    heads: Sequence[BucketSnapshotHead | SnapshotStorageError],
+    bitmaps_max: int,
+) -> Sequence[Event | Exception]:
+    """Return the answer to each read: what its metadata says, or what is wrong with it."""
+    answers: dict[int, Event | Exception] = {}
+    own: list[tuple[ReadMetadata, BucketSnapshotHead]] = []
+    for action, head in zip(actions, heads, strict=True):
+        if isinstance(head, SnapshotStorageError):
+            answers[action.serial] = head
+        elif head.info.belongs_to(owner.topic_name, owner.cursor_name):
+            own.append((action, head))
+        else:
+            answers[action.serial] = SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
+    try:
+        answers |= {event.serial: event for event in _metadata_read(own, _span_rows(owner.config), bitmaps_max)}
+    except Exception as error:  # Any error of one snapshot is the answer to it alone.
+        if len(own) == 1:
+            answers[own[0][0].serial] = error
+        else:
+            for action, head in own:
+                (answers[action.serial],) = _metadata_answers(owner, [action], [head], bitmaps_max)
+    return [answers[action.serial] for action in actions]
+
+
 def _metadata_read(
-    owner: SnapshotOwner, action: ReadMetadata, head: BucketSnapshotHead, bitmaps_at_once_max: int
-) -> MetadataRead | SnapshotIsAlien:
-    if not head.info.belongs_to(owner.topic_name, owner.cursor_name):
-        return SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
-    columns = decode_metadata_columns(head.metadata)
-    ledger_ids = columns.ledger_ids
-    ledgers = LedgerRange(int(ledger_ids.min()), int(ledger_ids.max())) if len(ledger_ids) else None
+    read: Sequence[tuple[ReadMetadata, BucketSnapshotHead]], span_rows: int, bitmaps_max: int
+) -> Iterator[MetadataRead]:
+    """Yield what the metadata of each snapshot says.
+
+    Raises:
+        SnapshotCorruptedError: One of them is damaged.
+    """
+    columns = decode_metadata_columns(*(head.metadata for _, head in read))
     # Spans are only as good as the segments that they are made of.
-    if (columns.first_times[1:] < columns.last_times[:-1]).any():
-        raise SnapshotCorruptedError("its segments overlap in time", bucket_id=action.bucket_id)
-    table = table_of(columns, _span_rows(owner.config))
+    is_back = columns.first_times[1:] < columns.last_times[:-1]
+    ends = columns.snapshot_ends
+    is_back[ends[(ends > 0) & (ends <= len(is_back))] - 1] = False
+    if is_back.any():
+        raise SnapshotCorruptedError("its segments overlap in time", bucket_id=read[0][0].bucket_id)
+    tables = tables_of(columns, span_rows)
+    positions = _positions_of_each([action.serial for action, _ in read], columns, bitmaps_max)
+    bitmap_ends = [columns.bitmaps_before(end) for end in ends.tolist()]
+    ledger_ids = [columns.ledger_ids[a:b] for a, b in zip([0, *bitmap_ends], bitmap_ends, strict=False)]
+    for (action, head), table, ids, known in zip(read, tables, ledger_ids, positions, strict=True):
+        ledgers = LedgerRange(int(ids.min()), int(ids.max())) if len(ids) else None
+        kept = head.first_segments[: _kept_count(action, table, len(head.first_segments))]
+        yield MetadataRead(action.serial, head.info.length_bytes, table, ledgers, kept, known)
+
+
+def _kept_count(action: ReadMetadata, table: SegmentTable, segment_count: int) -> int:
+    """Return how many of the first segments are wanted, in whole spans."""
+    if not segment_count or not len(table) or table.first_times[0] > action.through_ms:
+        return 0
     by_time = int(table.first_times.searchsorted(action.through_ms, "right"))
     by_rows = int(table.row_ends.searchsorted(action.row_count_max, "right"))
-    by_segments = int(table.segment_ends.searchsorted(len(head.first_segments), "right"))
-    kept = head.first_segments[: table.segments_before(min(by_time, by_rows, by_segments))]
-    positions = None
-    if len(ledger_ids) <= bitmaps_at_once_max:
-        positions = _positions_of(action.serial, 1, columns)
-    return MetadataRead(action.serial, head.info.length_bytes, table, ledgers, kept, positions)
+    by_segments = int(table.segment_ends.searchsorted(segment_count, "right"))
+    return table.segments_before(min(by_time, by_rows, by_segments))
+
+
+def _positions_of_each(
+    serials: Sequence[int], columns: MetadataColumns, bitmaps_max: int
+) -> list[PositionsRead | None]:
+    """Return the positions of each snapshot, None of those that have too many bitmaps."""
+    segment_ends = [0, *columns.snapshot_ends.tolist()]
+    bitmap_ends = [columns.bitmaps_before(end) for end in segment_ends]
+    row_ends = np.append(0, columns.row_counts.cumsum())[segment_ends].tolist()
+    read: list[PositionsRead | None] = [None] * len(serials)
+    end = 0
+    while end < len(serials):
+        first = end
+        while end < len(serials) and bitmap_ends[end + 1] - bitmap_ends[end] <= bitmaps_max:
+            if end > first and row_ends[end + 1] - row_ends[first] > POSITIONS_AT_ONCE_MAX:
+                break
+            end += 1
+        ledger_ids, entry_ids = columns.positions(segment_ends[first], segment_ends[end])
+        ends = [row_end - row_ends[first] for row_end in row_ends[first + 1 : end + 1]]
+        for k, (start, stop, total) in enumerate(
+            zip([0, *ends], ends, sums_of(ledger_ids, entry_ids, ends), strict=False), start=first
+        ):
+            bitmaps = dict(ledger_bitmaps(ledger_ids[start:stop], entry_ids[start:stop]))
+            read[k] = PositionsRead(serials[k], 1, bitmaps, stop - start > sum(map(len, bitmaps.values())), total)
+        end = max(end, first + 1)
+    return read
 
 
 def positions_read(action: ReadPositions, data: bytes) -> PositionsRead:
     """Return what entry 0 says of positions."""
-    return _positions_of(action.serial, action.first_segment, decode_metadata_columns(data))
+    columns = decode_metadata_columns(data)
+    bitmaps: dict[int, BitMap] = {}
+    row_count = position_sum = 0
+    for first, end in _pieces(columns.row_counts, action.first_segment - 1):
+        ledger_ids, entry_ids = columns.positions(first, end)
+        row_count += len(entry_ids)
+        position_sum += sum_of(ledger_ids, entry_ids)
+        for ledger_id, part in ledger_bitmaps(ledger_ids, entry_ids):
+            bitmaps.setdefault(ledger_id, BitMap()).update(part)
+    for bitmap in bitmaps.values():
+        bitmap.run_optimize()
+    has_repeats = row_count > sum(map(len, bitmaps.values()))
+    return PositionsRead(action.serial, action.first_segment, bitmaps, has_repeats, wrapped(position_sum))
 
 
-def _positions_of(serial: int, first_segment: int, columns: MetadataColumns) -> PositionsRead:
-    decoded = list(columns.decoded_from(first_segment - 1))
-    bitmaps = united(decoded)
-    has_repeats = columns.row_count_from(first_segment - 1) > sum(map(len, bitmaps.values()))
-    return PositionsRead(serial, first_segment, bitmaps, has_repeats, sum_of_bitmaps(decoded))
+def _pieces(row_counts: NDArray[np.int64], first: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the end of stretches of segments from this one on that have not too many rows."""
+    row_ends = row_counts.cumsum()
+    while first < len(row_ends):
+        rows_before = int(row_ends[first]) - int(row_counts[first])
+        end = max(first + 1, int(row_ends.searchsorted(rows_before + POSITIONS_AT_ONCE_MAX, "right")))
+        yield first, end
+        first = end

@@ -12,7 +12,7 @@ from snapshot_storage.encoding.codec import (
     encode_metadata,
     merged_bitmaps,
 )
-from snapshot_storage.encoding.metadata_columns import MetadataColumns, columns_of, read_columns, united
+from snapshot_storage.encoding.metadata_columns import MetadataColumns, columns_of, read_columns
 from snapshot_storage.encoding.roaring import serialized_bitmaps
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.pb.delayed_message_index_bucket_pb2 import SnapshotMetadata
@@ -51,6 +51,14 @@ def _said_by(columns: MetadataColumns) -> list[SegmentMetadata]:
     return segments
 
 
+def _bitmaps(columns: MetadataColumns, first_segment: int) -> dict[int, BitMap]:
+    bitmaps: dict[int, BitMap] = {}
+    ledger_ids, entry_ids = columns.positions(first_segment, len(columns))
+    for ledger_id, entry_id in zip(ledger_ids.tolist(), entry_ids.tolist(), strict=True):
+        bitmaps.setdefault(ledger_id, BitMap()).add(entry_id)
+    return bitmaps
+
+
 @given(st.lists(_segments(_INT63, _BITMAPS), max_size=12))
 def test_columns_say_what_the_generated_class_says(segments: list[SegmentMetadata]) -> None:
     """Whoever wrote it, in whatever order its maps are, and however large its numbers."""
@@ -60,24 +68,49 @@ def test_columns_say_what_the_generated_class_says(segments: list[SegmentMetadat
         assert _said_by(columns) == segments
         assert columns.row_counts.tolist() == [segment.row_count for segment in segments]
         for first in range(len(segments) + 1):
-            assert united(columns.decoded_from(first)) == merged_bitmaps(segments[first:])
-            assert columns.row_count_from(first) == sum(segment.row_count for segment in segments[first:])
+            assert _bitmaps(columns, first) == merged_bitmaps(segments[first:])
 
 
 @given(st.lists(_segments(_INT55, _BITMAPS), max_size=12))
 def test_what_every_writer_writes_is_read_by_the_column(segments: list[SegmentMetadata]) -> None:
     """Not left to the generated class, which takes several times as long; and both ways come to the same."""
     for data in (encode_metadata(segments), _message(segments)):
-        columns = read_columns(data)
+        columns = read_columns([data])
 
         assert columns is not None
-        assert _said_by(columns) == _said_by(columns_of(segments)) == segments
+        assert _said_by(columns) == _said_by(columns_of([segments])) == segments
+
+
+@given(st.lists(st.lists(_segments(_INT55, _BITMAPS), max_size=4), max_size=4), st.data())
+def test_metadata_of_several_snapshots_is_read_as_one_by_one(
+    snapshots: list[list[SegmentMetadata]], choices: st.DataObject
+) -> None:
+    """Also when bytes have moved from one to the next: then both ways refuse, or both read the same."""
+    entries = [encode_metadata(segments) for segments in snapshots]
+    joined = b"".join(entries)
+    if choices.draw(st.booleans()):
+        count = max(0, len(entries) - 1)
+        seams = sorted(choices.draw(st.lists(st.integers(0, len(joined)), min_size=count, max_size=count)))
+        entries = [joined[a:b] for a, b in zip([0, *seams], [*seams, len(joined)], strict=True)]
+
+    columns = read_columns(entries)
+
+    try:
+        one_by_one = [decode_metadata(entry) for entry in entries]
+    except SnapshotCorruptedError:
+        assert columns is None
+        return
+    for together in (columns, columns_of(one_by_one)):
+        if together is not None:
+            assert _said_by(together) == [segment for segments in one_by_one for segment in segments]
+            assert together.snapshot_ends.tolist() == np.cumsum([*map(len, one_by_one)], dtype=int).tolist()
 
 
 def _outcome(data: bytes) -> tuple[list[SegmentMetadata], list[int], dict[int, BitMap]] | None:
     try:
         segments = decode_metadata(data)
-        return segments, [segment.row_count for segment in segments], merged_bitmaps(segments)
+        bitmaps = {ledger_id: bitmap for ledger_id, bitmap in merged_bitmaps(segments).items() if bitmap}
+        return segments, [segment.row_count for segment in segments], bitmaps
     except SnapshotCorruptedError:
         return None
 
@@ -98,7 +131,7 @@ def test_damaged_metadata_is_refused_or_read_as_the_generated_class_reads_it(
     for damaged in versions:
         try:
             columns = decode_metadata_columns(damaged)
-            found = _said_by(columns), columns.row_counts.tolist(), united(columns.decoded_from(0))
+            found = _said_by(columns), columns.row_counts.tolist(), _bitmaps(columns, 0)
         except SnapshotCorruptedError:
             assert _outcome(damaged) is None
         else:

@@ -79,7 +79,7 @@ def test_small_segments_are_taken_together_as_spans() -> None:
     counts = np.array([3, 3, 3, 3, 20, 1, 1])
     times = np.arange(7) * 10
 
-    table = spans_of(times, times + 9, counts, 6)
+    (table,) = spans_of(times, times + 9, counts, np.array([7]), 6)
 
     assert table.first_times.tolist() == [0, 20, 40, 50]
     assert table.last_times.tolist() == [19, 39, 49, 69]
@@ -93,7 +93,7 @@ def test_a_snapshot_of_nothing_has_no_span() -> None:
     """A merge of which everything was handed out stores one."""
     none = np.empty(0, np.int64)
 
-    assert spans_of(none, none, none, 6).row_count == 0
+    assert spans_of(none, none, none, np.array([0]), 6)[0].row_count == 0
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=12)

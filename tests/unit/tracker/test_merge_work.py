@@ -17,7 +17,7 @@ from snapshot_storage.faults import Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage, BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tracker.columns.segment_table import table_of
+from tracker.columns.segment_table import tables_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, SnapshotCreated
 from tracker.delayed_delivery_tracker import TrackerContext
@@ -95,7 +95,7 @@ def rows_of(ledger_id: int, row_count: int) -> DelayedIndexes:
 async def source_of(storage: MemoryBucketSnapshotStorage, rows: DelayedIndexes) -> MergeSource:
     snapshot = build_snapshot(rows, step_ms=CONFIG.segment_step_ms_max, rows_max=CONFIG.segment_row_count_max)
     bucket_id = await storage.create_bucket_snapshot(snapshot.metadata, snapshot.segments, bucket_key="k", **NAMES)
-    return MergeSource(bucket_id, table_of(decode_metadata_columns(snapshot.metadata), SPAN_ROWS), loaded_spans=0)
+    return MergeSource(bucket_id, tables_of(decode_metadata_columns(snapshot.metadata), SPAN_ROWS)[0], loaded_spans=0)
 
 
 async def merge_of(storage: MemoryBucketSnapshotStorage, *parts: DelayedIndexes) -> MergeBuckets:
@@ -130,7 +130,7 @@ def test_a_merge_stores_what_sealing_all_rows_at_once_would() -> None:
     assert stored.metadata == whole.metadata
     assert list(stored.segments) == whole.segments
     assert event.size_bytes == whole.length_bytes == stored.info.length_bytes
-    table = table_of(decode_metadata_columns(whole.metadata), SPAN_ROWS)
+    (table,) = tables_of(decode_metadata_columns(whole.metadata), SPAN_ROWS)
     assert table.segment_count == len(whole.segments)
     for name in ("first_times", "last_times", "row_ends", "segment_ends"):
         assert (getattr(event.table, name) == getattr(table, name)).all()
@@ -151,7 +151,7 @@ def test_a_merge_leaves_out_what_was_handed_out_and_what_comes_twice() -> None:
             bucket_id = await storage.create_bucket_snapshot(
                 snapshot.metadata, snapshot.segments, bucket_key="k", **NAMES
             )
-            table = table_of(decode_metadata_columns(snapshot.metadata), 1)
+            (table,) = tables_of(decode_metadata_columns(snapshot.metadata), 1)
             sources.append(MergeSource(bucket_id, table, loaded_spans))
         merge = MergeBuckets(
             1, "merged", sources, loaded={1: BitMap([1])}, settled={1: BitMap([4])}, first_ledger_id=0, may_repeat=True
