@@ -2,9 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dispatcher.config import DispatcherConfig, SubscriptionType
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.recently_joined import SubscriptionView
@@ -13,7 +10,6 @@ from dispatcher.core.single_active import SingleActiveCore
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.ports import Clock, Log, LogAndCursor, SubscriptionCursor
-from managed_ledger.headers import Int64s
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
@@ -53,11 +49,6 @@ def make_dispatcher(
     core = _make_core(subscription_type, config, topic_name, cursor, view, has_delays=has_delays)
     factory = tracker_factory
 
-    def has_taken(ledger_ids: Int64s, entry_ids: Int64s) -> NDArray[np.bool_]:
-        if core.plan is None:
-            return np.zeros(len(ledger_ids), np.bool_)
-        return core.plan.has_taken(ledger_ids, entry_ids)
-
     def new_tracker(on_available: Callable[[], None]) -> DelayedDeliveryTracker:
         assert factory is not None
 
@@ -67,9 +58,9 @@ def make_dispatcher(
                 cursor_name=cursor.name,
                 cursor=cursor,
                 on_available=on_available,
-                on_defect=lambda defect: dispatcher.stop_for_defect(defect),
+                on_defect=dispatcher.stop_for_defect,
                 tick_time_ms=tick_time_ms,
-                has_taken=has_taken,
+                has_taken=core.has_taken,
             )
         )
 

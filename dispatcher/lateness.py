@@ -11,6 +11,10 @@ LATENESS_MS: Final = (
 """The upper ends of ranges, from a millisecond to an hour; one more is for what is later."""
 
 
+_NOTHING_LATE: Final = (0,) * (len(LATENESS_MS) + 1)
+"""Shared by all that have counted nothing."""
+
+
 class LatenessHistogram:
     """Counts by range, not cumulative, since the start.
 
@@ -21,11 +25,13 @@ class LatenessHistogram:
     """
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(LATENESS_MS) + 1)
+        self.counts: list[int] | tuple[int, ...] = _NOTHING_LATE
         self.sum_ms = 0
 
     def note(self, late_ms: Iterable[int]) -> None:
         """Count deliveries; one that is early, where that is allowed, counts as on time."""
+        if isinstance(self.counts, tuple):
+            self.counts = list(self.counts)
         counts = self.counts
         for late in late_ms:
             counts[bisect_left(LATENESS_MS, late)] += 1

@@ -38,6 +38,23 @@ class Outbox:
         on_defect: Told of an exception that must not be.
     """
 
+    __slots__ = (
+        "_config",
+        "_core",
+        "_drops",
+        "_is_closed",
+        "_items",
+        "_log",
+        "_on_defect",
+        "_on_missing",
+        "_on_refused",
+        "_on_sent",
+        "_pump",
+        "_writable",
+        "consumer",
+        "handle",
+    )
+
     def __init__(
         self,
         handle: ConsumerHandle,

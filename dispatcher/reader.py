@@ -115,6 +115,7 @@ class Reader:
         """Start to read."""
         if self._new_tracker is not None:
             self.tracker = self._new_tracker(self._on_available)
+            self._new_tracker = None
         self._log.add_listener(self.wake)
         self.wake()
 

@@ -4,6 +4,7 @@ Both are counted once per commit and not per entry. A window is what Pulsar show
 """
 
 from bisect import bisect_left
+from operator import add
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,9 @@ WRITE_LATENCY_MS: Final = (0.5, 1, 5, 10, 20, 50, 100, 200, 1000)
 ENTRY_BYTES: Final = (128, 512, 1024, 2048, 4096, 16_384, 102_400, 1_048_576)
 """The same of sizes."""
 _ENTRY_BYTES: Final = np.array(ENTRY_BYTES, np.int32)
+_NO_LATENCIES: Final = (0,) * (len(WRITE_LATENCY_MS) + 1)
+"""Counts are tuples, so that quiet topics share those of nothing."""
+_NO_SIZES: Final = (0,) * (len(ENTRY_BYTES) + 1)
 
 
 class AppendStats:
@@ -22,31 +26,33 @@ class AppendStats:
     __slots__ = ("_bytes", "_latencies_ms", "_latency_counts", "_size_counts", "last")
 
     def __init__(self) -> None:
-        self._begin()
-        self.last = AppendWindow([0] * (len(ENTRY_BYTES) + 1), 0, [0] * (len(WRITE_LATENCY_MS) + 1), 0.0)
+        self._size_counts: tuple[int, ...] = _NO_SIZES
+        self._bytes = 0
+        self._latency_counts: tuple[int, ...] = _NO_LATENCIES
+        self._latencies_ms = 0.0
+        self.last = AppendWindow(_NO_SIZES, 0, _NO_LATENCIES, 0.0)
         """The last whole window."""
 
     def note_sizes(self, sizes: NDArray[np.int32]) -> None:
         """Count entries of a commit."""
         ranges = np.searchsorted(_ENTRY_BYTES, sizes, side="left")
-        for index, count in enumerate(np.bincount(ranges, minlength=len(self._size_counts)).tolist()):
-            self._size_counts[index] += count
+        added = np.bincount(ranges, minlength=len(_NO_SIZES)).tolist()
+        self._size_counts = tuple(map(add, self._size_counts, added))
         self._bytes += int(sizes.sum())
 
     def note_commit(self, entries: int, seconds: float) -> None:
         """Count that so many entries became durable so long after they were written."""
-        self._latency_counts[bisect_left(WRITE_LATENCY_MS, seconds * 1000)] += entries
+        counts = list(self._latency_counts)
+        counts[bisect_left(WRITE_LATENCY_MS, seconds * 1000)] += entries
+        self._latency_counts = tuple(counts)
         self._latencies_ms += seconds * 1000 * entries
 
     def end_window(self) -> None:
         """Let what was counted be the last window, and begin anew."""
         self.last = AppendWindow(self._size_counts, self._bytes, self._latency_counts, self._latencies_ms)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._size_counts = [0] * (len(ENTRY_BYTES) + 1)
+        self._size_counts = _NO_SIZES
         self._bytes = 0
-        self._latency_counts = [0] * (len(WRITE_LATENCY_MS) + 1)
+        self._latency_counts = _NO_LATENCIES
         self._latencies_ms = 0.0
 
 
@@ -55,7 +61,9 @@ class AppendWindow:
 
     __slots__ = ("bytes", "latencies_ms", "latency_counts", "size_counts")
 
-    def __init__(self, size_counts: list[int], size_bytes: int, counts: list[int], latencies_ms: float) -> None:
+    def __init__(
+        self, size_counts: tuple[int, ...], size_bytes: int, counts: tuple[int, ...], latencies_ms: float
+    ) -> None:
         self.size_counts = size_counts
         self.bytes = size_bytes
         self.latency_counts = counts

@@ -250,9 +250,9 @@ class Appender:
             ledger.settle(totals)
             ledger.is_recorded = True
         for ledger_id, header_block in commit.headers:
-            self._reader.headers.add(ledger_id, header_block)
+            self._reader.headers.add_next(ledger_id, header_block)
         for ledger_id, payload_block in commit.payloads:
-            self._reader.payloads.add(ledger_id, payload_block)
+            self._reader.payloads.add_next(ledger_id, payload_block)
         # Before anybody is told of the entries, who would read what is acknowledged with them.
         for companion in commit.companions:
             companion.settle(None)

@@ -1,12 +1,13 @@
 """Blocks of headers or payloads in memory, least recently used out first, within a number of bytes.
 
 Blocks are found by any entry they cover: per ledger the first entries of its cached blocks are kept sorted. Fresh
-commits arrive in order, so that list grows at its end. Belongs to one event loop.
+commits arrive in order, so that list grows at its end. Small ones are joined to the block before them: ten commits of a
+message each are one block and not ten. Belongs to one event loop.
 """
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 
 class CachedBlock(Protocol):
@@ -18,6 +19,9 @@ class CachedBlock(Protocol):
     """The entry id after the last one."""
     cost: int
     """Bytes of memory."""
+
+    def joined(self, following: Self) -> Self | None:
+        """Return one block of this one and the next, None where they are not joined."""
 
 
 Block = TypeVar("Block", bound=CachedBlock)
@@ -69,6 +73,22 @@ class BlockCache(Generic[Block]):
             insort(self._firsts.setdefault(ledger_id, []), block.first)
         else:
             self.bytes_used -= known.cost
+        self._keep(key, block)
+
+    def add_next(self, ledger_id: int, block: Block) -> None:
+        """Keep a block that was committed last, joined to the one before it where both are small."""
+        firsts = self._firsts.get(ledger_id)
+        last = None if firsts is None else self._blocks[ledger_id, firsts[-1]]
+        joined = last.joined(block) if last is not None and last.end == block.first else None
+        if last is None or joined is None:
+            self.add(ledger_id, block)
+            return
+        key = (ledger_id, last.first)
+        del self._blocks[key]
+        self.bytes_used -= last.cost
+        self._keep(key, joined)
+
+    def _keep(self, key: tuple[int, int], block: Block) -> None:
         self._blocks[key] = block
         self.bytes_used += block.cost
         while self.bytes_used > self.bytes_max:

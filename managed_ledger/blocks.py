@@ -24,6 +24,12 @@ PAYLOAD_BLOCK_BYTES = 16 * 1024
 """Most payload in one block of more than one entry."""
 HEADER_BLOCK_ROWS = 1024
 """Most rows in one header block, so that reading one header of a huge commit stays cheap."""
+JOINED_ENTRIES_MAX = 64
+"""Most entries of blocks that are joined in memory: a block takes 300 bytes beside its entries."""
+JOINED_PAYLOAD_BYTES = 16 * 1024
+"""Most payload of such blocks, 64 bytes more for each entry."""
+BLOCK_OVERHEAD_BYTES = 200
+"""The smallest part of that."""
 PAYLOAD_OVERHEAD_BYTES = 48
 """What Python adds to a `bytes` object in a list."""
 
@@ -39,7 +45,13 @@ class HeaderBlock:
         self.first = first
         self.end = first + len(rows) // ROW_BYTES
         self.rows = rows
-        self.cost = len(rows) + 200
+        self.cost = len(rows) + BLOCK_OVERHEAD_BYTES
+
+    def joined(self, following: "HeaderBlock") -> "HeaderBlock | None":
+        """Return one block of this one and the next, None where they are too large for it."""
+        if following.end - self.first > JOINED_ENTRIES_MAX:
+            return None
+        return HeaderBlock(self.first, self.rows + following.rows)
 
 
 class PayloadBlock(Protocol):
@@ -52,6 +64,9 @@ class PayloadBlock(Protocol):
     def payload(self, entry_id: int) -> bytes:
         """The payload of one of these entries."""
 
+    def joined(self, following: "PayloadBlock") -> "PayloadBlock | None":
+        """Return one block of this one and the next, None where they are not joined."""
+
 
 class FreshPayloads:
     """A block whose payloads are still the objects that were appended."""
@@ -61,8 +76,16 @@ class FreshPayloads:
     def __init__(self, first: int, payloads: Sequence[bytes], size: int) -> None:
         self.first = first
         self.end = first + len(payloads)
-        self.cost = size + PAYLOAD_OVERHEAD_BYTES * len(payloads) + 200
+        self.cost = size + PAYLOAD_OVERHEAD_BYTES * len(payloads) + BLOCK_OVERHEAD_BYTES
         self._payloads = payloads
+
+    def joined(self, following: PayloadBlock) -> PayloadBlock | None:
+        """See base."""
+        entries = following.end - self.first
+        size = self.cost + following.cost - 2 * BLOCK_OVERHEAD_BYTES - PAYLOAD_OVERHEAD_BYTES * entries
+        if not isinstance(following, FreshPayloads) or entries > JOINED_ENTRIES_MAX or size > JOINED_PAYLOAD_BYTES:
+            return None
+        return FreshPayloads(self.first, [*self._payloads, *following._payloads], size)
 
     def payload(self, entry_id: int) -> bytes:
         """See base."""
@@ -77,8 +100,13 @@ class StoredPayloads:
     def __init__(self, first: int, block: bytes) -> None:
         self.first = first
         self.end = first + payload_count(block)
-        self.cost = len(block) + 200
+        self.cost = len(block) + BLOCK_OVERHEAD_BYTES
         self._block = block
+
+    def joined(self, following: PayloadBlock) -> PayloadBlock | None:
+        """See base: blocks of the disk stay as they are there."""
+        del following
+        return None
 
     def payload(self, entry_id: int) -> bytes:
         """See base."""

@@ -5,6 +5,7 @@ program that has one tracker after the other keeps their sums (`summed`).
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -15,6 +16,8 @@ LATENCY_BOUNDS_MS: Final = (50, 100, 500, 1_000, 5_000, 30_000, 60_000)
 """The `quantile` label: an operation counts in the first bound it does not exceed; beyond all, in `overflow`."""
 
 LATENCY_LABELS: Final = (*map(str, LATENCY_BOUNDS_MS), "overflow")
+
+_NOTHING_COUNTED: Final = (0,) * len(LATENCY_LABELS)
 
 
 class BucketOperation(StrEnum):
@@ -49,14 +52,16 @@ class OperationStats:
     """Started."""
     succeed: int = 0
     failed: int = 0
-    latency_counts: list[int] = field(default_factory=lambda: [0] * len(LATENCY_LABELS))
+    latency_counts: Sequence[int] = _NOTHING_COUNTED
     """Successful operations by duration, one count for each of `LATENCY_LABELS`; not cumulative over them."""
     latency_sum_ms: int = 0
 
     def note_success(self, latency_ms: int) -> None:
         """Count an operation that succeeded."""
         self.succeed += 1
-        self.latency_counts[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
+        counts = list(self.latency_counts)
+        counts[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
+        self.latency_counts = counts
         self.latency_sum_ms += latency_ms
 
     def add(self, other: "OperationStats") -> None:
@@ -66,6 +71,16 @@ class OperationStats:
         self.failed += other.failed
         self.latency_counts = [a + b for a, b in zip(self.latency_counts, other.latency_counts, strict=True)]
         self.latency_sum_ms += other.latency_sum_ms
+
+
+class Operations(dict[BucketOperation, OperationStats]):
+    """The counters of those kinds of operations that were looked at: most trackers never have any."""
+
+    __slots__ = ()
+
+    def __missing__(self, operation: BucketOperation) -> OperationStats:
+        counters = self[operation] = OperationStats()
+        return counters
 
 
 UNREADABLE_AFTER: Final = 3
@@ -81,9 +96,7 @@ class TrackerCounters:
     """Snapshots that were missing or unreadable; their messages were read from the log again."""
     buckets_recovered: int = 0
     """Snapshots that recovery found and used."""
-    operations: dict[BucketOperation, OperationStats] = field(
-        default_factory=lambda: {operation: OperationStats() for operation in BucketOperation}
-    )
+    operations: Operations = field(default_factory=Operations)
 
     def add(self, other: "TrackerCounters") -> None:
         """Count in what another has counted."""

@@ -152,7 +152,7 @@ class Metric(Generic[T]):
 
 
 def _ranges(
-    prefix: str, ends: Sequence[str], documentation: str, counts: Callable[[AppendWindow], list[int]]
+    prefix: str, ends: Sequence[str], documentation: str, counts: Callable[[AppendWindow], tuple[int, ...]]
 ) -> list[Metric[TopicSnapshot]]:
     """Return a metric for each range, as Pulsar has them."""
 

@@ -88,6 +88,12 @@ class SnapshotSweep:
             raise SnapshotsLeftError(f"snapshots of {self._ledger.name} could not be deleted")
 
     async def _sweep(self) -> None:
+        try:
+            await self._sweep_once()
+        finally:
+            self._task = None
+
+    async def _sweep_once(self) -> None:
         failures: list[Exception] = []
         works: list[Callable[[], Awaitable[None]]] = [partial(self._trim, one) for one in self._unattended_cursors()]
         for work in [*works, self._match]:

@@ -103,7 +103,7 @@ class Topic:
         self._new_subscription = new_subscription
         self._limits = limits
         # Consumers whose subscribe is under way; they count, or two at once would take the last place.
-        self._joining: set[Consumer] = set()
+        self._joining: dict[Consumer, None] = {}
         self._index = index
         # Counters of deleted subscriptions' indexes; the topic's counters must not decrease with them.
         self._index_counters_before: TrackerCounters | None = None
@@ -219,14 +219,14 @@ class Topic:
             NotAllowedError: The topic has as many subscriptions as are allowed.
         """
         self._check_open()
-        present = self._joining.union(*(one.consumers for one in self.subscriptions.values()))
+        present = {*self._joining, *(consumer for one in self.subscriptions.values() for consumer in one.consumers)}
         if _is_full(present, self._limits.consumers_per_topic_max):
             raise ConsumerBusyError("Topic reached max consumers limit")
-        self._joining.add(consumer)
+        self._joining[consumer] = None
         try:
             return await self._subscribe(consumer, subscription_type, durable=durable, start=start)
         finally:
-            self._joining.discard(consumer)
+            self._joining.pop(consumer, None)
 
     async def _subscribe(
         self, consumer: Consumer, subscription_type: SubscriptionType, *, durable: bool, start: Position | None

@@ -33,6 +33,8 @@ _SLOTS_ONE_BY_ONE_MAX: Final = 8
 """Up to so many slots are looked up one by one; going through whole columns pays for more."""
 
 _COLUMN_TYPES = {"slots": "i", "owners": "i", "references": "i", "blocked": "i", "since_ms": "q"}
+_NO_COLUMNS: Final = {name: array(code) for name, code in _COLUMN_TYPES.items()}
+"""Shared by all subscriptions in which nothing drains; never changed."""
 
 
 class DrainingHashEntry(NamedTuple):
@@ -52,7 +54,7 @@ class DrainingHashesTracker(OrderFence):
 
     def __init__(self) -> None:
         self.slots = BitMap()
-        self._columns = {name: array(code) for name, code in _COLUMN_TYPES.items()}
+        self._columns: Mapping[str, array[int]] = _NO_COLUMNS
         self._cleared_totals: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -97,9 +99,10 @@ class DrainingHashesTracker(OrderFence):
             "since_ms": np.full(len(slots), now_ms),
         }
         order = np.argsort(np.concatenate([self._columns["slots"], slots]), kind="stable")
-        for name, code in _COLUMN_TYPES.items():
-            column = np.concatenate([self._columns[name], added[name]])[order]
-            self._columns[name] = array(code, column.astype(code).tobytes())
+        self._columns = {
+            name: array(code, np.concatenate([self._columns[name], added[name]])[order].astype(code).tobytes())
+            for name, code in _COLUMN_TYPES.items()
+        }
 
     def reduce_ref_count(self, owner_index: int, slot: int, count: int = 1) -> bool:
         """Note that the owner holds so many entries less; return whether the slot has drained by that."""
@@ -130,8 +133,10 @@ class DrainingHashesTracker(OrderFence):
             self._cleared_totals[int(owner_index)] = self._cleared_totals.get(int(owner_index), 0) + int(count)
         slots: list[int] = np.asarray(self._columns["slots"])[is_cleared].tolist()
         self.slots -= BitMap(slots)
-        for name, code in _COLUMN_TYPES.items():
-            self._columns[name] = array(code, np.asarray(self._columns[name])[~is_cleared].tobytes())
+        self._columns = {
+            name: array(code, np.asarray(self._columns[name])[~is_cleared].tobytes())
+            for name, code in _COLUMN_TYPES.items()
+        }
         return slots
 
     def cleared_total(self, owner_index: int) -> int:
@@ -192,14 +197,13 @@ class DrainingHashesTracker(OrderFence):
 
         references = np.array(self._columns["references"])
         references[rows] -= reductions
-        self._columns["references"] = array(_COLUMN_TYPES["references"], references.tobytes())
+        self._columns = {**self._columns, "references": array(_COLUMN_TYPES["references"], references.tobytes())}
         return self._clear_rows(references == 0)
 
     def clear(self) -> None:
         """See base."""
         self.slots.clear()
-        for column in self._columns.values():
-            del column[:]
+        self._columns = _NO_COLUMNS
         self._cleared_totals.clear()
 
     def _row(self, slot: int) -> int:

@@ -51,6 +51,21 @@ class Intake(SubscriptionCore):
         cursor: What is acknowledged.
     """
 
+    __slots__ = (
+        "_cursor",
+        "_last_confirmed",
+        "_mark_deleted_through",
+        "_may_admit_due",
+        "_scan_target",
+        "_started_ms",
+        "config",
+        "delays_through",
+        "has_delays",
+        "held_due",
+        "tracker_deliver_at_ms",
+        "waiting",
+    )
+
     def __init__(
         self,
         config: DispatcherConfig,

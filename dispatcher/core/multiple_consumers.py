@@ -22,6 +22,14 @@ from managed_ledger.position import Position
 class MultipleConsumersCore(Intake):
     """Base of the cores that serve many consumers at once."""
 
+    __slots__ = (
+        "_expired",
+        "_to_serve",
+        "expired_entries_max",
+        "is_blocked",
+        "unacked",
+    )
+
     def __init__(
         self,
         config: DispatcherConfig,

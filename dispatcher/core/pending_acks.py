@@ -16,6 +16,13 @@ _GIVEN_SPARE: Final = 1_000
 class PendingAcksMap:
     """Position to item, and slot to number of entries."""
 
+    __slots__ = (
+        "_given",
+        "_given_count",
+        "items",
+        "slot_counts",
+    )
+
     def __init__(self) -> None:
         self.items: dict[Key, Item] = {}
         """By position. Read and filled by the dispatch loop, together with `slot_counts`; else changed here only."""

@@ -33,6 +33,17 @@ class WaitingEntries:
         return_entries_max: How many entries go back to their queues at once.
     """
 
+    __slots__ = (
+        "_dead",
+        "_slots",
+        "entries_max",
+        "heaps",
+        "parked",
+        "return_entries_max",
+        "returning",
+        "slot_entries_max",
+    )
+
     def __init__(self, return_entries_max: int = UNLIMITED) -> None:
         self.return_entries_max = return_entries_max
         self.heaps: dict[int, list[Item]] = {}

@@ -10,9 +10,9 @@ A plain heap would cost a Python object and O(log n) interpreted steps a row; th
 Rows are never removed by position: the caller that hands rows out drops stale ones (`PositionSet`).
 """
 
+from array import array
 from collections.abc import Sequence
 from itertools import chain
-from struct import pack
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -42,6 +42,10 @@ CHUNKS_MAX: Final = 64
 FEW_ROWS_MAX: Final = 500
 """Rows that came few at a time become columns at so many: with more, numpy would give the interpreter away for it."""
 
+COPIED_ROWS_MAX: Final = 16
+"""So few rows that are added together are copied to others that came few at a time: as columns of their own they take
+400 bytes beside their numbers, and keep alive what they are a part of."""
+
 POP_ROWS_MIN: Final = 16_384
 """Runs are merged at least this many rows at a time, and at most four times as many; small polls are then served from
 what was merged."""
@@ -60,6 +64,7 @@ class QueueSizes(NamedTuple):
     run_rows_min: int = RUN_ROWS_MIN
     chunks_max: int = CHUNKS_MAX
     few_rows_max: int = FEW_ROWS_MAX
+    copied_rows_max: int = COPIED_ROWS_MAX
     pop_rows_min: int = POP_ROWS_MIN
 
 
@@ -201,27 +206,41 @@ class RowQueue:
         self._runs_rows = 0
         self._chunks: list[Columns] = []
         self._chunks_rows = 0
-        self._few: tuple[list[int], list[int], list[int]] = ([], [], [])
+        self._few: tuple[array[int], array[int], array[int]] | tuple[()] = ()
+        """Times, ledger ids and entry ids of rows that came few at a time; empty while there are none."""
         self.next_ms = NEVER
         """The earliest time in the queue, `NEVER` when it is empty."""
 
     def __len__(self) -> int:
-        return self._runs_rows + self._chunks_rows + len(self._few[0])
+        return self._runs_rows + self._chunks_rows + (len(self._few[0]) if self._few else 0)
 
     def push_few(self, deliver_at_ms: list[int], ledger_id: int, entry_ids: list[int]) -> None:
         """Add rows of a ledger, in any order, which may be too few to be columns of their own."""
-        self._few[0].extend(deliver_at_ms)
-        self._few[1].extend([ledger_id] * len(deliver_at_ms))
-        self._few[2].extend(entry_ids)
-        self.next_ms = min(self.next_ms, int(min(deliver_at_ms, default=NEVER)))
-        if len(self._few[0]) >= self.sizes.few_rows_max:
+        times = array("q", deliver_at_ms)
+        ledger_ids = array("q", [ledger_id]) * len(times)
+        self._extend_few(times.tobytes(), ledger_ids.tobytes(), array("q", entry_ids).tobytes())
+        self.next_ms = min(self.next_ms, min(times, default=NEVER))
+
+    def _extend_few(self, deliver_at_ms: bytes, ledger_ids: bytes, entry_ids: bytes) -> None:
+        few = self._few
+        if not few:
+            few = self._few = (array("q"), array("q"), array("q"))
+        for column, added in zip(few, (deliver_at_ms, ledger_ids, entry_ids), strict=True):
+            column.frombytes(added)
+        if len(few[0]) >= self.sizes.few_rows_max:
             self._chunk_few()
-            if self._chunks_rows >= self.sizes.run_rows_max:
-                self._fold()
+            self._limit_chunks()
+
+    def _limit_chunks(self) -> None:
+        if self._chunks_rows >= self.sizes.run_rows_max:
+            self._fold()
+        if len(self._chunks) >= self.sizes.chunks_max:
+            self._chunks = [_joined(self._chunks)]
 
     def _chunk_few(self) -> None:
-        deliver_at_ms, ledger_ids, entry_ids = map(_column_of, self._few)
-        self._few = ([], [], [])
+        assert self._few
+        deliver_at_ms, ledger_ids, entry_ids = (np.frombuffer(column, np.int64) for column in self._few)
+        self._few = ()
         self._chunks.append((deliver_at_ms, ledger_ids, entry_ids))
         self._chunks_rows += len(deliver_at_ms)
 
@@ -229,15 +248,16 @@ class RowQueue:
         """Add rows in any order; the arrays are kept, and must not change any more."""
         if not len(deliver_at_ms):
             return
+        if len(deliver_at_ms) <= self.sizes.copied_rows_max:
+            self._extend_few(deliver_at_ms.tobytes(), ledger_ids.tobytes(), entry_ids.tobytes())
+            self.next_ms = min(self.next_ms, int(deliver_at_ms.min()))
+            return
         # Slices keep a buffer's size bounded, so that no add waits for a sort of a million rows.
         for start in range(0, len(deliver_at_ms), self.sizes.run_rows_max):
             rows = slice(start, start + self.sizes.run_rows_max)
             self._chunks.append((deliver_at_ms[rows], ledger_ids[rows], entry_ids[rows]))
             self._chunks_rows += len(deliver_at_ms[rows])
-            if self._chunks_rows >= self.sizes.run_rows_max:
-                self._fold()
-        if len(self._chunks) >= self.sizes.chunks_max:
-            self._chunks = [_joined(self._chunks)]
+            self._limit_chunks()
         self.next_ms = min(self.next_ms, int(deliver_at_ms.min()))
 
     def push_sorted(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
@@ -254,7 +274,7 @@ class RowQueue:
 
     def _fold(self) -> None:
         """Sort what is buffered into a run, and merge runs of similar size."""
-        if self._few[0]:
+        if self._few:
             self._chunk_few()
         if not self._chunks:
             return
@@ -333,14 +353,11 @@ class RowQueue:
             next_ms = min(next_ms, int(deliver_at_ms.min()))
         assert self._runs_rows == sum(map(len, self._runs))
         assert self._chunks_rows == sum(len(deliver_at_ms) for deliver_at_ms, _, _ in self._chunks)
-        assert len(set(map(len, self._few))) == 1
-        assert len(self._few[0]) < self.sizes.few_rows_max
-        assert self.next_ms == min([next_ms, *self._few[0]])
-
-
-def _column_of(numbers: list[int]) -> Int64Array:
-    """Return numbers as a column; with numbers as large as times, numpy itself takes twice as long."""
-    return np.frombuffer(pack(f"{len(numbers)}n", *numbers), np.intp)
+        if self._few:
+            assert len(set(map(len, self._few))) == 1
+            assert 0 < len(self._few[0]) < self.sizes.few_rows_max
+            next_ms = min(next_ms, *self._few[0])
+        assert self.next_ms == next_ms
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:

@@ -25,7 +25,7 @@ def _check_buckets(state: TrackerState) -> None:
     assert len(keys) == len(set(keys))
     own_keys = {bucket.key for bucket in buckets.values() if bucket.owns_key}
     own_keys |= {bucket.key for bucket in state.cleared} | {named.key for named in state.recovery.unopened}
-    assert state.keys == own_keys
+    assert state.keys.keys() == own_keys
     served = [bucket for bucket in buckets.values() if bucket.is_served]
     ids = [bucket.bucket_id for bucket in served if bucket.bucket_id is not None]
     assert len(ids) == len(set(ids))

@@ -62,6 +62,19 @@ class CircuitBreaker:
         buckets_per_call: How many buckets the shell calls the storage for at once.
     """
 
+    __slots__ = (
+        "_config",
+        "_failed_at_ms",
+        "_failures",
+        "_first_try_wait_ms_max",
+        "_in_flight_max",
+        "_rng",
+        "_successes",
+        "_wait_ms",
+        "_was_open",
+        "in_flight",
+    )
+
     def __init__(
         self, config: TrackerConfig, rng: Random, first_try_wait_ms_max: int = NEVER, *, buckets_per_call: int = 1
     ) -> None:
@@ -161,6 +174,8 @@ class CallQueue:
         timers: Is told when that is.
         why: As what it is told.
     """
+
+    __slots__ = ("_buckets", "_ready", "_timers", "_waiting", "_why", "breaker")
 
     def __init__(self, breaker: CircuitBreaker, timers: Timers, why: Why) -> None:
         self.breaker = breaker

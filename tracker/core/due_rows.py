@@ -8,7 +8,7 @@ A storage that is slower than the adds may leave a thousand buckets unsealed, an
 in every turn: so their earliest time and the number of their rows are kept, and counted again only when rows are taken.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -43,8 +43,8 @@ class DueRows:
         self._unsealed_times: list[tuple[int, int]] = []
         """A heap of their first times and serials; also of some that are gone."""
         self._unsealed_row_count = 0
-        self._empty: set[int] = set()
-        self.popped: set[int] = set()
+        self._empty: dict[int, None] = {}
+        self.popped: dict[int, None] = {}
         """Unsealed buckets of which rows were taken from the front."""
         self._rest = NO_COLUMNS
 
@@ -61,7 +61,7 @@ class DueRows:
         return self._unsealed_row_count
 
     @property
-    def emptied(self) -> set[int]:
+    def emptied(self) -> Collection[int]:
         """Which of these have no row any more; for reading only."""
         return self._empty
 
@@ -121,8 +121,8 @@ class DueRows:
         """Let go of an unsealed bucket's rows, and return them."""
         queue = self._unsealed.pop(serial)
         self._unsealed_row_count -= len(queue)
-        self._empty.discard(serial)
-        self.popped.discard(serial)
+        self._empty.pop(serial, None)
+        self.popped.pop(serial, None)
         return queue
 
     def pop(self, through: RowKey, limit: int, sources: Iterable[int]) -> Popped | None:
@@ -153,18 +153,18 @@ class DueRows:
         """Count again: rows of these sources were taken, or of unknown ones (None)."""
         changed = list(self._unsealed) if sources is None else [source for source in sources if source != MUTABLE]
         if sources is not None:
-            self.popped.update(changed)
+            self.popped.update(dict.fromkeys(changed))
         if not changed:
             return
         self._unsealed_times = [(queue.next_ms, serial) for serial, queue in self._unsealed.items()]
         heapify(self._unsealed_times)
         self._unsealed_row_count = sum(map(len, self._unsealed.values()))
-        self._empty = {serial for serial, queue in self._unsealed.items() if queue.next_ms == NEVER}
+        self._empty = {serial: None for serial, queue in self._unsealed.items() if queue.next_ms == NEVER}
 
     def clear(self) -> None:
         """Forget every row."""
         self.loaded, self.mutable = RowQueue(), RowQueue()
-        self._unsealed, self._unsealed_times, self._empty, self.popped = {}, [], set(), set()
+        self._unsealed, self._unsealed_times, self._empty, self.popped = {}, [], {}, {}
         self._unsealed_row_count = 0
 
     def check(self) -> None:
@@ -173,5 +173,5 @@ class DueRows:
             queue.check()
         assert self.next_ms == min(queue.next_ms for queue in self.queues)
         assert self._unsealed_row_count == sum(map(len, self._unsealed.values()))
-        assert self._empty == {serial for serial, queue in self._unsealed.items() if queue.next_ms == NEVER}
-        assert self.popped <= self._unsealed.keys()
+        assert self._empty.keys() == {serial for serial, queue in self._unsealed.items() if queue.next_ms == NEVER}
+        assert self.popped.keys() <= self._unsealed.keys()

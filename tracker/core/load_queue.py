@@ -45,7 +45,7 @@ class LoadQueue:
         self._ready: list[tuple[RowKey, int]] = []
         self._tries: list[tuple[int, RowKey, int]] = []
         """The buckets that are queued or ready, by failures."""
-        self._in_flight: set[int] = set()
+        self._in_flight: dict[int, None] = {}
         self._waiting: list[tuple[int, int]] = []
         """By when it may be tried again."""
         self.unknown: dict[int, Bucket] = {}
@@ -77,7 +77,7 @@ class LoadQueue:
         """Want nothing of a bucket."""
         if self._due.pop(serial, None) is not None:
             self.unknown.pop(serial, None)
-            self._in_flight.discard(serial)
+            self._in_flight.pop(serial, None)
             self._reserve(serial, 0)
             self._timers.wake(Why.LOADS)
 
@@ -97,12 +97,12 @@ class LoadQueue:
 
     def note_started(self, bucket: Bucket) -> None:
         """Note that a load of a bucket is in flight."""
-        self._in_flight.add(bucket.serial)
+        self._in_flight[bucket.serial] = None
         self._reserve(bucket.serial, bucket.load_row_count)
 
     def note_failed(self, bucket: Bucket) -> None:
         """Note that a load of a bucket came back in vain; it is tried again."""
-        self._in_flight.discard(bucket.serial)
+        self._in_flight.pop(bucket.serial, None)
         if self._due.get(bucket.serial) is bucket:
             self._reserve(bucket.serial, 0)
             self._wait_or_queue(bucket)

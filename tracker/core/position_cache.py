@@ -38,6 +38,8 @@ READS_IN_FLIGHT_MAX: Final = 4
 
 EVICTION_STEP_MS: Final = 500
 
+_NO_SERIALS: Final[frozenset[int]] = frozenset()
+
 
 class PositionCache:
     """The buckets whose positions are wanted, and those whose are cached.
@@ -61,7 +63,7 @@ class PositionCache:
         """Those of which the metadata was read; with some that are wanted no more, until the next look."""
         self._in_flight: dict[int, Bucket] = {}
         """Those whose positions are being read; likewise."""
-        self._granted: frozenset[int] = frozenset()
+        self._granted = _NO_SERIALS
         """Serials of those that are read although there is no room."""
         self._full_since_ms: int | None = None
         """Since when others have waited for room, None while there is some."""
@@ -133,7 +135,8 @@ class PositionCache:
 
     def startable(self, now_ms: int) -> Iterator[Bucket]:
         """Yield the buckets to read, in the order in which they were wanted, as long as they are started."""
-        self._granted &= self._wanted.keys()
+        if self._granted:
+            self._granted &= self._wanted.keys()
         self._note_room(now_ms)
         self._in_flight = {serial: bucket for serial, bucket in self._in_flight.items() if bucket.read is not None}
         unwanted: list[int] = []
@@ -174,7 +177,8 @@ class PositionCache:
 
     def note_failed(self, bucket: Bucket) -> None:
         """Let a bucket that could not be read hold up no other one that waits for room."""
-        self._granted -= {bucket.serial}
+        if bucket.serial in self._granted:
+            self._granted -= {bucket.serial}
         self._timers.wake(Why.CACHE)
 
     @property

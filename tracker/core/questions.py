@@ -78,7 +78,7 @@ def tracked_ledger_ids(state: TrackerState) -> list[int]:
 def is_recovering(state: TrackerState, ledger_id: int) -> bool:
     """Whether it is not known yet what is tracked in a ledger."""
     unopened = state.recovery.unopened
-    if unopened and not state.recovery.are_unwanted and ledger_id >= unopened[0].ledgers.first_ledger_id:
+    if unopened and not state.recovery.are_unwanted and ledger_id >= unopened[-1].ledgers.first_ledger_id:
         return True
     buckets = state.buckets
     return not all(buckets[serial].is_known for serial in state.ranges.covering(ledger_id))

@@ -39,10 +39,10 @@ class SingleAdds:
         """Only below this may a row be appended; 0 until `open`."""
         self.deliver_at_ms: list[int] = []
         self.entry_ids: list[int] = []
-        self._known: set[int] = set()
+        self._known: dict[int, None] = {}
         """The first so many of the entry ids, collected at the first question about one of them."""
         self._known_count = 0
-        self._counted: set[int] = set()
+        self._counted: dict[int, None] = {}
         """The same for questions about their number."""
         self._counted_count = self._new_count = 0
 
@@ -55,7 +55,7 @@ class SingleAdds:
         """
         for entry_id in self.entry_ids[self._counted_count :]:
             if entry_id not in self._counted:
-                self._counted.add(entry_id)
+                self._counted[entry_id] = None
                 self._new_count += tracked is None or entry_id not in tracked
         self._counted_count = len(self.entry_ids)
         return self._new_count
@@ -63,7 +63,7 @@ class SingleAdds:
     def contains(self, entry_id: int) -> bool:
         """Whether an entry is among them; O(1), spread over all questions."""
         if self._known_count < len(self.entry_ids):
-            self._known.update(self.entry_ids[self._known_count :])
+            self._known.update(dict.fromkeys(self.entry_ids[self._known_count :]))
             self._known_count = len(self.entry_ids)
         return entry_id in self._known
 
@@ -78,7 +78,7 @@ class SingleAdds:
         deliver_at_ms, entry_ids = self.deliver_at_ms, self.entry_ids
         self.deliver_at_ms, self.entry_ids = [], []
         self.room = self._known_count = self._counted_count = self._new_count = 0
-        self._known, self._counted = set(), set()
+        self._known, self._counted = {}, {}
         try:
             return self.ledger_id, deliver_at_ms, entry_ids, BitMap(array("I", entry_ids))
         except TypeError:

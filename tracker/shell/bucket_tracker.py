@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import wraps
 from random import Random
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -83,6 +83,11 @@ def _guarded(method: _Method) -> _Method:
     return cast(_Method, guarded)
 
 
+_CALLED_TOGETHER: Final = (ReadMetadata, LoadSegments, DeleteSnapshot, PutProperty, RemoveProperty)
+"""Actions of which the core lets more buckets go than calls may be in flight."""
+
+_NONE_FAILING: Final[frozenset[str]] = frozenset()
+
 PROPERTIES_AT_ONCE_MAX = 64
 """So many properties are written in one write of the cursor."""
 
@@ -116,14 +121,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._run_blocking = run_blocking
         self._work = SnapshotWork(config, context, worker_on(storage, run_blocking))
         self._stats = TrackerStats()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         # Those that write to the cursor, and so wait for the log and not for the storage.
-        self._log_tasks: set[asyncio.Task[None]] = set()
-        # Calls of which the core lets more buckets go than calls may be in flight.
-        self._calls: dict[type[Action], asyncio.Semaphore] = {
-            kind: asyncio.Semaphore(config.operations_in_flight_max)
-            for kind in (ReadMetadata, LoadSegments, DeleteSnapshot, PutProperty, RemoveProperty)
-        }
+        self._log_tasks: dict[asyncio.Task[None], None] = {}
+        # For those of `_CALLED_TOGETHER` that were needed.
+        self._calls: dict[type[Action], asyncio.Semaphore] = {}
         self._alarms = alarms if alarms is not None else Alarms(now_ms)
         self._timer: Alarm | None = None
         self._timer_at_ms: int | None = None
@@ -140,7 +142,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self.failure: Exception | None = None
         """The defect that stopped it, None while all is well."""
         # Kinds of actions that failed when they were last tried.
-        self._failing: set[str] = set()
+        self._failing = _NONE_FAILING
         self._read_failures: Counter[int] = Counter()
         """By bucket id, how often in a row a snapshot could not be read."""
         self._was_full = False
@@ -292,9 +294,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._stats.bucket_total = self._core.bucket_total
         self._stats.index_loaded = self._core.loaded_row_count
         self._stats.snapshot_size_bytes = self._core.snapshot_size_bytes
-        self._stats.failing = frozenset(self._failing)
-        failures = self._read_failures.items()
-        self._stats.unreadable = frozenset(bucket_id for bucket_id, times in failures if times >= UNREADABLE_AFTER)
+        self._stats.failing = self._failing
+        if self._read_failures or self._stats.unreadable:
+            failures = self._read_failures.items()
+            self._stats.unreadable = frozenset(bucket_id for bucket_id, times in failures if times >= UNREADABLE_AFTER)
         return self._stats
 
     def buckets(self) -> list[BucketFigures]:
@@ -339,7 +342,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._turn_handle.cancel()
         if self._timer is not None:
             self._alarms.cancel(self._timer)
-        for task in self._tasks - self._log_tasks:
+        for task in self._tasks.keys() - self._log_tasks.keys():
             task.cancel()
 
     def stop_for_defect(self, defect: Exception) -> None:
@@ -430,23 +433,24 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """Start actions; those of one kind that need a moment each go together."""
         together: dict[type[Action], list[Action]] = {}
         for action in actions:
-            if type(action) in self._calls:
+            if type(action) in _CALLED_TOGETHER:
                 together.setdefault(type(action), []).append(action)
             else:
                 self._start(self._run(action))
         for kind, group in together.items():
             is_of_log = kind in (PutProperty, RemoveProperty)
+            calls = self._calls.setdefault(kind, asyncio.Semaphore(self._config.operations_in_flight_max))
             at_once_max = PROPERTIES_AT_ONCE_MAX if is_of_log else self._work.actions_at_once_max
             for start in range(0, len(group), at_once_max):
-                task = self._start(self._run_together(group[start : start + at_once_max], self._calls[kind]))
+                task = self._start(self._run_together(group[start : start + at_once_max], calls))
                 if is_of_log:
-                    self._log_tasks.add(task)
-                    task.add_done_callback(self._log_tasks.discard)
+                    self._log_tasks[task] = None
+                    task.add_done_callback(self._log_tasks.pop)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def _tell_when_full(self) -> None:
@@ -550,7 +554,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._read_failures.pop(action.bucket_id, None)
         what = type(action).__name__
         if what in self._failing:
-            self._failing.remove(what)
+            self._failing -= {what}
             logger.info("%s: %s works again", self._name, what)
 
     def _failed(self, action: Action, error: Exception) -> ActionFailed:
@@ -565,7 +569,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._read_failures[action.bucket_id] = failures
         if not is_gone:
             # A call for a snapshot that is gone is not tried again: that is no outage.
-            self._failing.add(what)
+            self._failing |= {what}
         if isinstance(error, SnapshotStorageError | TimeoutError):
             logger.log(level, "%s: %s failed: %s", self._name, what, error or type(error).__name__)
         else:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from managed_ledger import errors
 from managed_ledger.block_cache import BlockCache
-from managed_ledger.blocks import FreshPayloads, HeaderBlock
+from managed_ledger.blocks import FreshPayloads, HeaderBlock, PayloadBlock
 from managed_ledger.committer import Committer
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.database import Batch, Database, RocksDatabase
@@ -91,6 +93,45 @@ def test_the_cache_drops_what_was_not_used_for_longest() -> None:
     cache.drop_ledger(1)
     assert len(cache) == 1
     assert cache.bytes_used == cost
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=40), bytes_max=st.sampled_from([0, 2_000, 10**6]))
+def test_small_commits_are_joined_and_each_entry_is_found_as_it_was_committed(sizes: list[int], bytes_max: int) -> None:
+    """Joined or not, an entry has its own header and payload, and nothing counts that is not kept."""
+    headers: BlockCache[HeaderBlock] = BlockCache(bytes_max)
+    payloads: BlockCache[PayloadBlock] = BlockCache(bytes_max)
+    first = 0
+    for size in sizes:
+        entry_ids = range(first, first + size)
+        headers.add_next(
+            7, HeaderBlock(first, b"".join(entry_id.to_bytes(ROW_BYTES, "little") for entry_id in entry_ids))
+        )
+        written = [b"%d" % entry_id for entry_id in entry_ids]
+        payloads.add_next(7, FreshPayloads(first, written, sum(map(len, written))))
+        first += size
+
+    for entry_id in range(first):
+        header_block, payload_block = headers.find(7, entry_id), payloads.find(7, entry_id)
+        if header_block is not None:
+            at = (entry_id - header_block.first) * ROW_BYTES
+            assert header_block.rows[at : at + ROW_BYTES] == entry_id.to_bytes(ROW_BYTES, "little")
+        if payload_block is not None:
+            assert payload_block.payload(entry_id) == b"%d" % entry_id
+        is_kept = header_block is not None and payload_block is not None
+        assert is_kept or bytes_max < 10**6
+    kept = {block.first: block for entry_id in range(first) if (block := headers.find(7, entry_id)) is not None}
+    assert headers.bytes_used == sum(block.cost for block in kept.values()) <= bytes_max
+    assert len(headers) == len(kept)
+
+
+def test_ten_commits_of_a_message_each_are_one_block() -> None:
+    """What a block takes beside its entries is not paid for each message of a quiet topic."""
+    cache: BlockCache[PayloadBlock] = BlockCache(10_000)
+
+    for entry_id in range(10):
+        cache.add_next(7, FreshPayloads(entry_id, [b"payload"], 7))
+
+    assert len(cache) == 1
 
 
 def test_the_cache_takes_nothing_larger_than_itself() -> None:

@@ -23,7 +23,7 @@ Row = tuple[int, int, int]
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)), max_size=30)
 
 
-SMALL = QueueSizes(run_rows_max=16, run_rows_min=3, chunks_max=4, few_rows_max=3, pop_rows_min=3)
+SMALL = QueueSizes(run_rows_max=16, run_rows_min=3, chunks_max=4, few_rows_max=3, copied_rows_max=1, pop_rows_min=3)
 """Runs and merges are small enough for tests to reach every edge of theirs."""
 
 

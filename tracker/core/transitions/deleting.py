@@ -107,7 +107,7 @@ def clear(state: TrackerState) -> None:
     state.cache.clear()
     state.ranges = LedgerRanges()
     state.held_rows, state.held_row_count = {}, 0
-    state.overlaps_changed.update(state.overlapped)
+    state.overlaps_changed.update(dict.fromkeys(state.overlapped))
     state.note_counts_changed()
     for why in (Why.CLEARED, Why.OVERLAPS):
         state.timers.wake(why)
@@ -122,7 +122,7 @@ def clear(state: TrackerState) -> None:
 def delete_cleared(state: TrackerState) -> None:
     """Begin to delete the next buckets of a cleared index, as many as one turn should take."""
     for _ in range(min(REMOVALS_MAX, len(state.cleared))):
-        bucket = state.cleared.popleft()
+        bucket = state.cleared.pop()
         state.buckets[bucket.serial] = bucket
         bucket.merging_into = None
         forget_rows(state, bucket)

@@ -17,7 +17,7 @@ def new_bucket(state: TrackerState, ledgers: LedgerRange, key: str, bucket_state
     bucket = Bucket(state.last_serial, ledgers, key, bucket_state)
     state.buckets[bucket.serial] = bucket
     if bucket.owns_key:
-        state.keys.add(key)
+        state.keys[key] = None
     join_queue(state, bucket)
     if bucket_state in (BucketState.SEALING, BucketState.RECOVERING):
         serve(state, bucket)
@@ -45,7 +45,7 @@ def move(state: TrackerState, bucket: Bucket, to: BucketState) -> None:
         bucket.work = None
         bucket.work_attempts = Attempts()
     if owned_key and not bucket.owns_key:
-        state.keys.discard(bucket.key)
+        state.keys.pop(bucket.key, None)
     bucket.parts, bucket.tracked_parts = (), None
     if to is BucketState.GONE:
         del state.buckets[bucket.serial]

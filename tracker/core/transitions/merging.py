@@ -51,7 +51,7 @@ def _sources_to_merge(state: TrackerState) -> list[Bucket]:
     """Return the buckets to merge next, as planned before where that still holds; none if not too many are at rest."""
     planned = state.merging.planned
     while planned:
-        named = [state.buckets.get(serial) for serial in planned.popleft()]
+        named = [state.buckets.get(serial) for serial in planned.pop()]
         sources = [bucket for bucket in named if bucket is not None and _may_merge(state, bucket)]
         if len(sources) == len(named):
             return sources
@@ -64,7 +64,7 @@ def _sources_to_merge(state: TrackerState) -> list[Bucket]:
         [_may_merge(state, bucket) for bucket in served],
         excess,
     )
-    planned.extend([served[place].serial for place in window] for window in windows[1:])
+    planned.extend([served[place].serial for place in window] for window in reversed(windows[1:]))
     return [served[place] for place in windows[0]] if windows else []
 
 

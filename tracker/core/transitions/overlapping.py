@@ -33,13 +33,13 @@ def lower_overlap(state: TrackerState, bucket: Bucket, through_ms: int) -> None:
 def note_change(state: TrackerState, bucket: Bucket) -> None:
     """Look again, in the next plan, at a bucket whose state, range, or loaded part has changed."""
     if bucket.serial in state.overlapped:
-        state.overlaps_changed.add(bucket.serial)
+        state.overlaps_changed[bucket.serial] = None
         state.timers.wake(Why.OVERLAPS)
 
 
 def refresh(state: TrackerState) -> None:
     """Forget the remembered positions of ranges that overlap no more."""
-    changed, state.overlaps_changed = state.overlaps_changed, set()
+    changed, state.overlaps_changed = state.overlaps_changed, {}
     for serial in changed:
         ledgers, bucket = state.overlapped[serial], state.buckets.get(serial)
         is_overlapped = bucket is not None and bucket.is_overlapped

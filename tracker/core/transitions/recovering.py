@@ -28,10 +28,11 @@ OPENED_AT_ONCE_MAX: Final = 500
 def recover(state: TrackerState, properties: Mapping[str, str], now_ms: int) -> BucketProperties:
     """Begin to open the buckets that the cursor's properties name."""
     named = read_properties(properties)
-    state.orphans.malformed_ids = frozenset(named.malformed_ids)
-    state.recovery.unopened.extend(named.buckets)
+    if named.malformed_ids:
+        state.orphans.malformed_ids = frozenset(named.malformed_ids)
+    state.recovery.unopened.extend(reversed(named.buckets))
     state.recovery.since_ms = now_ms
-    state.keys.update(bucket.key for bucket in named.buckets)
+    state.keys.update((bucket.key, None) for bucket in named.buckets)
     state.barriers.is_closed = bool(named.buckets)
     want_search(state)
     open_some(state)
@@ -42,10 +43,10 @@ def open_some(state: TrackerState) -> None:
     """Open the next buckets, as many as one turn should take."""
     recovery = state.recovery
     for _ in range(min(OPENED_AT_ONCE_MAX, len(recovery.unopened))):
-        named = recovery.unopened.popleft()
+        named = recovery.unopened.pop()
         # Two keys for one snapshot: one of them owns it, and the other one names nothing of its own.
         is_second = named.bucket_id in recovery.opened_ids
-        recovery.opened_ids.add(named.bucket_id)
+        recovery.opened_ids[named.bucket_id] = None
         bucket_state = BucketState.UNREGISTERING if is_second else BucketState.RECOVERING
         bucket = new_bucket(state, named.ledgers, named.key, bucket_state)
         bucket.bucket_id = named.bucket_id
