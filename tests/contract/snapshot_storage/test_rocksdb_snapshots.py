@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
+from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY
 from snapshot_storage.errors import (
     BucketNotFoundError,
     SnapshotCorruptedError,
@@ -19,7 +20,7 @@ from snapshot_storage.errors import (
     StorageUnavailableError,
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
-from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.rocksdb.folder import DELETED_ONE_BY_ONE_MAX, RocksDBFolder
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tests.helpers.storages.snapshot_backends import RocksDBBackend
 
@@ -112,6 +113,42 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
 
     assert len(set(acknowledged)) == len(acknowledged)
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("segment_count", [0, 1, DELETED_ONE_BY_ONE_MAX - 1, DELETED_ONE_BY_ONE_MAX, 300])
+def test_a_deleted_snapshot_leaves_no_key_and_its_neighbours_whole(tmp_path: Path, segment_count: int) -> None:
+    """However many entries it has, also where a table holds it already."""
+    folder = RocksDBFolder.open(tmp_path, memory=RocksDBMemory(), is_read_only=False)
+    segments = [b"%d" % number for number in range(segment_count)]
+    names = {"bucket_key": "k", "topic_name": "t", "cursor_name": "c"}
+    before, deleted, after = (folder.create(b"metadata", segments, **names) for _ in range(3))
+    folder._store.flush()
+
+    folder.delete(deleted)
+
+    folder._store.flush()
+    keys = [key for key, _ in folder._store.scan(DEFAULT_FAMILY, b"", b"\xff")]
+    assert not [key for key in keys if deleted.to_bytes(8) in key]
+    for bucket_id in (before, after):
+        assert folder.read_metadata(bucket_id) == b"metadata"
+        if segment_count:
+            assert folder.read_segments(bucket_id, 1, segment_count) == segments
+    folder.close()
+
+
+def test_small_snapshots_that_come_and_go_leave_no_deleted_ranges_in_tables(tmp_path: Path) -> None:
+    """RocksDB keeps those of all open tables in memory, beside the buffers and caches that have a limit."""
+    folder = RocksDBFolder.open(tmp_path, memory=RocksDBMemory(), is_read_only=False)
+    names = {"bucket_key": "k", "topic_name": "t", "cursor_name": "c"}
+
+    for _ in range(50):
+        folder.delete(folder.create(b"metadata", [b"segment"] * 3, **names))
+    folder._store.flush()
+
+    properties = folder._store._database.property_value("rocksdb.aggregated-table-properties")
+    assert "# deletions=" in properties
+    assert "# range deletions=0;" in properties
+    folder.close()
 
 
 def test_a_reader_that_meets_a_change_of_files_looks_again(tmp_path: Path) -> None:
