@@ -30,7 +30,7 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
     """Keeps snapshots as long as the object lives."""
 
     def __init__(self) -> None:
-        self._snapshots: dict[int, _StoredSnapshot] = {}
+        self.snapshots: dict[int, _StoredSnapshot] = {}
         self._next_bucket_id = first_bucket_id()
         self._is_open = False
 
@@ -63,7 +63,7 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
             segment_count=len(segments),
             length_bytes=len(metadata) + sum(map(len, segments)),
         )
-        self._snapshots[bucket_id] = _StoredSnapshot(info, bytes(metadata), tuple(map(bytes, segments)))
+        self.snapshots[bucket_id] = _StoredSnapshot(info, bytes(metadata), tuple(map(bytes, segments)))
         return bucket_id
 
     def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
@@ -92,19 +92,19 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
         """See base."""
         self._check_open("delete a snapshot")
-        self._snapshots.pop(bucket_id, None)
+        self.snapshots.pop(bucket_id, None)
 
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None
     ) -> list[BucketSnapshotInfo]:
         """See base."""
         self._check_open("list snapshots")
-        return [stored.info for stored in self._snapshots.values() if stored.info.belongs_to(topic_name, cursor_name)]
+        return [stored.info for stored in self.snapshots.values() if stored.info.belongs_to(topic_name, cursor_name)]
 
     def _stored(self, operation: str, bucket_id: int) -> _StoredSnapshot:
         self._check_open(operation)
         try:
-            return self._snapshots[bucket_id]
+            return self.snapshots[bucket_id]
         except KeyError:
             raise BucketNotFoundError(bucket_id) from None
 

@@ -60,9 +60,17 @@ class Connection(asyncio.BufferedProtocol):
         service: The state that all connections share.
         handlers: Answers requests, by type of command.
         accepted: Its admission, with the deadline for CONNECT; None for a connection without a deadline.
+        publish_pending_bytes_max: Reading pauses while more bytes wait for the disk.
     """
 
-    def __init__(self, service: Service, handlers: Mapping[int, Handler], accepted: Accepted | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        handlers: Mapping[int, Handler],
+        accepted: Accepted | None = None,
+        *,
+        publish_pending_bytes_max: int = PUBLISH_PENDING_BYTES_MAX,
+    ) -> None:
         self.service = service
         self._handlers = handlers
         self.producers: dict[int, tuple[Producer, Topic]] = {}
@@ -73,7 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self.credentials = Credentials(service.authenticator, None, challenge_before_ms=0)
         self._transport: asyncio.Transport | None = None
         self._splitter = FrameSplitter(service.config.message_size_max)
-        self._publisher = Publisher(self, pending_bytes_max=PUBLISH_PENDING_BYTES_MAX, refusal_log=service.refusal_log)
+        self._publisher = Publisher(self, pending_bytes_max=publish_pending_bytes_max, refusal_log=service.refusal_log)
         self._requests = RequestQueues(
             self._answer_request,
             producer_topic=lambda producer_id: _topic_of(self.producers.get(producer_id)),

@@ -36,6 +36,10 @@ class RefusalLog:
         self._monotonic = monotonic
         self._kinds: dict[Hashable, _Kind] = {}
 
+    def __len__(self) -> int:
+        """Return how many kinds are remembered."""
+        return len(self._kinds)
+
     def log(self, logger: logging.Logger, level: int, kind: Hashable, text: str) -> None:
         """Log a refusal, or count it where one of its kind was logged within a minute."""
         now_s = self._monotonic()

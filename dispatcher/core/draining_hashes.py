@@ -219,7 +219,7 @@ class DrainingHashesTracker(OrderFence):
             columns["since_ms"][row],
         )
 
-    def _check(self, consumers: Consumers, owners: Assignment) -> None:
+    def check(self, consumers: Consumers, owners: Assignment) -> None:
         """See base: one holder per slot (I1), and what is held away from its owner drains, exactly (I3, I4)."""
         held: dict[int, tuple[int, int]] = {}
         for consumer in consumers.values():

@@ -102,6 +102,10 @@ class DueQueue:
             for ledger_id, entry_ids in self._entries_in.items()
         )
 
+    def rows(self) -> EntryHeaders:
+        """Return all rows, in no order."""
+        return EntryHeaders.concatenate(self._runs)
+
     def clear(self) -> None:
         """Forget everything."""
         self._runs = []

@@ -69,7 +69,7 @@ class OrderFence(ABC):
     def clear(self) -> None:
         """Forget everything but the consumers that are there."""
 
-    def _check(self, consumers: Consumers, owners: Assignment) -> None:
+    def check(self, consumers: Consumers, owners: Assignment) -> None:
         """Check what the fence promises; for tests."""
 
 

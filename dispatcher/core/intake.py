@@ -121,7 +121,7 @@ class Intake(SubscriptionCore):
         self._last_confirmed = last_confirmed
         immediates_max = 0
         if self._has_demand():
-            immediates_max = min(self._room(), self.config.read_batch_entries_max)
+            immediates_max = min(self.room(), self.config.read_batch_entries_max)
         scan_entries_max = self.config.scan_entries_max if len(self.held_due) < self.config.held_entries_max else 0
         return self.plan.next_request(last_confirmed, immediates_max=immediates_max, scan_entries_max=scan_entries_max)
 
@@ -139,7 +139,7 @@ class Intake(SubscriptionCore):
                     actions = self._take_delayed(headers, is_delayed)
                 headers = headers.take(np.flatnonzero(~is_delayed))
         first_not_taken = None
-        room = self._room() if request.takes_immediate else 0
+        room = self.room() if request.takes_immediate else 0
         if request.takes_immediate and len(headers) > room:
             first_not_taken = Position(int(headers.ledger_ids[room]), int(headers.entry_ids[room]))
         immediate = headers.take(slice(0, room)) if len(headers) > room else headers
@@ -204,7 +204,7 @@ class Intake(SubscriptionCore):
         """Return how many due entries can be taken in now."""
         if self.plan is None or not self._has_demand() or self._is_holding_due():
             return 0
-        return min(self._due_room(), self.config.read_batch_entries_max)
+        return min(self.due_room(), self.config.read_batch_entries_max)
 
     def on_popped(self, ledger_ids: Int64s, entry_ids: Int64s) -> None:
         """Note that entries left the tracker; their headers follow."""
@@ -257,7 +257,7 @@ class Intake(SubscriptionCore):
         """Take what is held and may be admitted, with room beside others."""
         if not self.held_due or not self._has_demand() or self._is_holding_due():
             return _NONE
-        held = self.held_due.take(max(0, self._due_room() - others), before_ms=self.tracker_deliver_at_ms)
+        held = self.held_due.take(max(0, self.due_room() - others), before_ms=self.tracker_deliver_at_ms)
         return self._not_acknowledged(held)
 
     def _is_holding_due(self) -> bool:
@@ -307,13 +307,15 @@ class Intake(SubscriptionCore):
         )
         return min((unacked for unacked in unacked_limits if unacked), default=UNLIMITED)
 
-    def _waiting_max(self) -> int:
+    def waiting_max(self) -> int:
         """Return how many entries may wait, as objects and parked."""
         return self.look_ahead_limit()
 
-    def _room(self) -> int:
-        return max(0, self._waiting_max() - len(self.waiting))
+    def room(self) -> int:
+        """Return how many entries may be read ahead."""
+        return max(0, self.waiting_max() - len(self.waiting))
 
-    def _due_room(self) -> int:
+    def due_room(self) -> int:
+        """Return how many due entries may be taken in."""
         # Once more the limit, so that immediate entries that wait for one consumer do not make due ones late.
-        return max(0, self._waiting_max() + self.look_ahead_limit() - len(self.waiting))
+        return max(0, self.waiting_max() + self.look_ahead_limit() - len(self.waiting))

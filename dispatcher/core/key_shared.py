@@ -80,7 +80,7 @@ class KeySharedCore(MultipleConsumersCore):
         self.policy = KeySharedPolicy()
         self.selector = make_selector(self.policy, config)
         self.fence = make_fence(self.policy, config, view)
-        self._unblocked: list[int] = []
+        self.unblocked: list[int] = []
         self._unblock_at_ms: int | None = None
         self._set_look_ahead()
 
@@ -155,7 +155,8 @@ class KeySharedCore(MultipleConsumersCore):
         self.waiting.entries_max = self.look_ahead_limit()
         self.waiting.slot_entries_max = self.config.look_ahead_per_hash
 
-    def _waiting_max(self) -> int:
+    def waiting_max(self) -> int:
+        """See base."""
         return self.look_ahead_limit() + self.config.parked_entries_max
 
     def _offer(self, slot: int) -> None:
@@ -168,7 +169,7 @@ class KeySharedCore(MultipleConsumersCore):
             return
         consumer = self.consumers[owner]
         heappush(consumer.heads, heap[0])
-        self._to_serve[owner] = consumer
+        self.to_serve[owner] = consumer
 
     def _offer_all(self, slots: Iterable[int]) -> None:
         if self.fence.is_active:
@@ -183,21 +184,21 @@ class KeySharedCore(MultipleConsumersCore):
         del heads[NO_OWNER]
         for index, own in heads.items():
             if own:
-                consumer = self._to_serve[index] = self.consumers[index]
+                consumer = self.to_serve[index] = self.consumers[index]
                 push_all(consumer.heads, own)
 
     def _serve_all(self) -> list[Action]:
         actions: list[Action] = []
         entries_max = self.serve_entries_max
-        while self._to_serve and entries_max > 0:
-            _, consumer = self._to_serve.popitem(last=False)
+        while self.to_serve and entries_max > 0:
+            _, consumer = self.to_serve.popitem(last=False)
             items = self._take_waiting(consumer, entries_max)
             if items:
                 actions.append(self._give(consumer, items))
             entries_max -= len(items)
             if items and consumer.heads:
                 # The turn was over, or batches weighed more than they did: of those some messages are acknowledged.
-                self._to_serve[consumer.index] = consumer
+                self.to_serve[consumer.index] = consumer
         return actions
 
     def _take_waiting(self, consumer: ConsumerState, entries_max: int) -> list[Item]:
@@ -248,14 +249,14 @@ class KeySharedCore(MultipleConsumersCore):
         slots = [slot for slot in drained if slot in self.waiting.heaps]
         if not slots:
             return
-        self._unblocked += slots
+        self.unblocked += slots
         if self._unblock_at_ms is None:
             self._unblock_at_ms = self.now_ms + self.config.key_shared_unblocking_interval_ms
         if self.now_ms >= self._unblock_at_ms:
             self._offer_unblocked()
 
     def _offer_unblocked(self) -> None:
-        slots, self._unblocked, self._unblock_at_ms = self._unblocked, [], None
+        slots, self.unblocked, self._unblock_at_ms = self.unblocked, [], None
         for slot in slots:
             self._offer(slot)
 
@@ -299,7 +300,7 @@ class KeySharedCore(MultipleConsumersCore):
         before = self.selector.owners
         self.selector.remove_consumer(consumer)
         del self.consumers[consumer.index]
-        self._to_serve.pop(consumer.index, None)
+        self.to_serve.pop(consumer.index, None)
         consumer.heads.clear()
         free = self.fence.leaves(consumer, self.consumers, self.waiting.heaps)
         self._settle(before)
@@ -332,24 +333,25 @@ class KeySharedCore(MultipleConsumersCore):
         """See base."""
         self._forget_everything()
         self.fence.clear()
-        self._unblocked, self._unblock_at_ms = [], None
+        self.unblocked, self._unblock_at_ms = [], None
 
-    def _check(self) -> None:
-        super()._check()
-        self.fence._check(self.consumers, self.selector.owners)
+    def check(self) -> None:
+        """Assert every invariant, O(n)."""
+        super().check()
+        self.fence.check(self.consumers, self.selector.owners)
         for slot, heap in self.waiting.heaps.items():
             self._check_slot_is_offered(slot, heap[0])
 
     def _check_slot_is_offered(self, slot: int, head: Item) -> None:
         """Nothing that may be sent is left lying."""
         owner = self.selector.owners[slot]
-        is_held = slot in self._unblocked or slot in self.waiting.returning.slot_counts
+        is_held = slot in self.unblocked or slot in self.waiting.returning.slot_counts
         if owner == NO_OWNER or is_held or self.fence.blocks(head, owner, is_fresh=False):
             return
         consumer = self.consumers[owner]
         assert any(item is head for item in consumer.heads), f"slot {slot} waits and is not offered"
         budget = min(consumer.budget(self.config.unacked_per_consumer_max), self._subscription_budget())
-        is_next = consumer.index in self._to_serve
+        is_next = consumer.index in self.to_serve
         assert budget <= 0 or is_next, f"slot {slot} waits although its owner can take it"
 
 

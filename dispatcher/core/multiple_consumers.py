@@ -42,9 +42,9 @@ class MultipleConsumersCore(Intake):
         self.unacked = 0
         self.is_blocked = False
         """The subscription holds too many unacknowledged messages."""
-        self._to_serve: OrderedDict[int, ConsumerState] = OrderedDict()
+        self.to_serve: OrderedDict[int, ConsumerState] = OrderedDict()
         """Consumers that may have something to send that they could not send before; the first has waited longest."""
-        self._expired: list[tuple[ConsumerState, Iterator[Key]]] = []
+        self.expired: list[tuple[ConsumerState, Iterator[Key]]] = []
         """What mark-delete has passed while consumers held it, to be forgotten in portions."""
 
     def _on_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
@@ -66,13 +66,13 @@ class MultipleConsumersCore(Intake):
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
         """See base."""
         super().flow(consumer, permits)
-        self._to_serve[consumer.index] = consumer
+        self.to_serve[consumer.index] = consumer
         return self._serve_all()
 
     def refund(self, consumer: ConsumerState, items: Sequence[Item]) -> None:
         """See base; served by the timer: what the consumer asked for again at the same time goes first."""
         super().refund(consumer, items)
-        self._to_serve[consumer.index] = consumer
+        self.to_serve[consumer.index] = consumer
 
     # Limits.
 
@@ -120,10 +120,10 @@ class MultipleConsumersCore(Intake):
         consumer.release(messages, self.config.unacked_per_consumer_max)
         self.unacked -= messages
         if consumer.heads:
-            self._to_serve[consumer.index] = consumer
+            self.to_serve[consumer.index] = consumer
         if self.is_blocked and self.unacked <= self.config.unacked_per_subscription_max // 2:
             self.is_blocked = False
-            self._to_serve.update(self.consumers)
+            self.to_serve.update(self.consumers)
 
     def _take_back(self, items: dict[Key, Item], slot_counts: Mapping[int, int]) -> None:
         """Queue again what a consumer no longer holds, a portion now and the rest by the timer."""
@@ -131,7 +131,7 @@ class MultipleConsumersCore(Intake):
 
     def next_wakeup_ms(self) -> int | None:
         """See base."""
-        has_work = self._to_serve or self.waiting.returning or self._expired
+        has_work = self.to_serve or self.waiting.returning or self.expired
         if has_work:
             return self.now_ms
         times = (super().next_wakeup_ms(), self.gate.next_grant_ms(self.now_ms))
@@ -139,18 +139,18 @@ class MultipleConsumersCore(Intake):
 
     def on_timer(self) -> list[Action]:
         """See base."""
-        if self._expired:
+        if self.expired:
             self._forget_expired_portion()
         if self.waiting.returning:
             self._offer_all(self.waiting.return_portion())
         if not self.gate.is_open and self.gate.budget(self.now_ms) > 0:
-            self._to_serve.update(self.consumers)
+            self.to_serve.update(self.consumers)
         return self._serve_all()
 
     def open_gate(self, rate_per_second: float | None) -> list[Action]:
         """See base."""
         super().open_gate(rate_per_second)
-        self._to_serve.update(self.consumers)
+        self.to_serve.update(self.consumers)
         return self._serve_all()
 
     def is_drained(self, last_confirmed: Position) -> bool:
@@ -288,21 +288,21 @@ class MultipleConsumersCore(Intake):
         for consumer in self.consumers.values():
             doomed = consumer.pending.positions_through(through)
             if doomed:
-                self._expired.append((consumer, iter(doomed)))
+                self.expired.append((consumer, iter(doomed)))
         self._forget_expired_portion()
         return self._serve_all()
 
     def _forget_expired_portion(self) -> None:
         """Let consumers no longer hold some of what has expired."""
-        if self._expired:
-            consumer, doomed = self._expired[0]
+        if self.expired:
+            consumer, doomed = self.expired[0]
             portion = list(islice(doomed, self.expired_entries_max))
             if len(portion) < self.expired_entries_max:
-                del self._expired[0]
+                del self.expired[0]
             items, _ = consumer.pending.take(portion)
             if items:
                 self._release_done(consumer, list(items.values()))
-        if not self._expired:
+        if not self.expired:
             # Not before: the counts of what is held need the acknowledged parts.
             through = self._mark_deleted_through
             self._forget_counts(
@@ -311,7 +311,7 @@ class MultipleConsumersCore(Intake):
 
     def _forget_all_expired(self) -> None:
         """Do the rest at once: what consumers hold is about to move, and what has expired must not wait again."""
-        while self._expired:
+        while self.expired:
             self._forget_expired_portion()
 
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
@@ -328,23 +328,24 @@ class MultipleConsumersCore(Intake):
         self.unsent_delayed.clear()
         self.unacked = 0
         self.is_blocked = False
-        self._to_serve.clear()
-        self._expired.clear()
+        self.to_serve.clear()
+        self.expired.clear()
         for consumer in self.consumers.values():
             consumer.pending.clear()
             consumer.heads.clear()
             consumer.unacked = 0
             consumer.is_blocked = False
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Assert every invariant, O(n)."""
         assert self.unacked == sum(consumer.unacked for consumer in self.consumers.values())
         holders: dict[Key, int] = {}
         for consumer in self.consumers.values():
-            consumer.pending._check()
+            consumer.pending.check()
             assert consumer.unacked == sum(self._unacked_of(item) for item in consumer.pending)
             for position in consumer.pending.items:
                 assert position not in holders, f"{position} is pending twice"
                 holders[position] = consumer.index
-        self.waiting._check()
+        self.waiting.check()
         for item in self.waiting.items():
             assert key_of(item) not in holders, f"{key_of(item)} waits and is pending"

@@ -197,7 +197,8 @@ class ParkedEntries:
         del self._tails[slot], self.first[slot]
         self._first_order_ms[slot] = _NEVER
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Assert every invariant, O(n)."""
         assert self._count == sum(map(len, self._tails.values()))
         assert self.first.keys() == self._tails.keys()
         for slot, tail in self._tails.items():

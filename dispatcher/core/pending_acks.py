@@ -115,7 +115,8 @@ class PendingAcksMap:
         self.items.clear()
         self.slot_counts.clear()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Assert every invariant, O(n)."""
         counts: dict[int, int] = {}
         for position, item in self.items.items():
             assert position == (item[LEDGER], item[ENTRY])

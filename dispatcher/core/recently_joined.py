@@ -122,7 +122,8 @@ class RecentlyJoinedFence(OrderFence):
         self.bounds.clear()
         self.bounds_when_joining.clear()
 
-    def _check(self, consumers: Consumers, owners: object) -> None:
+    def check(self, consumers: Consumers, owners: object) -> None:
+        """Assert every invariant, O(n)."""
         assert self.bounds.keys() <= consumers.keys()
         assert list(self.bounds.values()) == sorted(self.bounds.values())
         assert len(consumers) > 1 or not self.bounds

@@ -73,5 +73,6 @@ class ReturningEntries:
                 done.append(slot)
         return done
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Assert every invariant, O(n)."""
         assert self.slot_counts == Counter(item[SLOT] for item in self.items.values())

@@ -31,7 +31,7 @@ class SharedCore(MultipleConsumersCore):
         """See base; all waiting entries are considered in every turn."""
 
     def _serve_all(self) -> list[Action]:
-        self._to_serve.clear()
+        self.to_serve.clear()
         actions: list[Action] = []
         while self.waiting.may_give(_ONLY_SLOT):
             consumer = self._next_in_turn()
@@ -69,7 +69,7 @@ class SharedCore(MultipleConsumersCore):
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
         """See base."""
         del self.consumers[consumer.index]
-        self._to_serve.pop(consumer.index, None)
+        self.to_serve.pop(consumer.index, None)
         self._leave_behind(consumer)
         if not self.consumers:
             # As Pulsar: a subscription without consumers starts its counts anew.

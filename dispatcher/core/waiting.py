@@ -229,9 +229,10 @@ class WaitingEntries:
             heappop(heap)
             self._dead -= 1
 
-    def _check(self) -> None:
-        self.parked._check()
-        self.returning._check()
+    def check(self) -> None:
+        """Assert every invariant, O(n)."""
+        self.parked.check()
+        self.returning.check()
         alive = [(item[LEDGER], item[ENTRY]) for item in self.items()]
         assert len(alive) == len(set(alive)), "an entry waits twice"
         queued = [(item[LEDGER], item[ENTRY]) for heap in self.heaps.values() for item in heap if self._is_alive(item)]

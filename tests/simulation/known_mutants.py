@@ -56,15 +56,15 @@ DISPATCHER: Final = [
     Mutant(
         "unblocked-and-nobody-served",
         "dispatcher/core/multiple_consumers.py",
-        "            self.is_blocked = False\n            self._to_serve.update(self.consumers)\n",
+        "            self.is_blocked = False\n            self.to_serve.update(self.consumers)\n",
         "            self.is_blocked = False\n",
         "a missing wake-up when the subscription's limit is no longer met",
     ),
     Mutant(
         "returning-without-timer",
         "dispatcher/core/multiple_consumers.py",
-        "has_work = self._to_serve or self.waiting.returning or self._expired",
-        "has_work = self._to_serve or self._expired",
+        "has_work = self.to_serve or self.waiting.returning or self.expired",
+        "has_work = self.to_serve or self.expired",
         "a missing wake-up for the second portion of what a consumer gave back",
     ),
     Mutant(
@@ -225,7 +225,7 @@ DISPATCHER: Final = [
     Mutant(
         "taken-early-and-read",
         "dispatcher/core/read_plan.py",
-        "            self._taken_early.setdefault(ledger_id, BitMap()).update(taken.astype(np.uint32))",
+        "            self.taken_early.setdefault(ledger_id, BitMap()).update(taken.astype(np.uint32))",
         "            pass",
         "what left the tracker before the scan came by is read again",
     ),

@@ -264,7 +264,7 @@ class DispatcherStory:
         assert stats.draining_hashes_count == 0
         core = self.dispatcher.core
         assert isinstance(core, KeySharedCore)
-        core._check()
+        core.check()
 
 
 def _play(story: DispatcherStory) -> SimulationVerdict:

@@ -170,7 +170,7 @@ def test_messages_whose_snapshot_is_lost_are_read_from_the_log_again(tmp_path: P
         await service.ledger.committed()
         service.clock.go_on()
         async with asyncio.timeout(60):
-            while len(storage._snapshots) < 5 or len(delivered) < _MESSAGES // 10:  # noqa: ASYNC110 (real time)
+            while len(storage.snapshots) < 5 or len(delivered) < _MESSAGES // 10:  # noqa: ASYNC110 (real time)
                 await asyncio.sleep(0.05)
         if is_restarted:
             await service.stop()
@@ -179,7 +179,7 @@ def test_messages_whose_snapshot_is_lost_are_read_from_the_log_again(tmp_path: P
             async with asyncio.timeout(60):
                 while service.dispatcher.stats().msg_delayed < _MESSAGES // 2:  # noqa: ASYNC110 (real time)
                     await asyncio.sleep(0.01)
-        for bucket_id in list(storage._snapshots)[::2]:
+        for bucket_id in list(storage.snapshots)[::2]:
             await storage.delete_bucket_snapshot(bucket_id)
         async with asyncio.timeout(60):
             while service.cursor.backlog:  # noqa: ASYNC110 (real time)

@@ -44,7 +44,7 @@ class QuickCursor(FakeLogCursor):
         entries = self.log.entries
         while self._walked < len(entries) and self.is_acknowledged(*entries[self._walked].position):
             self._walked += 1
-        return self.log._position_at(self._walked)
+        return self.log.position_at(self._walked)
 
     async def seek(self, position: Position) -> None:
         self._walked = 0

@@ -353,6 +353,7 @@ class RowQueue:
             next_ms = min(next_ms, int(deliver_at_ms.min()))
         assert self._runs_rows == sum(map(len, self._runs))
         assert self._chunks_rows == sum(len(deliver_at_ms) for deliver_at_ms, _, _ in self._chunks)
+        assert len(self._chunks) <= self.sizes.chunks_max
         if self._few:
             assert len(set(map(len, self._few))) == 1
             assert 0 < len(self._few[0]) < self.sizes.few_rows_max
@@ -433,7 +434,7 @@ def _pop_front(runs: list[SortedRun], through: RowKey, limit: int) -> Columns | 
 def _pop_merged(runs: list[SortedRun], through: RowKey, limit: int, rows_min: int) -> Columns:
     """Merge the first rows of several runs, as far as the rows that were not looked at cannot come between."""
     wanted = max(limit, rows_min)
-    one_time = min(through, last_key_at(_time_of_rows(runs, wanted)))
+    one_time = min(through, last_key_at(time_of_rows(runs, wanted)))
     heads = [(run, end) for run in runs if (end := run.end_through(one_time)) > run.head]
     if sum([end - run.head for run, end in heads]) > 4 * wanted:
         return _pop_counted(runs, through, 2 * wanted)
@@ -443,7 +444,7 @@ def _pop_merged(runs: list[SortedRun], through: RowKey, limit: int, rows_min: in
     return merged.columns(merged.end)
 
 
-def _time_of_rows(runs: list[SortedRun], wanted: int) -> int:
+def time_of_rows(runs: list[SortedRun], wanted: int) -> int:
     """Return a time up to which the runs have at least so many rows, and hardly ever four times as many.
 
     Looked at are few rows of each run, the next one always twice as far from its head as the one before: a run that has

@@ -337,6 +337,6 @@ class TrackerCore:
         wakeup_ms = questions.next_wakeup_ms(self._whole(), now_ms, LATEST_MS)
         return None if wakeup_ms == NEVER else wakeup_ms
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Assert every invariant, O(n)."""
         check(self._state)

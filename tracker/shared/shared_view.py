@@ -291,3 +291,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         if self._handle is not None:
             self._handle.cancel()
         self._index.forget(self)
+
+    def check(self) -> None:
+        """Assert every invariant of the rows that it remembers."""
+        self._rows.check()

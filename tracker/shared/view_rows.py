@@ -236,6 +236,11 @@ class ViewRows:
         drop_stale(self.due, last_key_at(NEVER), self.queued.mask)
         self._lost_ranges = [ledgers for ledgers in self._lost_ranges if ledgers.last_ledger_id >= ledger_id]
 
+    def check(self) -> None:
+        """Assert that memory is bounded, and every invariant of what is spilled."""
+        assert len(self.due) <= self._row_count_max
+        self.spilled.check()
+
 
 def _before(key: RowKey) -> RowKey:
     return key._replace(entry_id=key.entry_id - 1)

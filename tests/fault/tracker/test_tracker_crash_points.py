@@ -111,7 +111,7 @@ class CoreLife:
         while pending:
             self.step(pending.pop(0))
             pending += self.core.plan(now_ms=self.now_ms)
-        self.core._check()
+        self.core.check()
 
     @contextmanager
     def crash_point(self, kind: str) -> Iterator[None]:

@@ -54,7 +54,7 @@ class CoreFeed:
 
     def given(self, actions: list[Action]) -> list[tuple[str, int]]:
         if self.is_checked:
-            self.core._check()
+            self.core.check()
         return [
             (action.consumer.name, item[ENTRY])
             for action in actions

@@ -93,12 +93,12 @@ class FakeLog:
             if entry_id not in skipped[ledger_id]:
                 found.append(entry)
             at += 1
-        next_position = self._position_at(at)
+        next_position = self.position_at(at)
         await self._take_time()
         self.headers_read += len(found)
         return HeadersRead(_headers(found), next_position)
 
-    def _position_at(self, at: int) -> Position:
+    def position_at(self, at: int) -> Position:
         if at < len(self.entries):
             return self.entries[at].position
         last = self.last_confirmed_position
@@ -169,7 +169,7 @@ class FakeLogCursor:
         for entry in self.log.entries:
             if not self.is_acknowledged(*entry.position):
                 return entry.position
-        return self.log._position_at(len(self.log.entries))
+        return self.log.position_at(len(self.log.entries))
 
     @property
     def mark_delete_position(self) -> Position:
@@ -220,7 +220,7 @@ class FakeTracker(DelayedDeliveryTracker):
         self.rows: list[tuple[int, int, int]] = []
         self.positions: dict[int, BitMap] = {}
         self.handed_out: list[tuple[int, int, int]] = []
-        self._on_available = on_available
+        self.on_available = on_available
         self._timer: asyncio.TimerHandle | None = None
         self._recovering: set[int] = set()
         self._to_recover = {(ledger_id, entry_id) for _, ledger_id, entry_id in sealed}
@@ -232,7 +232,7 @@ class FakeTracker(DelayedDeliveryTracker):
         self._recovering, self._to_recover = set(), set()
         for row in sealed:
             self._add(*row)
-        self._on_available()
+        self.on_available()
         self._arm()
 
     def _add(self, deliver_at: int, ledger_id: int, entry_id: int) -> None:
@@ -308,7 +308,7 @@ class FakeTracker(DelayedDeliveryTracker):
             self._timer.cancel()
         if self.rows:
             wait = max(0, self.rows[0][0] - now_ms()) / 1000
-            self._timer = asyncio.get_running_loop().call_later(wait, self._on_available)
+            self._timer = asyncio.get_running_loop().call_later(wait, self.on_available)
 
 
 class FakeConsumer:

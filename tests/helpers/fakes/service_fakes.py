@@ -63,9 +63,11 @@ class FakeTransport(asyncio.Transport):
 class Peer:
     """A client of one connection, speaking in commands."""
 
-    def __init__(self, service: Service, *, has_to_connect: bool = True, accepted: Accepted | None = None) -> None:
+    def __init__(
+        self, service: Service, *, has_to_connect: bool = True, accepted: Accepted | None = None, **limits: int
+    ) -> None:
         self.transport = FakeTransport()
-        self.connection = Connection(service, HANDLERS, accepted)
+        self.connection = Connection(service, HANDLERS, accepted, **limits)
         self.transport.connection = self.connection
         self.connection.connection_made(self.transport)
         self._requests = 0

@@ -52,11 +52,11 @@ class MemoryBackend(Backend):
         return self._storage
 
     def entries(self, bucket_id: int) -> list[bytes] | None:
-        stored = self._storage._snapshots.get(bucket_id)
+        stored = self._storage.snapshots.get(bucket_id)
         return None if stored is None else [stored.metadata, *stored.segments]
 
     def ids(self) -> set[int]:
-        return set(self._storage._snapshots)
+        return set(self._storage.snapshots)
 
 
 class RocksDBBackend(Backend):

@@ -246,7 +246,7 @@ class _Machine(RuleBasedStateMachine):
         self._run(self.core.on_headers(request, _headers(found), next_position))
         if held_before == 0 and all(entry.deliver_at_ms == NOT_DELAYED for entry in found):
             # I9. Beyond the limit a slot keeps one entry in front, and the rest is parked.
-            assert len(self.core.waiting) <= max(waiting_before, self.core._waiting_max())
+            assert len(self.core.waiting) <= max(waiting_before, self.core.waiting_max())
             limit = self.core.look_ahead_limit() + len(self.core.waiting.heaps)
             assert self.core.waiting.queued <= max(queued_before, limit)
 
@@ -361,7 +361,7 @@ class _Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_core_is_consistent(self) -> None:
-        self.core._check()
+        self.core.check()
 
     @invariant()
     def every_entry_is_in_one_place(self) -> None:
@@ -374,15 +374,14 @@ class _Machine(RuleBasedStateMachine):
             # It may have expired while its header was read.
             if entry.position not in self.acknowledged:
                 places[entry.position].append("popped")
-        for held in self.core.held_due._runs:
-            for position in _positions(held):
-                places[position].append("held")
+        for position in _positions(self.core.held_due.rows()):
+            places[position].append("held")
         for item in self.core.waiting.items():
             places[key_of(item)].append("waiting")
         for client in self.clients:
             for position in client.state.pending.items:
                 # What has expired is taken from consumers in portions.
-                if position not in self.acknowledged or not self.core._expired:
+                if position not in self.acknowledged or not self.core.expired:
                     places[position].append("pending")
         assert self.core.plan is not None
         plan = self.core.plan
@@ -413,7 +412,7 @@ class _Machine(RuleBasedStateMachine):
         ready = {key_of(item) for item in self.core.waiting.items()} | set(pending)
         came = [self._entry(position) for position in ready - self.ready]
         self.ready |= ready
-        held = [at for run in self.core.held_due._runs for at in _positions(run)]
+        held = _positions(self.core.held_due.rows())
         due = [position for position, at in self.tracked.items() if at <= self.now_ms]
         on_their_way = [self._entry(at) for at in held + due]
         for entry in came:

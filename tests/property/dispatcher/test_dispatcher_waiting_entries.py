@@ -85,7 +85,7 @@ class WaitingEntriesMachine(RuleBasedStateMachine):
     def it_holds_what_the_model_holds(self) -> None:
         if not hasattr(self, "waiting"):
             return
-        self.waiting._check()
+        self.waiting.check()
         assert sorted(self.waiting.items()) == sorted(item for queue in self.model.values() for item in queue)
         assert {slot: heap[0] for slot, heap in self.waiting.heaps.items()} == {
             slot: min(queue) for slot, queue in self.model.items()

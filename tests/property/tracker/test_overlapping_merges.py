@@ -262,7 +262,7 @@ class Run:
             else:
                 self.ask()
             self.plan()
-            self.core._check()
+            self.core.check()
         await self.finish()
 
     async def finish(self) -> None:
@@ -334,7 +334,7 @@ def test_what_is_handed_out_of_a_merged_bucket_is_remembered_no_longer_than_it_c
         run.plan()
         await run.rest()
         run.plan()
-        run.core._check()
+        run.core.check()
         assert not run.core.remembered_ledger_count
         assert run.core.message_count == 3
 

@@ -466,7 +466,7 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def core_is_sound(self) -> None:
         if hasattr(self, "core"):
-            self.core._check()
+            self.core.check()
 
 
 TestCore = CoreMachine.TestCase

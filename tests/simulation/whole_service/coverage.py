@@ -50,8 +50,8 @@ class Coverage:
 
 
 _INTAKE: Final[dict[str, Callable[[Intake], int]]] = {
-    "bound: no room to read ahead": lambda core: len(core.waiting) if core._room() == 0 else 0,
-    "bound: no room for what is due": lambda core: len(core.waiting) if core._due_room() == 0 else 0,
+    "bound: no room to read ahead": lambda core: len(core.waiting) if core.room() == 0 else 0,
+    "bound: no room for what is due": lambda core: len(core.waiting) if core.due_room() == 0 else 0,
     "bound: due entries are held for the order of time": lambda core: len(core.held_due),
     "bound: as many are held as may be": lambda core: (
         len(core.held_due) if len(core.held_due) >= core.config.held_entries_max else 0
@@ -63,21 +63,21 @@ _INTAKE: Final[dict[str, Callable[[Intake], int]]] = {
     ),
     "recovery: a ledger waits for its index": lambda core: int(core.plan is not None and core.plan.has_recovering),
     "recovery: taken before the scan came by": lambda core: (
-        sum(map(len, core.plan._taken_early.values())) if core.plan is not None else 0
+        sum(map(len, core.plan.taken_early.values())) if core.plan is not None else 0
     ),
 }
 
 _MANY: Final[dict[str, Callable[[MultipleConsumersCore], int]]] = {
     "bound: the subscription holds too many": lambda core: core.unacked if core.is_blocked else 0,
     "bound: a consumer holds too many": lambda core: sum(one.is_blocked for one in core.consumers.values()),
-    "portion: what expired is forgotten": lambda core: len(core._expired),
+    "portion: what expired is forgotten": lambda core: len(core.expired),
     "batches of which a part is acknowledged": lambda core: len(core.ack_sets),
 }
 
 _KEY_SHARED: Final[dict[str, Callable[[KeySharedCore], int]]] = {
     "fence: keys wait for another consumer": lambda core: int(core.fence.is_active and bool(core.waiting.heaps)),
-    "fence: drained keys wait for the interval": lambda core: len(core._unblocked),
-    "portion: consumers have their turn later": lambda core: len(core._to_serve),
+    "fence: drained keys wait for the interval": lambda core: len(core.unblocked),
+    "portion: consumers have their turn later": lambda core: len(core.to_serve),
 }
 
 _CONSUMERS: Final[dict[str, Callable[[Dispatcher], int]]] = {
@@ -90,7 +90,7 @@ _CONSUMERS: Final[dict[str, Callable[[Dispatcher], int]]] = {
     "bound: permits below zero after a batch": lambda dispatcher: sum(
         one.permits < 0 for one in dispatcher.core.consumers.values()
     ),
-    "outbox: entries are given and not sent": lambda dispatcher: sum(map(len, dispatcher._outboxes.values())),
+    "outbox: entries are given and not sent": lambda dispatcher: dispatcher.unsent_count,
 }
 
 _TRACKER: Final[dict[str, Callable[[TrackerStats], int]]] = {

@@ -9,7 +9,6 @@ import google_crc32c
 import pytest
 
 from broker.clients.connection import REQUESTS_MAX, UNREAD_BYTES_MAX
-from broker.clients.publishing import Publisher
 from broker.network.listener import Accepted
 from broker.protocol.commands import frame
 from broker.protocol.pb.pulsar_api_pb2 import (
@@ -178,11 +177,8 @@ def test_one_connection_too_many_hears_so_when_it_connects(tmp_path: Path) -> No
 
 def test_reading_pauses_while_too_much_waits_for_the_disk(tmp_path: Path) -> None:
     async def story(service: Service) -> None:
-        peer = Peer(service)
+        peer = Peer(service, publish_pending_bytes_max=1_000)
         await producer(peer)
-        peer.connection._publisher = Publisher(
-            peer.connection, pending_bytes_max=1_000, refusal_log=service.refusal_log
-        )
 
         peer.send_bytes(b"".join(send_frame(i, b"x" * 100) for i in range(20)))
         has_paused = not peer.transport.reads

@@ -140,7 +140,8 @@ def test_a_disk_with_room_again_is_healthy_at_the_next_question(tmp_path: Path) 
 
     async def story(service: Service, storage: FaultInjectingBucketSnapshotStorage) -> None:
         database.free = Room(free_bytes=3 * 2**20, disk_bytes=2**26, unflushed_bytes=0)
-        await service._store.put_record("any commit", b"")
+        # Any commit does.
+        await subscribe(service)
         (problem,) = await service.problems()
         assert "has 3.0 MiB free" in problem
         database.free = Room(free_bytes=2 * 2**20, disk_bytes=2**26, unflushed_bytes=0)
@@ -158,7 +159,8 @@ def test_a_disk_that_hangs_does_not_hold_up_what_health_says(tmp_path: Path) -> 
 
     async def story(service: Service, storage: FaultInjectingBucketSnapshotStorage) -> None:
         database.free = Room(free_bytes=3 * 2**20, disk_bytes=2**26, unflushed_bytes=0)
-        await service._store.put_record("any commit", b"")
+        # Any commit does.
+        await subscribe(service)
         database.gate.clear()
         try:
             (problem,) = await service.problems()

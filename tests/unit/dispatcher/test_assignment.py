@@ -1,7 +1,7 @@
 """Assignments of slots: the runs say what a table by slot would, and take what their number asks for."""
 
-import sys
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.config import DispatcherConfig
-from dispatcher.core import assignment
-from dispatcher.core.assignment import NO_OWNER, assigned
+from dispatcher.core.assignment import NO_OWNER, TABLES_MAX, assigned
 from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.key_shared import KeySharedCore
@@ -71,7 +70,13 @@ def test_a_thousand_consumers_take_what_their_points_take() -> None:
 
     # Two columns of 4 bytes, a run for each point that is not its neighbour's owner's.
     assert len(core.selector.owners) <= 65_537
-    assert sys.getsizeof(core.selector.owners._runs) < 8 * 65_537
+    ranges = sorted((*span, index) for index in core.consumers for span in core.selector.owners.ranges_of(index))
+    tracemalloc.start()
+    owners = assigned(ranges)
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(owners) == len(core.selector.owners)
+    assert size < 8 * len(owners) + 2_000
 
 
 def test_equal_assignments_share_a_table_and_old_ones_lose_theirs() -> None:
@@ -82,7 +87,10 @@ def test_equal_assignments_share_a_table_and_old_ones_lose_theirs() -> None:
             selector.add_consumer(ConsumerState(index, f"consumer-{index}"))
 
     assert first.owners.table() is second.owners.table()
-    assert assignment._table.cache_info().maxsize == assignment.TABLES_MAX
+    old = weakref.ref(first.owners.table())
+    for last in range(TABLES_MAX):
+        assigned([(0, last, 1)]).table()
+    assert old() is None
 
 
 def _core_with_consumers(config: DispatcherConfig, consumers: int) -> KeySharedCore:

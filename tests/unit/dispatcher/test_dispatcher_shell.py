@@ -642,7 +642,7 @@ def test_a_key_that_drains_for_ever_does_not_stop_the_others() -> None:
         assert isinstance(core, KeySharedCore)
         assert core.waiting.queued <= 20 * len(everybody)
         assert world.dispatcher.stats().msg_in_replay == 6_000
-        core._check()
+        core.check()
 
         # When it is done at last, everything of the key comes, in its order.
         new_owner = world.dispatcher.get_consumer(b"key-0")
@@ -679,7 +679,7 @@ def test_a_stuck_consumer_of_many_keys_does_not_stop_the_others() -> None:
         await settle(1)
         assert sorted(map(int, stuck.payloads)) == [n for n, owner in enumerate(owners) if owner is stuck]
         assert core.waiting.queued == 0
-        core._check()
+        core.check()
         await world.dispatcher.close()
 
     run(scenario())
@@ -745,7 +745,7 @@ def test_another_kind_of_slots_forgets_what_is_being_read() -> None:
         await settle(1)
 
         assert second.payloads == [b"%d" % number for number in range(20)]
-        world.dispatcher.core._check()  # type: ignore[attr-defined]
+        world.dispatcher.core.check()  # type: ignore[attr-defined]
         world.acknowledge_all(second)
         assert world.dispatcher.stats().msg_in_replay == 0
         await world.dispatcher.close()
@@ -796,7 +796,7 @@ def test_what_a_leaver_held_is_given_in_portions() -> None:
         assert len(core.waiting.returning) == 5_000 - core.waiting.return_entries_max
         given = [0]
         while given[-1] < 5_000:
-            core._check()
+            core.check()
             await asyncio.sleep(0)
             given.append(len(core.consumers[1].pending))
         assert max(after - before for before, after in pairwise(given)) <= core.serve_entries_max

@@ -98,7 +98,7 @@ def test_a_slot_that_moves_back_is_counted_once() -> None:
         world.dispatcher.acknowledge(c1, c1.positions())
 
         assert world.dispatcher.stats().draining_hashes_count == 0
-        world.core._check()
+        world.core.check()
         await world.dispatcher.close()
 
     run(scenario())

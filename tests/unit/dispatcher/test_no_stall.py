@@ -287,7 +287,7 @@ def test_a_tracker_hears_that_nothing_is_left_of_what_it_had_read_again() -> Non
         tracker.offers.clear()
 
         tracker.to_read = {1: BitMap([0])}
-        tracker._on_available()
+        tracker.on_available()
         await settle()
 
         assert tracker.offers == [0]

@@ -97,7 +97,7 @@ class _Subscription:
         for action in actions:
             assert isinstance(action, Deliver)
             self.given += [(action.consumer.name, key_of(item)) for item in action.items]
-        self.core._check()
+        self.core.check()
 
     def given_to(self, name: str) -> list[Key]:
         return [position for consumer, position in self.given if consumer == name]
@@ -202,7 +202,7 @@ def test_the_last_sent_position_follows_the_proposals_example() -> None:
     assert isinstance(fence, LastSentPositionFence)
 
     def send(*entries: int) -> tuple[Position, list[int]]:
-        subscription.core._give(consumer, [(0, 3, entry, 1, 10, 5) for entry in entries])
+        consumer.pending.items.update({(3, entry): (0, 3, entry, 1, 10, 5) for entry in entries})
         consumers = subscription.core.consumers
         first = fence.first_unsent(consumers)
         individually = fence.individually_sent(consumers).get(3, BitMap())

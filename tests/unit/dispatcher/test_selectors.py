@@ -27,6 +27,11 @@ def _filled(selector: StickyKeyConsumerSelector, names: list[str]) -> list[_Rang
     return members
 
 
+def _ranges(selector: StickyKeyConsumerSelector, members: list[_RangeMember]) -> list[tuple[int, int, str]]:
+    """Return first and last slot and the owner's name of every range, in order."""
+    return sorted((*span, member.name) for member in members for span in selector.ranges_of(member))
+
+
 def test_a_ring_with_three_points_has_the_published_ranges() -> None:
     selector = ConsistentHashingStickyKeyConsumerSelector(3)
     one, two, three = _filled(selector, ["consumer1", "consumer2", "consumer3"])
@@ -122,8 +127,9 @@ def test_auto_split_has_the_published_sizes() -> None:
     selector = HashRangeAutoSplitStickyKeyConsumerSelector()
     members = _filled(selector, [f"c{number}" for number in range(1, 11)])
     bounds = [4096, 8192, 12288, 16384, 24576, 32768, 40960, 49152, 57344, 65536]
-    assert selector._bounds == bounds
-    assert [member.name for member in selector._members] == [
+    ranges = _ranges(selector, members)
+    assert [last for _, last, _ in ranges] == bounds
+    assert [name for _, _, name in ranges] == [
         "c9",
         "c5",
         "c10",
@@ -139,9 +145,11 @@ def test_auto_split_has_the_published_sizes() -> None:
     sizes_after = {}
     for name in ["c2", "c3", "c1", "c4", "c5", "c6", "c7", "c8", "c9", "c10"]:
         selector.remove_consumer(next(member for member in members if member.name == name))
-        lowers = [0, *selector._bounds[:-1]]
-        widths = [upper - lower for lower, upper in zip(lowers, selector._bounds, strict=False)]
-        sizes_after[name] = dict(zip([member.name for member in selector._members], widths, strict=False))
+        ranges = _ranges(selector, members)
+        uppers = [last for _, last, _ in ranges]
+        sizes_after[name] = {
+            name: upper - lower for (_, _, name), lower, upper in zip(ranges, [0, *uppers], uppers, strict=False)
+        }
 
     assert sizes_after["c3"] == {
         "c1": 8192, "c10": 4096, "c4": 8192, "c5": 4096, "c6": 12288, "c7": 16384, "c8": 8192, "c9": 4096

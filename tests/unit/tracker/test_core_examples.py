@@ -109,7 +109,7 @@ class Driver:
     def answer_all(self) -> None:
         while self.pending:
             self.answer(self.pending[0])
-        self.core._check()
+        self.core.check()
 
     def is_tracked(self, ledger_id: int, entry_id: int) -> bool:
         """Ask as whoever reads the log does: first whether it is known, and wait until it is."""
@@ -229,7 +229,7 @@ def test_a_message_that_was_forgotten_and_is_added_again_keeps_its_new_time(driv
     driver.add(*((4_000, 2, entry) for entry in range(5)), (3_000, 3, 0))
     assert driver.waiting(PersistBucket)
     driver.add((NOW_MS, 2, 4), (9_000, 2, 4))
-    driver.core._check()
+    driver.core.check()
 
     driver.now_ms = 8_999
     assert driver.pop() == [(3_000, 3, 0), *((4_000, 2, entry) for entry in range(4))]
@@ -275,7 +275,7 @@ def test_many_messages_that_are_due_are_looked_up_once_for_each_bucket(
     )
 
     assert len(looked_up) == len(set(looked_up)) > 10
-    driver.core._check()
+    driver.core.check()
     driver.now_ms = 50_000
     driver.plan()
     driver.answer_all()
@@ -855,7 +855,7 @@ def test_rows_that_have_no_bit_are_stale(runner: asyncio.Runner) -> None:
     rows = DelayedIndexes.of([60_001, 60_002], [1, 2], [1, 2])
     metadata = encode_metadata([segment_metadata(rows)])
     stale = DelayedIndexes.of([60_001, 60_001, 60_002], [1, 1, 2], [1, 7, 2])
-    driver.storage._snapshots.pop(int(bucket_id))
+    driver.storage.snapshots.pop(int(bucket_id))
     driver.cursor.properties[key] = str(
         runner.run(
             driver.storage.create_bucket_snapshot(

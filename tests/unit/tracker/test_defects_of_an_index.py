@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
+from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shared.shared_cursor import SharedCursor
@@ -31,15 +32,18 @@ def _factory(storage: MemoryBucketSnapshotStorage) -> BucketDelayedDeliveryTrack
     )
 
 
-def _break(tracker: BucketDelayedDeliveryTracker, method: str) -> None:
-    """Let a method of the core do its work and then raise."""
-    work: Callable[..., object] = getattr(tracker._core, method)
+@contextlib.contextmanager
+def _broken(method: str) -> Iterator[None]:
+    """Let a method of every core do its work and then raise."""
+    work: Callable[..., object] = getattr(TrackerCore, method)
 
     def broken(*arguments: object, **named: object) -> object:
         work(*arguments, **named)
         raise IndexError("a defect")
 
-    setattr(tracker._core, method, broken)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrackerCore, method, broken)
+        yield
 
 
 def _use(tracker: BucketDelayedDeliveryTracker, cursor: FakeCursor) -> None:
@@ -70,10 +74,10 @@ def test_a_tracker_stops_for_a_defect_and_tells_its_owner(method: str) -> None:
         named = dict(cursor.properties)
         assert named
 
-        _break(tracker, method)
-        with contextlib.suppress(IndexError):
-            _use(tracker, cursor)
-        await asyncio.sleep(1)
+        with _broken(method):
+            with contextlib.suppress(IndexError):
+                _use(tracker, cursor)
+            await asyncio.sleep(1)
 
         assert [type(defect) for defect in told] == [IndexError]
         assert tracker.failure is told[0]

@@ -20,13 +20,18 @@ Test = Callable[[InMemoryDelayedDeliveryTracker, FakeClock], None]
 LOOSE = {"is_deliver_at_time_strict": False}
 
 
-def run(test: Test, **settings: Any) -> None:
-    """Run a test of a tracker whose clock stands still, and whose times are not strict unless told so."""
+def new_tracker(clock: FakeClock, cursor: FakeCursor | None = None, **settings: Any) -> InMemoryDelayedDeliveryTracker:
+    """Return a tracker whose times are not strict unless told so; needs an event loop."""
+    context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor or FakeCursor(), on_available=lambda: None)
+    return InMemoryDelayedDeliveryTracker(context, TrackerConfig(**(LOOSE | settings)), now_ms=clock)
+
+
+def run(test: Test, *, cursor: FakeCursor | None = None, **settings: Any) -> None:
+    """Run a test of a tracker whose clock stands still."""
 
     async def main() -> None:
         clock = FakeClock(10_240)
-        context = TrackerContext(topic_name="t", cursor_name="c", cursor=FakeCursor(), on_available=lambda: None)
-        tracker = InMemoryDelayedDeliveryTracker(context, TrackerConfig(**(LOOSE | settings)), now_ms=clock)
+        tracker = new_tracker(clock, cursor, **settings)
         test(tracker, clock)
         await tracker.close()
 
@@ -103,17 +108,18 @@ def test_a_position_in_two_windows_is_handed_out_once() -> None:
 
 def test_positions_of_trimmed_ledgers_do_not_come() -> None:
     """The cursor is past them; they do not count either."""
+    cursor = FakeCursor()
 
     def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
         tracker.add_messages([1, 2], [1, 1], [30_000] * 2)
-        tracker._context.cursor.mark_delete_position = Position(1, 0)  # type: ignore[misc]  # The fake's can be set.
+        cursor.mark_delete_position = Position(1, 0)
         assert tracker.number_of_delayed_messages() == 2
-        tracker._context.cursor.mark_delete_position = Position(2, 0)  # type: ignore[misc]
+        cursor.mark_delete_position = Position(2, 0)
         assert tracker.number_of_delayed_messages() == 1
         clock.now_ms = 40_000
         assert tracker.get_scheduled_messages(5).to_rows() == [(29_696, 2, 1)]
 
-    run(test)
+    run(test, cursor=cursor)
 
 
 def test_a_fixed_delay_pauses_reading_at_the_lookahead() -> None:
@@ -127,7 +133,10 @@ def test_a_fixed_delay_pauses_reading_at_the_lookahead() -> None:
         clock.now_ms = 31_000
         assert not tracker.should_pause_all_deliveries()
         tracker.get_scheduled_messages(5)
-        assert tracker._have_fixed_delays
+        # The delays still look fixed: it pauses again at as many.
+        for entry_id in range(3, 6):
+            tracker.add_message(1, entry_id, 40_000 + entry_id)
+        assert tracker.should_pause_all_deliveries()
 
     run(test, fixed_delay_detection_lookahead=3)
 
@@ -168,8 +177,12 @@ def test_many_at_once_are_as_many_one_by_one(
     # A position that is both due and not in one call is forgotten first, then tracked.
     rows = list({(ledger, entry): (ledger, entry, time) for ledger, entry, time in rows}.values())
 
+    settings = {
+        "tick_time_ms": tick_time_ms, "is_deliver_at_time_strict": is_strict, "fixed_delay_detection_lookahead": 1
+    }  # fmt: skip
+
     def test(tracker: InMemoryDelayedDeliveryTracker, clock: FakeClock) -> None:
-        other = InMemoryDelayedDeliveryTracker(tracker._context, tracker._config, now_ms=clock)
+        other = new_tracker(clock, **settings)
         one_by_one = [other.add_message(*row) for row in rows]
         ledgers, entries, times = zip(*rows, strict=True)
         assert tracker.add_messages(ledgers, entries, times).tolist() == one_by_one
@@ -179,7 +192,7 @@ def test_many_at_once_are_as_many_one_by_one(
             assert tracker.next_delivery_time() == other.next_delivery_time()
             assert tracker.get_scheduled_messages(7).to_rows() == other.get_scheduled_messages(7).to_rows()
 
-    run(test, tick_time_ms=tick_time_ms, is_deliver_at_time_strict=is_strict, fixed_delay_detection_lookahead=1)
+    run(test, **settings)
 
 
 @pytest.mark.parametrize(("is_strict", "earliest_ms"), [(True, 20_480), (False, 20_479 - 8)])

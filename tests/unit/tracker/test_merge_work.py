@@ -126,7 +126,7 @@ def test_a_merge_stores_what_sealing_all_rows_at_once_would() -> None:
         step_ms=CONFIG.segment_step_ms_max,
         rows_max=CONFIG.segment_row_count_max,
     )
-    stored = storage._snapshots[event.bucket_id]
+    stored = storage.snapshots[event.bucket_id]
     assert stored.metadata == whole.metadata
     assert list(stored.segments) == whole.segments
     assert event.size_bytes == whole.length_bytes == stored.info.length_bytes
@@ -174,13 +174,13 @@ def test_a_merge_of_rows_that_are_not_the_named_positions_fails(stored: list[int
     async def main() -> None:
         merge = await merge_of(storage, named, rows_of(2, 10))
         bad_id = merge.sources[0].bucket_id
-        snapshot = storage._snapshots[bad_id]
+        snapshot = storage.snapshots[bad_id]
         segments = (encode_segment(DelayedIndexes.of([10] * len(stored), [1] * len(stored), stored)),)
-        storage._snapshots[bad_id] = replace(snapshot, segments=segments)
+        storage.snapshots[bad_id] = replace(snapshot, segments=segments)
         with pytest.raises(SnapshotCorruptedError, match="entry 0") as raised:
             await work_on(storage).run(merge)
         assert raised.value.bucket_id == bad_id
-        assert len(storage._snapshots) == 2
+        assert len(storage.snapshots) == 2
 
     asyncio.run(main())
 

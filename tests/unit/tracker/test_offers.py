@@ -1,6 +1,7 @@
 """What is offered to either tracker: what it refuses, and that it means the same to both."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -207,15 +208,21 @@ def test_the_in_memory_tracker_frees_what_the_cursor_has_passed() -> None:
         context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
         config = TrackerConfig(tick_time_ms=1, is_deliver_at_time_strict=True)
         tracker = InMemoryDelayedDeliveryTracker(context, config, now_ms=FakeClock(NOW_MS))
+        tracemalloc.start()
         for ledger_id in range(10):
-            tracker.add_messages([ledger_id] * 5, range(5), range(LATER_MS + ledger_id, LATER_MS + ledger_id + 5))
+            times = range(LATER_MS + 1_000 * ledger_id, LATER_MS + 1_000 * (ledger_id + 1))
+            tracker.add_messages([ledger_id] * 1_000, range(1_000), times)
+        full_bytes = tracemalloc.get_traced_memory()[0]
         cursor.mark_delete_position = Position(9, -1)
-        assert tracker.number_of_delayed_messages() == 5
-        assert [list(window) for window in tracker._windows.values()] == [[9]] * 5
-        assert tracker.next_delivery_time() == LATER_MS + 9
+        last_bytes = tracemalloc.get_traced_memory()[0]
+        assert tracker.number_of_delayed_messages() == 1_000
+        assert tracker.next_delivery_time() == LATER_MS + 9_000
         cursor.mark_delete_position = Position(10, -1)
-        assert not tracker._windows
+        empty_bytes = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
         assert tracker.next_delivery_time() is None
+        assert last_bytes < full_bytes / 5
+        assert empty_bytes < full_bytes / 20
         await tracker.close()
 
     asyncio.run(main())

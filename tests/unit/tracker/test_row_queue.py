@@ -12,11 +12,11 @@ from tracker.columns.row_queue import (
     RowKey,
     RowQueue,
     SortedRun,
-    _time_of_rows,
     last_key_at,
     order_of_rows,
     pop_sorted,
     sorted_rows,
+    time_of_rows,
 )
 
 Row = tuple[int, int, int]
@@ -102,10 +102,9 @@ def test_the_number_of_runs_stays_small() -> None:
     rng = np.random.default_rng(1)
     for number in range(1_000):
         push(queue, (int(rng.integers(0, 10**6)), 1, number))
-        assert len(queue._chunks) < SMALL.chunks_max
-    queue.rows_of()
+        queue.check()
 
-    assert len(queue._runs) <= 2 * 1_000 // SMALL.run_rows_max + 5
+    assert len(queue.rows_of()) <= 2 * 1_000 // SMALL.run_rows_max + 5
 
 
 def test_frozen_rows_are_the_rows_that_are_left() -> None:
@@ -128,9 +127,10 @@ def test_loaded_rows_are_not_sorted_again() -> None:
     for rows in (many, few):
         queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
 
-    assert [len(run) for run in queue._runs] == [9]
-    assert np.shares_memory(queue._runs[0].deliver_at_ms, many.deliver_at_ms)
     assert len(queue) == 10
+    runs = queue.rows_of()
+    assert [len(run) for run in runs] == [9, 1]
+    assert np.shares_memory(runs[0].deliver_at_ms, many.deliver_at_ms)
 
 
 @pytest.mark.parametrize("run_count", [1, 7, 300])
@@ -142,6 +142,6 @@ def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
         times = np.sort(rng.integers(0, 10**6, 5_000)) + int(rng.integers(0, 10**5))
         runs.append(SortedRun(times, np.full(5_000, number), np.arange(5_000)))
 
-    through_ms = _time_of_rows(runs, 1_024)
+    through_ms = time_of_rows(runs, 1_024)
 
     assert 1_024 <= sum(run.end_through(last_key_at(through_ms)) for run in runs) <= 4 * 1_024

@@ -59,7 +59,7 @@ def test_after_single_adds_every_answer_is_that_after_a_batch(question: str, cap
         assert batched.add_messages([ledger_id], [entry_id], [time_ms], now_ms=NOW_MS).all()
 
     assert QUESTIONS[question](singly) == QUESTIONS[question](batched)
-    singly._check()
+    singly.check()
 
 
 def test_single_adds_that_wait_are_bounded_and_that_is_no_limit_for_what_is_tracked() -> None:
@@ -102,4 +102,4 @@ def test_the_count_after_each_single_add_is_that_after_a_batch_of_one() -> None:
         assert singly.message_count == batched.message_count
         if number % 7 == 0:
             assert singly.next_deliver_at_ms() == batched.next_deliver_at_ms()
-    singly._check()
+    singly.check()
