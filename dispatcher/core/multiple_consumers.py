@@ -23,10 +23,10 @@ class MultipleConsumersCore(Intake):
     """Base of the cores that serve many consumers at once."""
 
     __slots__ = (
-        "_expired",
-        "_to_serve",
+        "expired",
         "expired_entries_max",
         "is_blocked",
+        "to_serve",
         "unacked",
     )
 
