@@ -73,7 +73,7 @@ class OperationStats:
         self.latency_sum_ms += other.latency_sum_ms
 
 
-class Operations(dict[BucketOperation, OperationStats]):
+class OperationCounters(dict[BucketOperation, OperationStats]):
     """The counters of those kinds of operations that were looked at: most trackers never have any."""
 
     __slots__ = ()
@@ -96,7 +96,7 @@ class TrackerCounters:
     """Snapshots that were missing or unreadable; their messages were read from the log again."""
     buckets_recovered: int = 0
     """Snapshots that recovery found and used."""
-    operations: Operations = field(default_factory=Operations)
+    operations: OperationCounters = field(default_factory=OperationCounters)
 
     def add(self, other: "TrackerCounters") -> None:
         """Count in what another has counted."""

@@ -336,7 +336,7 @@ class KeySharedCore(MultipleConsumersCore):
         self.unblocked, self._unblock_at_ms = [], None
 
     def check(self) -> None:
-        """Assert every invariant, O(n)."""
+        """See base."""
         super().check()
         self.fence.check(self.consumers, self.selector.owners)
         for slot, heap in self.waiting.heaps.items():

@@ -337,7 +337,8 @@ class MultipleConsumersCore(Intake):
             consumer.is_blocked = False
 
     def check(self) -> None:
-        """Assert every invariant, O(n)."""
+        """See base."""
+        super().check()
         assert self.unacked == sum(consumer.unacked for consumer in self.consumers.values())
         holders: dict[Key, int] = {}
         for consumer in self.consumers.values():

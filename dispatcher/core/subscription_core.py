@@ -62,6 +62,10 @@ class SubscriptionCore(ABC):
         """Note what time it is."""
         self.now_ms = now_ms
 
+    def check(self) -> None:
+        """Assert every invariant, O(n); for tests."""
+        assert self.now_ms >= 0
+
     # Reading.
 
     def has_taken(self, ledger_ids: Int64s, entry_ids: Int64s) -> NDArray[np.bool_]:

@@ -304,6 +304,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         """Return the figures of each immutable bucket, in the order of their ledgers."""
         return self._core.buckets()
 
+    def check(self) -> None:
+        """Assert every invariant of the core, O(n)."""
+        self._core.check()
+
     async def clear(self) -> None:
         """See base; the properties name each snapshot until it is deleted, so a crash leaves none behind."""
         self._check_open("clear")

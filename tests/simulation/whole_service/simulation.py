@@ -20,6 +20,7 @@ from urllib.parse import quote
 from broker.errors import BrokerError
 from broker.topics.subscription import Subscription
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
+from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError
 from managed_ledger.cursor import Cursor
@@ -34,6 +35,8 @@ from tests.simulation.whole_service.life import Clock, Killed, Life
 from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times
 from tests.simulation.whole_service.rest import come_to_rest, play_outage_round
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
+from tracker.bucket_tracker import BucketDelayedDeliveryTracker
+from tracker.shared.shared_view import SharedIndexView
 
 ADMINISTRATION_S: Final = 2.0
 """How long a request of an administrator or a client may take, whatever the snapshot storage does."""
@@ -372,7 +375,7 @@ class Simulation:
     def _check_counts(self, sub: SubscriptionModel, dispatcher: Dispatcher) -> None:
         """Compare the stats of the consumers with what they asked for, got and acknowledged."""
         # What has expired is forgotten in portions.
-        is_expiring = bool(getattr(dispatcher.core, "_expired", ()))
+        is_expiring = isinstance(dispatcher.core, MultipleConsumersCore) and bool(dispatcher.core.expired)
         for consumer in sub.consumers:
             stats = dispatcher.consumer_stats(consumer)
             if stats is None:
@@ -500,10 +503,9 @@ class Simulation:
 
 
 def _check_cores(dispatcher: Dispatcher) -> None:
-    for part in (dispatcher.core, dispatcher.tracker, getattr(dispatcher.tracker, "_core", None)):
-        check = getattr(part, "_check", None)
-        if check is not None:
-            check()
+    dispatcher.core.check()
+    if isinstance(dispatcher.tracker, BucketDelayedDeliveryTracker | SharedIndexView):
+        dispatcher.tracker.check()
 
 
 __all__ = ["ADMINISTRATION_S", "FailedError", "Result", "Simulation", "has_delays", "subscription_type"]
