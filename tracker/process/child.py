@@ -32,6 +32,11 @@ A process that is killed leaves snapshots that are whole, and at worst one that 
 """
 
 
+START_WAIT_S: Final = 60.0
+"""How long a process may take to come up and to open its storage: a large log is replayed in seconds, and a server that
+does not answer has failed by the time limits of its client before."""
+
+
 class Recipe(NamedTuple):
     """The settings of a process."""
 
@@ -41,6 +46,8 @@ class Recipe(NamedTuple):
     """The folder in which relative paths begin."""
     lock_wait_s: float
     """How long opening waits for a lock."""
+    start_wait_s: float
+    """How long starting and opening may take altogether."""
     on_unclaimed: Callable[[Any], None]
     """Called on the event loop with the result of a call whose caller does not wait any more."""
 
@@ -214,7 +221,7 @@ async def started(recipe: Recipe) -> tuple[Child, int]:
         The process, and how many heads its storage likes to be asked for at once.
 
     Raises:
-        StorageUnavailableError: The process cannot be started.
+        StorageUnavailableError: The process cannot be started, or its storage is not open in time.
         SnapshotStorageError: As `start` of the storage.
     """
     try:
@@ -222,18 +229,30 @@ async def started(recipe: Recipe) -> tuple[Child, int]:
     except OSError as error:
         raise StorageUnavailableError(f"cannot start the process for snapshots: {error}") from error
     try:
-        deadline_s = time.monotonic() + recipe.lock_wait_s
-        while True:
-            try:
-                log_level = logging.getLogger().getEffectiveLevel()
-                return child, await child.call("start", recipe.make_storage, log_level)
-            except StorageLockedError:
-                if time.monotonic() > deadline_s:
-                    raise
-                await asyncio.sleep(0.05)
+        async with asyncio.timeout(recipe.start_wait_s):
+            return child, await _open_storage(child, recipe)
+    except TimeoutError as error:
+        await child.kill()
+        raise StorageUnavailableError(
+            f"the process for snapshots did not open its storage within {recipe.start_wait_s:g} s"
+        ) from error
     except BaseException:
         await child.kill()
         raise
+
+
+async def _open_storage(child: Child, recipe: Recipe) -> int:
+    deadline_s = time.monotonic() + recipe.lock_wait_s
+    log_level = logging.getLogger().getEffectiveLevel()
+    while True:
+        try:
+            heads_at_once_max: int = await child.call("start", recipe.make_storage, log_level)
+        except StorageLockedError:
+            if time.monotonic() > deadline_s:
+                raise
+            await asyncio.sleep(0.05)
+        else:
+            return heads_at_once_max
 
 
 def in_words(method: str) -> str:

@@ -24,7 +24,7 @@ from snapshot_storage.backoff import Backoff
 from snapshot_storage.errors import SnapshotStorageError, StorageClosedError, StorageUnavailableError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.core.actions import Event, MergeBuckets, PersistBucket, SnapshotCreated
-from tracker.process.child import Child, Recipe, in_words, started
+from tracker.process.child import START_WAIT_S, Child, Recipe, in_words, started
 from tracker.shell.heap import Heap, trim_of_c_library
 from tracker.shell.snapshot_work import (
     SmallAction,
@@ -71,6 +71,7 @@ class SnapshotProcess(StorageWorker):
         make_storage: Makes the storage, there: a class, a function of a module that can be imported, or a `partial`
             of these. Relative paths begin where the program was when this was constructed.
         lock_wait_s: How long opening waits for a lock.
+        start_wait_s: How long starting the process and opening the storage may take altogether.
         pause_s_max: The longest pause before it is started again.
 
     Raises:
@@ -78,7 +79,12 @@ class SnapshotProcess(StorageWorker):
     """
 
     def __init__(
-        self, make_storage: MakeStorage, *, lock_wait_s: float = LOCK_WAIT_S, pause_s_max: float = PAUSE_S_MAX
+        self,
+        make_storage: MakeStorage,
+        *,
+        lock_wait_s: float = LOCK_WAIT_S,
+        start_wait_s: float = START_WAIT_S,
+        pause_s_max: float = PAUSE_S_MAX,
     ) -> None:
         try:
             pickled = pickle.dumps(make_storage)
@@ -89,7 +95,7 @@ class SnapshotProcess(StorageWorker):
                 "what makes the storage must be importable by another process, and the program's main module is not: "
                 "put it into a module of its own"
             )
-        self._recipe = Recipe(pickled, str(Path.cwd()), lock_wait_s, self._note_unclaimed)
+        self._recipe = Recipe(pickled, str(Path.cwd()), lock_wait_s, start_wait_s, self._note_unclaimed)
         self._pauses = Backoff(
             initial_ms=round(1_000 * min(PAUSE_S_MIN, pause_s_max)), max_ms=round(1_000 * pause_s_max)
         )

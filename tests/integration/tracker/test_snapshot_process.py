@@ -194,6 +194,29 @@ def no_storage() -> MemoryBucketSnapshotStorage:
     raise ValueError("there is none today")
 
 
+class HangingStorage(MemoryBucketSnapshotStorage):
+    """Does not open, as on a disk that does not answer."""
+
+    async def start(self) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_storage_that_does_not_open_is_given_up_with_its_process() -> None:
+    """Its starts, the first and a later one, end after a named time, and no process is left."""
+    storage = SnapshotProcess(HangingStorage, start_wait_s=2, pause_s_max=0)
+
+    async def scenario() -> None:
+        for _ in range(2):
+            with pytest.raises(StorageUnavailableError, match="did not open its storage within 2 s"):
+                await storage.start()
+            assert storage.process_id is None
+        await storage.close()
+
+    asyncio.run(scenario())
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert not [one for one in children if b"tracker.process" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+
 def test_a_storage_that_cannot_be_made_is_a_clear_error() -> None:
     with pytest.raises(TypeError, match="must be importable by another process"):
         SnapshotProcess(lambda: MemoryBucketSnapshotStorage())

@@ -14,6 +14,7 @@ from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, LedgerRange
 from snapshot_storage.encoding.codec import encode_metadata, encode_segment, segment_metadata
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.lines import lines_run
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -846,6 +847,25 @@ def test_the_messages_of_a_ledger_that_the_cursor_passes_count_no_more_in_a_cold
     driver.answer_all()
 
     assert driver.core.message_count == 90
+
+
+def test_passing_a_ledger_costs_the_same_however_many_buckets_there_are(runner: asyncio.Runner) -> None:
+    """Counted in lines that are run: only the buckets that are passed, or begin before, are looked at."""
+
+    def lines_of_a_step(bucket_count: int) -> int:
+        driver = Driver(runner, index_count_per_bucket_min=2)
+        for ledger_id in range(1, bucket_count + 1):
+            driver.add((50_000_000, ledger_id, 0), (50_000_001, ledger_id, 1))
+        driver.answer_all()
+        assert driver.core.bucket_total == bucket_count
+        driver.core.trim(3)
+        driver.answer_all()
+        return lines_run(lambda: driver.core.trim(4))
+
+    few, many = lines_of_a_step(20), lines_of_a_step(400)
+
+    # Bisections take a line more each time that there are twice as many.
+    assert many <= few + 20
 
 
 def test_rows_that_have_no_bit_are_stale(runner: asyncio.Runner) -> None:

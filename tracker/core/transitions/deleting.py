@@ -61,10 +61,12 @@ def trim(state: TrackerState, first_ledger_id: int) -> None:
         # Another message may be the first now.
         note_rows_gone(state)
     positions.first_ledger_id = first_ledger_id
-    for bucket in list(state.buckets.values()):
+    # The target of a merge is removed with one of its sources; all others that count have a range.
+    for serial in list(state.ranges.overlapping(LedgerRange(0, first_ledger_id - 1))):
+        bucket = state.buckets[serial]
         if bucket.ledgers.last_ledger_id < first_ledger_id:
             remove(state, bucket)
-        elif bucket.ledgers.first_ledger_id < first_ledger_id and bucket.is_served:
+        else:
             if bucket.cached is not None:
                 bucket.cached.drop_below(first_ledger_id)
                 bucket.unloaded_count = min(bucket.unloaded_count, bucket.cached.count)
