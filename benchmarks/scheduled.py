@@ -1,17 +1,19 @@
 """What it takes to see and change scheduled messages over HTTP, beside a Redis sorted set with payload hashes.
 
-    python -m benchmarks scheduled [--messages 1000000] [--bulk 500000] [--no-redis]
+    python -m benchmarks scheduled [--messages 1000000] [--bulk 500000] [--only postdate | redis]
 
 A log is filled first, then a service is started on it, with a Key_Shared consumer. Each question is asked first on a
-cold service and then again. The last column is from the service's own histogram of the turns of its event loop: all of
-them were shorter. Redis has the same messages: a sorted set of ids by time, a hash for each message, a set of ids for
-each key. Without `redis-server` (Debian's package) that part is left out.
+cold service and then again. The third column is from the service's own histogram of the turns of its event loop: all of
+them were shorter. The last one is the resident memory of the service afterwards. At the end as many messages as are
+changed at once, at most `--messages`, are published by a client to another topic, and its first page is asked for.
+
+Redis has the same messages: a sorted set of ids by time, a hash for each message, a set of ids for each key. Without
+`redis-server` (Debian's package) that part is left out.
 """
 
 import argparse
 import asyncio
 import json
-import shutil
 import statistics
 import tempfile
 import time
@@ -36,6 +38,7 @@ SUBSCRIPTION: Final = "sub"
 PAYLOAD: Final = b"x" * 200
 HORIZON_MS: Final = 7 * 24 * 3_600_000
 REPEATS: Final = 7
+PUBLISHED_MAX: Final = 1_000_000
 _COMMIT_ENTRIES: Final = 500
 
 
@@ -107,11 +110,18 @@ def longest_turn_ms(before: dict[float, int], after: dict[float, int]) -> float:
     return next(end for end, count in counts if count == total) * 1e3
 
 
+def resident_mib(service: PostdateProcess, field: str = "VmRSS") -> float:
+    """Return the resident memory of the service's process."""
+    lines = Path(f"/proc/{service.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+
+
 class Report:
     """Lines of a table, printed as they come."""
 
     def __init__(self, service: PostdateProcess) -> None:
         self._service = service
+        print(f"{'':<44}{'first ms':>10}{'median ms':>10}{'turn below':>12}{'MiB':>7}")
 
     def line(self, name: str, ask: Callable[[], float], repeats: int) -> None:
         """Ask several times, and print the first, the median and the longest turn of the event loop meanwhile."""
@@ -119,7 +129,19 @@ class Report:
         taken = [ask() for _ in range(repeats)]
         longest_ms = longest_turn_ms(before, turns(self._service))
         median = statistics.median(taken[1:] or taken)
-        print(f"{name:<44}{taken[0] * 1e3:>10.1f}{median * 1e3:>10.1f}{longest_ms:>12g}", flush=True)
+        times = f"{taken[0] * 1e3:>10.1f}{median * 1e3:>10.1f}{longest_ms:>12g}"
+        print(f"{name:<44}{times}{resident_mib(self._service):>7.0f}", flush=True)
+
+
+def _publish(client: pulsar.Client, messages: int, first_ms: int) -> None:
+    """Publish delayed messages to another topic, as fast as the client does."""
+    client.subscribe(f"{TOPIC}-fresh", SUBSCRIPTION, consumer_type=pulsar.ConsumerType.KeyShared)
+    producer = client.create_producer(f"{TOPIC}-fresh", batching_enabled=False, block_if_queue_full=True)
+    for number in range(messages):
+        due_ms = due_ms_of(number, messages, first_ms)
+        producer.send_async(PAYLOAD, None, partition_key=key_of(number, messages), deliver_at=due_ms)
+    producer.flush()
+    producer.close()
 
 
 def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> None:
@@ -134,8 +156,8 @@ def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> No
             lambda: service.read_json(stats)["subscriptions"][SUBSCRIPTION]["msgDelayed"] == messages, timeout_s=300
         )
         asker = Asker(service.web_port)
+        print(f"resident before the first question: {resident_mib(service):.0f} MiB")
         report = Report(service)
-        print(f"{'':<44}{'first ms':>10}{'median ms':>10}{'turn below':>12}")
 
         def get(path: str) -> Callable[[], float]:
             return lambda: asker.ask("GET", PATH + path)[0]
@@ -158,16 +180,26 @@ def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> No
             lambda: post("/scheduled/reschedule", {"messageIds": [next(to_move)], "shiftMs": 1000})(),
             REPEATS,
         )
-        until = first_ms + HORIZON_MS * bulk // messages
+        moved_until = first_ms + HORIZON_MS * bulk // messages
+        # Half of the messages have the property, so the range has twice as many as are cancelled, where there are.
+        rest = {"from": moved_until, "until": moved_until + HORIZON_MS * 2 * bulk // messages}
+        cancelled_range = rest if messages > 3 * bulk else {}
         report.line(
             f"reschedule some {bulk} by range",
-            post("/scheduled/reschedule", {"from": first_ms, "until": until, "shiftMs": HORIZON_MS}),
+            post("/scheduled/reschedule", {"from": first_ms, "until": moved_until, "shiftMs": HORIZON_MS}),
             1,
         )
         report.line(
-            f"cancel {messages // 2} by property", post("/scheduled/cancel", {"property": "campaign=spring"}), 1
+            f"cancel some {bulk} by property",
+            post("/scheduled/cancel", {"property": "campaign=spring", **cancelled_range}),
+            1,
         )
-        report.line("cancel the rest", post("/scheduled/cancel", {"all": True}), 1)
+        report.line(f"cancel some {bulk} by range", post("/scheduled/cancel", cancelled_range or {"all": True}), 1)
+        report.line("first page of 100 again", get("/scheduled?limit=100"), REPEATS)
+        _publish(client, min(messages, PUBLISHED_MAX), first_ms)
+        fresh = f"{PATH}-fresh/scheduled"
+        report.line("first page after the adds of a client", lambda: asker.ask("GET", f"{fresh}?limit=100")[0], REPEATS)
+        print(f"most resident memory: {resident_mib(service, 'VmHWM'):.0f} MiB")
         consumer.close()
     finally:
         client.close()
@@ -179,24 +211,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--bulk", type=int, default=500_000)
-    parser.add_argument("--no-redis", action="store_true")
+    parser.add_argument("--only", choices=("postdate", "redis"), help="leave the other one out")
     arguments = parser.parse_args()
     first_ms = time.time_ns() // 1_000_000 + 6 * 3_600_000
-    folder = Path(tempfile.mkdtemp(prefix="postdate-scheduled-"))
-    try:
-        log = folder / "data" / "ledgers"
-        log.mkdir(parents=True)
-        begin = time.perf_counter()
-        asyncio.run(fill(log, arguments.messages, first_ms))
-        print(
-            f"{arguments.messages:,} delayed messages of {len(PAYLOAD)} bytes, written in "
-            f"{time.perf_counter() - begin:.0f} s\n\nPostdate"
-        )
-        measure_service(folder, arguments.messages, min(arguments.bulk, arguments.messages), first_ms)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if not arguments.no_redis:
-        measure_redis(arguments.messages, min(arguments.bulk, arguments.messages), first_ms)
+    bulk = min(arguments.bulk, arguments.messages)
+    if arguments.only != "redis":
+        with tempfile.TemporaryDirectory(prefix="postdate-scheduled-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            log = folder / "data" / "ledgers"
+            log.mkdir(parents=True)
+            begin = time.perf_counter()
+            asyncio.run(fill(log, arguments.messages, first_ms))
+            taken_s = time.perf_counter() - begin
+            print(f"{arguments.messages:,} delayed messages of {len(PAYLOAD)} bytes, written in {taken_s:.0f} s")
+            print("\nPostdate", flush=True)
+            measure_service(folder, arguments.messages, bulk, first_ms)
+    if arguments.only != "postdate":
+        measure_redis(arguments.messages, bulk, first_ms)
 
 
 if __name__ == "__main__":

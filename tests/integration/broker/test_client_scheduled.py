@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.helpers.services.programs.clients import (
     texts,
 )
 from tests.helpers.services.services import GUARDED_SETTINGS, TEST_SETTINGS
+from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, VersityServer
 from tests.helpers.tokens import token
 
 HOUR_MS = 3_600_000
@@ -91,13 +93,36 @@ class Api:
         return int(stats["subscriptions"][subscription]["msgDelayed"])
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@contextmanager
+def settings_of(kind: str, folder: Path) -> Iterator[dict[str, str]]:
+    """The settings of a kind of index, with the server that it needs."""
+    if kind != "s3":
+        yield KINDS[kind]
+        return
+    server = VersityServer(folder / "s3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+        yield SMALL_LEDGERS | {
+            "bucketSnapshotStorage": "s3",
+            "bucketSnapshotS3Endpoint": server.endpoint,
+            "bucketSnapshotS3PathStyle": "true",
+            "bucketSnapshotS3Region": "us-east-1",
+            "bucketSnapshotS3Bucket": BUCKET,
+            "bucketSnapshotS3Prefix": "scheduled",
+        }
+    server.stop()
+
+
+@pytest.fixture(scope="module", params=[*KINDS, pytest.param("s3", marks=pytest.mark.s3_server)])
 def own_service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostdateProcess]:
     """A service of each kind of index."""
-    running = PostdateProcess(tmp_path_factory.mktemp(request.param), TEST_SETTINGS | KINDS[request.param])
-    running.start()
-    yield running
-    running.stop()
+    folder = tmp_path_factory.mktemp(request.param)
+    with settings_of(request.param, folder) as settings:
+        running = PostdateProcess(folder, TEST_SETTINGS | settings)
+        running.start()
+        yield running
+        running.stop()
 
 
 @pytest.fixture
@@ -411,6 +436,32 @@ def test_reading_needs_a_grant_and_changing_a_super_user(tmp_path: Path, topic: 
         client.close()
     finally:
         service.stop()
+
+
+def test_messages_are_changed_at_once_after_a_kill(
+    own_service: PostdateProcess, own_clients: Clients, topic: str
+) -> None:
+    """While the index recovers from its snapshots, or from the log: nothing waits for it, and nothing is lost."""
+    client = own_clients.new()
+    subscribe(client, topic, ConsumerType.KeyShared).close()
+    payloads = schedule(client, topic, 200)
+    api = Api(own_service, topic)
+    listed = api.listed()
+    own_service.kill()
+    own_service.start()
+
+    cancelled = api.done("/scheduled/cancel", {"key": "k0"})
+    consumer = subscribe(client, topic, ConsumerType.KeyShared)
+    by_id = api.done("/scheduled/cancel", {"messageIds": [listed[1]["messageId"]]})
+    moved = api.done("/scheduled/reschedule", {"key": "k1", "shiftMs": HOUR_MS})
+    count = api.delayed()
+    left = api.done("/scheduled/deliver-now", {"all": True})
+    came = Counter(texts(drain(consumer, quiet_ms=1500)))
+
+    assert (cancelled["cancelled"], by_id["cancelled"], moved["rescheduled"]) == (40, 1, 39)
+    assert (count, left["delivered"]) == (159, 159)
+    assert came == Counter(payload for payload in payloads if int(payload[1:]) % 5 and payload != "m1")
+    assert api.delayed() == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
