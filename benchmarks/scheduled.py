@@ -151,9 +151,9 @@ def measure_service(folder: Path, messages: int, bulk: int, first_ms: int) -> No
     client = pulsar.Client(service.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     try:
         consumer = client.subscribe(TOPIC, SUBSCRIPTION, consumer_type=pulsar.ConsumerType.KeyShared)
-        stats = "/admin/v2/persistent/public/default/orders/stats"
+        index = "/admin/v2/persistent/public/default/orders/delayedIndex"
         wait_until(
-            lambda: service.read_json(stats)["subscriptions"][SUBSCRIPTION]["msgDelayed"] == messages, timeout_s=300
+            lambda: [one["messages"] for one in service.read_json(index)["indexes"]] == [messages], timeout_s=300
         )
         asker = Asker(service.web_port)
         print(f"resident before the first question: {resident_mib(service):.0f} MiB")

@@ -17,6 +17,8 @@ from aiohttp import web
 
 from broker.admin.topic_stats import key_status, topic_delayed_index, topic_internal_stats, topic_stats
 from broker.errors import BrokerError
+from broker.scheduled.catalog import ScheduleCatalog
+from broker.scheduled.listing import delayed_counts
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 
@@ -33,6 +35,13 @@ READ_PATHS = frozenset({_STATS, _INTERNAL_STATS, _DELAYED_INDEX, _KEY_STATUS})
 class StatsSource(Protocol):
     """The part of the service that these endpoints call."""
 
+    @property
+    def catalog(self) -> ScheduleCatalog:
+        """The scheduled messages of all topics, as columns."""
+
+    def now_ms(self) -> int:
+        """The clock."""
+
     def has_topic(self, name: TopicName) -> bool:
         """Whether a topic exists, open or not."""
 
@@ -45,7 +54,9 @@ def stats_routes(service: StatsSource) -> list[web.RouteDef]:
 
     async def get_stats(request: web.Request) -> web.Response:
         topic = await _topic(request, service)
-        return _not_found(request) if topic is None else web.json_response(topic_stats(topic))
+        if topic is None:
+            return _not_found(request)
+        return web.json_response(topic_stats(topic, await delayed_counts(topic, service.catalog, service.now_ms)))
 
     async def get_internal_stats(request: web.Request) -> web.Response:
         topic = await _topic(request, service)

@@ -6,7 +6,7 @@ throttling, compaction, chunk rates, and Pulsar's estimates (`backlogSize`, ages
 `stats_routes.py` sends them over HTTP.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -32,9 +32,16 @@ HELD_SHOWN_MAX: Final = 1_000
 """The most unacknowledged entries of a key that are named."""
 
 
-def topic_stats(topic: Topic) -> Json:
-    """Return the answer of `GET .../stats`."""
-    subscriptions = {name: subscription_stats(topic, one) for name, one in topic.subscriptions.items()}
+def topic_stats(topic: Topic, delayed: Mapping[str, int]) -> Json:
+    """Return the answer of `GET .../stats`.
+
+    Args:
+        topic: The topic.
+        delayed: Delayed messages by subscription; of others, the delayed index is asked.
+    """
+    subscriptions = {
+        name: subscription_stats(topic, one, delayed.get(name)) for name, one in topic.subscriptions.items()
+    }
     publishers = [
         {"producerId": producer.producer_id, "producerName": producer.name, "address": f"/{producer.link.peer}"}
         for producer in topic.producers.values()
@@ -58,8 +65,8 @@ def topic_stats(topic: Topic) -> Json:
     }
 
 
-def subscription_stats(topic: Topic, subscription: Subscription) -> Json:
-    """Return one value of `subscriptions`."""
+def subscription_stats(topic: Topic, subscription: Subscription, delayed: int | None = None) -> Json:
+    """Return one value of `subscriptions`; without `delayed` the delayed index is asked for that number."""
     totals = subscription.metrics()
     cursor = subscription.cursor
     shown: Json = _rates([consumer.meter.rates for consumer in subscription.consumers]) | {
@@ -79,9 +86,12 @@ def subscription_stats(topic: Topic, subscription: Subscription) -> Json:
         "lastExpireTimestamp": subscription.expiry.last_ms,
     }
     dispatcher, stats = subscription.dispatcher, subscription.stats()
+    if delayed is None:
+        delayed = 0 if stats is None else stats.msg_delayed
+    shown |= {"msgBacklogNoDelayed": max(0, cursor.backlog - delayed), "msgDelayed": delayed}
     if dispatcher is None or stats is None:
-        return shown | {"msgBacklogNoDelayed": cursor.backlog, "msgDelayed": 0, "consumers": []}
-    shown |= _of_dispatcher(stats) | {"msgBacklogNoDelayed": max(0, cursor.backlog - stats.msg_delayed)}
+        return shown | {"consumers": []}
+    shown |= _of_dispatcher(stats)
     handles = [consumer for consumer in dispatcher.consumers if isinstance(consumer, Consumer)]
     shown["consumers"] = [
         _consumer(one, handle, dispatcher) for one, handle in zip(stats.consumers, handles, strict=True)
@@ -107,7 +117,6 @@ def _of_dispatcher(stats: SubscriptionStats) -> Json:
     shown: Json = {
         "type": stats.type,
         "blockedSubscriptionOnUnackedMsgs": stats.blocked_subscription_on_unacked_msgs,
-        "msgDelayed": stats.msg_delayed,
         "msgInReplay": stats.msg_in_replay,
         "unackedMessages": stats.unacked_messages,
         "lastConsumedFlowTimestamp": max((one.last_consumed_flow_timestamp for one in stats.consumers), default=0),
