@@ -331,30 +331,62 @@ def _progress(api: ScheduleApi, verb: str, matched: int) -> Iterator[str | None]
             follower.join()
 
 
-@click.command(
-    epilog=help_end("postdate pause reminders", "postdate pause reminders --subscription me"),
+_holding = _options(
+    click.argument("topic"),
+    _subscription,
+    click.option("--dry-run", "is_dry_run", is_flag=True, help="Only say how many are meant."),
+    click.option("--yes", "is_sure", is_flag=True, help="Do not ask where more than one message is meant."),
+    json_option("the subscriptions and whether they are paused"),
 )
-@click.argument("topic")
-@_subscription
-@json_option("the subscriptions and whether they are paused")
+
+
+@click.command(
+    epilog=help_end("postdate pause reminders", "postdate pause reminders --subscription me --yes"),
+)
+@_holding
 @on_service
-def pause(api: ScheduleApi, topic: str, subscription: str | None, is_json: bool) -> None:
+def pause(api: ScheduleApi, **asked: Any) -> None:
     """Hold what is due of TOPIC, also across restarts, until it is resumed. What consumers have stays theirs."""
-    _show_pauses(api.post(f"{topic_path(topic)}/pause", {"subscription": subscription}), is_json)
+    _hold(api, "pause", {}, **asked)
 
 
 @click.command(
-    epilog=help_end("postdate resume reminders", "postdate resume reminders --subscription me --rate 100"),
+    epilog=help_end("postdate resume reminders", "postdate resume reminders --subscription me --rate 100 --yes"),
 )
-@click.argument("topic")
-@_subscription
+@_holding
 @click.option("--rate", type=float, help="Messages a second, until what was held is delivered. Default: no limit.")
-@json_option("the subscriptions and whether they are paused")
 @on_service
-def resume(api: ScheduleApi, topic: str, subscription: str | None, rate: float | None, is_json: bool) -> None:
+def resume(api: ScheduleApi, rate: float | None, **asked: Any) -> None:
     """Deliver again what a pause holds of TOPIC, in order within each key, all at once or at a rate."""
-    body = {"subscription": subscription, "ratePerSecond": rate}
-    _show_pauses(api.post(f"{topic_path(topic)}/resume", body), is_json)
+    _hold(api, "resume", {"ratePerSecond": rate}, **asked)
+
+
+def _hold(
+    api: ScheduleApi,
+    what: str,
+    body: Json,
+    *,
+    topic: str,
+    subscription: str | None,
+    is_dry_run: bool,
+    is_sure: bool,
+    is_json: bool,
+) -> None:
+    """Count what is delayed and what is due, ask for confirmation where there is more than one, and pause or resume."""
+    path = topic_path(topic)
+    if is_dry_run or not is_sure:
+        found = api.get(f"{path}/scheduled/histogram", _query({"subscription": subscription, "buckets": 1}))
+        delayed, due = found["delayed"], found["total"] - found["delayed"]
+        if is_dry_run:
+            message = f"{counted(delayed, 'message')} delayed, {due:,} due"
+            print_json({"delayed": delayed, "due": due}) if is_json else click.echo(message)
+            return
+        meant = delayed if what == "pause" else due
+        when = "held when they are due" if what == "pause" else "let go, as far as the pause holds them"
+        if meant > 1:
+            click.confirm(f"{counted(meant, 'message')} will be {when}. Go on?", abort=True, err=True)
+    answer = api.post(f"{path}/{what}", body | {"subscription": subscription})
+    _show_pauses(answer, is_json)
 
 
 def _show_pauses(answer: Json, is_json: bool) -> None:

@@ -222,6 +222,7 @@ def _schemas() -> Json:
         "matched": _COUNT,
         "done": _COUNT,
         "finished": _BOOL,
+        "error": {**_TEXT_OR_NULL, "description": "How it failed; portions before that are done"},
     }
     bucket = {"fromMs": {"type": "integer"}, "untilMs": {"type": "integer"}, "count": _COUNT}
     explained = {**message, "sentence": _TEXT, "subscriptions": _list(_object(state))}

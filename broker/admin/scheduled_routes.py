@@ -17,7 +17,8 @@ Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in
 
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
@@ -108,6 +109,7 @@ class _Operation:
     started_ms: int
     progress: Progress
     is_finished: bool = False
+    error: str | None = None
 
 
 def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
@@ -216,13 +218,12 @@ class _Routes:
         body = await _body(request, requests.SELECTION_FIELDS)
         selector, is_dry_run = requests.parse_selector(body), requests.parse_bool("dryRun", body.get("dryRun", False))
         topic = await self._topic(request)
-        operation, operations = self._begin(request, "cancel", topic, body)
-        matched = await self._find(operations, selector, body)
-        answer = {"matched": len(matched), "alreadyDue": operations.due_count(matched), "unknown": matched.unknown}
-        if not is_dry_run:
-            answer["cancelled"] = await operations.cancel(matched)
-        operation.is_finished = True
-        return answer
+        with self._begun(request, "cancel", topic, body) as operations:
+            matched = await self._find(operations, selector, body)
+            answer = {"matched": len(matched), "alreadyDue": operations.due_count(matched), "unknown": matched.unknown}
+            if not is_dry_run:
+                answer["cancelled"] = await operations.cancel(matched)
+            return answer
 
     async def reschedule(self, request: web.Request) -> Json:
         """Give messages another delivery time."""
@@ -296,6 +297,7 @@ class _Routes:
             **both("started", operation.started_ms),
             **asdict(operation.progress),
             "finished": operation.is_finished,
+            "error": operation.error,
         }
 
     async def _move(
@@ -307,17 +309,18 @@ class _Routes:
             if one.batch_index is not None:
                 advice = f"Name the whole batch, {one.position}; a single message of it can only be cancelled"
                 raise RequestError(400, f"{one} is a message of a batch", field="messageIds", advice=advice)
-        operation, operations = self._begin(request, kind, topic, body)
-        matched = await self._find(operations, selector, body)
-        movable = await operations.movable(matched)
-        if new_time is not None:
-            self._check_new_times(topic, movable, new_time)
-        answer: Json = {
-            "matched": len(matched),
-            "alreadyDue": len(matched) - len(movable),
-            "unknown": matched.unknown,
-        }
-        if not is_dry_run:
+        with self._begun(request, kind, topic, body) as operations:
+            matched = await self._find(operations, selector, body)
+            movable = await operations.movable(matched)
+            if new_time is not None:
+                self._check_new_times(topic, movable, new_time)
+            answer: Json = {
+                "matched": len(matched),
+                "alreadyDue": len(matched) - len(movable),
+                "unknown": matched.unknown,
+            }
+            if is_dry_run:
+                return answer
             now_ms = self._service.now_ms()
             count, moved = await operations.move(
                 movable,
@@ -326,8 +329,7 @@ class _Routes:
             answer |= {verb: count, "alreadyDue": len(matched) - count}
             if selector.message_ids is not None:
                 answer["ids"] = {str(old): str(new) for old, new in moved.items()}
-        operation.is_finished = True
-        return answer
+            return answer
 
     def _check_new_times(self, topic: Topic, movable: Matched, new_time: requests.NewTime) -> None:
         if not len(movable):
@@ -355,7 +357,9 @@ class _Routes:
             raise RequestError(404, error, field=given, advice=_MATCHES_NOTHING)
         return matched
 
-    def _begin(self, request: web.Request, kind: str, topic: Topic, body: Json) -> tuple[_Operation, Operations]:
+    @contextmanager
+    def _begun(self, request: web.Request, kind: str, topic: Topic, body: Json) -> Iterator[Operations]:
+        """Begin an operation, which is known by its `Operation-Id` for a while, and note its end."""
         schedule = self._schedule(topic, requests.parse_subscription(body), is_to_change=True)
         now_ms = self._service.now_ms
         operation = _Operation(kind, _short(topic.name), now_ms(), Progress())
@@ -366,7 +370,13 @@ class _Routes:
                 self._operations.popitem(last=False)
         tracker = self._service.config.tracker
         early_ms = 0 if tracker.is_deliver_at_time_strict else tracker.tick_time_ms
-        return operation, Operations(schedule, now_ms=now_ms, early_ms=early_ms, progress=operation.progress)
+        try:
+            yield Operations(schedule, now_ms=now_ms, early_ms=early_ms, progress=operation.progress)
+        except Exception as error:
+            operation.error = str(error)
+            raise
+        finally:
+            operation.is_finished = True
 
     async def _topic(self, request: web.Request) -> Topic:
         parts = request.match_info

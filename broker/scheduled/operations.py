@@ -10,6 +10,7 @@ a pause has held since before its time: no consumer can have got it.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,7 +19,7 @@ import numpy as np
 
 from broker.protocol.entries import with_delivery_time
 from broker.scheduled.ledger_schedule import Int64s
-from broker.scheduled.messages import MessageFilter, MessageId, ids_of, matching
+from broker.scheduled.messages import MessageFilter, MessageId, ids_of
 from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.slices import Turns
@@ -124,9 +125,8 @@ class Operations:
         """
         if selector.message_ids is not None:
             return await self._find_ids(selector.message_ids)
-        rows = await self._schedule.rows(selector.wanted)
-        if not selector.filter.is_trivial:
-            rows = await asyncio.to_thread(rows.take, await matching(self._topic.ledger, rows, selector.filter))
+        takes = None if selector.filter.is_trivial else selector.filter
+        rows = await self._schedule.rows(selector.wanted, takes)
         self._progress.matched = len(rows)
         return Matched(rows)
 
@@ -193,22 +193,30 @@ class Operations:
         )
         moved: Moved = {}
         count = 0
-        under_way: list[asyncio.Task[Moved]] = []
+        under_way: deque[tuple[int, asyncio.Task[Moved]]] = deque()
+
+        async def take_one() -> None:
+            nonlocal count, moved
+            size, portion = under_way.popleft()
+            done = await portion
+            count += len(done)
+            if len(moved) < MOVED_TOLD_MAX:
+                moved |= done
+            self._note(size)
+
         try:
             for begin in range(0, len(rows), _MOVE_ENTRIES):
-                part = slice(begin, begin + _MOVE_ENTRIES)
-                under_way.append(await self._move_portion(rows.take(part), new_ms[part]))
+                part = rows.take(slice(begin, begin + _MOVE_ENTRIES))
+                under_way.append((len(part), await self._move_portion(part, new_ms[begin : begin + _MOVE_ENTRIES])))
                 # Cached rows and finished portions are taken without suspending.
                 await asyncio.sleep(0)
                 # Several at a time, as the cost of a synced write does not depend on its size.
-                while len(under_way) > _PORTIONS_MAX or (begin + _MOVE_ENTRIES >= len(rows) and under_way):
-                    done = await under_way.pop(0)
-                    count += len(done)
-                    if len(moved) < MOVED_TOLD_MAX:
-                        moved |= done
-                    self._note(_MOVE_ENTRIES)
+                if len(under_way) > _PORTIONS_MAX:
+                    await take_one()
+            while under_way:
+                await take_one()
         finally:
-            await asyncio.gather(*under_way, return_exceptions=True)
+            await asyncio.gather(*(portion for _, portion in under_way), return_exceptions=True)
         return count, moved
 
     async def _move_portion(self, rows: Rows, new_ms: Int64s) -> "asyncio.Task[Moved]":

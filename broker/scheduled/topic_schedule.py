@@ -14,6 +14,7 @@ from pyroaring import BitMap
 
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule
+from broker.scheduled.messages import MessageFilter, matching
 from broker.scheduled.selection import (
     PageBuilder,
     Rows,
@@ -123,8 +124,14 @@ class TopicSchedule:
             await turns.give_way()
         return page.rows()
 
-    async def rows(self, wanted: Wanted) -> Rows:
+    async def rows(self, wanted: Wanted, takes: MessageFilter | None = None) -> Rows:
         """Return all rows that match, in order of delivery.
+
+        Ledgers are filtered one by one, so that only what matches is in memory.
+
+        Args:
+            wanted: The conditions on the columns.
+            takes: Those on the entries themselves, None for none.
 
         Raises:
             TooManyRowsError: There are more than `ROWS_MAX`.
@@ -134,6 +141,8 @@ class TopicSchedule:
         count = 0
         async for schedule in self._schedules(wanted.first_ms, wanted.until_ms):
             rows = rows_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), wanted)
+            if takes is not None:
+                rows = rows.take(await matching(self.topic.ledger, rows, takes))
             count += len(rows)
             if count > ROWS_MAX:
                 raise TooManyRowsError(f"more than {ROWS_MAX} messages are meant")

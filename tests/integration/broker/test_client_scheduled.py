@@ -15,7 +15,7 @@ import pulsar
 import pytest
 from pulsar import ConsumerType
 
-from demo.process import PostdateProcess
+from demo.process import PostdateProcess, wait_until
 from tests.helpers.services.programs.clients import (
     Clients,
     drain,
@@ -57,10 +57,14 @@ class Api:
         self._headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
         self._stats = f"/admin/v2/persistent/{topic.removeprefix('persistent://')}/stats"
 
-    def ask(self, method: str, what: str, body: Any = None, *, prefix: str | None = None) -> tuple[int, Any]:
+    def ask(
+        self, method: str, what: str, body: Any = None, *, prefix: str | None = None, operation_id: str | None = None
+    ) -> tuple[int, Any]:
         """Return status and answer."""
         connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
         headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
+        if operation_id is not None:
+            headers["Operation-Id"] = operation_id
         try:
             data = None if body is None else json.dumps(body)
             connection.request(method, (self._path if prefix is None else prefix) + what, data, headers)
@@ -134,7 +138,7 @@ def own_clients(own_service: PostdateProcess) -> Iterator[Clients]:
 
 def schedule(client: pulsar.Client, topic: str, count: int, *, keys: int = 5, in_ms: int = HOUR_MS) -> list[str]:
     """Publish delayed messages, one a second from some time on; return their payloads."""
-    producer = client.create_producer(topic, batching_enabled=False)
+    producer = client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
     first_ms = now_ms() + in_ms
     payloads = [f"m{number}" for number in range(count)]
     for number, payload in enumerate(payloads):
@@ -462,6 +466,49 @@ def test_messages_are_changed_at_once_after_a_kill(
     assert (count, left["delivered"]) == (159, 159)
     assert came == Counter(payload for payload in payloads if int(payload[1:]) % 5 and payload != "m1")
     assert api.delayed() == 0
+
+
+MANY = 60_000
+
+
+def test_a_change_of_many_says_how_far_it_is_and_deliveries_go_on(tmp_path: Path, topic: str) -> None:
+    """By the `Operation-Id` of the request; a message that is published meanwhile is delivered before it has ended."""
+    service = PostdateProcess(tmp_path, TEST_SETTINGS)
+    service.start()
+    clients = Clients(service.url)
+    try:
+        client = clients.new()
+        consumer = subscribe(client, topic, ConsumerType.KeyShared)
+        schedule(client, topic, MANY)
+        producer = client.create_producer(topic)
+        api = Api(service, topic)
+        answers: list[tuple[int, Any]] = []
+
+        def progress() -> Any:
+            return api.ask("GET", "/operations/mine", prefix="/postdate/v1")[1]
+
+        def change() -> None:
+            body = {"property": "half=even", "shiftMs": 1000}
+            answers.append(api.ask("POST", "/scheduled/reschedule", body, operation_id="mine"))
+
+        changer = threading.Thread(target=change)
+        changer.start()
+        wait_until(lambda: progress().get("done", 0) > 0, timeout_s=60, interval_s=0.001)
+        producer.send(b"now")
+        message = consumer.receive(10_000)
+        meanwhile = progress()
+        changer.join()
+        at_the_end = progress()
+
+        assert message.data() == b"now"
+        assert (meanwhile["kind"], meanwhile["matched"], meanwhile["finished"]) == ("reschedule", MANY // 2, False)
+        assert 0 < meanwhile["done"] < MANY // 2
+        assert answers[0][1]["rescheduled"] == MANY // 2
+        assert (at_the_end["done"], at_the_end["finished"], at_the_end["error"]) == (MANY // 2, True, None)
+        assert api.delayed() == MANY
+    finally:
+        clients.close()
+        service.stop()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from broker.cli.service_commands import postdate
 from scheduling.scheduler import Scheduler
+from scheduling.values import EVERYTHING
 from tests.helpers.services.services import RunningService
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
@@ -88,6 +89,25 @@ def test_a_pause_holds_and_is_explained(ask, scheduler: Scheduler, consumer) -> 
     assert ask("resume T --rate 100").stdout.startswith("me: delivers")
     assert consumer.receive(timeout_millis=10_000).data() == b"x"
     assert ask("explain T --id 999999:1").exit_code == 1
+
+
+def test_a_pause_and_a_resume_of_many_ask_first(ask, scheduler: Scheduler, consumer) -> None:
+    for _ in range(3):
+        scheduler.schedule(b"x", after=HOUR)
+
+    assert ask("pause T --dry-run").stdout == "3 messages delayed, 0 due\n"
+    assert json.loads(ask("pause T --dry-run --json").stdout) == {"delayed": 3, "due": 0}
+    refused = ask("pause T", answer="n\n")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "3 messages will be held when they are due. Go on?" in refused.stderr
+    assert "paused" not in ask("topics").stdout
+    assert "me: paused since" in ask("pause T", answer="y\n").stdout
+    # What was due before the pause is not moved; what it holds is let go.
+    scheduler.deliver_now(EVERYTHING)
+    refused = ask("resume T", answer="n\n")
+    assert "3 messages will be let go, as far as the pause holds them. Go on?" in refused.stderr
+    assert ask("resume T --yes").exit_code == 0
+    assert [consumer.receive(timeout_millis=10_000).data() for _ in range(3)] == [b"x"] * 3
 
 
 def test_a_long_change_says_how_far_it_is(ask, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
