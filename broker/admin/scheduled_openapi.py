@@ -1,92 +1,68 @@
-"""The OpenAPI 3.1 document of `broker.admin.scheduled_routes`, made of plain values."""
+"""The paths and schemas of `broker.admin.scheduled_routes` in the OpenAPI document, made of plain values."""
 
-from functools import cache
-from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
-Json = dict[str, Any]
+from broker.admin.openapi_parts import (
+    BOOL,
+    COUNT,
+    MS,
+    TEXT,
+    TEXT_OR_NULL,
+    TEXT_TIME,
+    TIME,
+    Json,
+    in_path,
+    in_query,
+    list_of,
+    object_of,
+    operation,
+    ref,
+    topic_parts,
+)
 
 _TOPIC: Final = "/postdate/v1/topics/{tenant}/{namespace}/{topic}"
-_TIME: Final[Json] = {
-    "description": "Milliseconds since 1970, or ISO 8601 (UTC where no zone is given)",
-    "oneOf": [{"type": "integer", "minimum": 0}, {"type": "string"}],
-}
-_MS: Final[Json] = {"type": ["integer", "null"], "description": "Milliseconds since 1970"}
-_TEXT_TIME: Final[Json] = {"type": ["string", "null"], "format": "date-time"}
-_COUNT: Final[Json] = {"type": "integer", "minimum": 0}
-_TEXT: Final[Json] = {"type": "string"}
-_TEXT_OR_NULL: Final[Json] = {"type": ["string", "null"]}
-_BOOL: Final[Json] = {"type": "boolean"}
 
 
-@cache
-def document() -> Json:
-    """Return the document."""
+def scheduled_paths() -> Json:
+    """Return the paths."""
     return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Postdate: scheduled messages",
-            "version": version("postdate"),
-            "description": (
-                "What is scheduled on a topic, and how to cancel it, move it, send it now, hold it and let it go. "
-                "A message is scheduled while it has a delivery time and one of the subscriptions meant has not "
-                "acknowledged it. Ids are `ledger:entry`, with a batch index behind them for a message of a batch. "
-                "Counts count entries of the log; a batch is one."
-            ),
-        },
-        "paths": _paths(),
-        "components": {
-            "schemas": _schemas(),
-            "responses": {
-                "Error": {
-                    "description": "Refused, and nothing has changed",
-                    "content": {"application/json": {"schema": _ref("Error")}},
-                }
-            },
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{}, {"bearer": []}],
-    }
-
-
-def _paths() -> Json:
-    return {
-        "/postdate/v1/openapi.json": {"get": _operation("openapi", "This document", {"type": "object"})},
-        "/postdate/v1/topics": {"get": _operation("listTopics", "All topics that the caller may see", _ref("Topics"))},
+        "/postdate/v1/openapi.json": {"get": operation("openapi", "This document", {"type": "object"})},
+        "/postdate/v1/topics": {"get": operation("listTopics", "All topics that the caller may see", ref("Topics"))},
         "/postdate/v1/operations/{operation}": {
-            "parameters": [_in_path("operation", "What the header Operation-Id of a request was")],
-            "get": _operation("getOperation", "How far a cancel, reschedule or deliver-now is", _ref("Operation")),
+            "parameters": [in_path("operation", "What the header Operation-Id of a request was")],
+            "get": operation("getOperation", "How far a cancel, reschedule or deliver-now is", ref("Operation")),
         },
+        _TOPIC: {"parameters": topic_parts(), "get": operation("getTopic", "One topic", ref("Topic"))},
         f"{_TOPIC}/scheduled": {
-            "parameters": _topic_parts(),
-            "get": _operation(
+            "parameters": topic_parts(),
+            "get": operation(
                 "listScheduled",
                 "What is scheduled, in order of time and position; a page may end early, `next` is null at the end",
-                _ref("Page"),
+                ref("Page"),
                 [
                     _SUBSCRIPTION,
                     *_RANGE,
-                    _query("key", _TEXT, "An ordering key, or where there is none a partition key"),
-                    _query("keyBase64", _TEXT, "A key that is no text"),
-                    _query("property", {"type": "array", "items": _TEXT}, "name=value; all that are given must hold"),
-                    _query(
+                    in_query("key", TEXT, "An ordering key, or where there is none a partition key"),
+                    in_query("keyBase64", TEXT, "A key that is no text"),
+                    in_query("property", {"type": "array", "items": TEXT}, "name=value; all that are given must hold"),
+                    in_query(
                         "limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Most messages"
                     ),
-                    _query("after", _TEXT, "What next gave"),
-                    _query("payload", {"type": "boolean", "default": False}, "Whether to give payloads, in base64"),
+                    in_query("after", TEXT, "What next gave"),
+                    in_query("payload", {"type": "boolean", "default": False}, "Whether to give payloads, in base64"),
                 ],
             ),
         },
         f"{_TOPIC}/scheduled/histogram": {
-            "parameters": _topic_parts(),
-            "get": _operation(
+            "parameters": topic_parts(),
+            "get": operation(
                 "histogram",
                 "How much is due when; without from and until, of all that is scheduled",
-                _ref("Histogram"),
+                ref("Histogram"),
                 [
                     _SUBSCRIPTION,
                     *_RANGE,
-                    _query(
+                    in_query(
                         "buckets", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 60}, "How many parts"
                     ),
                 ],
@@ -121,190 +97,155 @@ def _paths() -> Json:
             "Pauses",
         ),
         f"{_TOPIC}/explain": {
-            "parameters": _topic_parts(),
-            "get": _operation(
+            "parameters": topic_parts(),
+            "get": operation(
                 "explain",
                 "Where a message is, or the scheduled messages of a key are, and why",
-                _ref("Explanation"),
+                ref("Explanation"),
                 [
                     _SUBSCRIPTION,
-                    _query("messageId", _TEXT, "ledger:entry, or ledger:entry:index; either this or a key"),
-                    _query("key", _TEXT, "An ordering key, or where there is none a partition key"),
-                    _query("keyBase64", _TEXT, "A key that is no text"),
+                    in_query("messageId", TEXT, "ledger:entry, or ledger:entry:index; either this or a key"),
+                    in_query("key", TEXT, "An ordering key, or where there is none a partition key"),
+                    in_query("keyBase64", TEXT, "A key that is no text"),
                 ],
             ),
         },
     }
 
 
-def _schemas() -> Json:
-    subscription_pause = {"paused": _BOOL, "pausedSinceMs": _MS, "pausedSince": _TEXT_TIME, "ratePerSecond": _NUMBER}
-    dues = {"nextDueMs": _MS, "nextDue": _TEXT_TIME, "lastDueMs": _MS, "lastDue": _TEXT_TIME}
+def scheduled_schemas() -> Json:
+    """Return the schemas."""
+    subscription_pause = {"paused": BOOL, "pausedSinceMs": MS, "pausedSince": TEXT_TIME, "ratePerSecond": _NUMBER}
+    dues = {"nextDueMs": MS, "nextDue": TEXT_TIME, "lastDueMs": MS, "lastDue": TEXT_TIME}
     message = {
-        "messageId": _TEXT,
-        "deliverAtMs": _MS,
-        "deliverAt": _TEXT_TIME,
-        "publishTimeMs": _MS,
-        "publishTime": _TEXT_TIME,
-        "key": _TEXT_OR_NULL,
-        "keyBase64": {**_TEXT_OR_NULL, "description": "The key, where it is no text"},
-        "properties": {"type": "object", "additionalProperties": _TEXT},
-        "sizeBytes": _COUNT,
-        "producerName": _TEXT,
+        "messageId": TEXT,
+        "deliverAtMs": MS,
+        "deliverAt": TEXT_TIME,
+        "publishTimeMs": MS,
+        "publishTime": TEXT_TIME,
+        "key": TEXT_OR_NULL,
+        "keyBase64": {**TEXT_OR_NULL, "description": "The key, where it is no text"},
+        "properties": {"type": "object", "additionalProperties": TEXT},
+        "sizeBytes": COUNT,
+        "producerName": TEXT,
     }
     payload = {
         "payload": {"type": "string", "contentEncoding": "base64"},
-        "payloadCompression": {**_TEXT_OR_NULL, "description": "By what the payload is compressed still"},
+        "payloadCompression": {**TEXT_OR_NULL, "description": "By what the payload is compressed still"},
     }
     state = {
-        "subscription": _TEXT,
+        "subscription": TEXT,
         "state": {"enum": ["delayed", "held", "waiting", "pending", "acknowledged", "expired"]},
-        "sentence": _TEXT,
-        "consumer": {**_TEXT_OR_NULL, "description": "The consumer that has it, or that it waits for"},
-        "sinceMs": _MS,
-        "since": _TEXT_TIME,
+        "sentence": TEXT,
+        "consumer": {**TEXT_OR_NULL, "description": "The consumer that has it, or that it waits for"},
+        "sinceMs": MS,
+        "since": TEXT_TIME,
         "slot": {"type": ["integer", "null"], "description": "The hash slot of its key"},
-        "reason": {**_TEXT_OR_NULL, "description": "What it waits for"},
+        "reason": {**TEXT_OR_NULL, "description": "What it waits for"},
     }
     selection: Json = {
-        "messageIds": {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 10_000},
-        "key": _TEXT,
-        "keyBase64": _TEXT,
+        "messageIds": {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 10_000},
+        "key": TEXT,
+        "keyBase64": TEXT,
         "property": {
             "description": 'Properties that all must hold: {"name": "value"}, "name=value", or a list of such texts',
             "oneOf": [
-                {"type": "object", "additionalProperties": _TEXT},
-                _TEXT,
-                {"type": "array", "items": _TEXT, "minItems": 1},
+                {"type": "object", "additionalProperties": TEXT},
+                TEXT,
+                {"type": "array", "items": TEXT, "minItems": 1},
             ],
         },
-        "from": {**_TIME, "description": "The earliest delivery time, included"},
-        "until": {**_TIME, "description": "The latest delivery time, not included"},
+        "from": {**TIME, "description": "The earliest delivery time, included"},
+        "until": {**TIME, "description": "The latest delivery time, not included"},
         "all": {"const": True},
         "subscription": {"type": "string", "description": "None: all that delay"},
-        "dryRun": {**_BOOL, "description": "Only count"},
+        "dryRun": {**BOOL, "description": "Only count"},
     }
     rule = "Either messageIds alone, or all alone, or any of key, property, from and until together"
     new_time = {
-        "deliverAtMs": {**_TIME, "description": "The new time; not past"},
+        "deliverAtMs": {**TIME, "description": "The new time; not past"},
         "delayMs": {"type": "integer", "minimum": 0, "description": "From now"},
         "shiftMs": {"type": "integer", "description": "From each one's own time"},
     }
     matched: Json = {
-        "matched": {**_COUNT, "description": "What is meant and scheduled"},
-        "alreadyDue": {**_COUNT, "description": "Of that, what is due: cancelled all the same, but not moved"},
-        "unknown": {**_COUNT, "description": "Ids of nothing that is scheduled"},
+        "matched": {**COUNT, "description": "What is meant and scheduled"},
+        "alreadyDue": {**COUNT, "description": "Of that, what is due: cancelled all the same, but not moved"},
+        "unknown": {**COUNT, "description": "Ids of nothing that is scheduled"},
     }
-    ids = {"ids": {"type": "object", "additionalProperties": _TEXT, "description": "Old to new, where ids were given"}}
+    ids = {"ids": {"type": "object", "additionalProperties": TEXT, "description": "Old to new, where ids were given"}}
     topic_subscription = {
-        "name": _TEXT,
-        "type": {**_TEXT_OR_NULL, "description": "Null until the first subscribe after a start"},
-        "consumers": _COUNT,
-        "backlog": _COUNT,
-        "delayed": _COUNT,
+        "name": TEXT,
+        "type": {**TEXT_OR_NULL, "description": "Null until the first subscribe after a start"},
+        "consumers": COUNT,
+        "backlog": COUNT,
+        "delayed": COUNT,
         **dues,
         **subscription_pause,
     }
     topic = {
-        "name": _TEXT,
-        "subscriptions": _list(_object(topic_subscription)),
-        "delayed": {**_COUNT, "description": "What still waits for its time"},
+        "name": TEXT,
+        "subscriptions": list_of(object_of(topic_subscription)),
+        "delayed": {**COUNT, "description": "What still waits for its time"},
         **dues,
-        "backlog": {**_COUNT, "description": "Entries that are not acknowledged, of all subscriptions"},
-        "paused": {**_BOOL, "description": "Whether one of the subscriptions is"},
+        "backlog": {**COUNT, "description": "Entries that are not acknowledged, of all subscriptions"},
+        "paused": {**BOOL, "description": "Whether one of the subscriptions is"},
     }
-    operation = {
-        "id": _TEXT,
+    under_way = {
+        "id": TEXT,
         "kind": {"enum": ["cancel", "reschedule", "deliver-now"]},
-        "topic": _TEXT,
-        "startedMs": _MS,
-        "started": _TEXT_TIME,
-        "matched": _COUNT,
-        "done": _COUNT,
-        "finished": _BOOL,
-        "error": {**_TEXT_OR_NULL, "description": "How it failed; portions before that are done"},
+        "topic": TEXT,
+        "startedMs": MS,
+        "started": TEXT_TIME,
+        "matched": COUNT,
+        "done": COUNT,
+        "finished": BOOL,
+        "error": {**TEXT_OR_NULL, "description": "How it failed; portions before that are done"},
     }
-    bucket = {"fromMs": {"type": "integer"}, "untilMs": {"type": "integer"}, "count": _COUNT}
-    explained = {**message, "sentence": _TEXT, "subscriptions": _list(_object(state))}
+    bucket = {"fromMs": {"type": "integer"}, "untilMs": {"type": "integer"}, "count": COUNT}
+    explained = {**message, "sentence": TEXT, "subscriptions": list_of(object_of(state))}
     return {
-        "Error": _object({"error": _TEXT, "field": _TEXT_OR_NULL, "advice": _TEXT}),
-        "Topics": _object({"topics": _list(_object(topic))}),
-        "Page": _object({"messages": _list(_object(message | payload, required=list(message))), "next": _TEXT_OR_NULL}),
-        "Histogram": _object({"total": _COUNT, "delayed": _COUNT, **dues, "buckets": _list(_object(bucket))}),
-        "Selection": {**_object(selection, required=[]), "description": rule, "additionalProperties": False},
+        "Error": object_of({"error": TEXT, "field": TEXT_OR_NULL, "advice": TEXT}),
+        "Topic": object_of(topic),
+        "Topics": object_of({"topics": list_of(ref("Topic"))}),
+        "Page": object_of(
+            {"messages": list_of(object_of(message | payload, required=list(message))), "next": TEXT_OR_NULL}
+        ),
+        "Histogram": object_of({"total": COUNT, "delayed": COUNT, **dues, "buckets": list_of(object_of(bucket))}),
+        "Selection": {**object_of(selection, required=[]), "description": rule, "additionalProperties": False},
         "NewTime": {
-            **_object(selection | new_time, required=[]),
+            **object_of(selection | new_time, required=[]),
             "description": f"{rule}; and one of deliverAtMs, delayMs and shiftMs",
             "additionalProperties": False,
         },
-        "Cancelled": _object(matched | {"cancelled": _COUNT}, required=list(matched)),
-        "Rescheduled": _object(matched | {"rescheduled": _COUNT} | ids, required=list(matched)),
-        "Delivered": _object(matched | {"delivered": _COUNT} | ids, required=list(matched)),
+        "Cancelled": object_of(matched | {"cancelled": COUNT}, required=list(matched)),
+        "Rescheduled": object_of(matched | {"rescheduled": COUNT} | ids, required=list(matched)),
+        "Delivered": object_of(matched | {"delivered": COUNT} | ids, required=list(matched)),
         "Pause": {
-            **_object({"subscription": {**_TEXT, "description": "None: all"}}, required=[]),
+            **object_of({"subscription": {**TEXT, "description": "None: all"}}, required=[]),
             "additionalProperties": False,
         },
         "Resume": {
-            **_object(
+            **object_of(
                 {
-                    "subscription": {**_TEXT, "description": "None: all"},
+                    "subscription": {**TEXT, "description": "None: all"},
                     "ratePerSecond": {"type": "number", "minimum": 0.001, "maximum": 1_000_000},
                 },
                 required=[],
             ),
             "additionalProperties": False,
         },
-        "Pauses": _object({"subscriptions": _list(_object({"name": _TEXT, **subscription_pause}))}),
-        "Explanation": _object({"sentence": _TEXT, "messages": _list(_object(explained))}),
-        "Operation": _object(operation),
+        "Pauses": object_of({"subscriptions": list_of(object_of({"name": TEXT, **subscription_pause}))}),
+        "Explanation": object_of({"sentence": TEXT, "messages": list_of(object_of(explained))}),
+        "Operation": object_of(under_way),
     }
 
 
 _NUMBER: Final[Json] = {"type": ["number", "null"], "description": "While a resume is smooth"}
-
-
-def _object(properties: Json, required: list[str] | None = None) -> Json:
-    return {"type": "object", "properties": properties, "required": list(properties) if required is None else required}
-
-
-def _list(items: Json) -> Json:
-    return {"type": "array", "items": items}
-
-
-def _ref(name: str) -> Json:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _query(name: str, schema: Json, description: str) -> Json:
-    return {"name": name, "in": "query", "description": description, "schema": schema}
-
-
-def _in_path(name: str, description: str) -> Json:
-    return {"name": name, "in": "path", "required": True, "description": description, "schema": _TEXT}
-
-
-_SUBSCRIPTION: Final = _query("subscription", _TEXT, "For which subscription; none: for all that delay")
+_SUBSCRIPTION: Final = in_query("subscription", TEXT, "For which subscription; none: for all that delay")
 _RANGE: Final = (
-    _query("from", _TIME, "The earliest delivery time, included"),
-    _query("until", _TIME, "The latest delivery time, not included"),
+    in_query("from", TIME, "The earliest delivery time, included"),
+    in_query("until", TIME, "The latest delivery time, not included"),
 )
-
-
-def _topic_parts() -> list[Json]:
-    return [_in_path("tenant", ""), _in_path("namespace", ""), _in_path("topic", "Its local name, percent-encoded")]
-
-
-def _operation(name: str, summary: str, answer: Json, parameters: list[Json] | None = None) -> Json:
-    return {
-        "operationId": name,
-        "summary": summary,
-        **({"parameters": parameters} if parameters else {}),
-        "responses": {
-            "200": {"description": "Done", "content": {"application/json": {"schema": answer}}},
-            "4XX": {"$ref": "#/components/responses/Error"},
-            "5XX": {"$ref": "#/components/responses/Error"},
-        },
-    }
 
 
 def _change(name: str, summary: str, body: str, answer: str) -> Json:
@@ -313,15 +254,15 @@ def _change(name: str, summary: str, body: str, answer: str) -> Json:
         "name": "Operation-Id",
         "in": "header",
         "description": "Asked by it, operations/... says how far it is",
-        "schema": _TEXT,
+        "schema": TEXT,
     }
     return {
-        "parameters": _topic_parts(),
+        "parameters": topic_parts(),
         "post": {
-            **_operation(name, summary, _ref(answer), [operation_id] if is_selection else None),
+            **operation(name, summary, ref(answer), [operation_id] if is_selection else None),
             "requestBody": {
                 "required": is_selection,
-                "content": {"application/json": {"schema": _ref(body)}},
+                "content": {"application/json": {"schema": ref(body)}},
             },
         },
     }

@@ -1,6 +1,7 @@
-"""The HTTP interface of scheduled messages, below `/postdate/v1`, in JSON; `scheduled_openapi` is its document.
+"""The HTTP interface of scheduled messages, below `/postdate/v1`, in JSON; `openapi` is its document.
 
     GET  /topics
+    GET  /topics/{tenant}/{namespace}/{topic}                       one of them
     GET  /topics/{tenant}/{namespace}/{topic}/scheduled             what is due, in order of time
     GET  /topics/{tenant}/{namespace}/{topic}/scheduled/histogram
     POST /topics/{tenant}/{namespace}/{topic}/scheduled/cancel
@@ -26,7 +27,7 @@ import numpy as np
 from aiohttp import web
 
 from broker.admin import scheduled_requests as requests
-from broker.admin.scheduled_openapi import document
+from broker.admin.openapi import document
 from broker.admin.scheduled_requests import RequestError
 from broker.configuration.config import BrokerConfig
 from broker.errors import BrokerError
@@ -55,7 +56,7 @@ _HISTOGRAM: Final = f"{_SCHEDULED}/histogram"
 _EXPLAIN: Final = f"{_TOPIC}/explain"
 _OPENAPI: Final = f"{PREFIX}/openapi.json"
 
-SCHEDULED_READ_PATHS: Final = frozenset({_SCHEDULED, _HISTOGRAM, _EXPLAIN})
+SCHEDULED_READ_PATHS: Final = frozenset({_TOPIC, _SCHEDULED, _HISTOGRAM, _EXPLAIN})
 """Endpoints for callers that may produce to the topic or consume from it."""
 SCHEDULED_KNOWN_PATHS: Final = frozenset({_TOPICS, _OPENAPI})
 """Endpoints for every authenticated caller; the list has only the topics that the caller may see."""
@@ -124,6 +125,7 @@ def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
     }
     get = {
         _TOPICS: routes.topics,
+        _TOPIC: routes.topic,
         _SCHEDULED: routes.scheduled,
         _HISTOGRAM: routes.histogram,
         _EXPLAIN: routes.explain,
@@ -179,6 +181,11 @@ class _Routes:
                 topic = await self._service.topic(name)
                 found.append(await topic_summary(topic, self._service.catalog, self._service.now_ms))
         return {"topics": found}
+
+    async def topic(self, request: web.Request) -> Json:
+        """One topic."""
+        requests.check_fields(request.query, (), "parameter")
+        return await topic_summary(await self._topic(request), self._service.catalog, self._service.now_ms)
 
     async def scheduled(self, request: web.Request) -> Json:
         """A page of what is scheduled."""

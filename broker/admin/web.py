@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -44,6 +44,13 @@ class WebServer:
     def port(self) -> int:
         """The number of the port, of the first if there are two."""
         return self._listeners[0].number
+
+    @property
+    def routes(self) -> list[tuple[str, str]]:
+        """The methods and paths that are served."""
+        app = self._runner.app
+        found = [(one.method, one.resource.canonical) for one in app.router.routes() if one.resource is not None]
+        return [(method, path) for method, path in found if method != hdrs.METH_HEAD]
 
     async def close(self) -> None:
         """Stop listening and let the answers under way finish."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from broker.admin.permission_routes import permission_routes
@@ -71,20 +72,14 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
     try:
         listeners = await listen_for_clients(service, tls)
         try:
-            web = await start_web(
+            web_server = await start_web(
                 config.bind_address,
                 *web_ports(config, tls),
                 connect_timeout_s=config.limits.connect_timeout_s,
                 metrics=service.metrics,
                 health=lambda: {"pid": os.getpid(), "uptime_ms": now_ms() - started_ms},
                 problems=service.problems,
-                routes=[
-                    *policy_routes(service),
-                    *permission_routes(service),
-                    *stats_routes(service),
-                    *scheduled_routes(service),
-                    *page_routes(),
-                ],
+                routes=all_routes(service),
                 access=access_of(service),
                 audience=WebAudience.of(config, public_host=service.public_host),
             )
@@ -110,13 +105,24 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
             finally:
                 await listeners.aclose()
                 await housekeeping.close()
-                await web.close()
+                await web_server.close()
         finally:
             await listeners.aclose()
     finally:
         await service.close()
     log.info("stopped")
     return 0 if service.failure is None else 1
+
+
+def all_routes(service: Service) -> list[web.RouteDef]:
+    """Return every endpoint but health and metrics, which `start_web` adds; `openapi` describes all of them."""
+    return [
+        *policy_routes(service),
+        *permission_routes(service),
+        *stats_routes(service),
+        *scheduled_routes(service),
+        *page_routes(),
+    ]
 
 
 def access_of(service: Service) -> Middleware | None:

@@ -69,6 +69,9 @@ const encoded = (topic) => topic.split("/").map(encodeURIComponent).join("/");
 
 export const listTopics = () => json(`${PREFIX}/topics`);
 
+/** One topic, as the list has it. */
+export const topic = (name) => json(`${PREFIX}/topics/${encoded(name)}`);
+
 export const ask = (topic, what, parameters = {}, options = {}) =>
   json(`${PREFIX}/topics/${encoded(topic)}/${what}${query(parameters)}`, options);
 

@@ -1,6 +1,6 @@
 // One topic: its figures, what can be done with all of it, and the views of it.
 
-import { ask, listTopics, stats } from "./api.js";
+import { ask, topic } from "./api.js";
 import { showBuckets } from "./buckets.js";
 import { showConsumers } from "./consumers.js";
 import { act, actOnPause } from "./dialogs.js";
@@ -20,7 +20,6 @@ const VIEWS = {
   live: ["Live", showLive],
 };
 const REFRESH_MS = 5_000;
-const PAUSE_REFRESH_MS = 30_000;
 
 export function showTopic(outer, name, viewName, subscription) {
   const [title, show] = VIEWS[viewName] ?? VIEWS.schedule;
@@ -50,43 +49,40 @@ export function showTopic(outer, name, viewName, subscription) {
   );
 
   async function doPause(kind) {
-    if (await actOnPause(name, kind, subscription)) { refreshPause(); refreshAll(); }
+    if (await actOnPause(name, kind, subscription)) refreshAll();
   }
 
   const look = poll(view, REFRESH_MS, async () => {
-    const [found, of] = await Promise.all([ask(name, "scheduled/histogram", { ...scope, buckets: 1 }), stats(name)]);
+    const [found, of] = await Promise.all([ask(name, "scheduled/histogram", { ...scope, buckets: 1 }), topic(name)]);
     if (view.signal.aborted) return;
-    const names = Object.keys(of.subscriptions);
+    const names = of.subscriptions.map((one) => one.name);
     if (subscription && !names.includes(subscription)) names.push(subscription);
     if (names.join("\n") !== [...choice.options].slice(1).map((one) => one.value).join("\n")) {
       choice.replaceChildren(choice.options[0], ...names.map((one) => el("option", { value: one }, one)));
       choice.value = subscription;
     }
-    const chosen = subscription ? [of.subscriptions[subscription]].filter(Boolean) : Object.values(of.subscriptions);
-    const sum = (field) => chosen.reduce((total, one) => total + (one[field] ?? 0), 0);
+    const chosen = of.subscriptions.filter((one) => !subscription || one.name === subscription);
+    const sum = (field) => chosen.reduce((total, one) => total + one[field], 0);
     const now = Date.now();
     figures.replaceChildren(...[
       ["Delayed", count(found.delayed)],
       ["Due already", count(found.total - found.delayed), "due and not acknowledged"],
       ["Next due", relative(found.nextDueMs, now), clock(found.nextDueMs, now)],
       ["Last due", relative(found.lastDueMs, now), clock(found.lastDueMs, now)],
-      ["Backlog", count(sum("msgBacklog"))],
-      ["Consumers", count(chosen.reduce((total, one) => total + one.consumers.length, 0))],
+      ["Backlog", count(sum("backlog"))],
+      ["Consumers", count(sum("consumers"))],
     ].map(([text, value, hint]) => el("div", {}, el("dt", {}, text), el("dd", { title: hint }, value))));
+    tellPause(chosen);
   });
 
-  // Whether a subscription is paused is told by the list of topics alone.
-  const refreshPause = poll(view, PAUSE_REFRESH_MS, async () => {
-    const one = (await listTopics()).topics.find((other) => other.name === name);
-    if (view.signal.aborted || one === undefined) return;
-    const chosen = one.subscriptions.filter((other) => !subscription || other.name === subscription);
-    const held = chosen.filter((other) => other.paused);
+  function tellPause(chosen) {
+    const held = chosen.filter((one) => one.paused);
     paused.hidden = held.length === 0;
-    paused.textContent = held.length === chosen.length ? "paused" : `paused: ${held.map((other) => other.name).join(", ")}`;
-    paused.title = held.length ? `since ${clock(Math.min(...held.map((other) => other.pausedSinceMs)))}` : "";
+    paused.textContent = held.length === chosen.length ? "paused" : `paused: ${held.map((one) => one.name).join(", ")}`;
+    paused.title = held.length ? `since ${clock(Math.min(...held.map((one) => one.pausedSinceMs)))}` : "";
     pauseButton.disabled = held.length === chosen.length;
-    resumeButton.disabled = held.length === 0 && chosen.every((other) => other.ratePerSecond === null);
-  });
+    resumeButton.disabled = held.length === 0 && chosen.every((one) => one.ratePerSecond === null);
+  }
 
   function refreshAll() {
     look();

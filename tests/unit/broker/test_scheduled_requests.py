@@ -3,7 +3,7 @@
 import pytest
 
 from broker.admin import scheduled_requests as requests
-from broker.admin.scheduled_openapi import document
+from broker.admin.openapi import document
 from broker.admin.scheduled_requests import RequestError
 
 NOW_MS = 1_800_000_000_000

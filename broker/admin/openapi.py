@@ -1,0 +1,42 @@
+"""The OpenAPI 3.1 document of everything that the web port serves."""
+
+from functools import cache
+from importlib.metadata import version
+
+from broker.admin.admin_openapi import admin_paths, admin_schemas
+from broker.admin.openapi_parts import Json, ref
+from broker.admin.scheduled_openapi import scheduled_paths, scheduled_schemas
+
+
+@cache
+def document() -> Json:
+    """Return the document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Postdate",
+            "version": version("postdate"),
+            "description": (
+                "What is scheduled on a topic, and how to cancel it, move it, send it now, hold it and let it go. "
+                "A message is scheduled while it has a delivery time and one of the subscriptions meant has not "
+                "acknowledged it. Ids are `ledger:entry`, with a batch index behind them for a message of a batch. "
+                "Counts count entries of the log; a batch is one. Paths below `/admin/v2` are Pulsar's, and refuse "
+                "with Pulsar's `reason`."
+            ),
+        },
+        "paths": scheduled_paths() | admin_paths(),
+        "components": {
+            "schemas": scheduled_schemas() | admin_schemas(),
+            "responses": {
+                "Error": _answer("Refused, and nothing has changed", "Error"),
+                "Failure": _answer("Failed; a part may be done, and to repeat the request is safe", "Error"),
+                "Reason": _answer("Refused, and nothing has changed", "Reason"),
+            },
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"bearer": []}],
+    }
+
+
+def _answer(description: str, schema: str) -> Json:
+    return {"description": description, "content": {"application/json": {"schema": ref(schema)}}}

@@ -1,0 +1,64 @@
+"""Parts of the OpenAPI document that its modules share: types of fields, operations and parameters. Plain values."""
+
+from typing import Any, Final
+
+Json = dict[str, Any]
+
+TIME: Final[Json] = {
+    "description": "Milliseconds since 1970, or ISO 8601 (UTC where no zone is given)",
+    "oneOf": [{"type": "integer", "minimum": 0}, {"type": "string"}],
+}
+MS: Final[Json] = {"type": ["integer", "null"], "description": "Milliseconds since 1970"}
+TEXT_TIME: Final[Json] = {"type": ["string", "null"], "format": "date-time"}
+COUNT: Final[Json] = {"type": "integer", "minimum": 0}
+TEXT: Final[Json] = {"type": "string"}
+TEXT_OR_NULL: Final[Json] = {"type": ["string", "null"]}
+BOOL: Final[Json] = {"type": "boolean"}
+
+
+def object_of(properties: Json, required: list[str] | None = None) -> Json:
+    """Return an object; without `required` it has all of the properties."""
+    return {"type": "object", "properties": properties, "required": list(properties) if required is None else required}
+
+
+def list_of(items: Json) -> Json:
+    """Return a list."""
+    return {"type": "array", "items": items}
+
+
+def ref(name: str) -> Json:
+    """Return a reference to a schema."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def in_query(name: str, schema: Json, description: str) -> Json:
+    """Return a parameter of the query."""
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
+def in_path(name: str, description: str) -> Json:
+    """Return a parameter of the path."""
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": TEXT}
+
+
+def topic_parts() -> list[Json]:
+    """Return the parameters that name a topic."""
+    return [
+        in_path("tenant", "The tenant"),
+        in_path("namespace", "The namespace"),
+        in_path("topic", "Its local name, percent-encoded"),
+    ]
+
+
+def operation(name: str, summary: str, answer: Json, parameters: list[Json] | None = None) -> Json:
+    """Return an operation that answers JSON, or refuses with an `Error`."""
+    return {
+        "operationId": name,
+        "summary": summary,
+        **({"parameters": parameters} if parameters else {}),
+        "responses": {
+            "200": {"description": "Done", "content": {"application/json": {"schema": answer}}},
+            "4XX": {"$ref": "#/components/responses/Error"},
+            "5XX": {"$ref": "#/components/responses/Failure"},
+        },
+    }

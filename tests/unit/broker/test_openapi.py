@@ -1,0 +1,158 @@
+"""The OpenAPI document: valid, whole, and true of what is answered."""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from broker.admin.openapi import document
+from broker.admin.web import WebServer, start_web
+from broker.page.routes import PAGE_PATHS
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from broker.server.server import all_routes
+from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.unit.broker.test_scheduled_batches import NOW_MS, batch_frame, subscribed
+
+TOPIC = "public/default/t"
+ASKED = [
+    "/health",
+    "/postdate/v1/openapi.json",
+    "/postdate/v1/topics",
+    f"/postdate/v1/topics/{TOPIC}",
+    f"/postdate/v1/topics/{TOPIC}/scheduled",
+    f"/postdate/v1/topics/{TOPIC}/scheduled?payload=true&limit=1",
+    f"/postdate/v1/topics/{TOPIC}/scheduled/histogram?buckets=3",
+    f"/postdate/v1/topics/{TOPIC}/explain?key=k",
+    f"/admin/v2/persistent/{TOPIC}/stats",
+    f"/admin/v2/persistent/{TOPIC}/internalStats",
+    f"/admin/v2/persistent/{TOPIC}/delayedIndex",
+]
+POSTED: list[tuple[str, dict[str, Any]]] = [
+    ("pause", {}),
+    ("resume", {"ratePerSecond": 5}),
+    ("scheduled/cancel", {"all": True, "dryRun": True}),
+    ("scheduled/reschedule", {"all": True, "shiftMs": 5, "dryRun": True}),
+    ("scheduled/reschedule", {"all": True, "shiftMs": 5}),
+    ("scheduled/cancel", {"key": "k"}),
+]
+
+
+async def _no_metrics() -> AsyncIterator[bytes]:
+    yield b""
+
+
+def play(folder: Path, story: Callable[[WebServer, Peer], Awaitable[None]]) -> None:
+    """Run a story on a service with all of its routes."""
+
+    async def whole() -> None:
+        service = await open_service(folder)
+        peer, topic = await subscribed(service)
+        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="")
+        peer.send_bytes(batch_frame(["a", "b"], deliver_at_ms=NOW_MS + 60_000))
+        await until(lambda: topic.ledger.entries_total)
+        server = await start_web(
+            "127.0.0.1",
+            0,
+            metrics=_no_metrics,
+            health=lambda: {"pid": 7, "uptime_ms": 5},
+            routes=all_routes(service),
+        )
+        try:
+            await story(server, peer)
+        finally:
+            await server.close()
+            await service.close()
+
+    asyncio.run(whole())
+
+
+def test_the_document_is_valid_openapi_3_1() -> None:
+    OpenAPIV31SpecValidator(document()).validate()
+
+
+def test_every_path_that_is_served_is_in_the_document_and_no_other(tmp_path: Path) -> None:
+    async def story(server: WebServer, _: Peer) -> None:
+        files = PAGE_PATHS - {"/"}
+        served = {(method.lower(), "/page/{file}" if path in files else path) for method, path in server.routes}
+        described = {
+            (method, path)
+            for path, operations in document()["paths"].items()
+            for method in operations
+            if method != "parameters"
+        }
+
+        assert served == described
+
+    play(tmp_path, story)
+
+
+def test_each_operation_has_an_id_of_its_own() -> None:
+    ids = [
+        one["operationId"]
+        for operations in document()["paths"].values()
+        for method, one in operations.items()
+        if method != "parameters"
+    ]
+
+    assert len(set(ids)) == len(ids)
+
+
+def test_answers_are_what_the_document_says(tmp_path: Path) -> None:
+    async def story(server: WebServer, _: Peer) -> None:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:
+            for path in ASKED:
+                async with session.get(path) as reply:
+                    assert reply.status == 200, path
+                    _check("get", path, "200", await reply.json())
+            for what, body in POSTED:
+                path = f"/postdate/v1/topics/{TOPIC}/{what}"
+                async with session.post(path, json=body, headers={"Operation-Id": "mine"}) as reply:
+                    assert reply.status == 200, await reply.text()
+                    _check("post", path, "200", await reply.json())
+            async with session.get("/postdate/v1/operations/mine") as reply:
+                _check("get", "/postdate/v1/operations/mine", "200", await reply.json())
+            async with session.get(f"/postdate/v1/topics/{TOPIC}/scheduled?limit=x") as reply:
+                assert reply.status == 400
+                _check("get", f"/postdate/v1/topics/{TOPIC}/scheduled", "4XX", await reply.json())
+            async with session.get(f"/admin/v2/persistent/{TOPIC}x/stats") as reply:
+                assert reply.status == 404
+                _check("get", f"/admin/v2/persistent/{TOPIC}/stats", "4XX", await reply.json())
+
+    play(tmp_path, story)
+
+
+def _check(method: str, path: str, status: str, answer: Any) -> None:
+    whole = document()
+    (operations,) = [one for template, one in whole["paths"].items() if _is_of(template, path.partition("?")[0])]
+    response = operations[method]["responses"][status]
+    if "$ref" in response:
+        response = whole["components"]["responses"][response["$ref"].rpartition("/")[2]]
+    schema = response["content"]["application/json"]["schema"]
+    components = _closed(copy.deepcopy(whole["components"]))
+
+    Draft202012Validator({**_closed(copy.deepcopy(schema)), "components": components}).validate(answer)
+
+
+def _is_of(template: str, path: str) -> bool:
+    parts = path.split("/")
+    return len(parts) == len(template.split("/")) and all(
+        one.startswith("{") or one == part for one, part in zip(template.split("/"), parts, strict=True)
+    )
+
+
+def _closed(schema: Any) -> Any:
+    """Take no field that the document does not name."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "object" and "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+        for one in schema.values():
+            _closed(one)
+    elif isinstance(schema, list):
+        for one in schema:
+            _closed(one)
+    return schema
