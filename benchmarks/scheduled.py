@@ -138,8 +138,8 @@ def _publish(client: pulsar.Client, messages: int, first_ms: int) -> None:
     client.subscribe(f"{TOPIC}-fresh", SUBSCRIPTION, consumer_type=pulsar.ConsumerType.KeyShared)
     producer = client.create_producer(f"{TOPIC}-fresh", batching_enabled=False, block_if_queue_full=True)
     for number in range(messages):
-        due_ms = due_ms_of(number, messages, first_ms)
-        producer.send_async(PAYLOAD, None, partition_key=key_of(number, messages), deliver_at=due_ms)
+        deliver_at_ms = deliver_at_ms_of(number, messages, first_ms)
+        producer.send_async(PAYLOAD, None, partition_key=key_of(number, messages), deliver_at=deliver_at_ms)
     producer.flush()
     producer.close()
 

@@ -116,7 +116,7 @@ class World:
         """Reschedule; the number of moved messages."""
         operations = self.operations()
         movable = await operations.movable(await operations.find(selector))
-        return (await operations.move(movable, lambda due_ms: due_ms + shift_ms))[0]
+        return (await operations.move(movable, lambda times_ms: times_ms + shift_ms))[0]
 
     async def cancel(self, selector: Selector) -> int:
         """Cancel; the number of cancelled messages."""
