@@ -41,7 +41,7 @@ from snapshot_storage.rocksdb.layout import (
     indexed_id,
     unfinished_key,
 )
-from snapshot_storage.rocksdb.opening import BLOCK_BYTES, OpenDatabase, open_to_read, open_to_write
+from snapshot_storage.rocksdb.opening import OpenDatabase, open_to_read, open_to_write
 from snapshot_storage.rocksdb.writing import SnapshotWriting
 from snapshot_storage.storage import (
     FIRST_SEGMENT_ENTRY,
@@ -210,19 +210,9 @@ class RocksDBFolder:
             raise
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """Return header and metadata; a snapshot that fits one block comes whole, as far as it is undamaged."""
+        """Return header and metadata; segments are another read, which costs little where it is wanted."""
         info = self._known_info(bucket_id)
-        last_entry = info.segment_count if info.length_bytes <= BLOCK_BYTES else METADATA_ENTRY
-        while True:
-            try:
-                metadata, *segments = self._read_entries(info, METADATA_ENTRY, last_entry)
-            except SnapshotCorruptedError as error:
-                if last_entry == METADATA_ENTRY:
-                    raise
-                # The entries before the damage; entry 0 by itself is judged by its own checksum alone.
-                last_entry = max(METADATA_ENTRY, min(last_entry, error.entry or METADATA_ENTRY) - 1)
-            else:
-                return BucketSnapshotHead(info, metadata, segments)
+        return BucketSnapshotHead(info, self._read_entries(info, METADATA_ENTRY, METADATA_ENTRY)[0], ())
 
     def read_metadata(self, bucket_id: int) -> bytes:
         """Return entry 0."""

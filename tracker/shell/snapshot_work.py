@@ -224,6 +224,8 @@ class StorageWork(StorageWorker):
         # Threads share one interpreter: two builds at a time would finish no earlier, and hold the event loop up
         # twice as long.
         self._building = asyncio.Lock()
+        # The first of many answers goes out while the next one is decoded.
+        self._decoding = asyncio.Lock()
         self._storage = storage
         self._creates = SnapshotCreates(storage)
         self._run_blocking = run_blocking
@@ -373,7 +375,10 @@ class StorageWork(StorageWorker):
 
     async def _decode(self, size_bytes: int, function: Callable[[], T]) -> T:
         """Run what takes long in a worker; a way there and back takes longer than a few segments."""
-        return function() if size_bytes <= self._decoded_at_once_bytes_max else await self._run_blocking(function)
+        if size_bytes <= self._decoded_at_once_bytes_max:
+            return function()
+        async with self._decoding:
+            return await self._run_blocking(function)
 
     async def _merge(self, owner: SnapshotOwner, action: MergeBuckets) -> Event:
         """Merge the sources piece by piece; in memory are some segments of each, and the target's metadata."""
