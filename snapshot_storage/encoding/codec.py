@@ -122,14 +122,22 @@ def decode_segments(segments: Sequence[bytes], *, first_entry: int = 1) -> Delay
     """
     together = decode_segments_together([segments])
     if together is not None:
-        return together[0]
+        return together.rows
     return DelayedIndexes.concatenate(
         [decode_segment(segment, entry=first_entry + k) for k, segment in enumerate(segments)]
     )
 
 
-def decode_segments_together(snapshots: Sequence[Sequence[bytes]]) -> list[DelayedIndexes] | None:
-    """Return the rows of some segments of each of several snapshots, as parts of one table.
+class RowsTogether(NamedTuple):
+    """Rows of several snapshots, one after the other."""
+
+    rows: DelayedIndexes
+    ends: list[int]
+    """Where the rows of each snapshot end."""
+
+
+def decode_segments_together(snapshots: Sequence[Sequence[bytes]]) -> RowsTogether | None:
+    """Return the rows of some segments of each of several snapshots.
 
     None where one of them is damaged, or is spelled in another way than every known writer does: `decode_segments` of
     each tells which.
@@ -145,8 +153,8 @@ def decode_segments_together(snapshots: Sequence[Sequence[bytes]]) -> list[Delay
     is_whole = bool((row_ends[np.searchsorted(row_ends, seams)] == seams).all())
     if not is_whole or (len(rows) and int(rows.entry_ids.max()) > ENTRY_ID_MAX):
         return None
-    ends = row_ends.searchsorted(np.cumsum([sum(map(len, one)) for one in snapshots]), "right").tolist()
-    return [rows.slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    ends = row_ends.searchsorted(np.cumsum([sum(map(len, one)) for one in snapshots]), "right")
+    return RowsTogether(rows, ends.tolist())
 
 
 def _decode_other_spelling(data: bytes, entry: int | None) -> DelayedIndexes:

@@ -91,6 +91,17 @@ class DelayedIndexes:
         """Return rows `start` (included) to `end` (not included), without copying."""
         return type(self)(self.deliver_at_ms[start:end], self.ledger_ids[start:end], self.entry_ids[start:end])
 
+    def descents(self) -> NDArray[np.intp]:
+        """Return the rows whose predecessor is behind them in order of (deliver_at_ms, ledger_id, entry_id)."""
+        is_behind = self.deliver_at_ms[:-1] > self.deliver_at_ms[1:]
+        # Few neighbours have one time, mostly.
+        undecided = np.flatnonzero(self.deliver_at_ms[:-1] == self.deliver_at_ms[1:])
+        for key in (self.ledger_ids, self.entry_ids):
+            before, after = key[undecided], key[undecided + 1]
+            is_behind[undecided[before > after]] = True
+            undecided = undecided[before == after]
+        return np.flatnonzero(is_behind) + 1
+
     def is_sorted(self) -> bool:
         """Whether the rows are in order of (deliver_at_ms, ledger_id, entry_id); equal rows are in order.
 

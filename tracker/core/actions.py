@@ -194,6 +194,8 @@ class SegmentsLoaded:
     first_segment: int
     last_segment: int
     rows: DelayedIndexes
+    position_sum: int
+    """The sum (`position_sums`) of their positions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ Here are the fields and what follows from them. Only `transitions` changes them;
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyroaring import BitMap
 
@@ -26,7 +26,7 @@ from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import LEDGER_ID_MAX
 from tracker.columns.row_queue import NEVER, RowKey
 from tracker.columns.segment_table import SegmentTable, is_in_order
-from tracker.core.actions import Action, LoadSegments, ReadPositions
+from tracker.core.actions import Action, LoadSegments, ReadPositions, SegmentsLoaded
 from tracker.core.attempts import Attempts
 
 
@@ -69,6 +69,15 @@ NOT_SERVED: Final = frozenset(
     {BucketState.DISCARDED, BucketState.DELETING, BucketState.UNREGISTERING, BucketState.GONE}
 )
 """States in which a bucket counts no more."""
+
+
+class NextLoad(NamedTuple):
+    """Segments that are to be loaded together, by their numbers, which begin at 1."""
+
+    first_segment: int
+    last_segment: int
+    row_count: int
+    """How many rows that brings."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,8 +143,8 @@ class Bucket:
     read: ReadPositions | None = None
     """The read of its positions in flight."""
     read_attempts: Attempts = field(default_factory=Attempts)
-    loaded_meanwhile: list[DelayedIndexes] = field(default_factory=list)
-    """Rows that were loaded while that read was in flight."""
+    loaded_meanwhile: list[SegmentsLoaded] = field(default_factory=list)
+    """What was loaded while that read was in flight."""
     overlap_ms: int = -1
     """Rows up to this time may be handed out from elsewhere before they are loaded."""
 
@@ -246,21 +255,29 @@ class Bucket:
             return self.loaded_key
         return RowKey(next_ms, self.ledgers.first_ledger_id, -1)
 
-    def segments_to_load(self, through_ms: int, row_count_max: int) -> tuple[int, int]:
-        """Return the numbers of the first and last segment of the next load, counted from 1.
+    def next_load(self, through_ms: int, row_count_max: int) -> NextLoad:
+        """Return the segments of the next load.
 
         Those that came with the metadata are taken as they are. Else it is at least one span; further ones as long as
         they begin by `through_ms` and the rows stay within the limit. With widely spread times a segment has few rows,
         and one call each would be most of the cost.
         """
         assert self.table is not None
-        first = self.loaded_spans
+        table, first = self.table, self.loaded_spans
+        rows_before = table.rows_before(first)
         if not first and self.first_segments:
-            return 1, len(self.first_segments)
-        by_time = int(self.table.first_times.searchsorted(through_ms, "right"))
-        by_rows = int(self.table.row_ends.searchsorted(self.table.rows_before(first) + row_count_max, "right"))
-        end = max(first + 1, min(by_time, by_rows))
-        return self.table.segments_before(first) + 1, self.table.segments_before(end)
+            segment_count = len(self.first_segments)
+            return NextLoad(1, segment_count, table.rows_before(table.spans_of(segment_count)))
+        end = len(table)
+        # Of a bucket that is overdue, or small, all is wanted.
+        if table.first_times[-1] > through_ms:
+            end = int(table.first_times.searchsorted(through_ms, "right"))
+        if table.row_ends[-1] > rows_before + row_count_max:
+            end = min(end, int(table.row_ends.searchsorted(rows_before + row_count_max, "right")))
+        end = max(first + 1, end)
+        return NextLoad(
+            table.segments_before(first) + 1, table.segments_before(end), table.rows_before(end) - rows_before
+        )
 
     def spans_before(self, time_ms: int) -> int:
         """Return how many leading spans end before a time, with no row of theirs at the next one's start."""

@@ -37,6 +37,8 @@ class LoadQueue:
         self._buckets = buckets
         self._breaker = breaker
         self._timers = timers
+        self._barriers: dict[int, RowKey] = {}
+        """Of all buckets with unloaded segments, as they are now: entries of the heaps with others are stale."""
         self._upcoming: list[tuple[RowKey, int]] = []
         """By barrier. As in the other heaps, entries of buckets that have gone on are left until they come up."""
         self._due: dict[int, Bucket] = {}
@@ -70,11 +72,13 @@ class LoadQueue:
         """Take a bucket as it is now; call whenever something of it was loaded, and when it is served from segments."""
         self.forget(bucket.serial)
         if bucket.has_unloaded:
-            heapq.heappush(self._upcoming, (bucket.barrier, bucket.serial))
+            barrier = self._barriers[bucket.serial] = bucket.barrier
+            heapq.heappush(self._upcoming, (barrier, bucket.serial))
             self._timers.wake(Why.LOADS)
 
     def forget(self, serial: int) -> None:
         """Want nothing of a bucket."""
+        self._barriers.pop(serial, None)
         if self._due.pop(serial, None) is not None:
             self.unknown.pop(serial, None)
             self._in_flight.pop(serial, None)
@@ -83,7 +87,7 @@ class LoadQueue:
 
     def clear(self) -> None:
         """Want nothing of any bucket."""
-        for serial in list(self._due):
+        for serial in list(self._barriers):
             self.forget(serial)
 
     def forget_waits(self) -> None:
@@ -126,7 +130,7 @@ class LoadQueue:
             self._queue(bucket)
 
     def _queue(self, bucket: Bucket) -> None:
-        barrier = bucket.barrier
+        barrier = self._barriers[bucket.serial]
         heapq.heappush(self._queued, (barrier, bucket.serial))
         heapq.heappush(self._tries, (bucket.load_attempts.failures, barrier, bucket.serial))
 
@@ -140,7 +144,7 @@ class LoadQueue:
                 self._queue(failed)
         if self._waiting:
             self._timers.at(Why.LOADS, self._waiting[0][0])
-        while (bucket := _first(self._upcoming, self._buckets)) is not None:
+        while (bucket := self._first(self._upcoming, self._buckets)) is not None:
             if bucket.serial not in self._due:
                 if bucket.next_segment_ms > through_ms:
                     self._timers.at(Why.LOADS, bucket.next_segment_ms - (through_ms - now_ms))
@@ -151,7 +155,7 @@ class LoadQueue:
 
     def take_queued(self, room: int) -> Iterator[Bucket]:
         """Take queued buckets, in their order, as long as there is room for rows; each is to be admitted."""
-        while room > self.row_count and (bucket := _first(self._queued, self._due)) is not None:
+        while room > self.row_count and (bucket := self._first(self._queued, self._due)) is not None:
             heapq.heappop(self._queued)
             if bucket.serial not in self._row_counts and bucket.serial not in self.unknown:
                 yield bucket
@@ -162,7 +166,7 @@ class LoadQueue:
             self.unknown[bucket.serial] = bucket
             return
         self._reserve(bucket.serial, max(1, row_count))
-        heapq.heappush(self._ready, (bucket.barrier, bucket.serial))
+        heapq.heappush(self._ready, (self._barriers[bucket.serial], bucket.serial))
 
     def next_ready(self, now_ms: int) -> Bucket | None:
         """Return the bucket whose load may start now and is to start first."""
@@ -171,7 +175,7 @@ class LoadQueue:
         if self._breaker.is_open:
             bucket = self._next_try()
             return bucket if bucket is not None and self.may_start(bucket, now_ms) else None
-        while (bucket := _first(self._ready, self._due)) is not None:
+        while (bucket := self._first(self._ready, self._due)) is not None:
             if bucket.serial in self._row_counts and bucket.load is None:
                 return bucket
             heapq.heappop(self._ready)
@@ -183,7 +187,8 @@ class LoadQueue:
             attempts, barrier, serial = self._tries[0]
             bucket = self._due.get(serial)
             is_current = bucket is not None and bucket.load is None and bucket.load_attempts.failures == attempts
-            if bucket is not None and is_current and serial not in self.unknown and bucket.barrier == barrier:
+            is_current = is_current and self._barriers[serial] == barrier
+            if bucket is not None and is_current and serial not in self.unknown:
                 return bucket
             heapq.heappop(self._tries)
         return None
@@ -197,13 +202,24 @@ class LoadQueue:
             self._timers.at(Why.LOADS, starts_at_ms)
         return starts_at_ms <= now_ms
 
+    def _first(self, heap: list[tuple[RowKey, int]], buckets: Mapping[int, Bucket]) -> Bucket | None:
+        """Return the first bucket of a heap that is among these and where the heap has it."""
+        while heap:
+            barrier, serial = heap[0]
+            bucket = buckets.get(serial)
+            if bucket is not None and self._barriers.get(serial) == barrier:
+                return bucket
+            heapq.heappop(heap)
+        return None
+
     def check(self) -> None:
         """Assert that no bucket is missing, and that what is due is loaded some time."""
         upcoming, idle = set(self._upcoming), {*self._queued, *self._ready}
         tries = {(barrier, serial) for _, barrier, serial in self._tries}
         waiting = {serial for _, serial in self._waiting}
         assert self.row_count == sum(self._row_counts.values())
-        assert self._row_counts.keys() <= self._due.keys()
+        assert self._row_counts.keys() <= self._due.keys() <= self._barriers.keys()
+        assert self._barriers == {serial: one.barrier for serial, one in self._buckets.items() if one.has_unloaded}
         for serial, bucket in self._buckets.items():
             if not bucket.has_unloaded:
                 assert serial not in self._due
@@ -213,14 +229,3 @@ class LoadQueue:
                 is_idle = (bucket.barrier, serial) in idle and (bucket.barrier, serial) in tries
                 assert is_idle or serial in waiting or serial in self.unknown
             assert bucket.load is None or serial in self._in_flight
-
-
-def _first(heap: list[tuple[RowKey, int]], buckets: Mapping[int, Bucket]) -> Bucket | None:
-    """Return the first bucket of a heap that is among these and where the heap has it."""
-    while heap:
-        barrier, serial = heap[0]
-        bucket = buckets.get(serial)
-        if bucket is not None and bucket.has_unloaded and bucket.barrier == barrier:
-            return bucket
-        heapq.heappop(heap)
-    return None

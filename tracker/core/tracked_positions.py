@@ -31,8 +31,8 @@ _NONE: Final = BitMap()
 
 _LEDGERS_LOOKED_AT_MAX: Final = 1_000
 
-_TAKEN_ROWS_MAX: Final = 32_768
-"""Rows that were handed out and whose positions are still to be forgotten: 512 KiB."""
+_TAKEN_ROWS_MIN: Final = 32_768
+"""So many rows that were handed out at least have positions that are still to be forgotten: 512 KiB."""
 
 
 class TrackedPositions:
@@ -131,16 +131,15 @@ class TrackedPositions:
 
         PERFORMANCE: at every poll; that two have a ledger in common at all is found out without looking at each.
         """
-        seen = dict(self._loaded.bitmaps)
+        seen: dict[int, BitMap] = {}
         for positions in (self.mutable, *self.unsealed.values()):
             bitmaps = positions.bitmaps
-            common = {ledger_id: bitmaps[ledger_id] | seen[ledger_id] for ledger_id in bitmaps.keys() & seen.keys()}
-            for ledger_id, union in common.items():
-                has_twice = len(union) < len(bitmaps[ledger_id]) + len(seen[ledger_id])
-                if has_twice and (ledger_ids == ledger_id).any():
-                    return False
-            seen.update(bitmaps)
-            seen.update(common)
+            for others in (self._loaded.bitmaps, seen):
+                for ledger_id in bitmaps.keys() & others.keys():
+                    has_twice = bitmaps[ledger_id].intersect(others[ledger_id])
+                    if has_twice and (ledger_ids == ledger_id).any():
+                        return False
+            seen = bitmaps | {k: seen[k] | bitmaps.get(k, _NONE) for k in seen} if seen else dict(bitmaps)
         return True
 
     def may_be_acknowledged_in(self, ledgers: LedgerRange) -> bool:
@@ -194,12 +193,12 @@ class TrackedPositions:
             The rows to be kept, some of which may be stale, and how many positions had no loaded row before.
         """
         first, last = max(ledgers.first_ledger_id, self.first_ledger_id), ledgers.last_ledger_id
-        is_own = (rows.ledger_ids >= first) & (rows.ledger_ids <= last)
-        if not is_own.all():
-            rows = rows.take(is_own)
         count_before = self.loaded_count
         gone: dict[int, BitMap] = {}
         for ledger_id, entry_ids in ledger_bitmaps(rows.ledger_ids, rows.entry_ids):
+            if not first <= ledger_id <= last:
+                gone[ledger_id] = entry_ids
+                continue
             if cached is None:
                 entry_ids -= self._acknowledged_in(ledger_id)
             else:
@@ -235,11 +234,12 @@ class TrackedPositions:
     def note_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Forget the positions of loaded rows, when each of them is its position's only one.
 
-        PERFORMANCE: many at a time, later: a poll takes a few rows of each of many ledgers.
+        PERFORMANCE: many at a time, later: a poll takes a few rows of each of many ledgers, and so does every part of
+        the rows that is much smaller than all of them.
         """
         self._taken.append((ledger_ids, entry_ids))
         self._taken_count += len(ledger_ids)
-        if self._taken_count >= _TAKEN_ROWS_MAX:
+        if self._taken_count >= max(_TAKEN_ROWS_MIN, self._loaded.count // 2):
             self._forget_taken()
 
     def _forget_taken(self) -> None:

@@ -462,22 +462,28 @@ def _loaded(
         if not isinstance(one, SnapshotStorageError) and len(one) == action.last_segment - action.first_segment + 1
     ]
     together = decode_segments_together(whole) if len(whole) == len(actions) else None
-    if together is None:
+    if together is None or not set(together.rows.descents().tolist()) <= set(together.ends):
         return [_load_answer(*pair) for pair in zip(actions, data, strict=True)]
-    return [_segments_loaded(*pair) for pair in zip(actions, together, strict=True)]
+    rows, ends = together
+    sums = sums_of(rows.ledger_ids, rows.entry_ids, ends)
+    return [
+        SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows.slice(start, end), position_sum)
+        for action, start, end, position_sum in zip(actions, [0, *ends[:-1]], ends, sums, strict=True)
+    ]
 
 
 def _load_answer(action: LoadSegments, data: Sequence[bytes] | SnapshotStorageError) -> Event | Exception:
     if isinstance(data, SnapshotStorageError):
         return data
+    first, last = action.first_segment, action.last_segment
     try:
-        return _segments_loaded(action, _rows_of(action.bucket_id, data, action.first_segment, action.last_segment))
+        rows = _rows_of(action.bucket_id, data, first, last)
     except Exception as error:  # Any error of one snapshot is the answer to it alone.
         return error
-
-
-def _segments_loaded(action: LoadSegments, rows: DelayedIndexes) -> SegmentsLoaded:
-    return SegmentsLoaded(action.serial, action.first_segment, action.last_segment, rows)
+    if not rows.is_sorted():
+        reason = f"the rows of segments {first} to {last} are not in order"
+        return SnapshotCorruptedError(reason, bucket_id=action.bucket_id)
+    return SegmentsLoaded(action.serial, first, last, rows, sum_of(rows.ledger_ids, rows.entry_ids))
 
 
 def _rows_of(bucket_id: int, data: Sequence[bytes], first_segment: int, last_segment: int) -> DelayedIndexes:

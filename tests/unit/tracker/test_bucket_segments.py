@@ -41,7 +41,7 @@ def test_a_load_takes_small_segments_together(
     loaded: int, through_ms: int, row_count_max: int, expected: tuple[int, int]
 ) -> None:
     """As many as begin in time and fit, but at least one."""
-    assert bucket_with(SEGMENTS, loaded=loaded).segments_to_load(through_ms, row_count_max) == expected
+    assert bucket_with(SEGMENTS, loaded=loaded).next_load(through_ms, row_count_max)[:2] == expected
 
 
 def test_the_barrier_is_the_next_segments_first_time() -> None:

@@ -94,7 +94,7 @@ def test_an_answer_that_comes_late_changes_nothing(is_gone: bool) -> None:
         handle(state, SnapshotDeleted(bucket.serial), 1_000)
     state.calls.loads.started()
 
-    handle(state, SegmentsLoaded(bucket.serial, 1, 1, DelayedIndexes.of([5], [1], [1])), 1_000)
+    handle(state, SegmentsLoaded(bucket.serial, 1, 1, DelayedIndexes.of([5], [1], [1]), 0), 1_000)
 
     assert bucket.state is (BucketState.GONE if is_gone else BucketState.DELETING)
     assert state.rows.row_count == 0

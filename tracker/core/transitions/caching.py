@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 from pyroaring import BitMap
 
-from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
-from tracker.columns.position_sums import subtract, sum_of
-from tracker.core.actions import ActionFailed, PositionsRead, ReadPositions
+from tracker.columns.position_sums import subtract
+from tracker.core.actions import ActionFailed, PositionsRead, ReadPositions, SegmentsLoaded
 from tracker.core.bucket import Bucket
 from tracker.core.position_cache import EVICTION_STEP_MS
 from tracker.core.state import TrackerState
@@ -80,9 +79,9 @@ def on_positions(state: TrackerState, bucket: Bucket, event: PositionsRead, now_
         note_overlap(state, [bucket])
     known = PositionSet.of(state.positions.unacknowledged(event.bitmaps, bucket.ledgers))
     position_sum = event.position_sum
-    for rows in bucket.loaded_meanwhile:
-        known.take(rows.ledger_ids, rows.entry_ids)
-        position_sum = subtract(position_sum, sum_of(rows.ledger_ids, rows.entry_ids))
+    for loaded in bucket.loaded_meanwhile:
+        known.take(loaded.rows.ledger_ids, loaded.rows.entry_ids)
+        position_sum = subtract(position_sum, loaded.position_sum)
     if bucket.position_sum is not None and bucket.position_sum != position_sum:
         report_range(state, bucket)
     # Rows without a bit make it useless; then the bucket stays in the cache.
@@ -106,12 +105,12 @@ def on_read_failed(state: TrackerState, bucket: Bucket, event: ActionFailed, now
     state.cache.note_failed(bucket)
 
 
-def note_rows_loaded(bucket: Bucket, rows: DelayedIndexes, new_count: int) -> None:
+def note_rows_loaded(bucket: Bucket, loaded: SegmentsLoaded, new_count: int) -> None:
     """Note that rows have left a bucket's unloaded part, of which so many were not tracked in memory before."""
     if bucket.read is not None:
-        bucket.loaded_meanwhile.append(rows)
+        bucket.loaded_meanwhile.append(loaded)
     if bucket.position_sum is not None:
-        bucket.position_sum = subtract(bucket.position_sum, sum_of(rows.ledger_ids, rows.entry_ids))
+        bucket.position_sum = subtract(bucket.position_sum, loaded.position_sum)
     known_max = bucket.rows_left if bucket.cached is None else bucket.cached.count
     bucket.unloaded_count = min(bucket.rows_left, known_max, max(0, bucket.unloaded_count - new_count))
 

@@ -25,7 +25,7 @@ def start_loads(state: TrackerState, now_ms: int) -> Iterator[LoadSegments]:
     room = state.config.loaded_row_count_max - len(state.rows.loaded)
     for bucket in loads.take_queued(room):
         _note_waited_for(state, bucket, now_ms)
-        loads.admit(bucket, _row_count_of(bucket, through_ms, row_count_max))
+        loads.admit(bucket, bucket.next_load(through_ms, row_count_max).row_count)
     loads.has_room_below, loads.blocked_at = 0, None
     while (next_bucket := _next_to_load(state, room, through_ms, now_ms)) is not None:
         yield _start(state, next_bucket, through_ms, row_count_max)
@@ -33,16 +33,9 @@ def start_loads(state: TrackerState, now_ms: int) -> Iterator[LoadSegments]:
         want(state, unknown)
 
 
-def _row_count_of(bucket: Bucket, through_ms: int, row_count_max: int) -> int:
-    assert bucket.table is not None
-    _, last = bucket.segments_to_load(through_ms, row_count_max)
-    return bucket.table.rows_before(bucket.table.spans_of(last)) - bucket.loaded_row_count
-
-
 def _start(state: TrackerState, bucket: Bucket, through_ms: int, row_count_max: int) -> LoadSegments:
     assert bucket.bucket_id is not None
-    bucket.load_row_count = _row_count_of(bucket, through_ms, row_count_max)
-    first, last = bucket.segments_to_load(through_ms, row_count_max)
+    first, last, bucket.load_row_count = bucket.next_load(through_ms, row_count_max)
     data = drop_first_segments(state, bucket)
     bucket.load = LoadSegments(bucket.serial, bucket.bucket_id, first, last, data if first == 1 else ())
     state.calls.loads.started()
@@ -89,7 +82,7 @@ def on_loaded(state: TrackerState, bucket: Bucket, event: SegmentsLoaded, now_ms
     rows = event.rows
     spans = table.spans_of(load.last_segment)
     row_count = table.rows_before(spans) - table.rows_before(bucket.loaded_spans)
-    if len(rows) < row_count or (len(rows) and not rows.is_sorted()):
+    if len(rows) < row_count:
         give_up(state, bucket, f"segments {load.first_segment} to {load.last_segment} are not what entry 0 says")
         return
     if len(rows) > row_count and bucket.cached is None:
@@ -105,7 +98,7 @@ def on_loaded(state: TrackerState, bucket: Bucket, event: SegmentsLoaded, now_ms
         bucket.loaded_key = RowKey(int(rows.deliver_at_ms[-1]), int(rows.ledger_ids[-1]), int(rows.entry_ids[-1]))
     kept, new_count = state.positions.note_loaded(rows, bucket.ledgers, bucket.cached)
     state.rows.loaded.push_sorted(kept.deliver_at_ms, kept.ledger_ids, kept.entry_ids)
-    note_rows_loaded(bucket, rows, new_count)
+    note_rows_loaded(bucket, event, new_count)
     if bucket.is_fully_loaded:
         report_missing_rows(state, bucket)
         forget_unloaded(state, bucket)

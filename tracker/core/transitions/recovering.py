@@ -9,7 +9,6 @@ from typing import Final
 
 from tracker.bucket_properties import BucketProperties, read_properties
 from tracker.columns.position_set import PositionSet
-from tracker.columns.segment_table import is_in_order
 from tracker.core.actions import ActionFailed, MetadataRead, SnapshotIsAlien
 from tracker.core.bucket import Bucket, BucketState
 from tracker.core.state import TrackerState
@@ -65,9 +64,6 @@ def open_some(state: TrackerState) -> None:
 def on_metadata(state: TrackerState, bucket: Bucket, event: MetadataRead, now_ms: int) -> None:
     """The segments are known: loading may begin; which positions they track follows."""
     del now_ms
-    if not is_in_order(event.table):
-        give_up(state, bucket, "its segments overlap in time")
-        return
     bucket.waited_for_since_ms = None
     bucket.size_bytes = event.size_bytes
     bucket.table = event.table
