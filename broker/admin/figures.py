@@ -30,6 +30,7 @@ class SubscriptionSnapshot:
     Attributes:
         name: Its name.
         backlog: Entries that are not acknowledged.
+        delayed: Entries that wait for their time.
         messages_out_total: Messages sent to consumers since the start.
         bytes_out_total: Bytes sent to them.
         dispatcher: The dispatcher's figures, None while there is no dispatcher.
@@ -42,6 +43,7 @@ class SubscriptionSnapshot:
     backlog: int
     messages_out_total: int
     bytes_out_total: int
+    delayed: int = 0
     dispatcher: SubscriptionStats | None = None
     tracker: TrackerStats | None = None
     index_counters_before: TrackerCounters | None = None
@@ -59,11 +61,6 @@ class SubscriptionSnapshot:
     """Delayed entries that came due since its pause began."""
     cancelled_total: int = 0
     rescheduled_total: int = 0
-
-    @property
-    def delayed(self) -> int:
-        """Entries that wait for their time."""
-        return self.dispatcher.msg_delayed if self.dispatcher is not None else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

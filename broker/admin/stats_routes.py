@@ -18,7 +18,7 @@ from aiohttp import web
 from broker.admin.topic_stats import key_status, topic_delayed_index, topic_internal_stats, topic_stats
 from broker.errors import BrokerError
 from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.listing import delayed_counts
+from broker.scheduled.delayed_counts import delayed_counts
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 

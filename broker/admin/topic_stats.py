@@ -37,7 +37,7 @@ def topic_stats(topic: Topic, delayed: Mapping[str, int]) -> Json:
 
     Args:
         topic: The topic.
-        delayed: Delayed messages by subscription; of others, the delayed index is asked.
+        delayed: Delayed messages by subscription; of others, the dispatcher or the last count is asked.
     """
     subscriptions = {
         name: subscription_stats(topic, one, delayed.get(name)) for name, one in topic.subscriptions.items()
@@ -66,13 +66,17 @@ def topic_stats(topic: Topic, delayed: Mapping[str, int]) -> Json:
 
 
 def subscription_stats(topic: Topic, subscription: Subscription, delayed: int | None = None) -> Json:
-    """Return one value of `subscriptions`; without `delayed` the delayed index is asked for that number."""
+    """Return one value of `subscriptions`; without `delayed` the dispatcher or the last count has that number."""
     totals = subscription.metrics()
     cursor = subscription.cursor
+    if delayed is None:
+        delayed = totals.delayed
     shown: Json = _rates([consumer.meter.rates for consumer in subscription.consumers]) | {
         "bytesOutCounter": totals.bytes_out_total,
         "msgOutCounter": totals.messages_out_total,
         "msgBacklog": cursor.backlog,
+        "msgBacklogNoDelayed": max(0, cursor.backlog - delayed),
+        "msgDelayed": delayed,
         "isDurable": cursor.is_durable,
         "durable": cursor.is_durable,
         "isReplicated": False,
@@ -86,9 +90,6 @@ def subscription_stats(topic: Topic, subscription: Subscription, delayed: int | 
         "lastExpireTimestamp": subscription.expiry.last_ms,
     }
     dispatcher, stats = subscription.dispatcher, subscription.stats()
-    if delayed is None:
-        delayed = 0 if stats is None else stats.msg_delayed
-    shown |= {"msgBacklogNoDelayed": max(0, cursor.backlog - delayed), "msgDelayed": delayed}
     if dispatcher is None or stats is None:
         return shown | {"consumers": []}
     shown |= _of_dispatcher(stats)

@@ -1,6 +1,5 @@
 """Lists: a page of a topic's scheduled messages, and a summary of each topic."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -14,15 +13,10 @@ from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from dispatcher.core.ack_sets import AckSet
-from managed_ledger.errors import LedgerError
 from managed_ledger.position import AFTER_EVERYTHING
 from tracker.columns.row_queue import RowKey
 
-log = logging.getLogger(__name__)
-
 EXACT_ENTRIES_MAX: Final = 100_000
-COUNTED_ENTRIES_MAX: Final = 5_000_000
-"""The longest log whose messages are counted for its stats: 80 MB of columns, 0.3 s where they are not in memory."""
 CANDIDATES_MAX: Final = 200_000
 """The most entries that one page reads; with few matches the page ends early and names where to continue."""
 
@@ -144,24 +138,6 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable
         "backlog": sum(one.cursor.backlog for one in subscriptions),
         "paused": any(one.pause.is_paused for one in subscriptions),
     }
-
-
-async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> dict[str, int]:
-    """Return by subscription how many messages wait for their time, for a log of up to `COUNTED_ENTRIES_MAX`.
-
-    The log says it exactly; the delayed index does not, while it recovers or before a consumer has come. The result is
-    empty for a longer log, and for one that cannot be read.
-    """
-    if topic.ledger.entries_total > COUNTED_ENTRIES_MAX:
-        return {}
-    delaying = [one for one in topic.subscriptions.values() if one.has_delays]
-    try:
-        return {
-            one.name: (await TopicSchedule(topic, catalog, [one], now_ms).totals()).future_count for one in delaying
-        }
-    except LedgerError as error:
-        log.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
-        return {}
 
 
 async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> None:

@@ -38,6 +38,9 @@ class OpenTopics(Protocol):
     async def visited_topic(self, name: TopicName) -> Topic:
         """Open a topic without counting that as use."""
 
+    async def note_due_times(self, topic: Topic) -> None:
+        """Note at an open topic when its messages are due and how many wait, for its figures; logs what fails."""
+
     def take_away(self, topic: Topic) -> asyncio.Future[None]:
         """Close an open topic; a later request for it waits for the end of that."""
 
@@ -62,8 +65,9 @@ class RestingTopics:
 
     @property
     def figures(self) -> list[TopicSnapshot]:
-        """The figures of each resting topic, as they were when it was closed."""
-        return list(self._figures.values())
+        """The figures of each resting topic, as they were when it was closed; delayed until the last one is due."""
+        now_ms = self._now_ms()
+        return [one if one.last_deliver_at_ms > now_ms else _without_delayed(one) for one in self._figures.values()]
 
     def forget(self, name: TopicName) -> None:
         """Forget the figures of a topic that was opened."""
@@ -75,7 +79,10 @@ class RestingTopics:
             if topic.is_used:
                 topic.note_use(self._now_ms())
             elif self._now_ms() - topic.last_used_ms >= REST_AFTER_MS and not self._is_to_be_deleted(topic):
-                await self._rest(topic)
+                await self._service.note_due_times(topic)
+                # A client may have come meanwhile, or another call have closed it.
+                if not topic.is_used and self._service.topics.get(topic.name) is topic:
+                    await self._rest(topic)
 
     async def delete_inactive(self) -> None:
         """Delete the topics that have been inactive for long enough."""
@@ -120,6 +127,7 @@ class RestingTopics:
                 await topic.make_room(self._now_ms())
             # Otherwise nothing is trimmed: right after a start, subscribers may still be connecting.
             await topic.swept()
+            await self._service.note_due_times(topic)
             if not topic.is_used and not topic.was_asked_for and not self._is_to_be_deleted(topic):
                 await self._rest(topic)
         except SnapshotsLeftError:
@@ -140,6 +148,18 @@ class RestingTopics:
     def _is_to_be_deleted(self, topic: Topic) -> bool:
         """Whether it stays open until it is deleted."""
         return self._config.is_deleted and not topic.is_active(self._config.mode)
+
+
+def _without_delayed(figures: TopicSnapshot) -> TopicSnapshot:
+    """Return the figures with every message due."""
+    if not any(one.delayed for one in figures.subscriptions):
+        return figures
+    return replace(
+        figures,
+        subscriptions=[replace(one, delayed=0) for one in figures.subscriptions],
+        next_deliver_at_ms=0,
+        last_deliver_at_ms=0,
+    )
 
 
 def _without_counters(figures: TopicSnapshot) -> TopicSnapshot:

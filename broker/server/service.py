@@ -32,6 +32,7 @@ from broker.configuration.config import BrokerConfig
 from broker.errors import NotAllowedError, ServiceStartError
 from broker.network.hosts import is_wildcard
 from broker.scheduled.catalog import ScheduleCatalog
+from broker.scheduled.delayed_counts import note_delayed
 from broker.scheduled.listing import note_due_times
 from broker.server.event_loop import turns_of
 from broker.server.resting import REST_CHECK_INTERVAL_S, RestingTopics
@@ -260,13 +261,18 @@ class Service:
         self._producers_named += 1
         return f"{self._producer_name_prefix}-{self._producers_named}"
 
+    async def note_due_times(self, topic: Topic) -> None:
+        """Note at an open topic when its messages are due and how many wait, for its figures; logs what fails."""
+        try:
+            await note_due_times(topic, self.catalog, self.now_ms)
+        except LedgerError as error:
+            log.warning("%s: cannot tell when messages are due: %s", topic.name, error)
+        await note_delayed(topic, self.catalog, self.now_ms)
+
     async def metrics(self) -> AsyncIterator[bytes]:
         """Give the text for `/metrics`, a slice at a time."""
         async for topic in in_slices(list(self.topics.values())):
-            try:
-                await note_due_times(topic, self.catalog, self.now_ms)
-            except LedgerError as error:
-                log.warning("%s: cannot tell when messages are due: %s", topic.name, error)
+            await self.note_due_times(topic)
         process = self._storage if isinstance(self._storage, SnapshotProcess) else None
         disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
         chunks = stream_metrics(

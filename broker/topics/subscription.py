@@ -68,6 +68,15 @@ class Expiry:
     """The time of the last check."""
 
 
+@dataclass(frozen=True, slots=True)
+class DelayedInLog:
+    """How many messages wait for their time, as counted in the log."""
+
+    count: int = 0
+    valid_until_s: float = 0.0
+    """When a long log may be counted again, on a clock that never goes back."""
+
+
 class Subscription:
     """One named reader of a topic.
 
@@ -111,6 +120,8 @@ class Subscription:
         self.mark_delete_advanced_ms = 0
         self.held_by_pause = 0
         """Delayed entries that came due since a pause began, at the last count."""
+        self.delayed_in_log = DelayedInLog()
+        """The last count of what waits for its time; without a meaning while there is a dispatcher, which knows."""
         self.lateness: LatenessHistogram | None = None
         """The histogram of lateness; None without one that outlives a dispatcher."""
         self.cancelled_total = 0
@@ -176,6 +187,10 @@ class Subscription:
         """Return the dispatcher's figures, or None without a subscribe since the start."""
         return None if self.dispatcher is None else self.dispatcher.stats()
 
+    def delayed(self, stats: SubscriptionStats | None) -> int:
+        """Return how many messages wait for their time: as its dispatcher's figures say, or as counted in the log."""
+        return self.delayed_in_log.count if stats is None else stats.msg_delayed
+
     def metrics(self) -> SubscriptionSnapshot:
         """Give the figures for `/metrics`."""
         stats = self.stats()
@@ -184,6 +199,7 @@ class Subscription:
         return SubscriptionSnapshot(
             name=self.name,
             backlog=self.cursor.backlog,
+            delayed=self.delayed(stats),
             messages_out_total=self._messages_out_before + sum(one.msg_out_counter for one in consumers),
             bytes_out_total=self._bytes_out_before + sum(one.bytes_out_counter for one in consumers),
             dispatcher=stats,

@@ -88,6 +88,7 @@ def subscription(name: str = "orders", **changes: Any) -> SubscriptionSnapshot:
         backlog=83_221,
         messages_out_total=55_467,
         bytes_out_total=7_909_174,
+        delayed=60_000,
         dispatcher=dispatcher(),
         tracker=tracker(),
     )
@@ -173,7 +174,7 @@ def test_without_topics_names_and_labels_are_a_real_pulsars_too() -> None:
 
 def test_without_topics_there_is_one_series_for_each_namespace_and_figure() -> None:
     topics = [
-        topic(subscription(), subscription("audit", dispatcher=None, tracker=None), name=str(number))
+        topic(subscription(), subscription("audit", dispatcher=None, tracker=None, delayed=0), name=str(number))
         for number in range(9)
     ]
     elsewhere = topic(subscription(), namespace="shop/eu")
@@ -392,13 +393,13 @@ def test_no_delayed_backlog_is_never_negative() -> None:
     assert found["pulsar_subscription_back_log_no_delayed", at(ORDERS)] == 0
 
 
-def test_a_subscription_without_a_dispatcher_has_its_backlog() -> None:
-    bare = subscription(dispatcher=None, tracker=None)
+def test_a_subscription_without_a_dispatcher_has_its_backlog_and_what_was_counted_in_the_log() -> None:
+    bare = subscription(dispatcher=None, tracker=None, delayed=17)
 
     found = {name: value for (name, labels), value in rendered(topic(bare)).items() if labels == at(ORDERS)}
 
     assert found["pulsar_subscription_back_log"] == 83_221
-    assert found["pulsar_subscription_delayed"] == 0
+    assert found["pulsar_subscription_delayed"] == 17
     assert "pulsar_subscription_in_replay" not in found
     assert "postdate_delayed_reread_at_recovery_total" not in found
 

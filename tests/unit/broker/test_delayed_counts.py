@@ -1,0 +1,163 @@
+"""How many messages wait for their time, where no consumer has come since the start."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from broker.admin.topic_stats import topic_stats
+from broker.configuration.config import BrokerConfig
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from broker.scheduled.catalog import ScheduleCatalog
+from broker.scheduled.delayed_counts import COUNTING_SHARE, delayed_counts, note_delayed
+from broker.server.service import Service
+from broker.topics.inactive import REST_AFTER_MS
+from broker.topics.policies import DelayedDeliveryPolicies
+from broker.topics.topic_name import TopicName
+from managed_ledger.config import ManagedLedgerConfig
+from tests.helpers.fakes.service_fakes import Peer, until
+from tracker.testing import FakeClock
+
+NAME = TopicName.parse("t")
+HOUR_MS = 3_600_000
+SHARED, EXCLUSIVE = 1, 0
+
+Story = Callable[[Service, FakeClock], Awaitable[None]]
+
+
+def play(folder: Path, *stories: Story) -> None:
+    """Play each story in a life of its own of the service, on the same data."""
+    clock = FakeClock(1_800_000_000_000)
+
+    async def run(story: Story) -> None:
+        config = BrokerConfig(data_directory=folder, managed_ledger=ManagedLedgerConfig(entries_per_ledger_max=4))
+        service = await Service.open(config, now_ms=clock)
+        try:
+            await story(service, clock)
+        finally:
+            await service.close()
+
+    for story in stories:
+        asyncio.run(run(story))
+
+
+async def _subscribe(service: Service, subscription_type: int = SHARED) -> Peer:
+    peer = Peer(service)
+    request = {"topic": "t", "subscription": "s", "subType": subscription_type, "consumer_id": 1, "initialPosition": 1}
+    answer = await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **request)
+    assert answer.type == BaseCommand.SUCCESS
+    return peer
+
+
+async def _six_delayed_of_ten(service: Service, clock: FakeClock) -> None:
+    """Ten messages: four are due at once, and six wait for one to six hours; nobody stays."""
+    peer = await _subscribe(service)
+    topic = await service.topic(NAME)
+    for hours in (0, 1, 0, 2, 3, 0, 4, 5, 0, 6):
+        await topic.ledger.append(b"x", publish_time_ms=clock(), deliver_at_ms=clock() + hours * HOUR_MS)
+    await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
+
+
+async def _shown(service: Service) -> tuple[int, int, int]:
+    """Return the backlog, the delayed messages of it, and the others, as `stats` shows them."""
+    topic = await service.topic(NAME)
+    stats = topic_stats(topic, await delayed_counts(topic, service.catalog, service.now_ms))["subscriptions"]["s"]
+    return stats["msgBacklog"], stats["msgDelayed"], stats["msgBacklogNoDelayed"]
+
+
+async def _metric(service: Service) -> list[str]:
+    text = b"".join([chunk async for chunk in service.metrics()]).decode()
+    return [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("pulsar_subscription_delayed{")]
+
+
+def test_after_a_restart_the_delayed_messages_are_counted_before_a_consumer_comes(tmp_path: Path) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
+        assert await _shown(service) == (10, 6, 4)
+        assert await _metric(service) == ["6.0"]
+        assert service.topics[NAME].subscriptions["s"].dispatcher is None
+        # They come due with nobody there.
+        clock.now_ms += 2 * HOUR_MS
+        assert await _shown(service) == (10, 4, 6)
+        assert await _metric(service) == ["4.0"]
+
+        await _subscribe(service)
+
+        dispatcher = service.topics[NAME].subscriptions["s"].dispatcher
+        assert dispatcher is not None
+        await until(lambda: dispatcher.stats().msg_delayed == 4)
+        assert await _shown(service) == (10, 4, 6)
+
+    play(tmp_path, _six_delayed_of_ten, after)
+
+
+def test_an_acknowledged_message_is_not_counted(tmp_path: Path) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
+        subscription = (await service.topic(NAME)).subscriptions["s"]
+        delayed = [(one.ledger_id, 1) for one in service.topics[NAME].ledger.ledgers()][:1]
+        subscription.cursor.acknowledge(*zip(*delayed, strict=True))
+
+        assert await _shown(service) == (9, 5, 4)
+
+    play(tmp_path, _six_delayed_of_ten, after)
+
+
+def test_where_delays_are_switched_off_only_those_that_keep_their_times_count(tmp_path: Path) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
+        off = DelayedDeliveryPolicies(is_active=False, tick_time_ms=1_000, delay_ms_max=0)
+        await service.set_policies(NAME, off)
+
+        assert await _shown(service) == (10, 0, 10)
+
+    play(tmp_path, _six_delayed_of_ten, after)
+
+
+def test_a_subscription_that_does_not_delay_has_none(tmp_path: Path) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
+        peer = await _subscribe(service, EXCLUSIVE)
+        await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
+
+        assert await _shown(service) == (10, 0, 10)
+
+    play(tmp_path, _six_delayed_of_ten, after)
+
+
+def test_a_resting_topic_has_its_count_until_all_are_due(tmp_path: Path) -> None:
+    """Before and after a start; whoever rests knows no more than when the last one is due."""
+
+    async def resting(service: Service, clock: FakeClock) -> None:
+        assert NAME not in service.topics
+        assert await _metric(service) == ["6.0"]
+
+    async def before(service: Service, clock: FakeClock) -> None:
+        await _six_delayed_of_ten(service, clock)
+        clock.now_ms += REST_AFTER_MS
+        await service.resting.rest_unused()
+        await resting(service, clock)
+
+    async def after(service: Service, clock: FakeClock) -> None:
+        await service.survey_topics()
+        await resting(service, clock)
+        clock.now_ms += 6 * HOUR_MS
+        assert await _metric(service) == ["0.0"]
+
+    play(tmp_path, before, after)
+
+
+def test_a_long_log_is_counted_now_and_then_and_not_kept(tmp_path: Path) -> None:
+    async def after(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        subscription, catalog = topic.subscriptions["s"], ScheduleCatalog()
+
+        async def counted(*times_s: float) -> int:
+            times = iter(times_s)
+            await note_delayed(topic, catalog, clock, kept_entries_max=9, monotonic_s=lambda: next(times))
+            return subscription.delayed_in_log.count
+
+        # It takes from 100 to 101.
+        assert await counted(100, 101) == 6
+        assert catalog.bytes_used == 0
+        clock.now_ms += HOUR_MS
+        not_yet_s = 101 + 1 / COUNTING_SHARE
+        assert await counted(not_yet_s - 0.1) == 6
+        assert await counted(not_yet_s, not_yet_s) == 5
+
+    play(tmp_path, _six_delayed_of_ten, after)
