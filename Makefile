@@ -57,8 +57,8 @@ simulate: setup ## Run the whole service by seed, for long: SEEDS=10000; SEED=7 
 test-s3: setup s3-servers ## Run the storage suite against versitygw and MinIO, which it starts and stops (needs Go once)
 	$(BIN)/pytest -m s3_server
 
-test-installation: setup ## Install the wheel with each extra, in environments of their own (needs a package index)
-	$(BIN)/pytest -m installation
+test-installation: setup ## Install the wheel with each extra, the image and the unit, each alone (needs a package index)
+	$(PYTEST) -m installation
 
 s3-servers: $(S3_SERVERS)/versitygw $(S3_SERVERS)/minio ## Build the S3 servers of the tests (needs Go)
 
@@ -90,16 +90,18 @@ imports: setup ## Check that imports point one way
 # $(call protoc,folder below which the generated packages are written)
 define protoc
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1)/snapshot_storage/pb --pyi_out=$(1)/snapshot_storage/pb proto/delayed_message_index_bucket.proto
-	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1)/broker/protocol/pb --pyi_out=$(1)/broker/protocol/pb proto/pulsar_api.proto
+	$(BIN)/python -m grpc_tools.protoc -I managed_ledger/pb=proto --python_out=$(1) --pyi_out=$(1) proto/pulsar_metadata.proto
+	$(BIN)/python -m grpc_tools.protoc -I proto -I managed_ledger/pb=proto --python_out=$(1)/broker/protocol/pb --pyi_out=$(1)/broker/protocol/pb proto/pulsar_api.proto
 endef
 
 proto: setup ## Generate the Python code of proto/*.proto
 	$(call protoc,.)
 
 proto-check: setup ## Check that generating again changes nothing
-	@rm -rf build/proto && mkdir -p build/proto/snapshot_storage/pb build/proto/broker/protocol/pb
+	@rm -rf build/proto && mkdir -p build/proto/snapshot_storage/pb build/proto/managed_ledger/pb build/proto/broker/protocol/pb
 	$(call protoc,build/proto)
 	diff -r -x __init__.py -x __pycache__ build/proto/snapshot_storage/pb snapshot_storage/pb
+	diff -r -x __init__.py -x __pycache__ build/proto/managed_ledger/pb managed_ledger/pb
 	diff -r -x __init__.py -x __pycache__ build/proto/broker/protocol/pb broker/protocol/pb
 
 docs: setup ## Build the documentation into build/docs; a link that leads nowhere is an error

@@ -26,11 +26,11 @@ import google_crc32c
 import pulsar
 
 from benchmarks.scheduled_redis import measure_redis
-from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
 from demo.process import PostdateProcess, wait_until
 from dispatcher.slots import sticky_hash
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 
 TOPIC: Final = "persistent://public/default/orders"
 PATH: Final = "/postdate/v1/topics/public/default/orders"

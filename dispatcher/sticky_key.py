@@ -1,64 +1,49 @@
-"""Which bytes of a message are its sticky key.
+"""The choice of a message's sticky key among the fields of its metadata.
 
-The order of choice is Pulsar's: ordering key, partition key, producer name with sequence id, a constant. A message
-without a key therefore goes to any consumer, but always to the same one when it is redelivered. A batch has one
-metadata, so one key: producers must batch by key or not at all.
+The order of choice is Pulsar's: ordering key, partition key, producer name with sequence id. A message without a key
+therefore goes to any consumer, but always to the same one when it is redelivered. A batch has one metadata, so one key:
+producers must batch by key or not at all.
 """
 
 import base64
 import binascii
-from typing import Final
 
 from dispatcher.slots import sticky_hash
+from managed_ledger.message_metadata import text_bytes
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 
-NONE_KEY: Final = b"NONE_KEY"
+
+def key_of(metadata: MessageMetadata | SingleMessageMetadata) -> bytes | None:
+    """Return the key that a producer gave: the ordering key, else the partition key, None without either.
+
+    >>> key_of(MessageMetadata(ordering_key=b"o", partition_key=b"k"))
+    b'o'
+    >>> key_of(MessageMetadata(partition_key=b"k"))
+    b'k'
+    """
+    if metadata.HasField("ordering_key"):
+        return metadata.ordering_key
+    if not metadata.HasField("partition_key"):
+        return None
+    key = text_bytes(metadata.partition_key)
+    return _decoded(key) if metadata.partition_key_b64_encoded else key
 
 
-def sticky_key(
-    *,
-    ordering_key: bytes | None,
-    partition_key: bytes | None,
-    partition_key_is_base64: bool,
-    producer_name: str | None,
-    sequence_id: int | None,
-) -> bytes:
+def sticky_key(metadata: MessageMetadata) -> bytes:
     """Return the sticky key of an entry.
 
-    >>> rest = {"partition_key_is_base64": False, "producer_name": "p", "sequence_id": 7}
-    >>> sticky_key(ordering_key=b"o", partition_key=b"k", **rest)
-    b'o'
-    >>> sticky_key(ordering_key=None, partition_key=b"k", **rest)
+    >>> sticky_key(MessageMetadata(partition_key=b"k", producer_name="p", sequence_id=7))
     b'k'
-    >>> sticky_key(ordering_key=None, partition_key=None, **rest)
+    >>> sticky_key(MessageMetadata(producer_name="p", sequence_id=7))
     b'p-7'
     """
-    if ordering_key is not None:
-        return ordering_key
-    if partition_key is not None:
-        return _decoded(partition_key) if partition_key_is_base64 else partition_key
-    if producer_name is not None and sequence_id is not None:
-        return f"{producer_name}-{sequence_id}".encode()
-    return NONE_KEY
+    key = key_of(metadata)
+    return f"{metadata.producer_name}-{metadata.sequence_id}".encode() if key is None else key
 
 
-def sticky_key_hash(
-    *,
-    ordering_key: bytes | None,
-    partition_key: bytes | None,
-    partition_key_is_base64: bool,
-    producer_name: str | None,
-    sequence_id: int | None,
-) -> int:
+def sticky_key_hash(metadata: MessageMetadata) -> int:
     """Return the 31-bit hash of an entry's sticky key, as the log stores it."""
-    return sticky_hash(
-        sticky_key(
-            ordering_key=ordering_key,
-            partition_key=partition_key,
-            partition_key_is_base64=partition_key_is_base64,
-            producer_name=producer_name,
-            sequence_id=sequence_id,
-        )
-    )
+    return sticky_hash(sticky_key(metadata))
 
 
 def _decoded(partition_key: bytes) -> bytes:

@@ -1,81 +1,66 @@
-"""How an entry of a Pulsar client is laid out, and a walk over the fields of its metadata.
+"""The layout of an entry, and the one parser of what stands before its payload.
 
-    entry:  0x0e01 | checksum u32 | metadata size u32 | metadata (protobuf, Pulsar's `MessageMetadata`) | payload
+    entry:  0x0e01 | CRC32C u32 | metadata size u32 | metadata (protobuf, Pulsar's `MessageMetadata`) | payload
 
-The log keeps entries as they came and opens none. This is for whoever asks about single messages: a job that wants two
-fields of many walks over the bytes, and the broker's wire protocol parses what it must write again. Pure.
+The log keeps entries as they came and opens none. The broker parses the metadata of each message that is published, the
+bulk jobs that of messages which they search or repair, both with the generated class: a walk in Python over the fields
+took four times as long. Bulk work over all messages reads headers, in columns, and needs no metadata. Pure.
 """
 
 import struct
-from collections.abc import Iterator
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+
 MAGIC: Final = b"\x0e\x01"
+CHECKSUM_END: Final = 6
+"""The end of magic and checksum; all bytes from here are covered by the checksum."""
 METADATA_START: Final = 10
 _METADATA_SIZE: Final = struct.Struct(">I")
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+class MessageMetadataError(ValueError):
+    """An entry has no metadata that can be parsed."""
 
 
-def bytes_of(field: int | bytes | None) -> bytes | None:
-    """Return the bytes of a field that has some."""
-    return field if isinstance(field, bytes) else None
+def metadata_end(entry: bytes) -> int:
+    """Return where the payload of an entry begins, as its header says.
 
-
-def metadata_of(entry: bytes) -> bytes:
-    r"""Return the metadata of an entry as it is stored; nothing where the entry has none.
-
-    >>> metadata_of(b"\x0e\x01" + b"sum!" + (3).to_bytes(4) + b"abc" + b"the payload")
-    b'abc'
+    Raises:
+        MessageMetadataError: The entry has no metadata.
     """
-    end = metadata_end(entry)
-    return b"" if end is None else entry[METADATA_START:end]
-
-
-def metadata_end(entry: bytes) -> int | None:
-    """Return where the payload of an entry begins, as its header says; None where it has no metadata."""
     if not entry.startswith(MAGIC) or len(entry) < METADATA_START:
-        return None
+        raise MessageMetadataError("an entry without metadata")
     (size,) = _METADATA_SIZE.unpack_from(entry, METADATA_START - 4)
     return METADATA_START + int(size)
 
 
-def fields_of(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Give the number and the value of each field; of fixed numbers their bytes.
+def metadata_bytes(entry: bytes) -> bytes:
+    r"""Return the metadata of an entry as it is stored.
+
+    >>> metadata_bytes(b"\x0e\x01" + b"sum!" + (3).to_bytes(4) + b"abc" + b"the payload")
+    b'abc'
 
     Raises:
-        ValueError: These are no fields.
-        IndexError: They end too early.
+        MessageMetadataError: The entry has no metadata.
     """
-    at, end = 0, len(data)
-    while at < end:
-        tag, at = _varint(data, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
-            value, at = _varint(data, at)
-            yield number, value
-            continue
-        if kind == _BYTES:
-            size, at = _varint(data, at)
-        elif kind in (_FIXED32, _FIXED64):
-            size = 4 if kind == _FIXED32 else 8
-        else:
-            raise ValueError(f"{kind} is no kind of field")
-        if at + size > end:
-            raise IndexError
-        yield number, data[at : at + size]
-        at += size
+    return entry[METADATA_START : metadata_end(entry)]
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    byte = data[at]
-    if byte < 0x80:
-        return byte, at + 1
-    value = byte & 0x7F
-    for shift in range(7, 64, 7):
-        at += 1
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at + 1
-    raise ValueError("a number of more than 64 bits")
+def parse_metadata(data: bytes) -> MessageMetadata:
+    """Parse the bytes of metadata; required fields may be missing.
+
+    Raises:
+        MessageMetadataError: The bytes are no metadata.
+    """
+    try:
+        return MessageMetadata.FromString(data)
+    except DecodeError as error:
+        raise MessageMetadataError(f"metadata that cannot be parsed: {error}") from error
+
+
+def text_bytes(text: str | bytes) -> bytes:
+    """Return the bytes of a text field: the parser gives bytes where a client sent no UTF-8."""
+    return text if isinstance(text, bytes) else text.encode()

@@ -63,13 +63,7 @@ class Publisher:
                 payload,
                 publish_time_ms=metadata.publish_time,
                 deliver_at_ms=deliver_at_ms,
-                sticky_hash=sticky_key_hash(
-                    ordering_key=metadata.ordering_key if metadata.HasField("ordering_key") else None,
-                    partition_key=metadata.partition_key if metadata.HasField("partition_key") else None,
-                    partition_key_is_base64=metadata.partition_key_b64_encoded,
-                    producer_name=metadata.producer_name,
-                    sequence_id=metadata.sequence_id,
-                ),
+                sticky_hash=sticky_key_hash(metadata),
                 # The count in SEND may be wrong, so it is used in stats alone, as in Pulsar.
                 message_count=max(1, metadata.num_messages_in_batch),
             )

@@ -18,9 +18,9 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from broker.protocol.errors import ProtocolError
-from broker.protocol.pb.pulsar_api_pb2 import NONE, ZLIB, CompressionType, MessageMetadata, SingleMessageMetadata
-from dispatcher.sticky_key import sticky_key
-from managed_ledger.message_metadata import MAGIC, METADATA_START, metadata_end
+from dispatcher.sticky_key import key_of
+from managed_ledger.message_metadata import MAGIC, MessageMetadataError, metadata_bytes, metadata_end, parse_metadata
+from managed_ledger.pb.pulsar_metadata_pb2 import NONE, ZLIB, CompressionType, MessageMetadata, SingleMessageMetadata
 
 _U32: Final = Struct(">I")
 
@@ -51,13 +51,10 @@ def metadata_of(entry: bytes) -> MessageMetadata:
 
 
 def _parsed(entry: bytes) -> tuple[MessageMetadata, int]:
-    end = metadata_end(entry)
-    if end is None:
-        raise ProtocolError("an entry without metadata")
     try:
-        return MessageMetadata.FromString(entry[METADATA_START:end]), end
-    except DecodeError as error:
-        raise ProtocolError(f"metadata that cannot be parsed: {error}") from error
+        return parse_metadata(metadata_bytes(entry)), metadata_end(entry)
+    except MessageMetadataError as error:
+        raise ProtocolError(str(error)) from error
 
 
 def messages_of(entry: bytes) -> list[StoredMessage]:
@@ -87,19 +84,6 @@ def messages_of(entry: bytes) -> list[StoredMessage]:
             len(entry),
         )
     ]
-
-
-def key_of(metadata: MessageMetadata) -> bytes | None:
-    """Return the ordering key of an entry, else its partition key, None without either.
-
-    >>> key_of(MessageMetadata(partition_key=b"k"))
-    b'k'
-    """
-    return _key(
-        metadata.ordering_key if metadata.HasField("ordering_key") else None,
-        metadata.partition_key if metadata.HasField("partition_key") else None,
-        is_base64=metadata.partition_key_b64_encoded,
-    )
 
 
 def with_delivery_time(
@@ -153,26 +137,10 @@ def _batch(metadata: MessageMetadata, payload: bytes) -> list[StoredMessage]:
         end = at + single.payload_size
         if end > len(payload):
             raise ValueError
-        key = _key(
-            single.ordering_key if single.HasField("ordering_key") else None,
-            single.partition_key if single.HasField("partition_key") else None,
-            is_base64=single.partition_key_b64_encoded,
-        )
+        key = key_of(single)
         properties = {one.key: one.value for one in single.properties}
         messages.append(
             StoredMessage(index, key, properties, metadata.producer_name, payload[at:end], None, end - begin)
         )
         at = end
     return messages
-
-
-def _key(ordering_key: bytes | None, partition_key: str | bytes | None, *, is_base64: bool) -> bytes | None:
-    if ordering_key is None and partition_key is None:
-        return None
-    return sticky_key(
-        ordering_key=ordering_key,
-        partition_key=partition_key.encode() if isinstance(partition_key, str) else partition_key,
-        partition_key_is_base64=is_base64,
-        producer_name=None,
-        sequence_id=None,
-    )

@@ -22,7 +22,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from broker.protocol.errors import FrameTooLargeError, ProtocolError
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, MessageMetadata
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from managed_ledger.message_metadata import CHECKSUM_END, MAGIC, METADATA_START, MessageMetadataError, parse_metadata
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 
 MESSAGE_SIZE_MAX_DEFAULT: Final = 5 * 1024 * 1024
 """Pulsar's `maxMessageSize`: metadata and payload together."""
@@ -32,9 +34,6 @@ FRAME_PADDING: Final = 10 * 1024
 
 _TWO_U32: Final = Struct(">II")
 _U32: Final = Struct(">I")
-_MAGIC: Final = b"\x0e\x01"
-_CHECKSUM_END: Final = 6  # Magic and checksum; what follows is covered by the checksum.
-_METADATA_START: Final = 10
 # Field 1 (type) = SEND, then field 6 (send), whose one-byte length follows.
 _SEND_PREFIX: Final = b"\x08\x06\x32"
 _MESSAGE_COUNT_MAX: Final = 2**31 - 1
@@ -155,25 +154,25 @@ def _send_ids(data: bytes, start: int, end: int) -> tuple[int, int, int] | None:
 
 
 def _parse_entry(producer_id: int, sequence_id: int, num_messages: int, entry: bytes) -> Send | CorruptSend:
-    if not entry.startswith(_MAGIC):
+    if not entry.startswith(MAGIC):
         # Clients older than protocol version 6 send no checksum; from here on every entry has one.
-        entry = _MAGIC + _U32.pack(google_crc32c.value(entry)) + entry
+        entry = MAGIC + _U32.pack(google_crc32c.value(entry)) + entry
     size = len(entry)
-    if size < _METADATA_START:
+    if size < METADATA_START:
         raise ProtocolError(f"message of {size} bytes is shorter than its own header")
     checksum, metadata_size = _TWO_U32.unpack_from(entry, 2)
-    if google_crc32c.value(entry[_CHECKSUM_END:]) != checksum:
+    if google_crc32c.value(entry[CHECKSUM_END:]) != checksum:
         return CorruptSend(producer_id, sequence_id)
-    metadata_end = _METADATA_START + metadata_size
+    metadata_end = METADATA_START + metadata_size
     if metadata_end > size:
         raise ProtocolError(f"metadata of {metadata_size} bytes in a message of {size}")
     if not 0 < num_messages <= _MESSAGE_COUNT_MAX:
         raise ProtocolError(f"message that counts as {num_messages}")
-    header = entry[_METADATA_START:metadata_end]
+    header = entry[METADATA_START:metadata_end]
     try:
-        metadata = MessageMetadata.FromString(header)
-    except DecodeError as error:
-        raise ProtocolError(f"metadata that cannot be parsed: {error}") from error
+        metadata = parse_metadata(header)
+    except MessageMetadataError as error:
+        raise ProtocolError(str(error)) from error
     # The parser lets required fields be missing; consumers' parsers do not, and would stumble over the entry for
     # ever. Asking it costs as much as parsing did, so it is asked only when a cheap look is not enough: whether the
     # first field is the producer's name, and whether there may be nested fields (properties, encryption keys).

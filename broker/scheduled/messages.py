@@ -12,13 +12,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from broker.protocol.entries import StoredMessage, key_of, messages_of, metadata_of
+from broker.protocol.entries import StoredMessage, messages_of, metadata_of
 from broker.protocol.errors import ProtocolError
 from broker.scheduled.ledger_schedule import Mask
 from broker.scheduled.selection import Rows
 from broker.server.slices import Turns
 from command_line.output import iso_or_none
 from dispatcher.core.ack_sets import AckSet
+from dispatcher.sticky_key import key_of
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
 from managed_ledger.readable_log import ReadableLog

@@ -3,7 +3,7 @@
     headers (filters on topic, time and the key's hash) ──► metadata of what is left (key, properties) ──► positions
 
 The metadata of a message stands before its payload, in the same block of the log; a block with such a message is read
-whole, and only metadata is parsed (`message_metadata`). So a search by property alone reads the whole log, one by time
+whole, and only metadata is parsed (`MetadataFilter`). So a search by property alone reads the whole log, one by time
 or key as well reads little.
 """
 
@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
 from dispatcher.slots import sticky_hash
-from managed_ledger.message_metadata import metadata_of
 from managed_ledger.names import find_topic
 from pipeline.logs.header_log import HeaderLog
 from pipeline.logs.log_folder import LogFolder
@@ -142,6 +141,6 @@ def take_messages(
 
 def _meant(log: HeaderLog, *, ledger_id: int, entry_ids: list[int], wanted: MetadataFilter) -> list[bool]:
     assert isinstance(log, LogFolder)
-    meant = [wanted.takes(metadata_of(entry)) for entry in log.entries(ledger_id, entry_ids)]
+    meant = [wanted.takes(entry) for entry in log.entries(ledger_id, entry_ids)]
     # A ledger that was trimmed meanwhile has none any more.
     return meant + [False] * (len(entry_ids) - len(meant))

@@ -8,9 +8,9 @@ from typing import Any
 
 import google_crc32c
 
-from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore, open_rocksdb
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
 from pipeline.logs.entry_format import PulsarEntries
 from tests.helpers.fakes.virtual_time import SimulationLoop

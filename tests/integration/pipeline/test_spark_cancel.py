@@ -9,12 +9,12 @@ from pyroaring import BitMap
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls it F
 
-from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
 from dispatcher.slots import sticky_hash
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import CursorNotFoundError, StoreLockedError
 from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from pipeline.jobs.cancel import BadPosition, cancel
 from pipeline.jobs.find_messages import find_messages, read_positions
 from pipeline.jobs.log_rebuild import rebuild_log

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from broker.protocol import commands
 from broker.protocol.errors import ProtocolError
 from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, MessageMetadata
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 
 uint64 = st.integers(0, 2**64 - 1)
 # A few letters of every length in UTF-8: what matters here, without the cost of all of Unicode.

@@ -15,7 +15,6 @@ from broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
     KeySharedMeta,
     KeySharedMode,
-    MessageMetadata,
     ProducerAccessMode,
     ServerError,
 )
@@ -24,6 +23,7 @@ from broker.topics.limits import ConnectionController, LimitsConfig
 from broker.topics.topic_name import TopicName
 from dispatcher import DispatcherConfig
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, sticky_hash
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tracker.config import TrackerConfig
 

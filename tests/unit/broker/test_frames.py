@@ -9,7 +9,8 @@ import pytest
 from broker.protocol import commands
 from broker.protocol.errors import FrameTooLargeError, ProtocolError
 from broker.protocol.frames import FRAME_PADDING, CorruptSend, FrameSplitter, Send
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandPartitionedTopicMetadata, MessageMetadata
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandPartitionedTopicMetadata
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 
 
 def metadata_with(**changes: object) -> MessageMetadata:

@@ -10,13 +10,7 @@ import pytest
 
 from broker.protocol.commands import frame
 from broker.protocol.entries import messages_of
-from broker.protocol.pb.pulsar_api_pb2 import (
-    ZLIB,
-    BaseCommand,
-    CommandSubscribe,
-    MessageMetadata,
-    SingleMessageMetadata,
-)
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.scheduled.listing import list_messages
 from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Matched, Operations, Progress, Selector
@@ -25,6 +19,7 @@ from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.service import Service
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
+from managed_ledger.pb.pulsar_metadata_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
 from managed_ledger.position import Position
 from tests.helpers.fakes.service_fakes import Peer, open_service, until
 

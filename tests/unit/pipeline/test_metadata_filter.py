@@ -1,4 +1,4 @@
-"""Properties and keys in the metadata of messages: what Pulsar's own schema says of the same bytes."""
+"""The filter of messages by the properties and the key in their metadata."""
 
 import base64
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
-from managed_ledger.message_metadata import metadata_of
+from managed_ledger.message_metadata import MAGIC
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from pipeline.logs.message_metadata import MetadataFilter
 
 _WORDS = st.sampled_from(["", "a", "b", "ab", "land", "ü", "x" * 200])
@@ -15,6 +15,10 @@ _WORDS = st.sampled_from(["", "a", "b", "ab", "land", "ü", "x" * 200])
 
 def _metadata(**fields: object) -> MessageMetadata:
     return MessageMetadata(producer_name="p-1", sequence_id=300, publish_time=1_700_000_000_000, **fields)
+
+
+def _entry(metadata: bytes) -> bytes:
+    return b"".join((MAGIC, b"sum!", len(metadata).to_bytes(4), metadata, b"the payload"))
 
 
 @given(st.lists(st.tuples(_WORDS, _WORDS), max_size=4), st.lists(st.tuples(_WORDS, _WORDS), max_size=2), _WORDS)
@@ -27,7 +31,7 @@ def test_messages_with_all_properties_are_meant(
         metadata.properties.add(key=name, value=value)
 
     found = MetadataFilter(tuple((name.encode(), value.encode()) for name, value in wanted)).takes(
-        metadata.SerializeToString()
+        _entry(metadata.SerializeToString())
     )
 
     assert found is all(dict(properties).get(name) == value for name, value in wanted)
@@ -46,9 +50,9 @@ def test_messages_with_all_properties_are_meant(
 )
 def test_messages_of_a_key_are_meant(fields: dict[str, object], is_meant: bool) -> None:
     """The ordering key if there is one, as Key_Shared has it."""
-    metadata = _metadata(**fields).SerializeToString()
+    entry = _entry(_metadata(**fields).SerializeToString())
 
-    assert MetadataFilter(keys=(b"order-17", b"other")).takes(metadata) is is_meant
+    assert MetadataFilter(keys=(b"order-17", b"other")).takes(entry) is is_meant
 
 
 @given(st.binary(max_size=40), st.integers(0, 60))
@@ -59,7 +63,7 @@ def test_what_makes_no_sense_is_not_meant(data: bytes, cut: int) -> None:
     wanted = MetadataFilter(((b"name", b"value" * 9),), (b"k" * 30,))
     whole = metadata.SerializeToString()
 
-    assert wanted.takes(whole)
-    assert not wanted.takes(whole[: min(cut, len(whole) - 1)])
+    assert wanted.takes(_entry(whole))
+    assert not wanted.takes(_entry(whole[: min(cut, len(whole) - 1)]))
+    assert not wanted.takes(_entry(data))
     assert not wanted.takes(data)
-    assert not wanted.takes(metadata_of(data))
