@@ -4,6 +4,7 @@ import logging
 import os
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -115,8 +116,19 @@ Postdate is ready.
   Health, metrics {" ".join(f"{url}/health {url}/metrics" for url in web_urls)}
   Listens on      {describe_listening(config)}
   Data            {data}
+{_first_steps(client_url, has_tokens=config.access.is_authentication_enabled)}"""
+
+
+def _first_steps(client_url: str, *, has_tokens: bool) -> str:
+    """Return commands that work: Pulsar's client is an extra, which an image or a server need not have."""
+    program = _first_program(client_url, has_tokens=has_tokens)
+    if find_spec("pulsar") is None:
+        return f"""\
+Try, where pulsar-client is installed: a message that arrives 3 seconds after it was sent
+  python -c "{program}\""""
+    return f"""\
 Try: a message that arrives 3 seconds after it was sent
-  {_installed("python")} -c "{_first_program(client_url, has_tokens=config.access.is_authentication_enabled)}"
+  {_installed("python")} -c "{program}"
 or, for the main job with a crash in the middle: {_installed("postdate")} demo"""
 
 

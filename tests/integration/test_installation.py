@@ -21,11 +21,11 @@ import pytest
 from command_line.extras import MODULES_OF_EXTRAS
 from demo.process import free_ports
 from tests.helpers.pages import example_of
+from tests.helpers.wheels import built_wheel, can_reach_an_index
 
 pytestmark = [pytest.mark.installation, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-NOT_PACKAGED = shutil.ignore_patterns(".*", "build", "*.egg-info", "tests", "benchmarks", "data", "__pycache__")
 
 PROTOBUF_OLDEST: Final = "6.30.0"
 PROTOBUF_NEWEST: Final = "protobuf<8"
@@ -38,6 +38,8 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "demo": ("demo",),
     "dispatcher": ("dispatcher",),
     "managed_ledger": ("rocksdb",),
+    "managed_ledger.message_metadata": (),
+    "managed_ledger.pb": (),
     "managed_ledger.position": (),
     "managed_ledger.repair": ("service", "spark"),
     "pipeline": ("spark",),
@@ -154,21 +156,10 @@ def clean_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy: a build in the checkout would leave modules for the next one."""
+    """The wheel of this checkout."""
     if "CI" not in os.environ and not can_reach_an_index():
         pytest.skip("no package index answers")
-    folder = tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT, folder / "source", ignore=NOT_PACKAGED)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, folder / "source"]
-    subprocess.run(command, check=True, timeout=300)
-    return next(folder.glob("*.whl"))
-
-
-def can_reach_an_index() -> bool:
-    """Whether pip gets an answer about a package."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", os.devnull, "numpy==0"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return "from versions: 1" in found.stderr
+    return built_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def needed_by(module: str) -> tuple[str, ...]:

@@ -1,0 +1,57 @@
+"""A Debian that tests can fill and run: the base of the container image, and a machine that boots systemd.
+
+Debian's mirror is asked once; `build/` keeps the result. What pip installs inside comes from a folder of wheels, so
+nothing inside needs a network. Needs root and Debian's own tools; where they are missing, tests are skipped, except
+in CI.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+
+PYTHON_VERSION: Final = "3.11"
+"""The Python of Debian bookworm."""
+
+_PACKAGES: Final = ("ca-certificates", "dbus", "python3", "python3-venv", "systemd", "systemd-sysv")
+
+
+def need_tools(*names: str) -> None:
+    """Skip the test where it cannot run, except in CI."""
+    missing = [name for name in ("mmdebstrap", *names) if shutil.which(name) is None]
+    if os.geteuid() != 0:
+        missing.append("root")
+    if not missing:
+        return
+    reason = f"{', '.join(missing)}: missing"
+    if "CI" in os.environ:
+        pytest.fail(f"{reason}, which CI must have")
+    pytest.skip(reason)
+
+
+def debian_tar() -> Path:
+    """Return the root folder of a small Debian with Python and systemd, as a tar file; `python` is its Python."""
+    path = ROOT / "build" / "debian-bookworm.tar"
+    path.parent.mkdir(exist_ok=True)
+    # Two workers of pytest-xdist may want it at the same time.
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            unfinished = path.with_suffix(".unfinished.tar")
+            link = '--customize-hook=ln -s python3 "$1/usr/bin/python"'
+            include = f"--include={','.join(_PACKAGES)}"
+            command = ["mmdebstrap", "--quiet", "--variant=minbase", include, link, "bookworm", str(unfinished)]
+            subprocess.run(command, check=True, timeout=240)
+            unfinished.rename(path)
+    return path
+
+
+def pip_configuration(wheels: Path) -> str:
+    """Return a `pip.conf` that lets pip install from a folder alone."""
+    return f"[global]\nno-index = true\nfind-links = {wheels}\ndisable-pip-version-check = true\n"
