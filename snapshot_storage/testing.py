@@ -210,7 +210,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         if most is not None and self._failures[bucket_id] >= most and not self.is_down:
             await self._storage.delete_bucket_snapshot(bucket_id)
             raise BucketNotFoundError(bucket_id)
-        raise StorageUnavailableError(f"cannot {operation}: nobody can ever read the snapshot of {bucket_id}")
+        raise StorageUnavailableError(f"cannot {operation}: the snapshot of {bucket_id} can never be read")
 
     def _damaged(self, payload: bytes, fault: Fault, number: int, bucket_id: int, entry: int) -> bytes:
         """Return what a medium gives instead of an entry, if the checksum that was stored with it lets it pass."""

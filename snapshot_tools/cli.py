@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,11 +21,12 @@ from command_line.endings import EXIT_CODE_WRONG, help_end, say
 from command_line.output import counted, json_option, print_json, size
 from command_line.progress import Steps, bytes_bar
 from managed_ledger.cursor_properties import CursorName
+from pipeline.index.index_copy import CopyWorkers
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment
 from snapshot_storage.errors import SnapshotCorruptedError
 from snapshot_storage.inspection import TimeHistogram
 from snapshot_tools.check import SECOND_LOOK_AFTER_S, collect_garbage, verify
-from snapshot_tools.copy import copy_snapshots, make_checkpoint
+from snapshot_tools.copy import LocalCopies, copy_snapshots, make_checkpoint
 from snapshot_tools.drop import drop_snapshot
 from snapshot_tools.export import export_snapshots
 from snapshot_tools.json_output import (
@@ -41,10 +43,10 @@ from snapshot_tools.place import (
     Filter,
     SnapshotPlace,
     Summary,
-    index_location,
     open_place,
     readable_segments,
     target_config,
+    task_location,
 )
 from snapshot_tools.report import (
     print_copied,
@@ -281,7 +283,7 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> 
     type=click.Choice(["local", "spark"]),
     default="local",
     show_default=True,
-    help="Where the copy runs: in this process, or on Spark, which needs --update-cursors and the extra `spark`.",
+    help="Where the copy runs: in this process, or on Spark, which needs the extra `spark`.",
 )
 @click.option("--master", default="local[*]", show_default=True, help="With --workers spark: where Spark runs.")
 @json_option()
@@ -309,23 +311,19 @@ def copy(
             "would find only a part in either"
         )
     where = target_config(config, target)
+    copying = partial(
+        copy_snapshots, config, where, which, updates_cursors=update_cursors, deletes_source=delete_source
+    )
+    copies: CopyWorkers = LocalCopies()
     if workers == "spark":
-        if not update_cursors:
-            raise click.UsageError("--workers spark moves an index: say so with --update-cursors")
         # Spark is an extra, and slow to import.
-        from pipeline.cli.migrate import move_index
+        from pipeline.cli.common import new_session
+        from pipeline.jobs.migrate import SparkCopies
 
-        data = str(config.data_directory)
-        source, there = index_location(config), index_location(where)
-        try:
-            move_index(data, source, there, deletes_source=delete_source, master=master, is_json=is_json)
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
-        return
+        source, there = task_location(config), task_location(where)
+        copies = SparkCopies(partial(new_session, master), source, there, config.data_directory / "ledgers")
     with bytes_bar("copied") as advance:
-        copied = asyncio.run(
-            copy_snapshots(config, where, which, advance, updates_cursors=update_cursors, deletes_source=delete_source)
-        )
+        copied = asyncio.run(copying(advance, workers=copies))
     if is_json:
         print_json(copied_json(copied, target))
     else:

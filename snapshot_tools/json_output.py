@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from command_line.output import iso_or_none
 from managed_ledger.names import subscription_of
+from pipeline.index.index_copy import Copied
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_tools.check import CheckVerdict, Garbage
-from snapshot_tools.copy import Copied
 from snapshot_tools.export import Exported
 from snapshot_tools.place import Summary
 

@@ -24,6 +24,7 @@ from snapshot_storage.errors import (
     StorageCorruptedError,
 )
 from snapshot_storage.inspection import BucketProperty, is_bucket_property
+from snapshot_storage.readable_infos import readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
 _HEADS_AT_A_TIME = 8
@@ -64,7 +65,7 @@ class SnapshotPlace:
 
     def __init__(self, storage: BucketSnapshotStorage, cursors: CursorPropertiesFolder) -> None:
         self.storage = storage
-        self._cursors = cursors
+        self.cursors = cursors
 
     async def resolve(self, which: Filter) -> Filter:
         """Return the same filter with the log's own names for those that an operator has written.
@@ -75,7 +76,7 @@ class SnapshotPlace:
         if which == Filter():
             return which
         known = set(await self.cursor_properties())
-        topics = await asyncio.to_thread(self._cursors.topics)
+        topics = await asyncio.to_thread(self.cursors.topics)
         # Where the storage cannot be listed, the log has all names but those of deleted topics and cursors.
         with suppress(SnapshotCorruptedError, StorageCorruptedError):
             listed = await self.storage.list_bucket_snapshots()
@@ -100,35 +101,7 @@ class SnapshotPlace:
             that the cursors' properties name: the owner of a damaged header is unknown.
         """
         named = {one.bucket_id for one in await self.properties(which) if one.bucket_id is not None}
-        damaged: dict[int | None, str] = {}
-        infos: list[BucketSnapshotInfo] = []
-        try:
-            infos = await self.infos(which)
-            damaged = {
-                bucket_id: what
-                for bucket_id, what in (await self._left_out(infos)).items()
-                if which == Filter() or bucket_id in named
-            }
-        except (SnapshotCorruptedError, StorageCorruptedError) as error:
-            damaged[error.bucket_id if isinstance(error, SnapshotCorruptedError) else None] = str(error)
-        found = {info.bucket_id for info in infos}
-        for bucket_id in sorted(named - found - damaged.keys()):
-            try:
-                infos.append((await self.storage.read_bucket_snapshot_head(bucket_id)).info)
-            except SnapshotCorruptedError as error:
-                damaged[bucket_id] = str(error)
-            except BucketNotFoundError:
-                continue
-        return _in_order(infos), damaged
-
-    async def _left_out(self, infos: list[BucketSnapshotInfo]) -> dict[int | None, str]:
-        """Return the faults of snapshots that a list leaves out."""
-        found = {info.bucket_id for info in infos}
-        return {
-            error.bucket_id: str(error)
-            for error in await self.storage.find_damage()
-            if isinstance(error, SnapshotCorruptedError) and error.bucket_id not in found
-        }
+        return await readable_infos(self.storage, named, topic_name=which.topic_name, cursor_name=which.cursor_name)
 
     async def info(self, bucket_id: int) -> BucketSnapshotInfo:
         """Find one snapshot.
@@ -158,11 +131,11 @@ class SnapshotPlace:
 
     async def cursor_properties(self) -> dict[CursorName, dict[str, str]]:
         """Give all properties of all cursors."""
-        return await asyncio.to_thread(self._cursors.read)
+        return await asyncio.to_thread(self.cursors.read)
 
     async def put_properties(self, changed: Mapping[CursorName, Mapping[str, str]]) -> None:
         """Replace properties: all, durably, or none."""
-        await asyncio.to_thread(self._cursors.put, changed)
+        await asyncio.to_thread(self.cursors.put, changed)
 
     async def summaries(self, infos: list[BucketSnapshotInfo]) -> AsyncIterator[Summary]:
         """Read entry 0 of snapshots, some at a time; of those that a running service has not deleted meanwhile."""
@@ -307,14 +280,14 @@ def _where(config: BrokerConfig) -> object:
     return config.data_directory.resolve()
 
 
-def index_location(config: BrokerConfig) -> str:
+def task_location(config: BrokerConfig) -> str:
     """Return the place of a configuration's index in the notation of the Spark jobs, without secrets.
 
     Raises:
         StorageAccessError: The credentials are in the configuration, where other machines would not find them.
     """
     if config.bucket_snapshot_storage != "s3":
-        return str(config.data_directory)
+        return str(snapshots_folder(config))
     s3 = config.s3
     if s3.access_key_id is not None:
         raise StorageAccessError(

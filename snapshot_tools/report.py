@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -14,16 +14,13 @@ from rich.table import Table
 
 from command_line.output import counted, iso, size
 from managed_ledger.names import subscription_of
+from pipeline.index.index_copy import Copied
 from snapshot_storage.bucket_key import parse_bucket_key
 from snapshot_storage.inspection import TimeHistogram
 from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_tools.check import CheckVerdict, Garbage
-from snapshot_tools.copy import Copied
 from snapshot_tools.export import Exported
 from snapshot_tools.place import Filter, Summary
-
-if TYPE_CHECKING:
-    pass
 
 SEGMENTS_SHOWN_MAX: Final = 20
 PROBLEMS_SHOWN_MAX: Final = 50

@@ -153,6 +153,6 @@ def _tell_findings(report: "AuditReport", *, is_quiet: bool) -> None:
     for problem in report.ownership:
         kind = "dangling" if problem.kind == "missing" else problem.kind
         name = CursorName(problem.topic_name, problem.cursor_name)
-        owner = str(name) if problem.topic_name else "nobody knows whose"
+        owner = str(name) if problem.topic_name else "unknown owner"
         click.echo(f"{owner}: {kind}: {problem.bucket_id}, {problem.what}")
     click.echo("nothing is wrong" if report.is_clean else "the index is not as it should be")

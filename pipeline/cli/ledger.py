@@ -118,7 +118,7 @@ def _tell(verdict: "LogVerdict") -> None:
                 f"{len(one.lost):,} of {one.ledger.entries:,}"
             )
     lines += [
-        f"ledger {ledger_id}: {count:,} entries of a topic that nobody knows are lost"
+        f"ledger {ledger_id}: {count:,} entries of an unknown topic are lost"
         for ledger_id, count in sorted(verdict.findings.unowned.items())
     ]
     lines += [f"{one.topic}: subscription {one.cursor}: {one.what}" for one in verdict.findings.cursors]

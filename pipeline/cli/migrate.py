@@ -1,4 +1,4 @@
-"""The command `postdate pipeline migrate`; `jobs.migrate` does the work."""
+"""The command `postdate pipeline migrate`, an older name of a move by `postdate snapshots copy --workers spark`."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -7,11 +7,11 @@ import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
 from command_line.output import print_json
-from command_line.progress import Steps
+from command_line.progress import bytes_bar
 from pipeline.cli.common import job_options, new_session
 
 if TYPE_CHECKING:
-    from pipeline.jobs.migrate import MigrateReport
+    from pipeline.index.index_copy import Copied
 
 FAILED_SHOWN = 10
 
@@ -43,80 +43,61 @@ def migrate(
 ) -> None:
     """Move the delayed index from RocksDB to S3 or back; the cursors name the copies in one step at the end.
 
-    The same as `postdate snapshots copy --update-cursors --workers spark`, for `spark-submit` and any locations.
+    The older name of `postdate snapshots copy --update-cursors --workers spark`; for `spark-submit`, and any locations.
 
     DATA is a service's data directory; the service must be stopped, and bucketSnapshotStorage must say the new place
     before it starts again. Every copy is read again and compared. An interrupted run is resumed by the next one. An S3
     location may have the options endpoint, region and path_style; credentials are found as by AWS's own tools.
     """
-    move_index(
-        data,
-        source,
-        target,
-        topics=topics,
-        cursors=cursors,
-        deletes_source=delete_source,
-        master=master,
-        is_json=is_json,
-    )
-
-
-def move_index(
-    data: str,
-    source: str | None,
-    target: str,
-    *,
-    topics: tuple[str, ...] = (),
-    cursors: tuple[str, ...] = (),
-    deletes_source: bool,
-    master: str,
-    is_json: bool,
-) -> None:
-    """Do what the command does, and end the process with its exit code where not all is there."""
-    from pipeline.index.place import check_index, cursor_folder
+    from pipeline.index.place import check_index, cursor_folder, is_uri
     from pipeline.jobs.migrate import migrate as move
 
     # Before Spark takes its seconds to start.
-    check_index(source or data, cursor_folder(data, None), topics, cursors)
-    with new_session(master) as spark, Steps().shown() as steps:
-        report = move(
+    source = data if source is None else source
+    check_index(source, cursor_folder(data, None), topics, cursors)
+    if is_uri(source) == is_uri(target):
+        raise ValueError(
+            "one place must be a folder, the other a URI: `postdate snapshots copy` copies between folders"
+        )
+    with new_session(master) as spark, bytes_bar("copied") as advance:
+        copied = move(
             spark,
             data,
-            data if source is None else source,
+            source,
             target,
             topics=topics or None,
             cursors=cursors or None,
-            deletes_source=deletes_source,
-            on_stage=steps.begin,
-            on_step=steps.advance,
+            deletes_source=delete_source,
+            advance=advance,
         )
     if is_json:
-        print_json(migrate_json(report))
+        print_json(migrate_json(copied))
     else:
-        _tell_moved(report)
-    if report.failed:
+        _tell_moved(copied)
+    if copied.failed:
         sys.exit(EXIT_CODE_WRONG)
 
 
-def migrate_json(report: "MigrateReport") -> dict[str, Any]:
+def migrate_json(copied: "Copied") -> dict[str, Any]:
     """Return what was found, and what was done."""
     return {
-        "snapshots": report.snapshots,
-        "bytes": report.length_bytes,
-        "there_already": report.there_already,
-        "written": report.written,
-        "cursors_updated": report.cursors_updated,
-        "deleted": report.deleted,
-        "failed": [{"bucket_id": bucket_id, "reason": why} for bucket_id, why in report.failed.items()],
+        "snapshots": len(copied.infos),
+        "bytes": sum(info.length_bytes for info in copied.infos),
+        "there_already": copied.moved_before,
+        "written": copied.written,
+        "cursors_updated": copied.cursors_updated,
+        "deleted": copied.deleted,
+        "failed": [{"bucket_id": bucket_id, "reason": why} for bucket_id, why in copied.failed.items()],
     }
 
 
-def _tell_moved(report: "MigrateReport") -> None:
+def _tell_moved(copied: "Copied") -> None:
+    length_bytes = sum(info.length_bytes for info in copied.infos)
     click.echo(
-        f"{report.snapshots:,} snapshots of {report.length_bytes:,} bytes to move, {report.there_already:,} are there "
-        f"already; {report.written:,} copied now, {report.cursors_updated} cursors changed, {report.deleted:,} deleted"
+        f"{len(copied.infos):,} snapshots of {length_bytes:,} bytes to move, {copied.moved_before:,} are there "
+        f"already; {copied.written:,} copied now, {copied.cursors_updated} cursors changed, {copied.deleted:,} deleted"
     )
-    for bucket_id, why in list(report.failed.items())[:FAILED_SHOWN]:
+    for bucket_id, why in list(copied.failed.items())[:FAILED_SHOWN]:
         click.echo(f"{bucket_id}: {why}", err=True)
-    if report.failed:
-        click.echo(f"{len(report.failed)} snapshots cannot be moved, so no cursor was changed: audit first", err=True)
+    if copied.failed:
+        click.echo(f"{len(copied.failed)} snapshots cannot be moved, so no cursor was changed: audit first", err=True)

@@ -26,9 +26,7 @@ def error_of(failure: Failure) -> SnapshotStorageError:
         case Cause.OTHER_LAYOUT:
             return StorageCorruptedError(str(failure.path), f"it has the layout of another version: {failure.text}")
         case Cause.NO_RIGHTS:
-            return StorageAccessError(
-                f"{text}: mend that first, whoever opens it must be allowed to write to the folder"
-            )
+            return StorageAccessError(f"{text}: mend that first: the program needs the right to write to the folder")
         case Cause.NO_ROOM:
             return StorageUnavailableError(f"{text}: make room, and it goes on")
         case _:

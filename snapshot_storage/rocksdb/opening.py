@@ -184,7 +184,7 @@ def _put_aside(path: Path, damage: str) -> None:
         path.rename(aside)
     log.error(
         "the snapshots in %s cannot be used (%s): the folder was put aside as %s, and the index is read again from the "
-        "log. Nothing reads that folder any more: remove it once nobody wants to look into it",
+        "log. No program reads that folder any more: it can be removed",
         path,
         damage,
         aside,

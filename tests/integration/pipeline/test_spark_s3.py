@@ -15,14 +15,15 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from broker.cli.service_commands import postdate as main
-from managed_ledger.cursor_properties import CursorName
+from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
 from pipeline.index.cursor_log import CursorLog
+from pipeline.index.index_copy import Copied
 from pipeline.index.place import open_index, own_index
 from pipeline.jobs.audit import audit, repair
 from pipeline.jobs.cancel import cancel
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.jobs.merge import merge
-from pipeline.jobs.migrate import MigrateReport, migrate
+from pipeline.jobs.migrate import migrate
 from pipeline.logs.s3_location import s3_location
 from pipeline.tasks.audit_rows import IndexFinding
 from snapshot_storage.errors import StorageAccessError
@@ -107,7 +108,7 @@ def test_an_index_moves_to_s3_and_back(
     before = {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)}
     count = sum(map(len, before.values()))
 
-    monkeypatch.setattr(CursorLog, "put_properties", _no_space)
+    monkeypatch.setattr(CursorPropertiesFolder, "put", _no_space)
     with pytest.raises(OSError, match="the disk is full"):
         migrate(spark, data, data, location)
     monkeypatch.undo()
@@ -117,15 +118,15 @@ def test_an_index_moves_to_s3_and_back(
     again = migrate(spark, data, data, location)
 
     assert interrupted == before
-    assert (there.snapshots, there.written, there.cursors_updated) == (count, 0, 2)
-    assert again == MigrateReport(there_already=count)
+    assert (len(there.infos), there.written, there.cursors_updated) == (count, 0, 2)
+    assert again == Copied(moved_before=count, unnamed=count)
     assert {cursor: _stored_at(tmp_path, location, cursor) for cursor in (SUB, OTHER)} == before
     assert _rows_of(spark, location, "a") == _waiting(headers["a"])
 
     back = migrate(spark, data, location, data, deletes_source=True)
 
     # What was left in the folder is found again.
-    assert (back.snapshots, back.written, back.deleted) == (count, 0, count)
+    assert (len(back.infos), back.written, back.deleted) == (count, 0, count)
     assert {cursor: stored(tmp_path, cursor) for cursor in (SUB, OTHER)} == before
     assert _rows_of(spark, location, "a") == []
 
@@ -162,7 +163,7 @@ def test_an_index_is_made_and_merged_on_s3(spark: SparkSession, tmp_path: Path, 
     assert audited.index_rows == len(_waiting(headers))
     assert cancelled.index_rows == len(_waiting(headers[:9])) > 0
     assert rows == _waiting(headers[9:])
-    assert (moved.snapshots, moved.written) == (len(on_s3), len(on_s3))
+    assert (len(moved.infos), moved.written) == (len(on_s3), len(on_s3))
     assert stored(tmp_path, SUB) == on_s3
     assert list(tmp_path.glob("*.staging")) == []
 

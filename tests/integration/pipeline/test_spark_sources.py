@@ -182,7 +182,7 @@ def test_plain_files_are_an_index(spark: SparkSession, tmp_path: Path) -> None:
     assert rows.count() == rebuilt.rows > 0
     assert files == set(ids)
     assert audited.is_clean
-    assert (audited.index_rows, moved.snapshots, moved.deleted) == (rebuilt.rows, len(ids), len(ids))
+    assert (audited.index_rows, len(moved.infos), moved.deleted) == (rebuilt.rows, len(ids), len(ids))
     assert stored(tmp_path, SUB) == live(headers)
     assert list((tmp_path / "plain files").glob("*/*/*")) == []
     assert list(tmp_path.glob("*.staging")) == []

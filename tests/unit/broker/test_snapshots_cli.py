@@ -550,8 +550,8 @@ def test_drop_gives_a_snapshot_up(data: Data) -> None:
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (("--to", "s3://bucket/p"), "say so with --update-cursors"),
-        (("--to", "{new}", "--update-cursors"), "one place must be a folder, the other a URI"),
+        (("--to", "{new}", "--delete-source"), "--delete-source needs --update-cursors"),
+        (("--to", "{new}", "--topic", "no-such-topic"), "no topic no-such-topic"),
         (
             (
                 "--to", "s3://bucket/p", "--update-cursors", "--set", "bucketSnapshotS3AccessKeyId=a",

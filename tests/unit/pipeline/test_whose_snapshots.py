@@ -9,14 +9,15 @@ import pytest
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError
 from pipeline.index.cursor_log import CursorLog, select
+from pipeline.index.index_copy import is_named
 from pipeline.index.publishing import Published, each_of, publish
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
 from pipeline.jobs.audit import drop_useless
-from pipeline.jobs.migrate import NamedSnapshot, is_named
 from pipeline.tasks.bucket_rows import build_bucket
 from pipeline.tasks.merge_rows import NamedBucket, count_buckets
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.inspection import BucketProperty
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
 from tests.helpers.live_index import NOW_MS
@@ -125,7 +126,7 @@ def test_a_snapshot_is_moved_already_only_if_all_its_names_say_so(cursor: Cursor
     """An id alone proves nothing: each storage gives its own."""
     info = BucketSnapshotInfo(7, key, *cursor, segment_count=1, length_bytes=9)
 
-    assert is_named(info, {7: NamedSnapshot(B, KEY)}) == is_moved
+    assert is_named(info, BucketProperty(*B, KEY, "7")) == is_moved
 
 
 def test_a_selection_that_matches_nothing_is_an_error() -> None:

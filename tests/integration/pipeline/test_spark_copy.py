@@ -1,0 +1,84 @@
+"""One plan for a copy: the same snapshots arrive, and the same is said, whether one process copies or Spark does."""
+
+import asyncio
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from broker.configuration.config import BrokerConfig
+from managed_ledger.cursor_properties import CursorName
+from pipeline.index.index_copy import Copied, CopyWorkers
+from pipeline.jobs.log_rebuild import rebuild_log
+from pipeline.jobs.migrate import SparkCopies
+from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
+from snapshot_tools.copy import LocalCopies, copy_snapshots
+from snapshot_tools.place import Filter, task_location
+from tests.helpers.spark.bulk_data import RULES, bucket_ids, some_times, write_log
+
+pytestmark = pytest.mark.java
+
+EVERYTHING = Filter()
+
+
+def _contents(folder: Path) -> list[tuple[object, ...]]:
+    async def read() -> list[tuple[object, ...]]:
+        async with RocksDBBucketSnapshotStorage(folder / "snapshots", is_read_only=True) as storage:
+            return sorted(
+                [
+                    (
+                        info.topic_name,
+                        info.cursor_name,
+                        info.bucket_key,
+                        await storage.get_bucket_snapshot_metadata(info.bucket_id),
+                        *await storage.get_bucket_snapshot_segment(info.bucket_id, 1, 10**6),
+                    )
+                    for info in await storage.list_bucket_snapshots()
+                ]
+            )
+
+    return asyncio.run(read())
+
+
+def _said(copied: Copied) -> dict[str, object]:
+    """Return the figures of a copy, without the ids that the target has given."""
+    return {
+        "copied": sorted(copied.new_ids),
+        "infos": copied.infos,
+        "written": (copied.written, copied.written_bytes),
+        "moved_before": copied.moved_before,
+        "failed": copied.failed,
+        "unnamed": (copied.unnamed, copied.unnamed_damaged),
+        "cursors": (copied.cursors_updated, copied.cursors_left),
+    }
+
+
+def test_spark_and_one_process_copy_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    """From folder to folder; again, which copies nothing; of one topic alone; then as a move with a deletion."""
+    data = tmp_path / "data"
+    write_log(data, {"a": some_times(1, 700), "b": some_times(2, 300)})
+    rebuild_log(spark, str(data), rules=RULES)
+    config = BrokerConfig(data_directory=data)
+
+    def copy(name: str, which: Filter = EVERYTHING, **options: bool) -> Copied:
+        target = BrokerConfig(data_directory=tmp_path / name)
+        workers: CopyWorkers = LocalCopies()
+        if name == "by Spark":
+            locations = task_location(config), task_location(target)
+            workers = SparkCopies(lambda: nullcontext(spark), *locations, data / "ledgers")
+        return asyncio.run(
+            copy_snapshots(config, target, which, lambda _done, _total: None, workers=workers, **options)
+        )
+
+    for which in (Filter("a"), EVERYTHING, EVERYTHING):
+        assert _said(copy("by Spark", which)) == _said(copy("by one process", which))
+    before = _contents(data)
+    assert _contents(tmp_path / "by Spark") == _contents(tmp_path / "by one process") == before != []
+
+    moved = copy("by Spark", updates_cursors=True, deletes_source=True)
+
+    assert (moved.cursors_updated, moved.deleted, moved.written) == (2, len(before), 0)
+    assert _contents(data) == []
+    named = [bucket_id for topic in "ab" for bucket_id in bucket_ids(data, CursorName(topic, "sub"))]
+    assert sorted(moved.new_ids.values()) == sorted(named)
