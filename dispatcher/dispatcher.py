@@ -289,12 +289,12 @@ class Dispatcher:
     # Acknowledgements.
 
     def withdraw(self, entries: Mapping[int, BitMap]) -> None:
-        """Let nobody get delayed entries any more that the cursor withholds; their number goes down at once."""
+        """Give out no delayed entries that the cursor withholds; their number goes down at once."""
         positions = [(ledger_id, entry_id) for ledger_id, entry_ids in entries.items() for entry_id in entry_ids]
 
         def forget(core: SubscriptionCore) -> list[Action]:
             _, actions = core.acknowledge(None, positions, {})
-            # The cursor says already that they are nobody's, so the core did not.
+            # The cursor withholds them already, so the core has not told the tracker.
             return [*actions, ForgetDelayed(positions)] if self.tracker is not None else actions
 
         self._decide(forget)

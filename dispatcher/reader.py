@@ -52,7 +52,7 @@ async def _from_log(read: Awaitable[_Read]) -> _Read:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Stand for a callback that is not needed."""
 
 
 class ReadsUnderWay(NamedTuple):
@@ -450,4 +450,4 @@ class Reader:
 
 
 def _do_nothing(_: object) -> None:
-    """Stand for who is not told any more."""
+    """Stand for a receiver that is not told any more."""

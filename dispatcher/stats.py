@@ -96,13 +96,13 @@ class EntryStatus:
     """Where one unacknowledged entry is."""
 
     consumer: str | None
-    """Who was given it."""
+    """The consumer that has it."""
     given_ms: int | None
     """When, if that is known."""
     is_waiting: bool
     """It was read and waits for its consumer."""
     owner: str | None
-    """Who would get it: the consumer of its slot, or the active one; None where any may, or nobody does."""
+    """The consumer that would get it: of its slot, or the active one; None where any may get it, or none can."""
     slot: int | None
     """Its slot, where keys decide."""
     reason: str

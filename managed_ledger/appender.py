@@ -162,7 +162,7 @@ class Appender:
         self._companions.append(companion)
 
     def let_go(self) -> None:
-        """Tell nobody anything any more, and refuse entries: it is closed and idle."""
+        """Drop all callbacks and refuse entries: the ledger is closed and idle."""
         refuse = partial(_refuse, self._name)
         self._hooks = replace(
             self._hooks,
@@ -253,7 +253,7 @@ class Appender:
             self._reader.headers.add_next(ledger_id, header_block)
         for ledger_id, payload_block in commit.payloads:
             self._reader.payloads.add_next(ledger_id, payload_block)
-        # Before anybody is told of the entries, who would read what is acknowledged with them.
+        # Before readers hear of the entries: they would read entries that this commit acknowledges.
         for companion in commit.companions:
             companion.settle(None)
         self._waiters.settle(None)
@@ -339,4 +339,4 @@ def _refuse(name: str) -> None:
 
 
 def _nothing() -> None:
-    """Stand for who is not told any more."""
+    """Stand for a receiver that is not told any more."""

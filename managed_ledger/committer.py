@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 PROBE_SECONDS = 1.0
 """While entries are refused, a round without news is written so often, to find out when that can end."""
 LOOK_SECONDS = 0.25
-"""The shortest time between two such rounds that somebody asks for."""
+"""The shortest time between two such rounds on request (`look_again`)."""
 LOOK_SECONDS_MAX = 0.5
-"""How long somebody who asks for one waits for it: a health check has a second."""
+"""How long such a request waits: a health check has a second."""
 MARK_SECONDS = 1.0
 """How long after a synced round the log is marked: one more small synced file a second, none while idle."""
 
@@ -152,7 +152,7 @@ class Committer:
             for participant in self._in_flight:
                 self._fill(participant, batch)
             self._stamp(batch)
-        # A supervisor: what cannot be written must not leave anybody waiting for ever.
+        # A supervisor: no caller may wait for ever for a batch that cannot be written.
         except Exception as error:
             self._loop.call_soon(self._end_round, error, None)
             return
@@ -236,14 +236,14 @@ class Committer:
         self.probe_now()
 
     def probe_now(self) -> None:
-        """Find out whether entries can be taken again, if they are refused: somebody has made room."""
+        """Find out whether entries can be taken again, if they are refused: an operator may have made room."""
         if self.watch.refusal is not None and not self._closed:
             self.request(_Probe(), sync=True)
 
     async def look_again(self) -> None:
         """Let `watch` say what is true now, if it says that entries are refused; returns in bounded time.
 
-        A look is a round, as a commit alone can tell that commits succeed again. Those who ask share it.
+        A look is a round, as a commit alone can tell that commits succeed again. Concurrent requests share a round.
         """
         if self.watch.refusal is None:
             return

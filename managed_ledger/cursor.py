@@ -78,7 +78,7 @@ class Cursor:
         self._base_ledger_ids: dict[int, None] = {}
         self._journal_sequence = self._journal_records = self._journal_bytes = 0
         self._must_rewrite = True
-        # What nobody gets while a write that acknowledges it is to come, and what of that is in a batch.
+        # Entries that are not delivered while a write that acknowledges them is to come; those of them in a batch.
         self._withheld: dict[int, BitMap] = {}
         self._withheld_in_flight: dict[int, BitMap] = {}
         self._has_withheld_records = False
@@ -213,10 +213,10 @@ class Cursor:
         self._committer.request(self, sync=True)
         await self._waiters.add(pending=True)
 
-    # Acknowledgements in the batch of somebody else (`replacing`).
+    # Acknowledgements in a batch of another writer (`replacing`).
 
     def withhold(self, entries: Mapping[int, BitMap]) -> None:
-        """Let nobody get these from now on; `settle_withheld` ends it."""
+        """Deliver these entries to no consumer from now on; `settle_withheld` ends it."""
         for ledger_id, entry_ids in entries.items():
             self._withheld[ledger_id] = self._withheld.get(ledger_id, BitMap()) | entry_ids
 
@@ -231,7 +231,7 @@ class Cursor:
             self._withheld_in_flight[ledger_id] = self._withheld_in_flight.get(ledger_id, BitMap()) | entry_ids
 
     def settle_withheld(self, entries: Mapping[int, BitMap], *, is_durable: bool) -> None:
-        """They are acknowledged durably, or are not and may be delivered."""
+        """Acknowledge withheld entries, or let them be delivered again if the write has failed."""
         before = self._state.mark_delete
         for ledger_id, entry_ids in entries.items():
             _remove(self._withheld, ledger_id, entry_ids)
@@ -247,7 +247,7 @@ class Cursor:
         self._tell(before)
 
     def doubt_journal(self) -> None:
-        """A write of somebody else that had a record of this cursor failed: the disk may have it or not."""
+        """Note that another writer's batch with a record of this cursor failed: the disk may have it or not."""
         self._must_rewrite = True
 
     def put_without_withheld(self, batch: Batch) -> None:

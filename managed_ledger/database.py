@@ -294,7 +294,7 @@ class RocksDatabase(RocksDBStore):
 
 
 def _check_room_to_open(path: Path) -> None:
-    """Refuse before RocksDB tries, which leaves half a table each time, and so takes the room that somebody makes."""
+    """Refuse before RocksDB tries: each try leaves half a table, and so takes the room that an operator has made."""
     wanted_bytes = room_to_open_bytes(path)
     try:
         try_room(path, wanted_bytes)

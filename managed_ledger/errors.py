@@ -11,7 +11,7 @@ class LedgerError(Exception):
     """Base of every error of the log."""
 
     retriable: ClassVar[bool] = False
-    """Whether the same call may succeed later without anybody repairing something."""
+    """Whether the same call may succeed later without a repair."""
 
 
 class StoreLockedError(LedgerError):

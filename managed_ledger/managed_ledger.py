@@ -146,7 +146,7 @@ class ManagedLedger(ReadableLog):
     ) -> Replacement:
         """Append entries in place of others, which the same synced write acknowledges.
 
-        Nobody gets the old ones from now on. A crash leaves all of the old ones or all of the new ones.
+        The old ones are delivered no more. A crash leaves all of the old ones or all of the new ones.
 
         Args:
             entries: What is appended.
@@ -322,7 +322,7 @@ class ManagedLedger(ReadableLog):
             ttl_ms: The time to live.
             spared: Names of cursors that nothing expires for.
             on_expired: Told the name of a cursor and how many of its entries expired, in the step in which it moved:
-                who delivers must not send them while others have their turn.
+                a dispatcher must not send them in between.
 
         Returns:
             How many entries expired, by cursor.

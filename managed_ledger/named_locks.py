@@ -1,4 +1,4 @@
-"""A lock for each name, while somebody holds it or waits for it."""
+"""A lock for each name, while a task holds it or waits for it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 
 class NamedLocks:
-    """Lets one at a time do something about a name, and those of other names meanwhile."""
+    """Lets one task at a time work on a name; tasks of other names do not wait."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
@@ -15,7 +15,7 @@ class NamedLocks:
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[None]:
-        """Be alone with a name."""
+        """Hold the lock of a name while the body runs."""
         lock = self._locks.setdefault(name, asyncio.Lock())
         self._holders[name] = self._holders.get(name, 0) + 1
         try:
@@ -29,7 +29,7 @@ class NamedLocks:
                 self._released.set_result(None)
 
     async def all_released(self) -> None:
-        """Wait until nobody holds any, those that wait now included."""
+        """Wait until no task holds a lock, including the tasks that wait for one now."""
         while self._holders:
             self._released = asyncio.get_running_loop().create_future()
             await self._released

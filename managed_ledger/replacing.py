@@ -2,9 +2,9 @@
 
 From the call on no reader gets the old entries (the cursors withhold them), and none gets the new ones before the write
 is durable. A crash leaves either all of the old ones or all of the new ones of a call. After a write that failed the
-old ones are what they were; who withdrew them from delivery gives them back.
+old ones are as before; the dispatchers that withdrew them get them back.
 
-What a cursor must not see of the new entries, as it had none of the old ones to give up, is acknowledged for it in the
+A cursor that had already acknowledged the old entries must not see the new ones: they are acknowledged for it in the
 same write.
 """
 
@@ -78,7 +78,7 @@ class Replacement:
             self.durable.set_result(None)
         else:
             self.durable.set_exception(LedgerWriteError(*error.args))
-            # Nobody may be waiting any more; that is no unhandled error.
+            # If no caller waits any more, the error counts as handled.
             self.durable.exception()
 
 

@@ -32,7 +32,7 @@ _HEADS_AT_A_TIME = 8
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Selects snapshots by the names of the log (`Place.resolve`); None stands for any."""
+    """Selects snapshots by the names of the log (`SnapshotPlace.resolve`); None stands for any."""
 
     topic_name: str | None = None
     cursor_name: str | None = None

@@ -66,11 +66,8 @@ class AccessConfig:
     """The roles that may do everything. Default none."""
 
     @property
-    def asks_who_it_is(self) -> bool:
-        """Whether a stranger is refused, or may do only what is granted to strangers.
-
-        An anonymous role without authorization may do everything: it is no question then.
-        """
+    def restricts_anonymous_clients(self) -> bool:
+        """Whether a client without credentials is refused, or may do only what is granted to the anonymous role."""
         return self.is_authentication_enabled and (self.anonymous_role is None or self.is_authorization_enabled)
 
     def __post_init__(self) -> None:

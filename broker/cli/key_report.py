@@ -76,7 +76,7 @@ def key_lines(status: dict[str, Any]) -> str:
     lines = [
         f"key       {status['key']}",
         f"hash      {status['hash']}",
-        f"owner     {status['owner'] or 'nobody'}",
+        f"owner     {status['owner'] or 'no consumer'}",
         f"waiting   {status['waitingEntries']} ({status['reason']})",
     ]
     if status["blockedBy"] is not None:

@@ -21,8 +21,8 @@ _OWN_SITES: Final = frozenset({"same-origin", "none"})
 """Values of `Sec-Fetch-Site` for a page of this port, and for an address typed by a person."""
 
 _ANONYMOUS_ADVICE: Final = (
-    "anonymousUserRole lets in whoever shows nothing: leave it out, or set authorizationEnabled=true, so that this "
-    "role may do only what is granted to it"
+    "anonymousUserRole lets clients in without credentials: leave it out, or set authorizationEnabled=true, so that "
+    "this role may do only what is granted to it"
 )
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -48,18 +48,18 @@ def check_bind_address(config: BrokerConfig, *, resolve: Resolve = addresses_of)
         found = [host] if address_of(host) is not None else resolve(host)
     except OSError as error:
         raise config.refusal("bindAddress", f"this name has no address: {error}") from error
-    if config.access.asks_who_it_is or all(is_loopback(address) for address in found):
+    if config.access.restricts_anonymous_clients or all(is_loopback(address) for address in found):
         return None
     if config.is_insecure_bind_allowed:
         return (
-            f"bindAddress={host} is reached from other machines and nobody is asked who he is: whoever reaches the "
+            f"bindAddress={host} is reached from other machines without authentication: every client that reaches the "
             "ports may read, write and delete everything (insecureBindAllowed=true)"
         )
     raise config.refusal(
         "bindAddress",
-        "other machines reach it, and nobody is asked who he is. Set authenticationEnabled=true with "
+        "other machines reach it without authentication. Set authenticationEnabled=true with "
         "authenticationProviders and tokenSecretKey or tokenPublicKey, or bindAddress=127.0.0.1 for this machine "
-        "alone, or insecureBindAllowed=true to let everybody do everything who reaches the ports"
+        "alone, or insecureBindAllowed=true to let every client that reaches the ports do everything"
         + ("" if config.access.anonymous_role is None else f". {_ANONYMOUS_ADVICE}"),
     )
 
@@ -70,7 +70,7 @@ def describe_listening(config: BrokerConfig) -> str:
     if is_loopback(host) or host == "localhost":
         return f"{host}, this machine alone"
     where = f"{host}, every network of this machine" if is_wildcard(host) else host
-    return where if config.access.asks_who_it_is else f"{where}; nobody is asked who he is"
+    return where if config.access.restricts_anonymous_clients else f"{where}; without authentication"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class TlsConfig:
             here, missing = ("key_path", "certificate_path")[:: -1 if self.key_path is None else 1]
             raise ValueError(f"{here} must be set together with {missing}")
         if self.requires_client_cert and self.trust_certs_path is None:
-            raise ValueError("requires_client_cert must be false while trust_certs_path names nobody to be trusted")
+            raise ValueError("requires_client_cert must be false while trust_certs_path names no authority to trust")
         if not set(self._protocol_names) <= _VERSIONS.keys():
             raise ValueError("protocols must be TLSv1.3 or TLSv1.2 or both with a comma between")
         if not 0 <= self.refresh_interval_s <= 2**31 - 1:

@@ -290,8 +290,8 @@ class Operations:
                 and not cursor.is_acknowledged(*position)
             ]
         given_up = {cursor: set(positions) for cursor, positions in gone.items()}
-        anybody = set().union(*given_up.values())
-        kept = [position for position in copies if position in anybody]
+        in_any = set().union(*given_up.values())
+        kept = [position for position in copies if position in in_any]
         hidden = {
             one.cursor: [place for place, at in enumerate(kept) if at not in given_up.get(one.cursor, ())]
             for one in self._topic.subscriptions.values()

@@ -1,8 +1,8 @@
 """What a pause and a smooth resume let through: nothing, so many messages a second, or everything. Pure.
 
-A closed gate is like a subscription without permits: what is due waits where it is, in order, and nothing is read that
-nobody could get. So whatever is let through later keeps each key's order. What was given to a consumer is not taken
-back.
+A closed gate is like a subscription without permits: due messages wait where they are, in order, and no message is read
+ahead of a permit. So messages that are let through later keep each key's order. Messages that a consumer has are not
+taken back.
 """
 
 from typing import Final
@@ -72,6 +72,6 @@ class DeliveryGate:
         # A clock that was put back grants nothing, and does not take back either.
         elapsed_ms = max(0, now_ms - self._granted_ms)
         self._granted_ms = now_ms
-        # What nobody took is not kept for long, or it would come in one burst.
+        # Unused grants are not kept for long, or their messages would come in one burst.
         most = max(1.0, 2 * self._portion)
         self._granted = min(most, self._granted + elapsed_ms * self.rate_per_second / 1000)

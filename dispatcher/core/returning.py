@@ -1,10 +1,10 @@
 """Entries on their way back from a consumer to the queues of their slots, in portions.
 
 A consumer that leaves or asks for everything again can give back 50,000 entries and more. Queueing them takes a
-microsecond each, so they are out of its hands at once, lie here, and go to their queues a portion at a time. Nothing of
-a slot is given to anybody before all of it is back, so the order of the slot is kept.
+microsecond each, so they are out of its hands at once, lie here, and go to their queues a portion at a time. No entry
+of a slot is given to a consumer before all of the slot are back, so the order of the slot is kept.
 
-What is not here: why entries are given back (`multiple_consumers.py`), and the queues (`waiting.py`).
+Left out: the reasons to give entries back (`multiple_consumers.py`), and the queues (`waiting.py`).
 """
 
 from collections import Counter

@@ -124,7 +124,7 @@ class SubscriptionCore(ABC):
 
     @abstractmethod
     def is_drained(self, last_confirmed: Position) -> bool:
-        """Return whether nothing is due that could go to a consumer, and somebody would take it."""
+        """Return whether no due entry could go to a consumer, and some consumer has permits."""
 
     # Consumers.
 

@@ -6,7 +6,7 @@
 
 This is Pulsar's replay queue, arranged so that what a slot may send next is found without walking over what other
 slots may not send. The front is short: at most `slot_entries_max` items, and a single new one while `entries_max` items
-wait altogether, so neither a hot key nor a stuck consumer of many keys makes the queue stop anybody else.
+wait altogether, so neither a hot key nor a stuck consumer of many keys stops the other consumers.
 
 The order of a slot is exact wherever its entries are: the head of a heap never comes after the slot's first parked row.
 An entry that is discarded while it waits (acknowledged, expired) leaves the index at once and its heap when it comes to

@@ -3,7 +3,7 @@
 Rocksdict and RocksDB write beside the data also to read it: a configuration, a diary. So a reader opens a temporary
 folder, with links to tables and logs and copies of the small files that say which of them count.
 
-The copies come first: whatever the list of files names then, is there before it is named. A file that goes meanwhile is
+The copies come first: every file that the list names is there before it is named. A file that goes meanwhile is
 missed at opening, and the reader makes another view.
 """
 
@@ -22,7 +22,7 @@ class FolderView:
     def __init__(self, path: Path) -> None:
         """Take over a folder that `of` fills."""
         self.path = path
-        # Also where whoever has it forgets to close it: at the latest when the process ends.
+        # At the latest when the process ends, if the owner does not close it.
         self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     @classmethod

@@ -66,7 +66,7 @@ class StoreSettings:
 
 
 class OpenFolder(NamedTuple):
-    """An open database; who has it closes it, with a `RocksDBStore`."""
+    """An open database; its owner closes it, with a `RocksDBStore`."""
 
     path: Path
     """The folder that was asked for: what is open may be a view of it."""

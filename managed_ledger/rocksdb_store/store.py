@@ -189,7 +189,7 @@ class RocksDBStore:
             Checkpoint(self._database).create_checkpoint(str(path))
 
     def release(self) -> None:
-        """Let go of the folder; what is durable stays so, whatever RocksDB says to it."""
+        """Let go of the folder without an error of RocksDB's; durable data stays durable."""
         if self._is_released:
             return
         self._is_released = True

@@ -16,7 +16,7 @@ export class ApiError extends Error {
 let askForToken = null;
 let asking = null;
 
-/** Set who asks a person for a token: a function of a reason that resolves to the token, or to null. */
+/** Set the dialog that asks for a token: a function of a reason that resolves to the token, or to null. */
 export function setTokenPrompt(prompt) {
   askForToken = prompt;
 }
@@ -35,7 +35,7 @@ async function send(path, options) {
   }
 }
 
-/** Send a request; where the service asks who that is, ask for a token and send it again. */
+/** Send a request; where the service requires a token, ask for one and send the request again. */
 async function request(path, options = {}) {
   for (;;) {
     const { token, reply } = await send(path, options);
@@ -43,7 +43,7 @@ async function request(path, options = {}) {
     if (sessionStorage.getItem(TOKEN) !== token) continue; // Another request has been given one meanwhile.
     asking ??= askForToken(token === null ? "" : await reasonOf(reply)).finally(() => { asking = null; });
     const given = await asking;
-    if (given === null) throw new ApiError(401, { error: "The service asks who you are", advice: "Reload the page to give a token" });
+    if (given === null) throw new ApiError(401, { error: "The service requires a token", advice: "Reload the page to give a token" });
     sessionStorage.setItem(TOKEN, given);
   }
 }

@@ -57,7 +57,7 @@ function consumerTable(name, consumers) {
 function drainingTable(name, consumers) {
   const draining = consumers.flatMap((one) => (one.drainingHashes ?? []).map((slot) => ({ ...slot, holder: one.consumerName })));
   if (!draining.length) return el("p", { class: "quiet" }, "No slot drains.");
-  return table(`Draining slots of ${name}, and who holds them`,
+  return table(`Draining slots of ${name}, and the consumers that hold them`,
     [{ title: "Slot" }, { title: "Held by" }, { title: "Unacknowledged", number: true }, { title: "Times blocked", number: true }],
     draining.map((one) => [String(one.hash), one.holder, count(one.unackMsgs), count(one.blockedAttempts)]), { isHidden: false });
 }
@@ -74,7 +74,7 @@ export function showConsumers(view) {
     const parts = chosen.map(([name, one]) => el("section", { class: "subscription" },
       el("h2", {}, name, " ", el("span", { class: "badge" }, one.type ?? "no consumer yet"), one.keySharedMode ? el("span", { class: "badge" }, one.keySharedMode) : null),
       el("div", { class: "beside" }, ring(name, one.consumers), el("div", { class: "grow" },
-        one.consumers.length ? consumerTable(name, one.consumers) : el("p", { class: "quiet" }, "Nobody is connected."),
+        one.consumers.length ? consumerTable(name, one.consumers) : el("p", { class: "quiet" }, "No consumer is connected."),
         one.consumers.length && drainingTable(name, one.consumers)))));
     view.main.replaceChildren(...(parts.length ? parts : [el("p", { class: "quiet" }, "The topic has no subscription yet.")]));
   });

@@ -8,7 +8,7 @@ const UNITS = { seconds: 1_000, minutes: 60_000, hours: 3_600_000, days: 86_400_
 const TYPING_MS = 300;
 
 const WORDS = {
-  cancel: { title: "Cancel messages", verb: "Cancel", done: "cancelled", warning: "Nobody will get them. This cannot be undone." },
+  cancel: { title: "Cancel messages", verb: "Cancel", done: "cancelled", warning: "No consumer will get them. This cannot be undone." },
   reschedule: { title: "Reschedule messages", verb: "Reschedule", done: "rescheduled", warning: "They get new ids." },
   "deliver-now": { title: "Deliver messages now", verb: "Deliver", done: "delivered", warning: "They are due at once." },
 };
@@ -32,7 +32,7 @@ function errorText(error) {
 export async function askToken(reason) {
   const input = el("input", { type: "password", autocomplete: "off", spellcheck: "false", required: true, id: "token" });
   const { dialog, closed } = open(
-    "Who are you?",
+    "A token is required",
     [
       el("p", {}, "This service asks for a token. It stays in this tab and is forgotten when the tab is closed."),
       reason && el("p", { class: "wrong", role: "alert" }, reason),
@@ -179,7 +179,7 @@ export async function actOnPause(topic, kind, subscription) {
     const found = await ask(topic, "scheduled/histogram", { subscription, buckets: 1 });
     const due = found.total - found.delayed;
     told.textContent = kind === "pause"
-      ? `${plural(found.delayed, "delayed message")} will be held when their time comes, until somebody resumes. What consumers have stays theirs.`
+      ? `${plural(found.delayed, "delayed message")} will be held when their time comes, until delivery is resumed. Messages that consumers have stay with them.`
       : `${plural(due, "delayed message")} ${due === 1 ? "is" : "are"} due; those that the pause holds will be let go. ${count(found.delayed)} more will come at their time.`;
     confirm.disabled = false;
   } catch (error) {

@@ -1,4 +1,4 @@
-// Elements, made without markup: whatever a producer has named goes into the page as text and as nothing else.
+// Elements, made without markup: names that a producer has chosen go into the page as text and as nothing else.
 
 const SVG = "http://www.w3.org/2000/svg";
 

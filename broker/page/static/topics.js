@@ -63,7 +63,7 @@ export function showTopics(view) {
   poll(view, REFRESH_MS, async () => {
     const answer = await listTopics();
     if (view.signal.aborted) return;
-    // Rows that somebody stands on with the keyboard are not taken away from under them.
+    // A row that has the keyboard's focus is not taken away.
     const at = body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     topics = answer.topics;
     draw();

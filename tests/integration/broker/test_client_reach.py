@@ -87,8 +87,8 @@ def test_everybody_reaches_it_where_an_operator_says_so(tmp_path: Path, topic: s
     assert (received, health, evil) == (["x"], [200, 200, 200], 403)
     log = service.log_path.read_text()
     (warning,) = [line for line in log.splitlines() if " WARNING " in line]
-    assert "bindAddress=0.0.0.0 is reached from other machines and nobody is asked who he is" in warning
-    assert "  Listens on      0.0.0.0, every network of this machine; nobody is asked who he is\n" in log
+    assert "bindAddress=0.0.0.0 is reached from other machines without authentication" in warning
+    assert "  Listens on      0.0.0.0, every network of this machine; without authentication\n" in log
 
 
 def test_a_page_that_leads_here_by_its_own_name_reads_and_changes_nothing(local: PostdateProcess) -> None:

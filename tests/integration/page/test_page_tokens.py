@@ -36,7 +36,7 @@ def test_a_token_is_asked_for_and_kept_in_the_tab_alone(guarded_page: Page, guar
     client = pulsar.Client(guarded.url, authentication=pulsar.AuthenticationToken(secret))
     client.subscribe("secrets", "me", consumer_type=pulsar.ConsumerType.Shared)
     client.close()
-    guarded_page.text_has("dialog h2", "Who are you?")
+    guarded_page.text_has("dialog h2", "A token is required")
     assert guarded_page.all("#topics tbody tr") == []
 
     guarded_page.one("#token").send_keys("a.b.c", Keys.ENTER)
@@ -50,11 +50,11 @@ def test_a_token_is_asked_for_and_kept_in_the_tab_alone(guarded_page: Page, guar
     guarded_page.driver.refresh()
     guarded_page.text_has("#topics tbody tr", "public/default/secrets")
     guarded_page.press("Forget the token")
-    guarded_page.text_has("dialog h2", "Who are you?")
+    guarded_page.text_has("dialog h2", "A token is required")
 
 
 def test_who_may_not_look_is_told_so(guarded_page: Page) -> None:
-    guarded_page.text_has("dialog h2", "Who are you?")
+    guarded_page.text_has("dialog h2", "A token is required")
     guarded_page.one("#token").send_keys(token("nobody").decode(), Keys.ENTER)
     guarded_page.text_has("main", "There is no topic yet")
 

@@ -100,7 +100,7 @@ def test_a_slot_that_drains_says_who_holds_it(page: Page, client: pulsar.Client,
 
     page.use()
     page.topic(topic, "consumers")
-    page.text_has("#view caption", "Draining slots of me, and who holds them")
+    page.text_has("#view caption", "Draining slots of me, and the consumers that hold them")
     page.picture(screenshots / "draining-light-wide.png")
 
     rows = [one.text for one in page.all("#view tr")]

@@ -25,7 +25,7 @@ REFUSED = {
     "tlsCertificateFilePath": ("server.pem", "must be set together with tlsKeyFilePath"),
     "tlsKeyFilePath": ("server.key", "must be set together with tlsCertificateFilePath"),
     "tlsTrustCertsFilePath": ("~nobody-of-this-name/ca.pem", "must be a path"),
-    "tlsRequireTrustedClientCertOnConnect": ("true", "must be false while tlsTrustCertsFilePath names nobody"),
+    "tlsRequireTrustedClientCertOnConnect": ("true", "must be false while tlsTrustCertsFilePath names no authority"),
     "tlsProtocols": ("TLSv1.1", "must be TLSv1.3 or TLSv1.2 or both"),
     "tlsCertRefreshCheckDurationSec": ("-1", "must be from 0 to 2147483647"),
     "advertisedAddress": ("x" * 70, "must be a host name or an address"),

@@ -135,7 +135,7 @@ def test_an_address_that_others_reach_is_refused(host: str, tmp_path: Path) -> N
 
     line = start_refusal("--config", str(path), *settings(tmp_path / "data", *free_ports(2)))
 
-    assert line.startswith(f"{path}:2: bindAddress={host}: other machines reach it, and nobody is asked who he is. ")
+    assert line.startswith(f"{path}:2: bindAddress={host}: other machines reach it without authentication. ")
     for mended_by in ("authenticationEnabled=true", "bindAddress=127.0.0.1", "insecureBindAllowed=true"):
         assert mended_by in line
     assert not (tmp_path / "data").exists()
