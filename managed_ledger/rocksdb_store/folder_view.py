@@ -5,35 +5,50 @@ folder, with links to tables and logs and copies of the small files that say whi
 
 The copies come first: every file that the list names is there before it is named. A file that goes meanwhile is
 missed at opening, and the reader makes another view.
+
+A reader keeps its view locked, and the system lets the lock go when the process ends, however it does. So the views of
+readers that were killed are found by the next one, which removes them.
 """
 
+import fcntl
+import logging
+import os
 import shutil
 import tempfile
 import weakref
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
+log = logging.getLogger(__name__)
+
+_PREFIX: Final = "postdate-view-"
+_OWNER: Final = "OWNER"
+"""The file that a reader keeps locked."""
+_UNOWNED_S_MAX: Final = 24 * 3_600
+"""A view without that file is left of another version, or of a removal that was cut short, if it is as old as this."""
 _COPIED = ("CURRENT", "MANIFEST-*", "IDENTITY", "rocksdict-config.json")
 
 
 class FolderView:
     """A temporary folder; `close` removes it."""
 
-    def __init__(self, path: Path) -> None:
-        """Take over a folder that `of` fills."""
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Take over a folder that `of` fills, and the lock on it."""
         self.path = path
         # At the latest when the process ends, if the owner does not close it.
-        self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        self._removal = weakref.finalize(self, _remove, path, descriptor)
 
     @classmethod
     def of(cls, source: Path) -> Self:
-        """Make a view of a folder as it is now.
+        """Make a view of a folder as it is now, and remove those that killed readers have left.
 
         Raises:
             OSError: There is no room for it, or the source cannot be read.
         """
-        view = cls(Path(tempfile.mkdtemp(prefix="postdate-view-")))
+        view = cls(*_new_folder())
         try:
+            _remove_left(view.path)
             view._fill(source.resolve())
         except OSError:
             view.close()
@@ -58,3 +73,50 @@ class FolderView:
     def close(self) -> None:
         """Remove the view; nothing of the source."""
         self._removal()
+
+
+def _new_folder() -> tuple[Path, int]:
+    """Make a locked folder; another one, if a reader that removes what is left has taken it for that."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        try:
+            descriptor = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), (path / _OWNER).stat()):
+                return path, descriptor
+        os.close(descriptor)
+
+
+def _remove(path: Path, descriptor: int) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(descriptor)
+
+
+def _remove_left(own: Path) -> None:
+    """Remove the views beside one's own whose readers are gone."""
+    now_s = own.stat().st_mtime
+    removed = 0
+    for path in own.parent.glob(f"{_PREFIX}*"):
+        # Others' folders, and those that go at this moment, are none of ours.
+        with suppress(OSError):
+            if path == own or path.lstat().st_uid != os.getuid():
+                continue
+            try:
+                descriptor = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                if now_s - path.lstat().st_mtime > _UNOWNED_S_MAX:
+                    shutil.rmtree(path)
+                    removed += 1
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+                removed += 1
+            finally:
+                os.close(descriptor)
+    if removed:
+        log.info("removed %d views of readers that were killed, in %s", removed, own.parent)
