@@ -7,6 +7,7 @@ program that has one tracker after the other keeps their sums (`summed`).
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
@@ -131,12 +132,19 @@ class TrackerStats(TrackerCounters):
     """Bytes of all snapshots."""
     failing: frozenset[str] = frozenset()
     """Kinds of actions of which the last one failed, and is tried again: the storage is out."""
+    failing_since_ms: int = 0
+    """When the first of these failed, while any fails."""
+    last_failure: str = ""
+    """The error of the last of these that failed, while any fails."""
     unreadable: frozenset[int] = frozenset()
     """Snapshots, by bucket id, that could not be read `UNREADABLE_AFTER` times in a row, and are tried again."""
 
     def problems(self) -> list[str]:
         """Say what keeps the index from doing its job, for `/health`."""
-        problems = [f"snapshots fail: {', '.join(sorted(self.failing))}"] if self.failing else []
+        problems = []
+        if self.failing:
+            since = datetime.fromtimestamp(self.failing_since_ms // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            problems.append(f"snapshots fail: {', '.join(sorted(self.failing))}, since {since}: {self.last_failure}")
         if self.unreadable:
             ids = ", ".join(map(str, sorted(self.unreadable)[:_NAMED_MAX]))
             more = "" if len(self.unreadable) <= _NAMED_MAX else f" and {len(self.unreadable) - _NAMED_MAX} more"

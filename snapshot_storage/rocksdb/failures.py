@@ -1,5 +1,9 @@
 """Failures of the folder of snapshots as errors of ours, which say what to do."""
 
+import errno
+import os
+from typing import Final
+
 from managed_ledger.rocksdb_store.failures import Cause, Failure
 from snapshot_storage.errors import (
     SnapshotStorageError,
@@ -9,6 +13,9 @@ from snapshot_storage.errors import (
     StorageLockedError,
     StorageUnavailableError,
 )
+
+_DISK_FAILS: Final = os.strerror(errno.EIO)
+"""How the system, and so RocksDB, says that the disk itself failed."""
 
 
 def error_of(failure: Failure) -> SnapshotStorageError:
@@ -29,5 +36,11 @@ def error_of(failure: Failure) -> SnapshotStorageError:
             return StorageAccessError(f"{text}: mend that first: the program needs the right to write to the folder")
         case Cause.NO_ROOM:
             return StorageUnavailableError(f"{text}: make room, and it goes on")
+        case _ if _DISK_FAILS in failure.text:
+            return StorageUnavailableError(
+                f"{text}: the disk fails, and is tried again; look into the system's log. If the folder is lost, stop "
+                "the service and move it away: at the next start an empty one takes its place, and the index is read "
+                "again from the log"
+            )
         case _:
             return StorageUnavailableError(text)

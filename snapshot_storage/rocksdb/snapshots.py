@@ -90,7 +90,9 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
                 self._damage = opened.snapshots.damage
             log.warning("opening the snapshots again: %s", error)
             await asyncio.shield(asyncio.ensure_future(self._reopen(opened.snapshots)))
-            raise StorageUnavailableError(f"cannot {operation}: {self._path} was opened again; try again") from error
+            raise StorageUnavailableError(
+                f"cannot {operation}: {self._path} was opened again; try again; the error before: {error}"
+            ) from error
 
     def _may_reopen(self, error: SnapshotStorageError) -> bool:
         """Whether to do so now: a disk that goes on refusing would have it closed most of the time."""

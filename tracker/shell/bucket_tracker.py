@@ -572,6 +572,9 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             failures = 0 if is_gone else self._read_failures[action.bucket_id] + 1
             self._read_failures[action.bucket_id] = failures
         if not is_gone:
+            if not self._failing:
+                self._stats.failing_since_ms = self._now_ms()
+            self._stats.last_failure = str(error) or type(error).__name__
             # A call for a snapshot that is gone is not tried again: that is no outage.
             self._failing |= {what}
         if isinstance(error, SnapshotStorageError | TimeoutError):

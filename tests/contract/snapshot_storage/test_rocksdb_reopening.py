@@ -293,7 +293,7 @@ def test_a_mount_that_takes_no_writes_is_read_and_refuses_a_writer_with_its_path
         async with RocksDBBucketSnapshotStorage(path, is_read_only=True) as storage:
             (info,) = await storage.list_bucket_snapshots()
             assert await storage.get_bucket_snapshot_metadata(info.bucket_id) == b"metadata"
-        with pytest.raises(StorageAccessError, match=f"{path}: .*must be allowed to write"):
+        with pytest.raises(StorageAccessError, match=f"{path}: .*needs the right to write"):
             await RocksDBBucketSnapshotStorage(path).start()
 
     try:
@@ -302,6 +302,28 @@ def test_a_mount_that_takes_no_writes_is_read_and_refuses_a_writer_with_its_path
         asyncio.run(scenario())
     finally:
         subprocess.run(["umount", str(mounted)], check=True)
+
+
+def test_a_disk_that_fails_is_told_with_its_folder_and_advice_at_each_try(tmp_path: Path) -> None:
+    """Also where the folder can be opened again each time, but not written: the operator has to hear of the disk."""
+    now_s = [100.0]
+    failing = "IO error: Input/output error: While fdatasync: 000012.log"
+
+    async def scenario() -> None:
+        async with _Storage(tmp_path, writes=[failing] * 8, clock_s=lambda: now_s[0]) as storage:
+            for _ in range(4):
+                with pytest.raises(StorageUnavailableError) as raised:
+                    await _create(storage)
+                assert str(tmp_path) in str(raised.value)
+                assert failing in str(raised.value)
+                assert "the disk fails" in str(raised.value)
+                assert "stop the service and move it away" in str(raised.value)
+                # Each time it may be opened again.
+                now_s[0] += 60
+            # The disk has recovered.
+            await _create(storage)
+
+    asyncio.run(scenario())
 
 
 def test_what_the_system_refuses_is_our_error_with_the_path(tmp_path: Path) -> None:

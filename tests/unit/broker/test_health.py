@@ -1,6 +1,7 @@
 """What `/health` says: whether the service does its job, and if not why."""
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -107,6 +108,7 @@ def test_an_outage_of_the_snapshots_is_told_until_it_is_over(tmp_path: Path) -> 
         (problem,) = await until(service.problems)
         # Which call failed first, or both, is not the point: the sweep for residual snapshots fails as well.
         assert problem.startswith(f"{_TOPIC}: subscription s: snapshots fail: ")
+        assert re.search(r", since 2027-01-15T08:0\d:\d\dZ: .*injected failure", problem)
 
         storage.is_down = False
 
