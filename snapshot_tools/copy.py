@@ -10,8 +10,8 @@ from pathlib import Path
 
 from broker.configuration.config import BrokerConfig
 from broker.server.snapshot_storages import RETRIES, patient_storage_of, snapshots_folder
-from pipeline.index.cursor_log import Selection
 from pipeline.index.index_copy import Copied, CopyResult, CopyWorkers, OnCopied, SnapshotToCopy, copy_index
+from pipeline.index.selection import Selection
 from snapshot_storage.copying import copy_snapshot, found_copy
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage

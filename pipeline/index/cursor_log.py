@@ -8,7 +8,7 @@ Properties alone, also beside a service, are `managed_ledger.cursor_properties`'
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from pyroaring import BitMap
 
@@ -19,6 +19,7 @@ from managed_ledger.errors import CursorNotFoundError
 from managed_ledger.keys import Family
 from managed_ledger.names import find_cursor, find_topic
 from managed_ledger.position import Position
+from pipeline.index.selection import select
 from pipeline.logs.header_log import LedgerExtent
 from pipeline.logs.log_folder import LogFolder
 from pipeline.tasks.row_checks import Acknowledged, acknowledged_by_all
@@ -180,45 +181,3 @@ def acknowledged_of(
         common = acknowledged_by_all(subscriptions, {ledger.ledger_id: ledger.entries for ledger in ledgers})
         found |= dict.fromkeys(filter(is_index_cursor, found), common)
     return found
-
-
-class Selection(NamedTuple):
-    """Which subscriptions are meant, by the log's own names; None stands for any."""
-
-    topics: frozenset[str] | None = None
-    cursors: frozenset[str] | None = None
-
-    def has(self, name: CursorName) -> bool:
-        """Whether a subscription is meant."""
-        return (self.topics is None or name.topic in self.topics) and (
-            self.cursors is None or name.cursor in self.cursors
-        )
-
-    def of(self, names: Iterable[CursorName]) -> list[CursorName]:
-        """Return those that are meant."""
-        return list(filter(self.has, names))
-
-
-def select(
-    names: Collection[CursorName],
-    all_topics: Collection[str],
-    topics: Sequence[str] | None,
-    cursors: Sequence[str] | None,
-) -> Selection:
-    """Return the cursors that these names of topics and subscriptions select.
-
-    Args:
-        names: All cursors.
-        all_topics: All topics, also those without a cursor.
-        topics: Only these, by their short or whole names; None for all.
-        cursors: Only subscriptions of these names; None for all.
-
-    Raises:
-        NameNotFoundError: One of the names matches nothing.
-    """
-    wanted = None if topics is None else frozenset(find_topic(topic, all_topics) for topic in topics)
-    if cursors is None:
-        return Selection(wanted)
-    there = {name.cursor for name in Selection(wanted).of(names)}
-    where = "" if wanted is None else f" of {', '.join(sorted(wanted))}"
-    return Selection(wanted, frozenset(find_cursor(cursor, there, where) for cursor in cursors))

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
-from pipeline.index.cursor_log import Selection
 from pipeline.index.readable import is_own
+from pipeline.index.selection import Selection
 from snapshot_storage.inspection import BucketProperty, is_bucket_property, matched
 from snapshot_storage.readable_infos import readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage

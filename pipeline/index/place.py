@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from managed_ledger.cursor_properties import CursorPropertiesFolder
 from managed_ledger.errors import StoreUnavailableError
-from pipeline.index.cursor_log import select
+from pipeline.index.selection import select
 from pipeline.index.staging import staging_root
 from pipeline.logs.open_logs import log_folder_of
 from pipeline.logs.s3_location import is_s3, s3_location

@@ -22,9 +22,10 @@ from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.position import Position
-from pipeline.index.cursor_log import CursorLog, Selection, acknowledged_of, select
+from pipeline.index.cursor_log import CursorLog, acknowledged_of
 from pipeline.index.place import cursor_folder, open_index, own_index, with_index
 from pipeline.index.readable import ReadableIndex, is_own, list_readable
+from pipeline.index.selection import Selection, select
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.logs.header_log import HeaderLog, LedgerExtent, split_ranges
 from pipeline.logs.log_folder import LogFolder

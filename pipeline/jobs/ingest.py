@@ -19,8 +19,9 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
-from pipeline.index.cursor_log import CursorLog, select
+from pipeline.index.cursor_log import CursorLog
 from pipeline.index.place import cursor_folder
+from pipeline.index.selection import select
 from pipeline.jobs.rebuild import HEADER_COLUMNS, check_headers, rebuild, set_aside
 from pipeline.planning.rules import RebuildRules
 from pipeline.sources.index_writer import write_index

@@ -18,9 +18,9 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorPropertiesFolder
-from pipeline.index.cursor_log import Selection, select
 from pipeline.index.index_copy import Copied, CopyResult, OnCopied, SnapshotToCopy, copy_index
 from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_indexes
+from pipeline.index.selection import Selection, select
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from pipeline.logs.s3_location import is_s3
 from pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name

@@ -17,7 +17,7 @@ import pytest
 from broker.configuration.config import BrokerConfig
 from broker.protocol.commands import frame
 from broker.protocol.entries import metadata_of
-from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageMetadata
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.scheduled.operations import Operations, Progress, Selector
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.service import Service
@@ -26,6 +26,7 @@ from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase

@@ -8,9 +8,10 @@ import pytest
 
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError
-from pipeline.index.cursor_log import CursorLog, select
+from pipeline.index.cursor_log import CursorLog
 from pipeline.index.index_copy import is_named
 from pipeline.index.publishing import Published, each_of, publish
+from pipeline.index.selection import select
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
 from pipeline.jobs.audit import drop_useless
 from pipeline.tasks.bucket_rows import build_bucket
