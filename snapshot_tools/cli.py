@@ -48,6 +48,7 @@ from snapshot_tools.place import (
     target_config,
     task_location,
 )
+from snapshot_tools.put_aside import put_aside
 from snapshot_tools.report import (
     print_copied,
     print_exported,
@@ -70,6 +71,7 @@ def snapshots() -> None:
     """
 
 
+snapshots.add_command(put_aside)
 snapshots.epilog = help_end(
     "postdate snapshots list",
     "postdate snapshots verify --config config/broker.conf",
@@ -366,18 +368,25 @@ def checkpoint(config: BrokerConfig, *, path: Path, is_json: bool) -> None:
     epilog=help_end(
         "postdate snapshots drop 1312740393216",
         "postdate snapshots drop 1312740393216 --data /var/lib/postdate --json",
+        "postdate snapshots drop 1312740393216 --yes",
     ),
 )
 @click.argument("bucket_id", type=int)
 @on_config
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask before a snapshot that can be read is given up.")
 @json_option("one object")
-def drop(config: BrokerConfig, *, bucket_id: int, is_json: bool) -> None:
+def drop(config: BrokerConfig, *, bucket_id: int, is_sure: bool, is_json: bool) -> None:
     """Give up a snapshot that cannot be read: its messages are read from the log again.
 
-    `/health` names such snapshots. Works beside a running service where the snapshots are on S3; what the server cannot
-    even delete is forgotten with the service stopped.
+    `/health` names such snapshots. Asks first where all of it can be read. Works beside a running service where the
+    snapshots are on S3; what the server cannot even delete is forgotten with the service stopped.
     """
-    dropped = asyncio.run(drop_snapshot(config, bucket_id))
+
+    def ask() -> None:
+        if not is_sure:
+            click.confirm(f"All of the snapshot {bucket_id} can be read. Give it up?", abort=True, err=True)
+
+    dropped = asyncio.run(drop_snapshot(config, bucket_id, on_readable=ask))
     if is_json:
         print_json({"bucket_id": bucket_id, **asdict(dropped)})
         return

@@ -2,18 +2,20 @@
 
 Without a running service, the cursor properties that name the snapshot are removed first, in one durable write, and
 then the snapshot, as far as the storage can delete it. Beside a service with snapshots on S3 the snapshot alone is
-deleted: the service notices at its next try.
+deleted: the service notices at its next try. The caller is asked before a snapshot is given up that can be read.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.configuration.config import BrokerConfig
 from broker.server.snapshot_storages import patient_storage_of
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import StoreLockedError
+from snapshot_storage.encoding.codec import decode_metadata, decode_segment
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
-from snapshot_tools.place import Filter, SnapshotPlace, open_place
+from snapshot_tools.place import Filter, SnapshotPlace, open_place, readable_segments
 
 
 @dataclass(slots=True)
@@ -27,8 +29,15 @@ class Dropped:
     """Why the storage could not delete it, if so: it takes space, and no property names it."""
 
 
-async def drop_snapshot(config: BrokerConfig, bucket_id: int) -> Dropped:
+async def drop_snapshot(
+    config: BrokerConfig, bucket_id: int, *, on_readable: Callable[[], None] = lambda: None
+) -> Dropped:
     """Give a snapshot up.
+
+    Args:
+        config: The configuration.
+        bucket_id: Its id.
+        on_readable: Called before a snapshot is given up of which all can be read; what it raises leaves it as it is.
 
     Raises:
         BucketNotFoundError: There is none of this id, and no cursor names one.
@@ -38,6 +47,8 @@ async def drop_snapshot(config: BrokerConfig, bucket_id: int) -> Dropped:
     """
     try:
         async with open_place(config, is_read_only=False) as place:
+            if await _is_readable(place.storage, bucket_id):
+                on_readable()
             dropped = Dropped(await _forget(place, bucket_id))
             if not dropped.cursors_updated:
                 await _check_there(place.storage, bucket_id)
@@ -51,6 +62,8 @@ async def drop_snapshot(config: BrokerConfig, bucket_id: int) -> Dropped:
             raise
     async with patient_storage_of(config) as storage:
         await _check_there(storage, bucket_id)
+        if await _is_readable(storage, bucket_id):
+            on_readable()
         await storage.delete_bucket_snapshot(bucket_id)
     return Dropped(is_beside_service=True)
 
@@ -80,3 +93,17 @@ async def _check_there(storage: BucketSnapshotStorage, bucket_id: int) -> None:
         raise
     except SnapshotCorruptedError:
         return
+
+
+async def _is_readable(storage: BucketSnapshotStorage, bucket_id: int) -> bool:
+    """Whether all of a snapshot can be read and decoded."""
+    try:
+        head = await storage.read_bucket_snapshot_head(bucket_id)
+        decode_metadata(head.metadata)
+        async for number, data in readable_segments(storage, head.info):
+            if isinstance(data, SnapshotCorruptedError):
+                return False
+            decode_segment(data, entry=number)
+    except SnapshotStorageError:
+        return False
+    return True

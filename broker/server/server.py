@@ -33,6 +33,7 @@ from broker.page.routes import page_routes
 from broker.server.scheduler import Housekeeping, Job
 from broker.server.service import Service
 from broker.server.service_manager import ServiceManager
+from broker.server.snapshot_storages import tell_of_put_aside
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
             try:
                 housekeeping.start()
                 service.spawn(service.survey_topics())
+                service.spawn(asyncio.to_thread(tell_of_put_aside, config))
                 announce()
                 manager.note_ready()
                 await stop.wait()

@@ -1,5 +1,6 @@
 """Make the snapshot storage that the configuration names."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,9 +10,12 @@ from broker.configuration.config import BrokerConfig
 from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.retrying import Retries, RetryingBucketSnapshotStorage
+from snapshot_storage.rocksdb.put_aside import put_aside_folders
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.process import SnapshotProcess
+
+log = logging.getLogger(__name__)
 
 RETRIES: Final = Retries()
 """The retries of the command line tools."""
@@ -66,6 +70,23 @@ def patient_storage_of(config: BrokerConfig, *, is_read_only: bool = False) -> B
     """Return the storage with retries, for a program that has none of its own; a tracker has. See `Retries`."""
     storage = snapshot_storage_of(config, is_read_only=is_read_only)
     return RetryingBucketSnapshotStorage(storage, RETRIES)
+
+
+def tell_of_put_aside(config: BrokerConfig) -> None:
+    """Log how much space damaged folders take that were put aside, if there are any; blocks."""
+    try:
+        found = put_aside_folders(snapshots_folder(config))
+    except OSError as error:
+        log.warning("cannot look for folders of snapshots that were put aside: %s", error)
+        return
+    if found:
+        log.warning(
+            "%d damaged folders of snapshots that were put aside take %.1f MiB, the newest is %s: `postdate snapshots "
+            "put-aside` shows them, and with --remove deletes them",
+            len(found),
+            sum(one.size_bytes for one in found) / 2**20,
+            found[-1].path,
+        )
 
 
 def snapshots_folder(config: BrokerConfig) -> Path:

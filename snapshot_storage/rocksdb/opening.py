@@ -30,7 +30,6 @@ blocks of 16 KiB are large enough. Lz4 reads faster, but a segment is read once 
 import logging
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +53,7 @@ from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.layout import FORMAT, FORMAT_KEY, HEADERS, NEXT_ID_KEY, UNFINISHED
 from snapshot_storage.rocksdb.lock import WriterLock
+from snapshot_storage.rocksdb.put_aside import new_place
 
 log = logging.getLogger(__name__)
 
@@ -178,8 +178,7 @@ def _format_in(store: RocksDBStore, path: Path) -> bytes | None:
 
 def _put_aside(path: Path, damage: str) -> None:
     """Rename a folder, so that an empty one can take its place."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    aside = path.with_name(f"{path.name}-put-aside-{stamp}")
+    aside = new_place(path)
     with translated(error_of, path, "put aside the folder"):
         path.rename(aside)
     log.error(

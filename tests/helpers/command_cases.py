@@ -255,7 +255,17 @@ CASES: dict[str, Cases] = {
             _refused("snapshots drop {bucket_id} --data {none}", _NO_FOLDER),
             _refused("snapshots drop 5 --data {data}", "no snapshot has"),
         ),
-        (_done("snapshots drop {bucket_id} --data {data}", "cursor"),),
+        (_done("snapshots drop {bucket_id} --yes --data {data}", "cursor"),),
+    ),
+    "snapshots put-aside": Cases(
+        (
+            _refused("snapshots put-aside --data {none}", _NO_FOLDER),
+            _refused("snapshots put-aside --set nonsense", "must be key=value"),
+        ),
+        (
+            _done("snapshots put-aside --data {data}", ""),
+            _done("snapshots put-aside --remove --data {data}", ""),
+        ),
     ),
     "snapshots gc": Cases(_snapshots("snapshots gc"), (_done("snapshots gc --data {data}", ""),)),
     "snapshots copy": Cases(

@@ -54,8 +54,9 @@ class Data:
         with CursorPropertiesFolder(self.path / "ledgers", is_read_only=False) as folder:
             folder.put({CursorName(topic, cursor): properties})
 
-    def run(self, *words: str) -> Result:
-        return CliRunner().invoke(main, ["snapshots", *words, "--data", str(self.path)], catch_exceptions=False)
+    def run(self, *words: str, typed: str | None = None) -> Result:
+        line = ["snapshots", *words, "--data", str(self.path)]
+        return CliRunner().invoke(main, line, input=typed, catch_exceptions=False)
 
     def listed(self, *words: str) -> list[int]:
         return [one["bucket_id"] for one in json.loads(self.run("list", "--json", *words).stdout)]
@@ -112,7 +113,8 @@ def add_orphan(data: Data) -> int:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("list",), ("show",), ("verify",), ("gc",), ("copy",), ("checkpoint",), ("export",), ("drop",)]
+    "command",
+    [(), *((name,) for name in ("list", "show", "verify", "gc", "copy", "checkpoint", "export", "drop", "put-aside"))],
 )
 def test_every_help_text_has_examples(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, ["snapshots", *command, "--help"])
@@ -531,9 +533,30 @@ def with_long_ids(data: Data) -> None:
     data.put(REMINDERS, "me", {_key(5): str(data.ids[2]), _key(123_456): str(bucket_id)})
 
 
+def test_drop_asks_before_it_gives_up_what_can_be_read(data: Data) -> None:
+    """And gives up without a question what is damaged, as it always did."""
+    healthy, damaged = data.ids[0], data.ids[1]
+    before = data.properties
+    data.damage(damaged, 3)
+
+    refused = data.run("drop", str(healthy))
+    unanswered = data.run("drop", str(healthy), typed="n\n")
+
+    for result in (refused, unanswered):
+        assert result.exit_code == 2
+        assert f"All of the snapshot {healthy} can be read. Give it up?" in result.stderr
+        assert "nothing was changed" in result.stderr
+    assert data.properties == before
+    assert healthy in data.listed()
+
+    assert data.run("drop", str(damaged)).exit_code == 0
+    assert data.run("drop", str(healthy), typed="y\n").exit_code == 0
+    assert data.listed() == data.ids[2:]
+
+
 def test_drop_gives_a_snapshot_up(data: Data) -> None:
     """The cursors forget it in one write, and then it goes; an id that nothing has is an error."""
-    dropped = data.run("drop", str(data.ids[0]), "--json")
+    dropped = data.run("drop", str(data.ids[0]), "--yes", "--json")
 
     assert dropped.exit_code == 0, dropped.output
     assert json.loads(dropped.stdout) == {
@@ -545,6 +568,42 @@ def test_drop_gives_a_snapshot_up(data: Data) -> None:
     assert data.listed() == sorted(data.ids[1:])
     assert all(str(data.ids[0]) not in of_cursor.values() for of_cursor in data.properties.values())
     assert "no snapshot has the bucket id" in data.run("drop", str(data.ids[0])).stderr
+
+
+def test_put_aside_shows_damaged_folders_and_removes_them_once_an_operator_says_so(
+    data: Data, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start tells of them; nothing else beside the data is touched."""
+    aside = [data.path / f"snapshots-put-aside-2026112{day}T120000.000000Z" for day in (1, 2)]
+    for folder in aside:
+        (folder / "lost").mkdir(parents=True)
+        (folder / "CURRENT").write_bytes(b"x" * 1_000)
+        (folder / "lost" / "000001.sst").write_bytes(b"x" * 1_000_000)
+    (data.path / "snapshots-of-others").mkdir()
+
+    snapshots.tell_of_put_aside(BrokerConfig(data_directory=data.path))
+    before = data.listed()
+    shown = data.run("put-aside", "--json")
+    refused = data.run("put-aside", "--remove")
+
+    assert "2 damaged folders of snapshots that were put aside take 1.9 MiB" in caplog.text
+    assert str(aside[1]) in caplog.text
+    assert json.loads(shown.stdout) == [{"path": str(folder), "bytes": 1_001_000, "removed": False} for folder in aside]
+    assert refused.exit_code == 2
+    assert "2 folders, 1.9 MiB: deleted for good. Go on?" in refused.stderr
+    assert all((folder / "CURRENT").exists() for folder in aside)
+
+    removed = data.run("put-aside", "--remove", typed="y\n")
+
+    assert removed.exit_code == 0
+    assert "Removed 2 folders, 1.9 MiB." in removed.stdout
+    assert not any(folder.exists() for folder in aside)
+    assert (data.path / "snapshots-of-others").exists()
+    assert data.listed() == before
+    assert "No folder was put aside." in data.run("put-aside").stdout
+    caplog.clear()
+    snapshots.tell_of_put_aside(BrokerConfig(data_directory=data.path))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
