@@ -18,7 +18,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.offers import check_offer, check_tick_time, columns_of
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import bitmap_of, ledger_groups
-from tracker.columns.row_queue import LATEST_MS, NEVER
+from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,

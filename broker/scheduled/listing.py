@@ -14,7 +14,7 @@ from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from dispatcher.core.ack_sets import AckSet
 from managed_ledger.position import AFTER_EVERYTHING
-from tracker.columns.row_queue import RowKey
+from tracker.columns.row_order import RowKey
 
 EXACT_ENTRIES_MAX: Final = 100_000
 CANDIDATES_MAX: Final = 200_000

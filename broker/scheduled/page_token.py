@@ -6,7 +6,7 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812 - the library calls a class like a variable
 from typing import Final, NamedTuple
 
-from tracker.columns.row_queue import RowKey
+from tracker.columns.row_order import RowKey
 
 _TOKEN: Final = Struct(">Bqqqi")
 _VERSION: Final = 1

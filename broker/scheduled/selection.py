@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule, Mask
-from tracker.columns.row_queue import RowKey
+from tracker.columns.row_order import RowKey
 
 
 @dataclass(frozen=True, slots=True)

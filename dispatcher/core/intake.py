@@ -23,13 +23,14 @@ from dispatcher.config import DispatcherConfig
 from dispatcher.core.acknowledged import NOTHING_ACKNOWLEDGED, Acknowledgements, not_acknowledged
 from dispatcher.core.actions import Action, TrackDelayed
 from dispatcher.core.consumers import UNLIMITED
-from dispatcher.core.due_queue import DueQueue
+from dispatcher.core.held_headers import HeldHeaders
 from dispatcher.core.items import Key, by_ledger
 from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.core.waiting import WaitingEntries
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
 from managed_ledger.position import AFTER_EVERYTHING, Position
+from tracker.columns.row_order import NEVER, first_key_at, key_of
 
 _SCAN_PATIENCE_MS: Final = 5_000
 """How long due entries wait for the scan after a start: enough for some millions of headers. Behind a longer backlog
@@ -78,7 +79,7 @@ class Intake(SubscriptionCore):
         self.has_delays = has_delays
         self._cursor = cursor
         self.waiting = WaitingEntries(config.return_entries_max)
-        self.held_due = DueQueue()
+        self.held_due = HeldHeaders()
         self.tracker_deliver_at_ms: int | None = None
         """When the first message was due that the tracker has or is loading; the shell keeps it up to date."""
         self._mark_deleted_through: Key = (-1, -1)
@@ -234,9 +235,9 @@ class Intake(SubscriptionCore):
         if not self.held_due or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)
         # What is held up to the last of these goes with them, even where there is no room: it was due before.
-        last = (int(headers.deliver_at_ms[-1]), int(headers.ledger_ids[-1]), int(headers.entry_ids[-1]))
+        last = key_of(headers, -1)
         self.held_due.add(headers)
-        held = self.held_due.take(UNLIMITED, through=last)
+        held = self.held_due.take(UNLIMITED, last)
         return self._admit(_NONE, _NONE.publish_time_ms, self._not_acknowledged(held))
 
     @property
@@ -257,7 +258,8 @@ class Intake(SubscriptionCore):
         """Take what is held and may be admitted, with room beside others."""
         if not self.held_due or not self._has_demand() or self._is_holding_due():
             return _NONE
-        held = self.held_due.take(max(0, self.due_room() - others), before_ms=self.tracker_deliver_at_ms)
+        before_ms = NEVER if self.tracker_deliver_at_ms is None else self.tracker_deliver_at_ms
+        held = self.held_due.take(max(0, self.due_room() - others), first_key_at(before_ms))
         return self._not_acknowledged(held)
 
     def _is_holding_due(self) -> bool:

@@ -20,7 +20,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.inspection import metadata_problems, segment_problems
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-from tracker.columns.row_queue import NEVER
+from tracker.columns.row_order import NEVER
 
 FIRST_POSITION, LAST_POSITION = Position(0, 0), Position(2**63 - 1, 2**32)
 

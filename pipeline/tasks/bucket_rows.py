@@ -7,7 +7,7 @@ import numpy as np
 
 from snapshot_storage.encoding.columns import DelayedIndexes, packing_of
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
-from tracker.columns.row_queue import NEVER
+from tracker.columns.row_order import NEVER
 
 
 def build_bucket(rows: DelayedIndexes, *, step_ms: int, rows_max: int) -> Snapshot:

@@ -107,7 +107,7 @@ class DelayedIndexes:
 
         Runtime complexity: O(n), a few nanoseconds a row.
         """
-        return _is_ascending(self.deliver_at_ms, self.ledger_ids, self.entry_ids)
+        return is_sorted(self.deliver_at_ms, self.ledger_ids, self.entry_ids)
 
     def sorted(self) -> Self:
         """Return the rows in order of (deliver_at_ms, ledger_id, entry_id); itself if they are in order.
@@ -119,7 +119,8 @@ class DelayedIndexes:
         columns = (self.deliver_at_ms, self.ledger_ids, self.entry_ids)
         packing = packing_of(columns)
         if packing is None:
-            return self.take(np.lexsort(columns[::-1]))
+            order = order_of_rows(*columns)
+            return self if order is None else self.take(order)
         # Sorting numbers is several times faster than sorting rows by three keys.
         return type(self)(*packing.unpack(np.sort(packing.pack(columns))))
 
@@ -160,18 +161,42 @@ def packing_of(columns: Sequence[Int64Array]) -> Packing | None:
     return Packing(minima, shifts, [(1 << width) - 1 for width in bits])
 
 
-def _is_ascending(*keys: Int64Array) -> bool:
-    """Whether rows are in order by the first key, then the second, and so on."""
-    undecided: NDArray[np.intp] | None = None
-    for key in keys:
-        before, after = key[:-1], key[1:]
-        if undecided is not None:
-            before, after = before[undecided], after[undecided]
-        if (before > after).any():
-            return False
-        # Only neighbours that are equal so far are decided by the next key; mostly there are none.
-        equal = np.flatnonzero(before == after)
-        if not len(equal):
-            break
-        undecided = equal if undecided is None else undecided[equal]
-    return True
+def order_of_rows(deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.int64] | None:
+    """Return the indices that sort rows by (time, ledger, entry), or None where they are in order.
+
+    Time and row number are packed into one integer and sorted as such, which is an order of magnitude faster than
+    sorting indices. Rows of one time keep their order then, which mostly is the log's; where it is not, those rows
+    alone are sorted by all three keys.
+    """
+    row_count = len(deliver_at_ms)
+    if is_sorted(deliver_at_ms, ledger_ids, entry_ids):
+        return None
+    earliest = int(deliver_at_ms.min())
+    row_bits = row_count.bit_length()
+    if (int(deliver_at_ms.max()) - earliest).bit_length() + row_bits > 62:
+        return np.lexsort((entry_ids, ledger_ids, deliver_at_ms))
+    order = ((deliver_at_ms - earliest) << row_bits) | np.arange(row_count)
+    order.sort()
+    order &= (1 << row_bits) - 1
+    sorted_times, sorted_ledger_ids, sorted_entry_ids = deliver_at_ms[order], ledger_ids[order], entry_ids[order]
+    if not is_sorted(sorted_times, sorted_ledger_ids, sorted_entry_ids):
+        is_tie = np.zeros(row_count + 1, np.bool_)
+        is_tie[1:-1] = sorted_times[1:] == sorted_times[:-1]
+        # Every row whose time its neighbour has too; the rows of one time stay in the places of that time.
+        places = np.flatnonzero(is_tie[1:] | is_tie[:-1])
+        keys = (sorted_entry_ids[places], sorted_ledger_ids[places], sorted_times[places])
+        order[places] = order[places[np.lexsort(keys)]]
+    return order
+
+
+def is_sorted(deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> bool:
+    """Whether rows are in order."""
+    if (deliver_at_ms[:-1] > deliver_at_ms[1:]).any():
+        return False
+    is_tie = deliver_at_ms[:-1] == deliver_at_ms[1:]
+    if not is_tie.any():
+        return True
+    ledgers, ledgers_next = ledger_ids[:-1], ledger_ids[1:]
+    is_back = (ledgers == ledgers_next) & (entry_ids[:-1] > entry_ids[1:])
+    is_back |= ledgers > ledgers_next
+    return not (is_back & is_tie).any()

@@ -3,6 +3,15 @@
 Each position is mixed to 64 bits (the finalizer of splitmix64), and these are added up. So sums can be added and
 subtracted as positions come and go; different positions have one sum by chance once in 2^64 times. It is no protection
 against an attacker.
+
+Needed where a snapshot's rows are not the positions that its entry 0 names: a reader has passed over those, and a
+message without a row would be lost. These tests fail without:
+
+    test_positions_that_have_no_row_are_read_again_where_somebody_may_have_passed_over_them
+    test_a_merge_of_rows_that_are_not_the_named_positions_fails
+
+The bitmaps themselves would say the same, but they are evicted while the rows come, and a merge would keep those of all
+its sources.
 """
 
 from collections.abc import Sequence

@@ -16,21 +16,19 @@ from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from snapshot_storage.encoding.columns import DelayedIndexes, packing_of
-
-Int64Array = NDArray[np.int64]
-
-Columns = tuple[Int64Array, Int64Array, Int64Array]
-"""Times, ledger ids and entry ids of rows."""
-
-NEVER: Final = 2**63 - 1
-"""Later than every delivery time."""
-
-LATEST_MS: Final = NEVER - 1
-"""The latest delivery time; later ones are taken for it."""
+from snapshot_storage.encoding.columns import DelayedIndexes, is_sorted, order_of_rows
+from tracker.columns.row_order import (
+    NEVER,
+    Columns,
+    Int64Array,
+    RowKey,
+    first_key_at,
+    key_before,
+    last_key_at,
+    row_count_through,
+)
 
 RUN_ROWS_MAX: Final = 8_000
 """Added rows are sorted into a run when there are so many, and runs are not merged beyond it: an add may have to wait
@@ -78,24 +76,6 @@ class Rest(Protocol):
         """Take sorted rows."""
 
 
-class RowKey(NamedTuple):
-    """The place of a row in the order of delivery."""
-
-    deliver_at_ms: int
-    ledger_id: int
-    entry_id: int
-
-
-def last_key_at(deliver_at_ms: int) -> RowKey:
-    """Return a key that no row due at or before this time is behind."""
-    return RowKey(deliver_at_ms, NEVER, NEVER)
-
-
-def first_key_at(deliver_at_ms: int) -> RowKey:
-    """Return a key that every row due at or after this time is behind."""
-    return RowKey(deliver_at_ms, -1, -1)
-
-
 class SortedRun:
     """Sorted columns, and how many rows at their front are gone."""
 
@@ -121,16 +101,7 @@ class SortedRun:
 
     def end_through(self, through: RowKey) -> int:
         """Return the end of the rows that are not behind the key."""
-        if through.ledger_id == NEVER:
-            return int(self.deliver_at_ms.searchsorted(through.deliver_at_ms, "right"))
-        start = int(self.deliver_at_ms.searchsorted(through.deliver_at_ms, "left"))
-        if start == self.end or self.deliver_at_ms[start] > through.deliver_at_ms:
-            return start
-        end = int(self.deliver_at_ms.searchsorted(through.deliver_at_ms, "right"))
-        ledger_ids = self.ledger_ids[start:end]
-        first = start + int(ledger_ids.searchsorted(through.ledger_id, "left"))
-        last = start + int(ledger_ids.searchsorted(through.ledger_id, "right"))
-        return first + int(self.entry_ids[first:last].searchsorted(through.entry_id, "right"))
+        return row_count_through(self, through)
 
     def columns(self, end: int) -> Columns:
         """Return the rows from the head up to `end`."""
@@ -142,57 +113,6 @@ class SortedRun:
         self.head += row_count
         self._head_key = None
         self.head_ms = int(self.deliver_at_ms[self.head]) if self.head < self.end else NEVER
-
-
-def order_of_rows(deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> NDArray[np.int64] | None:
-    """Return the indices that sort rows by (time, ledger, entry), or None where they are in order.
-
-    Time and row number are packed into one integer and sorted as such, which is an order of magnitude faster than
-    sorting indices. Rows of one time keep their order then, which mostly is the log's; where it is not, those rows
-    alone are sorted by all three keys.
-    """
-    row_count = len(deliver_at_ms)
-    if _is_sorted(deliver_at_ms, ledger_ids, entry_ids):
-        return None
-    earliest = int(deliver_at_ms.min())
-    row_bits = row_count.bit_length()
-    if (int(deliver_at_ms.max()) - earliest).bit_length() + row_bits > 62:
-        return np.lexsort((entry_ids, ledger_ids, deliver_at_ms))
-    order = ((deliver_at_ms - earliest) << row_bits) | np.arange(row_count)
-    order.sort()
-    order &= (1 << row_bits) - 1
-    sorted_times, sorted_ledger_ids, sorted_entry_ids = deliver_at_ms[order], ledger_ids[order], entry_ids[order]
-    if not _is_sorted(sorted_times, sorted_ledger_ids, sorted_entry_ids):
-        is_tie = np.zeros(row_count + 1, np.bool_)
-        is_tie[1:-1] = sorted_times[1:] == sorted_times[:-1]
-        # Every row whose time its neighbour has too; the rows of one time stay in the places of that time.
-        places = np.flatnonzero(is_tie[1:] | is_tie[:-1])
-        keys = (sorted_entry_ids[places], sorted_ledger_ids[places], sorted_times[places])
-        order[places] = order[places[np.lexsort(keys)]]
-    return order
-
-
-def _is_sorted(deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> bool:
-    if (deliver_at_ms[:-1] > deliver_at_ms[1:]).any():
-        return False
-    is_tie = deliver_at_ms[:-1] == deliver_at_ms[1:]
-    if not is_tie.any():
-        return True
-    ledgers, ledgers_next = ledger_ids[:-1], ledger_ids[1:]
-    is_back = (ledgers == ledgers_next) & (entry_ids[:-1] > entry_ids[1:])
-    is_back |= ledgers > ledgers_next
-    return not (is_back & is_tie).any()
-
-
-def sorted_rows(parts: Sequence[DelayedIndexes]) -> DelayedIndexes:
-    """Return the rows of all parts in order of (time, ledger, entry); for worker threads.
-
-    >>> sorted_rows([DelayedIndexes.of([30, 20], [1, 1], [0, 1])]).to_rows()
-    [(20, 1, 1), (30, 1, 0)]
-    """
-    rows = DelayedIndexes.concatenate(parts)
-    order = order_of_rows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids) if len(rows) > 1 else None
-    return rows if order is None else rows.take(order)
 
 
 class RowQueue:
@@ -346,7 +266,7 @@ class RowQueue:
         """Assert every invariant of the queue."""
         next_ms = NEVER
         for run in self._runs:
-            assert _is_sorted(run.deliver_at_ms, run.ledger_ids, run.entry_ids)
+            assert is_sorted(run.deliver_at_ms, run.ledger_ids, run.entry_ids)
             assert run.head_ms == (int(run.deliver_at_ms[run.head]) if len(run) else NEVER)
             next_ms = min(next_ms, run.head_ms)
         for deliver_at_ms, _, _ in self._chunks:
@@ -373,14 +293,8 @@ def _sorted_run(parts: Sequence[Columns]) -> SortedRun:
         # Parts that do not overlap are in order then, and need no sorting.
         parts = sorted(parts, key=lambda part: tuple(column.item(0) for column in part))
         columns = _joined(parts)
-    if _is_sorted(*columns):
-        return SortedRun(*columns)
-    packing = packing_of(columns)
-    if packing is not None:
-        # Numbers that have the order of the rows: several times faster than indices where many have one time.
-        return SortedRun(*packing.unpack(np.sort(packing.pack(columns))))
-    order = order_of_rows(*columns)
-    return SortedRun(*columns) if order is None else SortedRun(*(column[order] for column in columns))
+    rows = DelayedIndexes(*columns).sorted()
+    return SortedRun(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
 
 
 def pop_sorted(queues: Sequence[RowQueue], through: RowKey, limit: int, *, rest: Rest) -> Columns:
@@ -419,7 +333,7 @@ def _pop_front(runs: list[SortedRun], through: RowKey, limit: int) -> Columns | 
         first.sort(key=SortedRun.head_key)
         front = first[0]
         next_key = first[1].head_key()
-        before = next_key._replace(entry_id=next_key.entry_id - 1)
+        before = key_before(next_key)
     if front.head_key() > through:
         return _NO_ROWS
     end = front.end_through(min(through, before))

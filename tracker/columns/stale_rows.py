@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tracker.columns.row_queue import RowKey, RowQueue, SortedRun
+from tracker.columns.row_order import RowKey
+from tracker.columns.row_queue import RowQueue, SortedRun
 
 Int64Array = NDArray[np.int64]
 

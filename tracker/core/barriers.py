@@ -9,7 +9,7 @@ for long enough is waived, until its barrier moves or the clock is put back.
 import heapq
 from collections.abc import Mapping
 
-from tracker.columns.row_queue import NEVER, RowKey, last_key_at
+from tracker.columns.row_order import NEVER, RowKey, last_key_at
 from tracker.config import UNLIMITED
 from tracker.core.bucket import Bucket
 from tracker.core.timers import Timers, Why

@@ -24,7 +24,7 @@ from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import LEDGER_ID_MAX
-from tracker.columns.row_queue import NEVER, RowKey
+from tracker.columns.row_order import NEVER, RowKey
 from tracker.columns.segment_table import SegmentTable, is_in_order
 from tracker.core.actions import Action, LoadSegments, ReadPositions, SegmentsLoaded
 from tracker.core.attempts import Attempts

@@ -18,7 +18,7 @@ from random import Random
 from typing import Final
 
 from snapshot_storage.backoff import backoff_ms
-from tracker.columns.row_queue import NEVER
+from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,

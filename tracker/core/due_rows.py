@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tracker.columns.row_queue import NEVER, Columns, RowKey, RowQueue, pop_sorted
+from tracker.columns.row_order import NEVER, Columns, RowKey
+from tracker.columns.row_queue import RowQueue, pop_sorted
 
 MUTABLE: Final = -1
 """Stands for the mutable bucket where others are named by their serial."""

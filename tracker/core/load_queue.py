@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tracker.columns.row_queue import NEVER, RowKey
+from tracker.columns.row_order import NEVER, RowKey
 from tracker.core.bucket import Bucket
 from tracker.core.circuit_breakers import CircuitBreaker
 from tracker.core.timers import Timers, Why

@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Final
 
 from snapshot_storage.bucket_key import LedgerRange
-from tracker.columns.row_queue import NEVER
+from tracker.columns.row_order import NEVER
 from tracker.core.bucket import Bucket, BucketState
 from tracker.core.timers import Timers, Why
 

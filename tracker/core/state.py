@@ -27,7 +27,7 @@ from pyroaring import BitMap
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.bucket_properties import SnapshotProperty
 from tracker.columns.ledger_ranges import LedgerRanges
-from tracker.columns.row_queue import NEVER
+from tracker.columns.row_order import NEVER
 from tracker.config import UNLIMITED, TrackerConfig
 from tracker.core.actions import Action, ListSnapshots
 from tracker.core.attempts import Attempts

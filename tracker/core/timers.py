@@ -8,7 +8,7 @@ earlier time. So there is no flag to be put right, and without work to do no tim
 from enum import IntEnum
 from typing import Final
 
-from tracker.columns.row_queue import NEVER
+from tracker.columns.row_order import NEVER
 
 AT_ONCE: Final = -1
 

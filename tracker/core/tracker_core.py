@@ -22,7 +22,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.bucket_properties import BucketProperties
 from tracker.columns.offers import check_offer, check_tick_time, columns_of
 from tracker.columns.positions import ENTRY_ID_MAX, Int64Array
-from tracker.columns.row_queue import LATEST_MS, NEVER
+from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.config import TrackerConfig
 from tracker.core import questions
 from tracker.core.actions import Action, Event

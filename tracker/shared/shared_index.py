@@ -43,7 +43,6 @@ from numpy.typing import NDArray
 
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.positions import Int64Array, is_in_bitmap, ledger_groups
-from tracker.columns.row_queue import sorted_rows
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_view import SharedIndexView
@@ -128,7 +127,7 @@ class SharedDelayedIndex:
                 for view in others:
                     view.note_added(rows.ledger_ids[is_new], rows.entry_ids[is_new])
             if is_refused.any():
-                refused = sorted_rows([rows.take(is_refused)])
+                refused = rows.take(is_refused).sorted()
                 adder.note_refused(refused)
                 for view in others:
                     view.receive(refused)

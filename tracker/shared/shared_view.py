@@ -17,7 +17,7 @@ from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.offers import check_offer, columns_of
 from tracker.columns.positions import Int64Array, is_in_bitmap, ledger_bitmaps, ledger_groups
-from tracker.columns.row_queue import NEVER, RowKey, first_key_at, last_key_at
+from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError
 from tracker.shared.view_rows import ViewRows

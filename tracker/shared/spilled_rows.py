@@ -7,17 +7,21 @@ the log when the rows before it are gone.
     rows in memory │ window 1 │ window 2 │ window 3 │ ...
     in order       │ in what order within, the log says
 
+Without them a subscription that takes nothing keeps every due row
+(`test_what_waits_for_a_subscription_that_takes_nothing_is_mostly_in_the_log`). Forgetting the positions too, and
+reading their range of ledgers again, is no way for these rows: of the range other rows are in memory, taken or indexed
+still, so the reader must know which to pass over; and rows behind a window wait until all of it is back, of which only
+its positions tell. Where neither matters, a range is read again: what a lost snapshot held.
+
 Left out: when a window is read again (`view_rows`). Pure: no clock, no storage, no event loop.
 """
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
-from tracker.columns.row_queue import RowKey
+from tracker.columns.row_order import RowKey, key_before, key_of, row_count_through
 
 
 @dataclass(slots=True)
@@ -62,7 +66,7 @@ class SpilledRows:
                 place += 1
             end = max(row_count_through(rows, window.last), self._row_count_max - window.count)
             if place < len(self._windows):
-                end = min(end, row_count_before(rows, self._windows[place].first))
+                end = min(end, row_count_through(rows, key_before(self._windows[place].first)))
             taken, rows = rows.slice(0, end), rows.slice(end, len(rows))
             window.positions.add(taken.ledger_ids, taken.entry_ids)
             window.count += len(taken)
@@ -85,21 +89,3 @@ class SpilledRows:
             assert 0 < len(window.positions) <= window.count
         for window, following in zip(self._windows, self._windows[1:], strict=False):
             assert window.last < following.first
-
-
-def key_of(rows: DelayedIndexes, row: int) -> RowKey:
-    """Return the place of a row in the order of delivery."""
-    return RowKey(int(rows.deliver_at_ms[row]), int(rows.ledger_ids[row]), int(rows.entry_ids[row]))
-
-
-def row_count_through(rows: DelayedIndexes, key: RowKey) -> int:
-    """Return how many rows, which are in order, are at or before a key."""
-    begin, end = (int(rows.deliver_at_ms.searchsorted(key.deliver_at_ms, side)) for side in ("left", "right"))
-    ledger_ids, entry_ids = rows.ledger_ids[begin:end], rows.entry_ids[begin:end]
-    is_within = (ledger_ids < key.ledger_id) | ((ledger_ids == key.ledger_id) & (entry_ids <= key.entry_id))
-    return begin + int(np.count_nonzero(is_within))
-
-
-def row_count_before(rows: DelayedIndexes, key: RowKey) -> int:
-    """Return how many rows, which are in order, are before a key."""
-    return row_count_through(rows, key._replace(entry_id=key.entry_id - 1))

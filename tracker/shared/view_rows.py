@@ -4,10 +4,9 @@
 is due and not taken by this subscription's dispatcher yet, and with what a lost snapshot held.
 
 Due rows are in memory up to a limit. Later ones are *spilled*: only the positions are kept, in windows in the order of
-delivery (`spilled_rows`). When half of the rows in memory are taken, the first window is
-*returning*: its positions are given to the dispatcher for reading. The dispatcher offers them with their times, as it
-    does with the positions that a snapshot lost. No row at or behind the first one that is spilled or returning is
-    handed out before it.
+delivery (`spilled_rows`). When half of the rows in memory are taken, the first window is *returning*: its positions are
+given to the dispatcher for reading. The dispatcher offers them with their times, as it does with the positions that a
+snapshot lost. No row at or behind the first one that is spilled or returning is handed out before it.
 
 Pure: no clock, no storage, no event loop.
 """
@@ -22,9 +21,10 @@ from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import Int64Array
-from tracker.columns.row_queue import NEVER, RowKey, RowQueue, last_key_at, pop_sorted, sorted_rows
+from tracker.columns.row_order import NEVER, RowKey, key_before, last_key_at, row_count_through
+from tracker.columns.row_queue import RowQueue, pop_sorted
 from tracker.columns.stale_rows import drop_stale, first_tracked_ms
-from tracker.shared.spilled_rows import SpilledRows, row_count_through
+from tracker.shared.spilled_rows import SpilledRows
 
 Mask = NDArray[np.bool_]
 
@@ -82,12 +82,12 @@ class ViewRows:
     def _place(self, rows: DelayedIndexes) -> None:
         """Keep rows, which are in order, or only their positions: of those behind the spilled ones, and of too many."""
         first = self.spilled.first
-        end = len(rows) if first is None else row_count_through(rows, _before(first))
+        end = len(rows) if first is None else row_count_through(rows, key_before(first))
         kept = rows.slice(0, end)
         self.due.push_rows(kept.deliver_at_ms, kept.ledger_ids, kept.entry_ids)
         self.spilled.add(rows.slice(end, len(rows)))
         if len(self.due) > self._row_count_max:
-            all_rows = sorted_rows(self.due.rows_of())
+            all_rows = DelayedIndexes.concatenate(self.due.rows_of()).sorted()
             # A copy, so that the columns it is cut from can be freed.
             kept = all_rows.take(np.arange(self._row_count_low))
             self.due = RowQueue()
@@ -98,9 +98,9 @@ class ViewRows:
     def barrier(self) -> RowKey:
         """The last row that may be handed out: what comes behind it is not in memory."""
         if self.returning:
-            return _before(self._returning_from)
+            return key_before(self._returning_from)
         first = self.spilled.first
-        return last_key_at(NEVER) if first is None else _before(first)
+        return last_key_at(NEVER) if first is None else key_before(first)
 
     @property
     def first_withheld_ms(self) -> int | None:
@@ -150,7 +150,7 @@ class ViewRows:
         """Keep rows that were read again, in any order; return which of these rows are."""
         is_back = self.returning.mask(rows.ledger_ids, rows.entry_ids)
         if is_back.any():
-            back = sorted_rows([rows.take(is_back)])
+            back = rows.take(is_back).sorted()
             self.returning.discard(back.ledger_ids, back.entry_ids)
             self._place(back)
         return is_back
@@ -240,7 +240,3 @@ class ViewRows:
         """Assert that memory is bounded, and every invariant of what is spilled."""
         assert len(self.due) <= self._row_count_max
         self.spilled.check()
-
-
-def _before(key: RowKey) -> RowKey:
-    return key._replace(entry_id=key.entry_id - 1)

@@ -24,7 +24,7 @@ from managed_ledger.position import Position
 from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
-from tracker.columns.row_queue import NEVER
+from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,

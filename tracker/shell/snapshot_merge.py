@@ -18,7 +18,7 @@ from snapshot_storage.errors import SnapshotCorruptedError
 from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import subtract, sum_of
 from tracker.columns.positions import is_in
-from tracker.columns.row_queue import RowKey, sorted_rows
+from tracker.columns.row_order import RowKey
 from tracker.columns.segment_table import Int64Array, SegmentTable, spans_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
@@ -168,7 +168,7 @@ def take_safe(readers: Sequence[SourceReader]) -> DelayedIndexes | None:
         end = len(rows) if through is None else _rows_through(rows, through)
         parts.append(rows.slice(0, end))
         reader.rows = rows.slice(end, len(rows))
-    return sorted_rows(parts)
+    return DelayedIndexes.concatenate(parts).sorted()
 
 
 def _last_key(rows: DelayedIndexes) -> RowKey:

@@ -32,7 +32,6 @@ from snapshot_storage.storage import (
 from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import sum_of, sums_of, wrapped
 from tracker.columns.positions import ledger_bitmaps
-from tracker.columns.row_queue import sorted_rows
 from tracker.columns.segment_table import SegmentTable, tables_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
@@ -445,7 +444,7 @@ def _built(action: PersistBucket, config: TrackerConfig) -> tuple[Snapshot, Segm
 
 
 def _rows_to_store(action: PersistBucket) -> DelayedIndexes:
-    rows = sorted_rows(action.parts)
+    rows = DelayedIndexes.concatenate(action.parts).sorted()
     if action.tracked is None:
         return rows
     tracked = PositionSet.of(action.tracked.items())

@@ -374,7 +374,7 @@ class _Machine(RuleBasedStateMachine):
             # It may have expired while its header was read.
             if entry.position not in self.acknowledged:
                 places[entry.position].append("popped")
-        for position in _positions(self.core.held_due.rows()):
+        for position in _positions(self.core.held_due.headers()):
             places[position].append("held")
         for item in self.core.waiting.items():
             places[key_of(item)].append("waiting")
@@ -412,7 +412,7 @@ class _Machine(RuleBasedStateMachine):
         ready = {key_of(item) for item in self.core.waiting.items()} | set(pending)
         came = [self._entry(position) for position in ready - self.ready]
         self.ready |= ready
-        held = _positions(self.core.held_due.rows())
+        held = _positions(self.core.held_due.headers())
         due = [position for position, at in self.tracked.items() if at <= self.now_ms]
         on_their_way = [self._entry(at) for at in held + due]
         for entry in came:

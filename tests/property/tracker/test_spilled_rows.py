@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.row_queue import RowKey
-from tracker.shared.spilled_rows import SpilledRows, row_count_before, row_count_through
+from tracker.columns.row_order import RowKey, key_before, row_count_through
+from tracker.shared.spilled_rows import SpilledRows
 
 KEYS = st.builds(RowKey, st.integers(0, 9), st.integers(0, 3), st.integers(0, 3))
 BATCHES = st.lists(st.sets(KEYS, max_size=12), max_size=6)
@@ -53,7 +53,7 @@ def test_rows_are_counted_up_to_a_key(keys: set[RowKey], key: RowKey) -> None:
     rows = columns_of(keys)
 
     assert row_count_through(rows, key) == sum(other <= key for other in keys)
-    assert row_count_before(rows, key) == sum(other < key for other in keys)
+    assert row_count_through(rows, key_before(key)) == sum(other < key for other in keys)
 
 
 @given(st.sets(KEYS, max_size=20), st.integers(0, 4))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.ledger_ranges import LedgerRanges
-from tracker.columns.row_queue import NEVER, RowKey
+from tracker.columns.row_order import NEVER, RowKey
 from tracker.columns.segment_table import SegmentTable, is_in_order, spans_of
 from tracker.core.bucket import Bucket, BucketState
 

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from tracker.columns.row_queue import NEVER
+from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.attempts import Attempts
 from tracker.core.circuit_breakers import FAILURES_BEFORE_OPENING, FIRST_TRY_WAIT_MS_MAX, CircuitBreaker

@@ -5,19 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.row_queue import (
-    NEVER,
-    QueueSizes,
-    RowKey,
-    RowQueue,
-    SortedRun,
-    last_key_at,
-    order_of_rows,
-    pop_sorted,
-    sorted_rows,
-    time_of_rows,
-)
+from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
+from tracker.columns.row_order import NEVER, RowKey, last_key_at
+from tracker.columns.row_queue import QueueSizes, RowQueue, SortedRun, pop_sorted, time_of_rows
 
 Row = tuple[int, int, int]
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)), max_size=30)
@@ -86,7 +76,7 @@ def test_rows_are_put_in_order_whatever_their_spread(batch: list[Row], spread: i
     """The packed sort and its fallback give the order of the three keys."""
     rows = [(time_ms * spread, ledger_id, entry_id) for time_ms, ledger_id, entry_id in batch]
 
-    assert sorted_rows([DelayedIndexes.from_rows(rows)]).to_rows() == sorted(rows)
+    assert DelayedIndexes.from_rows(rows).sorted().to_rows() == sorted(rows)
 
 
 def test_rows_in_order_are_left_alone() -> None:
@@ -114,7 +104,7 @@ def test_frozen_rows_are_the_rows_that_are_left() -> None:
         push(queue, (number, 1, number))
     popped = pop_sorted([queue], last_key_at(3), 100, rest=queue)
 
-    frozen = sorted_rows(queue.rows_of())
+    frozen = DelayedIndexes.concatenate(queue.rows_of()).sorted()
 
     assert popped[2].tolist() == [0, 1, 2, 3]
     assert frozen.entry_ids.tolist() == [4, 5, 6, 7, 8, 9]

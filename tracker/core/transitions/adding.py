@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from tracker.columns.positions import Int64Array, bitmap_of, ledger_groups
-from tracker.columns.row_queue import LATEST_MS, NEVER
+from tracker.columns.row_order import LATEST_MS, NEVER
 from tracker.core.state import NO_LEDGER, TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.overlapping import note_overlap

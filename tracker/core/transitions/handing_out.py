@@ -3,7 +3,7 @@
 import numpy as np
 
 from snapshot_storage.encoding.columns import DelayedIndexes
-from tracker.columns.row_queue import RowKey, last_key_at
+from tracker.columns.row_order import RowKey, last_key_at
 from tracker.columns.stale_rows import drop_stale
 from tracker.core.due_rows import Popped
 from tracker.core.questions import first_ms_through, hand_out_through, may_have_stale

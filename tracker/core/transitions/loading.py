@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tracker.columns.row_queue import RowKey
+from tracker.columns.row_order import RowKey
 from tracker.core.actions import ActionFailed, LoadSegments, SegmentsLoaded
 from tracker.core.bucket import Bucket
 from tracker.core.load_queue import LOAD_ROW_COUNT_MAX

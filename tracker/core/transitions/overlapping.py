@@ -8,7 +8,7 @@ they are loaded.
 
 from collections.abc import Iterable
 
-from tracker.columns.row_queue import NEVER
+from tracker.columns.row_order import NEVER
 from tracker.core.bucket import Bucket
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why

@@ -7,7 +7,7 @@ chain of callbacks has to survive a failure.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tracker.columns.row_queue import NEVER
+from tracker.columns.row_order import NEVER
 from tracker.core.actions import (
     Action,
     DeleteSnapshot,

@@ -7,7 +7,8 @@ as a whole: from now on they come from segments.
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import Int64Array
-from tracker.columns.row_queue import NEVER, RowKey, first_key_at, last_key_at, pop_sorted
+from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
+from tracker.columns.row_queue import pop_sorted
 from tracker.columns.segment_table import is_in_order
 from tracker.core.actions import ActionFailed, PropertyPut, SnapshotCreated
 from tracker.core.bucket import Bucket, BucketState, free_key
