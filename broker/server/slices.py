@@ -5,7 +5,6 @@ change the collection meanwhile, so the caller passes a copy of a list that can 
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, TypeVar
 
@@ -17,22 +16,22 @@ SLICE_S: Final = 0.002
 
 async def in_slices(things: Iterable[T]) -> AsyncIterator[T]:
     """Yield one item after the other, and suspend after each slice."""
-    begin = time.monotonic()
+    turns = Turns()
     for thing in things:
         yield thing
-        if time.monotonic() - begin >= SLICE_S:
-            await asyncio.sleep(0)
-            begin = time.monotonic()
+        await turns.give_way()
 
 
 class Turns:
     """Slices for other work than a loop over items: it calls `give_way` where it can be suspended."""
 
     def __init__(self) -> None:
-        self._since = time.monotonic()
+        # The loop's clock, so that a loop with virtual time repeats a run exactly.
+        self._clock = asyncio.get_running_loop().time
+        self._since = self._clock()
 
     async def give_way(self) -> None:
         """Suspend if a slice's time has passed."""
-        if time.monotonic() - self._since >= SLICE_S:
+        if self._clock() - self._since >= SLICE_S:
             await asyncio.sleep(0)
-            self._since = time.monotonic()
+            self._since = self._clock()

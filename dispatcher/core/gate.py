@@ -40,6 +40,13 @@ class DeliveryGate:
         self.rate_per_second = rate_per_second
         self._granted, self._granted_ms = 0.0, now_ms
 
+    def note_time(self, now_ms: int) -> bool:
+        """Note what time it is; return whether messages may pass again for which there was no room before."""
+        if self.rate_per_second is None:
+            return False
+        had_none = int(self._granted) <= 0
+        return self.budget(now_ms) > 0 and had_none
+
     def budget(self, now_ms: int) -> int:
         """Return how many messages may pass now, `UNLIMITED` for any number."""
         if self.is_closed:

@@ -74,6 +74,12 @@ class MultipleConsumersCore(Intake):
         super().refund(consumer, items)
         self.to_serve[consumer.index] = consumer
 
+    def advance(self, now_ms: int) -> None:
+        """See base; a smooth resume may let more pass, also where another event comes before its timer."""
+        super().advance(now_ms)
+        if self.gate.note_time(now_ms):
+            self.to_serve.update(self.consumers)
+
     # Limits.
 
     def _has_demand(self) -> bool:
@@ -143,8 +149,6 @@ class MultipleConsumersCore(Intake):
             self._forget_expired_portion()
         if self.waiting.returning:
             self._offer_all(self.waiting.return_portion())
-        if not self.gate.is_open and self.gate.budget(self.now_ms) > 0:
-            self.to_serve.update(self.consumers)
         return self._serve_all()
 
     def open_gate(self, rate_per_second: float | None) -> list[Action]:

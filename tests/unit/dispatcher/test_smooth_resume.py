@@ -1,0 +1,37 @@
+"""A resume with so many messages a second goes on by itself, whatever else happens meanwhile."""
+
+import asyncio
+
+import pytest
+
+from dispatcher import SubscriptionType
+from tests.helpers.fakes.shell_world import ShellWorld, settle
+from tests.helpers.fakes.virtual_time import run
+
+_MANY = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]
+
+
+@pytest.mark.parametrize("kind", [*_MANY, SubscriptionType.EXCLUSIVE])
+def test_an_event_at_the_moment_of_a_grant_does_not_end_a_smooth_resume(kind: SubscriptionType) -> None:
+    """An acknowledgement comes at each second, as each grant does, and a millisecond before the grant's timer."""
+
+    async def scenario() -> None:
+        world = ShellWorld(kind)
+        consumer = world.join("a")
+        world.dispatcher.pause_deliveries()
+        world.publish(10)
+        await settle()
+        assert consumer.positions() == []
+
+        world.dispatcher.resume_deliveries(1.0)
+        for _ in range(7):
+            await asyncio.sleep(0.5)
+            world.dispatcher.acknowledge(consumer, [(99, 0)])
+        early = len(consumer.positions())
+        await settle(20.0)
+
+        assert early == 3
+        assert len(consumer.positions()) == 10
+        await world.dispatcher.close()
+
+    run(scenario())
