@@ -287,13 +287,27 @@ class Bucket:
             count -= 1
         return count
 
-    def spans_through(self, time_ms: int) -> int:
-        """Return how many leading spans hold all rows up to a time, and whole times only."""
+    def spans_through(self, time_ms: int, *, row_count_max: int | None = None) -> int:
+        """Return how many leading spans hold all rows up to a time, and whole times only.
+
+        Args:
+            time_ms: The time.
+            row_count_max: The most rows, though they do not reach the time then; None for no limit.
+        """
         assert self.table is not None
         count = int(self.table.first_times.searchsorted(time_ms, "right"))
-        while 0 < count < len(self.table) and self.table.last_times[count - 1] == self.table.first_times[count]:
+        while self._cuts_a_time(count):
             count += 1
+        if row_count_max is not None and self.table.rows_before(count) > row_count_max:
+            count = int(self.table.row_ends.searchsorted(row_count_max, "right"))
+            while self._cuts_a_time(count):
+                count -= 1
         return count
+
+    def _cuts_a_time(self, span: int) -> bool:
+        """Whether rows of one time are on both sides of the begin of a span."""
+        assert self.table is not None
+        return 0 < span < len(self.table) and bool(self.table.last_times[span - 1] == self.table.first_times[span])
 
     def check(self) -> None:
         """Assert every invariant of a single bucket."""

@@ -26,13 +26,14 @@ ADMINISTRATION_S: Final = 2.0
 FOR_EVER_S: Final = 1e9
 
 
-def _sub(sim: "Simulation") -> SubscriptionModel | None:
+def a_subscription(sim: "Simulation") -> SubscriptionModel | None:
+    """Choose a subscription."""
     subs = list(sim.oracle.subs.values())
     return sim.chance.choice(subs) if subs else None
 
 
 def _consumer(sim: "Simulation") -> tuple[SubscriptionModel, SimulatedConsumer] | None:
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     consumers = sim.open_consumers(sub) if sub is not None else []
     if sub is None or not consumers or sim.dispatcher(sub) is None:
         return None
@@ -41,7 +42,7 @@ def _consumer(sim: "Simulation") -> tuple[SubscriptionModel, SimulatedConsumer] 
 
 def _holder(sim: "Simulation") -> tuple[SubscriptionModel, SimulatedConsumer] | None:
     """Choose a consumer that holds something; every other time the one that holds most."""
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     consumers = [one for one in sim.open_consumers(sub) if sub.held_by.get(one)] if sub is not None else []
     if sub is None or not consumers or sim.dispatcher(sub) is None:
         return None
@@ -119,7 +120,7 @@ def free_ranges(sub: SubscriptionModel) -> list[tuple[int, int]]:
 
 def join(sim: "Simulation") -> None:
     """A consumer subscribes, and may ask for messages at once."""
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     if sub is not None and not sub.is_busy and len(sub.consumers) + sub.joining < 5:
         permits = sim.chance.choice([0, 0, 1] if sim.variant.is_stingy else [0, 1, 5, 50, 1_000, 10_000])
         sim.did("join" if permits else "join without permits", permits)
@@ -167,7 +168,7 @@ async def subscribe_anew(sim: "Simulation", kind: str) -> None:
     )
     sub.is_busy = False
     sim.oracle.begin_with(sub, {key for key in sim.oracle.entries if sim.cursor(sub).is_acknowledged(*key)})
-    sim.watch_cursor(sub)
+    sim.watch(sub)
     consumer.is_attached = True
     permits = sim.chance.choice([0, 0, 1] if sim.variant.is_stingy else [0, 3, 100])
     if permits:
@@ -207,7 +208,7 @@ async def _leave(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedC
 
 def crash(sim: "Simulation") -> None:
     """All consumers of a subscription lose their connection at once."""
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     for consumer in sim.open_consumers(sub) if sub is not None else []:
         assert sub is not None
         consumer.is_leaving = True
@@ -282,7 +283,8 @@ def acknowledge_keys(
     dispatcher.acknowledge(consumer, list(keys))
 
 
-def _some(sim: "Simulation", keys: list[Key]) -> list[Key]:
+def some(sim: "Simulation", keys: list[Key]) -> list[Key]:
+    """Choose some of these, or all."""
     count = sim.chance.choice([1, 1, 3, len(keys)])
     if count >= len(keys):
         return keys
@@ -296,7 +298,7 @@ def acknowledge(sim: "Simulation") -> None:
         sub, consumer = found
         keys = list(sub.held_by.get(consumer, ()))
         if keys:
-            acknowledge_keys(sim, sub, consumer, _some(sim, keys))
+            acknowledge_keys(sim, sub, consumer, some(sim, keys))
 
 
 def acknowledge_part(sim: "Simulation") -> None:
@@ -370,7 +372,7 @@ def _acknowledge_cumulative_part(
 
 def cancel(sim: "Simulation") -> None:
     """Somebody who holds nothing acknowledges what waits: messages are cancelled, delayed ones above all."""
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     if sub is None or sub.is_busy:
         return
     due = _due(sim, sub)
@@ -379,7 +381,7 @@ def cancel(sim: "Simulation") -> None:
         waiting += [key for keys in sub.immediate.values() for key in keys]
     if waiting:
         # Often all that is due, so that whoever was told of it finds nothing.
-        cancel_keys(sim, sub, due if due and sim.chance.random() < 0.5 else _some(sim, waiting))
+        cancel_keys(sim, sub, due if due and sim.chance.random() < 0.5 else some(sim, waiting))
 
 
 def _due(sim: "Simulation", sub: SubscriptionModel) -> list[Key]:
@@ -413,7 +415,7 @@ _JUST_IN_TIME_S_MAX: Final = 30.0
 
 def just_in_time(sim: "Simulation") -> None:
     """Something happens just as the time of a subscription's next delayed message comes."""
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     if sub is not None:
         sim.start_task(_act_when_due(sim, sub, sim.chance.choice([cancel, cancel, seek, skip, crash, redeliver_all])))
 
@@ -440,12 +442,12 @@ def acknowledge_late(sim: "Simulation") -> None:
         keys = [key for key in sub.remembered if key in sim.oracle.entries]
         if keys:
             sim.did("acknowledge what an earlier connection was sent", len(keys))
-            acknowledge_keys(sim, sub, consumer, _some(sim, keys))
+            acknowledge_keys(sim, sub, consumer, some(sim, keys))
 
 
 def forget(sim: "Simulation") -> None:
     """Acknowledgements get lost: the client has forgotten, the broker never heard."""
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     if sub is not None and sub.remembered:
         sim.did("acknowledgements are lost", len(sub.remembered))
         sub.remembered.clear()
@@ -458,7 +460,7 @@ def nack(sim: "Simulation") -> None:
         sub, consumer = found
         keys = list(sub.held_by.get(consumer, ()))
         if keys:
-            _redeliver(sim, sub, consumer, _some(sim, keys))
+            _redeliver(sim, sub, consumer, some(sim, keys))
 
 
 def redeliver_all(sim: "Simulation") -> None:
@@ -490,7 +492,7 @@ def _redeliver(sim: "Simulation", sub: SubscriptionModel, consumer: SimulatedCon
 
 def seek(sim: "Simulation") -> None:
     """Somebody sends a subscription elsewhere."""
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     if sub is None or sub.is_busy or sim.subscription(sub) is None:
         return
     ledger = sim.life.topic.ledger
@@ -537,7 +539,7 @@ async def expire(sim: "Simulation") -> None:
 
 def skip(sim: "Simulation") -> None:
     """An embedding program skips some entries."""
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     if sub is not None and not sub.is_busy:
         keys = sorted(key for key, entry in sim.oracle.entries.items() if entry.committed_at is not None)
         if keys:
@@ -551,7 +553,7 @@ async def clear(sim: "Simulation") -> None:
         give_permits(sim, *found, 1_000)
         for _ in range(sim.chance.randrange(12)):
             await asyncio.sleep(0)
-    sub = _sub(sim) if found is None else found[0]
+    sub = a_subscription(sim) if found is None else found[0]
     last = sim.last_position()
     if sub is not None and not sub.is_busy and last.entry_id >= 0:
         _pass(sim, sub, tuple(last))
@@ -640,7 +642,7 @@ async def keep_house(sim: "Simulation") -> None:
 
 async def unsubscribe(sim: "Simulation") -> None:
     """A subscription's last consumer deletes it; another one is made."""
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     if sub is None or sub.is_busy:
         return
     consumers = sim.open_consumers(sub)
@@ -661,7 +663,7 @@ async def unsubscribe(sim: "Simulation") -> None:
 
 def change_kind(sim: "Simulation") -> None:
     """The next consumers of a subscription that everybody left are of another type."""
-    sub = _sub(sim)
+    sub = a_subscription(sim)
     found = sim.subscription(sub) if sub is not None else None
     if sub is None or found is None or sub.is_busy or sub.joining or sub.consumers or found.consumers:
         return
@@ -672,6 +674,8 @@ def change_kind(sim: "Simulation") -> None:
     sim.did("change of the type")
     # The next dispatcher begins anew; what clients hold of batches is forgotten with the last one.
     sim.oracle.begin_with(sub, sub.acknowledged)
+    sim.adopt_parts(sub, ())
+    sub.got_when_due.clear()
     sim.disturb_order(8.0)
 
 

@@ -8,10 +8,11 @@ Invariants are those of DESIGN.md section 7; each complaint names what was promi
 """
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from broker.topics.pause import NOT_PAUSED, PauseState
 from dispatcher.consumer import Delivery
 from managed_ledger.headers import NOT_DELAYED
 from tests.simulation.whole_service.clients import SimulatedConsumer
@@ -27,6 +28,11 @@ from tests.simulation.whole_service.variants import (
 )
 
 Key = tuple[int, int]
+Content = Callable[[bytes], bytes]
+"""Returns what a producer wrote of an entry."""
+
+_LATE_MS_MAX = 100
+"""Some calls of a log that takes 10 ms each."""
 
 DELAYED_ORDER_GRACE_S = 0.5
 """An entry that was durable so long before a later one became deliverable has been read by then."""
@@ -45,6 +51,8 @@ class PublishedEntry:
     published_at: float
     committed_at: float | None = None
     """In seconds of the loop; None while it may be lost."""
+    copy_of: Key | None = None
+    """What it replaces with another time."""
 
     @property
     def is_delayed(self) -> bool:
@@ -97,6 +105,16 @@ class Newcomer(NamedTuple):
     """What must be acknowledged first."""
 
 
+@dataclass(slots=True)
+class SmoothResume:
+    """Deliveries go on with so many messages a second."""
+
+    rate_per_second: float
+    since_s: float
+    sent: int = 0
+    """How many messages have been."""
+
+
 class SubscriptionModel:
     """What is true of one subscription."""
 
@@ -107,6 +125,8 @@ class SubscriptionModel:
         self.acknowledged: set[Key] = set()
         self.remaining: dict[Key, int] = {}
         """Of batches of which a part is acknowledged: the rest."""
+        self.remaining_before: dict[Key, int] = {}
+        """The same before it began anew."""
         self.in_hand: dict[Key, InHand] = {}
         self.held_by: dict[SimulatedConsumer, dict[Key, None]] = {}
         """The same by consumer; its messages are counted in `messages_held`."""
@@ -144,6 +164,24 @@ class SubscriptionModel:
         self.joining = 0
         """How many consumers are on their way to it."""
         self.deliveries = 0
+        self.is_paused = False
+        self.smooth: SmoothResume | None = None
+        self.unsent: set[Key] = set()
+        """What consumers had been given, and not been sent yet, when deliveries were paused or resumed."""
+        self.is_pausing = False
+        """Whether a pause or its end is not durable yet."""
+        self.pauses_possible: set[PauseState] = {NOT_PAUSED}
+        """What a restart may find."""
+        self.got_when_due: set[Key] = set()
+        """What consumers were sent after its time, and so no copy may be made of."""
+        self.replaced: dict[Key, Key] = {}
+        """Copies by what gave way to them."""
+        self.hidden: set[Key] = set()
+        """Copies that others get."""
+        self.cancelled_parts: dict[Key, int] = {}
+        """Of batches: messages that were cancelled."""
+        self.on_time_since_s = float("inf")
+        """From when on what falls due has to be sent at once."""
 
     @property
     def is_single(self) -> bool:
@@ -202,9 +240,13 @@ class SubscriptionModel:
             del holders[held.consumer]
         return True
 
+    def left_of_set(self, entry: PublishedEntry) -> int:
+        """Return which messages of an entry are not acknowledged, as bits."""
+        return self.remaining.get(entry.key, entry.everything)
+
     def left_of(self, entry: PublishedEntry) -> int:
         """Return how many messages of an entry are not acknowledged."""
-        return self.remaining.get(entry.key, entry.everything).bit_count()
+        return self.left_of_set(entry).bit_count()
 
 
 def _remove(found: list, one: object) -> None:  # type: ignore[type-arg]
@@ -236,6 +278,8 @@ class Oracle:
         unacked_max: int,
         keeps_times_in_order: bool,
         precision_ms: int,
+        unacked_per_subscription_max: int,
+        has_clock_steps: bool,
     ) -> None:
         self.entries: dict[Key, PublishedEntry] = {}
         self.subs: dict[str, SubscriptionModel] = {}
@@ -245,11 +289,16 @@ class Oracle:
         """From when on nothing has disturbed the order of time."""
         self.complain = complain
         self.deliveries = 0
+        self.late_ms_max = _LATE_MS_MAX + precision_ms
+        """How late a message may be that a consumer waits for."""
+        self.worst_late_ms = 0
         self._times = times
         self._tick_ms = tick_ms
         self._uses_points = uses_points
         self._unacked_max = unacked_max
         self._precision_ms = precision_ms
+        self._unacked_per_subscription_max = unacked_per_subscription_max
+        self._has_clock_steps = has_clock_steps
         self._keeps_times_in_order = keeps_times_in_order
 
     def note_tick(self, tick_ms: int) -> None:
@@ -258,6 +307,7 @@ class Oracle:
             self._tick_ms = max(self._tick_ms, tick_ms)
         if self._precision_ms:
             self._precision_ms = max(self._precision_ms, tick_ms)
+            self.late_ms_max = _LATE_MS_MAX + self._precision_ms
 
     # Publishing.
 
@@ -281,6 +331,7 @@ class Oracle:
         del self.entries[entry.key]
         for sub in self.subs.values():
             sub.acknowledged.discard(entry.key)
+            sub.hidden.discard(entry.key)
 
     def gone(self, ledger_ids: set[int]) -> None:
         """Note which ledgers were trimmed: everybody must have acknowledged all of them."""
@@ -291,6 +342,10 @@ class Oracle:
                 sub.acknowledged.discard(entry.key)
                 sub.remaining.pop(entry.key, None)
                 sub.remembered.pop(entry.key, None)
+                sub.replaced.pop(entry.key, None)
+                sub.hidden.discard(entry.key)
+                sub.got_when_due.discard(entry.key)
+                sub.cancelled_parts.pop(entry.key, None)
             del self.entries[entry.key]
 
     # Subscriptions.
@@ -306,13 +361,26 @@ class Oracle:
         """Let everything before a position be acknowledged and nothing else; nothing is in anybody's hands."""
         # Of what is not durable yet, the cursor knows nothing.
         known = {key for key, entry in self.entries.items() if key < first and entry.committed_at is not None}
+        # What is being replaced is no longer there for anybody, whatever comes in between.
+        under_way = {old: new for old, new in sub.replaced.items() if not self._is_committed(new)}
+        known |= under_way.keys() & self.entries.keys()
+        sub.hidden = {key for key in sub.hidden if not self._is_committed(key)}
+        known |= sub.hidden & self.entries.keys()
+        sub.replaced = under_way
+        sub.got_when_due.clear()
+        sub.cancelled_parts.clear()
         self.begin_with(sub, known)
         sub.passed = max(sub.passed, first)
+
+    def _is_committed(self, key: Key) -> bool:
+        entry = self.entries.get(key)
+        return entry is None or entry.committed_at is not None
 
     def begin_with(self, sub: SubscriptionModel, acknowledged: set[Key]) -> None:
         """Let exactly these be acknowledged; nothing is in anybody's hands."""
         sub.acknowledged = acknowledged
-        sub.remaining.clear()
+        sub.remaining_before = sub.remaining
+        sub.remaining = {}
         sub.in_hand.clear()
         sub.held_by.clear()
         sub.messages_held.clear()
@@ -330,6 +398,8 @@ class Oracle:
     """How often a subscription's cursor was sought; set by who has the cursors."""
     attached: Callable[[SubscriptionModel], list[SimulatedConsumer]]
     """Who is attached to it."""
+    rate_of: Callable[[SubscriptionModel], float | None]
+    """The rate with which its dispatcher sends, None without a limit."""
 
     def sync(self, sub: SubscriptionModel) -> None:
         """Catch up with what was asked for and has taken effect by now: a seek, consumers that left."""
@@ -415,6 +485,73 @@ class Oracle:
             sub.messages_held[held.consumer] -= before.bit_count() - now.bit_count()
         sub.remaining[key] = now
 
+    # Scheduled messages.
+
+    def replaced(self, copies: Sequence[PublishedEntry], gone: Mapping[str, Collection[Key]], content: Content) -> None:
+        """Note that entries give way to copies for some subscriptions: nobody may have them, or get them any more."""
+        for copy in copies:
+            assert copy.copy_of is not None
+            old = self.entries[copy.copy_of]
+            is_same = content(copy.payload) == content(old.payload)
+            if not is_same or (copy.hash, copy.count) != (old.hash, old.count):
+                self.complain(f"{copy.key} is no copy of {old.key}")
+            self.appended(copy)
+            for sub in self.subs.values():
+                if old.key in gone.get(sub.name, ()):
+                    self._gives_way(sub, old.key, copy.key)
+                else:
+                    sub.hidden.add(copy.key)
+                    sub.acknowledged.add(copy.key)
+
+    def _gives_way(self, sub: SubscriptionModel, old: Key, copy: Key) -> None:
+        self.sync(sub)
+        held = sub.in_hand.get(old)
+        if held is not None:
+            self.complain(f"{sub.name}: {old} was replaced by {copy} while {held.consumer.name} holds it")
+        elif old in sub.acknowledged:
+            self.complain(f"{sub.name}: {old} was replaced by {copy} and is acknowledged")
+        elif old in sub.got_when_due and not self._has_clock_steps:
+            self.complain(f"{sub.name}: {old} was replaced by {copy} and was sent before")
+        self.acknowledged(sub, [old])
+        sub.replaced[old] = copy
+
+    def cancelled_part(self, sub: SubscriptionModel, key: Key, place: int) -> None:
+        """Note that one message of a batch is cancelled."""
+        if key in self.entries and key not in sub.acknowledged:
+            sub.cancelled_parts[key] = sub.cancelled_parts.get(key, 0) | 1 << place
+            self.acknowledged_part(sub, key, sub.left_of_set(self.entries[key]) & ~(1 << place))
+
+    def paused(self, sub: SubscriptionModel, unsent: set[Key]) -> None:
+        """Note that deliveries are held, but for what consumers have been given."""
+        sub.is_paused, sub.smooth, sub.unsent = True, None, unsent
+
+    def resumed(self, sub: SubscriptionModel, rate_per_second: float | None, unsent: set[Key]) -> None:
+        """Note that deliveries go on."""
+        sub.is_paused, sub.unsent = False, unsent
+        sub.smooth = None if rate_per_second is None else SmoothResume(rate_per_second, self._times.now_s())
+
+    def _judge_pause(self, sub: SubscriptionModel, entry: PublishedEntry) -> None:
+        if entry.key in sub.unsent:
+            sub.unsent.discard(entry.key)
+            return
+        if sub.is_paused:
+            self.complain(f"{sub.name}: {entry.key} was sent although deliveries are paused")
+        smooth = sub.smooth
+        if smooth is None:
+            return
+        if self.rate_of(sub) is None:
+            # It is over: nothing waited any more.
+            sub.smooth = None
+            return
+        # A clock that is put forth grants more.
+        most = smooth.rate_per_second * (self._times.now_s() - smooth.since_s) + 1
+        if smooth.sent > most and not self._has_clock_steps:
+            self.complain(
+                f"{sub.name}: {smooth.sent} messages were sent in {self._times.now_s() - smooth.since_s:.3f} s before "
+                f"{entry.key}, at {smooth.rate_per_second} messages a second"
+            )
+        smooth.sent += entry.count
+
     def mark_delete_moved(self, sub: SubscriptionModel, through: Key) -> None:
         """Judge a move of the mark-delete position: somebody must have asked for it."""
         self.sync(sub)
@@ -457,6 +594,8 @@ class Oracle:
             self.complain(f"{sub.name}: {key} was sent to {consumer.name} and is acknowledged (item 9)")
             return
         self._judge_time(sub, entry)
+        self._judge_lateness(sub, entry)
+        self._judge_pause(sub, entry)
         self._judge_hands(sub, entry, consumer)
         if self._unacked_max and not sub.is_single and sub.messages_held.get(consumer, 0) >= self._unacked_max:
             self.complain(f"{sub.name}: {key} was sent to {consumer.name}, who holds too many")
@@ -475,6 +614,9 @@ class Oracle:
         sub.exempt.discard(key)
         sub.give(entry, consumer, self._times.now_s())
         sub.remembered[key] = left
+        if self._times.now_ms() >= entry.deliver_at_ms - self._tick_ms:
+            sub.got_when_due.add(key)
+        self._judge_unacked(sub)
 
     def _judge_time(self, sub: SubscriptionModel, entry: PublishedEntry) -> None:
         if not entry.is_delayed or not has_delays(sub.kind) or self.is_due(entry):
@@ -484,6 +626,23 @@ class Oracle:
         self.complain(
             f"{sub.name}: {entry.key} was sent {entry.deliver_at_ms - self._times.now_ms()} ms before its time"
         )
+
+    def _judge_lateness(self, sub: SubscriptionModel, entry: PublishedEntry) -> None:
+        """Where a consumer with permits waits and nothing else is going on, what falls due comes at once."""
+        if entry.is_delayed and has_delays(sub.kind) and self._due_at_s(entry) >= sub.on_time_since_s:
+            late_ms = self._times.now_ms() - entry.deliver_at_ms
+            self.worst_late_ms = max(self.worst_late_ms, late_ms)
+            if late_ms > self.late_ms_max:
+                self.complain(f"{sub.name}: {entry.key} was sent {late_ms} ms late to a consumer that waited")
+
+    def _judge_unacked(self, sub: SubscriptionModel) -> None:
+        """The last entry may go beyond the limit of a subscription, and no entry may follow it."""
+        limit = self._unacked_per_subscription_max
+        if not limit or sub.is_single:
+            return
+        held = sum(sub.messages_held.values())
+        if held >= limit and held - max(sub.left_of(self.entries[key]) for key in sub.in_hand) >= limit:
+            self.complain(f"{sub.name}: its consumers hold {held} messages, of {limit} that they may")
 
     def is_due(self, entry: PublishedEntry) -> bool:
         """Whether its time has come, or had before the clock was put back."""

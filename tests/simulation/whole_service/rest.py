@@ -5,8 +5,9 @@
 2. *eager*    everybody acknowledges what it gets: all that is due is acknowledged, whatever it waited for
 3. *quiet*    sometimes: a few delayed messages, nobody who could take them, some of what is due goes another way, then
               permits, to one subscription after the other, and silence: nothing but the tracker can tell of the rest
-4. *to the end* (of the final rest) time runs until the last message is due: silent, then eager
-5. the counts are those of the oracle, nothing runs or is scheduled for ever, no snapshot is without an owner
+5. *to the end* (of the final rest) time runs until the last message is due: silent, then eager
+4. *paused*  sometimes: deliveries are held while messages fall due, and go on with so many a second
+6. the counts are those of the oracle, nothing runs or is scheduled for ever, no snapshot is without an owner
 
 *Outage* rounds are the one exception to "faults are mended": after a start without the storage, what is published then
 must be on its way all the same.
@@ -15,8 +16,10 @@ must be on its way all the same.
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from broker.topics.pause import NOT_PAUSED
 from tests.simulation.whole_service import events
 from tests.simulation.whole_service.oracle import SubscriptionModel
+from tests.simulation.whole_service.scheduled import hold, let_go
 from tests.simulation.whole_service.variants import CLASSIC, DRAINING, LAST_SENT, STICKY, has_delays
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ async def _rest(sim: "Simulation", *, is_final: bool) -> None:
         await events.set_delays(sim, is_active=True)
     await asyncio.sleep(4.0)
     for sub in list(sim.oracle.subs.values()):
+        await let_go(sim, sub, None)
+    for sub in list(sim.oracle.subs.values()):
         await _let_all_be_sent(sim, sub)
     await asyncio.sleep(PATIENCE_S)
     sim.check()
@@ -57,6 +62,8 @@ async def _rest(sim: "Simulation", *, is_final: bool) -> None:
     _judge_eager(sim)
     if sim.chance.random() < 0.5:
         await _play_quiet_round(sim)
+    if sim.chance.random() < 0.25:
+        await _play_pause(sim)
     if is_final:
         await _run_to_the_end(sim)
     sim.are_clients_eager = False
@@ -158,6 +165,9 @@ def _judge_eager(sim: "Simulation") -> None:
 
 _QUIET_DELAY_MS_MAX: Final = 12_000
 
+_SETTLING_S: Final = 0.5
+"""How long a subscription takes to read what was published and to send what is due, with a consumer that takes it."""
+
 _OUTAGE_PATIENCE_S: Final = 12.0
 """How late anything may be after a start without the storage: a scan and the order of time are waited for 5 s each."""
 
@@ -191,14 +201,56 @@ async def _play_quiet_round(sim: "Simulation") -> None:
         await asyncio.sleep(sim.chance.random() * 3)
         _judge_tracked(sim, sub)
         await _let_all_be_sent(sim, sub)
+        _want_on_time(sim, sub)
     if subs and sim.chance.random() < 0.5:
         await asyncio.sleep(sim.chance.random() * _QUIET_DELAY_MS_MAX / 1_000)
         await _let_all_be_sent(sim, sim.chance.choice(subs))
     await asyncio.sleep(_QUIET_DELAY_MS_MAX / 1_000 + PATIENCE_S)
+    for sub in subs:
+        sub.on_time_since_s = float("inf")
     sim.check()
     _judge_silence(sim)
     sim.are_clients_eager = True
     await _acknowledge_all(sim)
+    _judge_eager(sim)
+
+
+def _want_on_time(sim: "Simulation", sub: SubscriptionModel) -> None:
+    """From now on a consumer waits for what falls due, and the storage is well."""
+    if _flows_without_acknowledgements(sim, sub) and not sim.has_bad_snapshots:
+        sub.on_time_since_s = sim.clock.now_s() + _SETTLING_S
+
+
+async def _play_pause(sim: "Simulation") -> None:
+    """Hold the deliveries of a subscription while messages fall due, and let them go with so many a second."""
+    subs = [sub for sub in sim.oracle.subs.values() if has_delays(sub.kind) and sim.subscription(sub) is not None]
+    if not subs:
+        return
+    sub = sim.chance.choice(subs)
+    await _let_all_be_sent(sim, sub)
+    sim.are_clients_eager = True
+    await hold(sim, sub)
+    count, rate_per_second = sim.chance.choice([3, 20]), sim.chance.choice([2.0, 15.0])
+    for _ in range(count):
+        sim.publish(
+            key_hash=sim.chance.choice(sim.variant.keys),
+            deliver_at_ms=sim.clock.now_ms() + sim.chance.randrange(1, 1_500),
+            count=1,
+            size=0,
+        )
+    await asyncio.sleep(2.0)
+    sim.check()
+    sim.did("pause round")
+    await let_go(sim, sub, rate_per_second)
+    await asyncio.sleep(count / rate_per_second + PATIENCE_S)
+    sim.check()
+    found = sim.subscription(sub)
+    if found is not None and found.pause != NOT_PAUSED and not sim.oracle.overdue(sub, since_s=0.0):
+        sim.complain(f"{sub.name}: nothing waits any more, and it is still {found.pause}")
+    # Where more fell due than the rate lets through.
+    await let_go(sim, sub, None)
+    await asyncio.sleep(PATIENCE_S)
+    sim.check()
     _judge_eager(sim)
 
 
@@ -207,6 +259,7 @@ async def play_outage_round(sim: "Simulation") -> None:
     sim.is_resting = True
     subs = [sub for sub in sim.oracle.subs.values() if not sub.is_busy]
     for sub in subs:
+        await let_go(sim, sub, None)
         await _let_all_be_sent(sim, sub)
     before = set(sim.oracle.entries)
     for _ in range(sim.chance.choice([1, 3])):

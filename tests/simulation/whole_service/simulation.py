@@ -10,7 +10,7 @@ tells.
 import asyncio
 import hashlib
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from broker.errors import BrokerError
+from broker.topics.cancelled_parts import parts_of
 from broker.topics.subscription import Subscription
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
@@ -26,14 +27,17 @@ from dispatcher.errors import DispatcherError
 from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.position import Position
+from managed_ledger.replacing import Entries, NewEntry, Replacement
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
 from tests.simulation.whole_service import events
 from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.coverage import Coverage, Met
 from tests.simulation.whole_service.life import Clock, Killed, Life
-from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times
+from tests.simulation.whole_service.oracle import PublishedEntry, Key, Oracle, SubscriptionModel, Times, bits_of
+from tests.simulation.whole_service.payloads import content_of, number_of, payload_of
 from tests.simulation.whole_service.rest import come_to_rest, play_outage_round
+from tests.simulation.whole_service.scheduled import SCHEDULED_EVENTS, adopt_pause
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.shared.shared_view import SharedIndexView
@@ -90,7 +94,10 @@ class Simulation:
             keeps_times_in_order=self.variant.keeps_times_in_order,
             # The in-memory tracker knows no shorter time than its tick.
             precision_ms=tracker.tick_time_ms if self.variant.tracker == "memory" else 0,
+            unacked_per_subscription_max=self.variant.config.dispatcher.unacked_per_subscription_max,
+            has_clock_steps=self.variant.has_clock_steps,
         )
+        self.oracle.rate_of = self._rate_of
         self.oracle.seeks_of = self._seeks_of
         self.oracle.attached = self._attached
         self.life: Life
@@ -180,7 +187,7 @@ class Simulation:
         while self.step < self.variant.steps:
             self.step += 1
             name = self.chance.choices(names, weights)[0]
-            happening = events.EVENTS[name](self)
+            happening = (events.EVENTS.get(name) or SCHEDULED_EVENTS[name])(self)
             if happening is not None:
                 await happening
             if self._ends_life:
@@ -300,8 +307,77 @@ class Simulation:
         found = self.subscription(sub)
         return [] if found is None else found.consumers  # type: ignore[return-value]  # nobody else subscribes
 
-    def watch_cursor(self, sub: SubscriptionModel) -> None:
-        """Have every move of the mark-delete position judged, from now on."""
+    def _rate_of(self, sub: SubscriptionModel) -> float | None:
+        dispatcher = self.dispatcher(sub)
+        return None if dispatcher is None else dispatcher.core.gate.rate_per_second
+
+    def unsent(self, sub: SubscriptionModel) -> set[Key]:
+        """Return what consumers have been given and not been sent yet."""
+        dispatcher = self.dispatcher(sub)
+        if dispatcher is None:
+            return set()
+        return {tuple(key) for outbox in dispatcher._outboxes.values() for key in outbox.positions()}
+
+    def watch(self, sub: SubscriptionModel) -> None:
+        """Have every move of the mark-delete position judged from now on, and know of every cancellation."""
+        self._watch_cursor(sub)
+        found = self.subscription(sub)
+        assert found is not None
+        cancel, cancel_parts = found.cancel, found.cancel_parts
+
+        def on_cancel(positions: Sequence[Key]) -> None:
+            self.note(f"{sub.name}: cancelled are {list(positions)[:20]}")
+            self.oracle.sync(sub)
+            self.oracle.acknowledged(sub, positions)
+            cancel(positions)
+
+        async def on_cancel_parts(parts: Sequence[tuple[Position, int, int]]) -> None:
+            self.note(f"{sub.name}: cancelled are {list(parts)} of batches")
+            self.oracle.sync(sub)
+            for position, place, _ in parts:
+                self.oracle.cancelled_part(sub, tuple(position), place)
+            await cancel_parts(parts)
+
+        found.cancel, found.cancel_parts = on_cancel, on_cancel_parts  # type: ignore[method-assign]
+
+    def _watch_replacements(self) -> None:
+        """Know of all entries that give way to others, where the log is asked to replace them."""
+        ledger = self.life.topic.ledger
+        replace = ledger.replace
+
+        def on_replace(
+            entries: Sequence[NewEntry],
+            *,
+            acknowledged: Mapping[Cursor, Entries],
+            hidden: Mapping[Cursor, Sequence[int]],
+        ) -> Replacement:
+            replacement = replace(entries, acknowledged=acknowledged, hidden=hidden)
+            names = {self.cursor(sub): sub.name for sub in self.oracle.subs.values()}
+            gone = {
+                names[cursor]: {(ledger_id, entry_id) for ledger_id, ids in of_cursor.items() for entry_id in ids}
+                for cursor, of_cursor in acknowledged.items()
+                if cursor in names
+            }
+            # After a seek there can be several copies of one message.
+            olds: dict[int, list[Key]] = {}
+            for key in sorted({key for keys in gone.values() for key in keys}, reverse=True):
+                olds.setdefault(number_of(self.oracle.entries[key].payload), []).append(key)
+            now_ms, now_s = self.clock.now_ms(), self.clock.now_s()
+            copies = []
+            for position, new in zip(replacement.positions, entries, strict=True):
+                copy = PublishedEntry(
+                    tuple(position), new.payload, new.sticky_hash, new.deliver_at_ms, new.message_count, now_ms, now_s
+                )
+                copy.copy_of = olds[number_of(new.payload)].pop()
+                self.uncommitted[copy.key] = copy
+                copies.append(copy)
+                self.note(f"{copy.copy_of} gives way to {copy.key} for {[n for n in gone if copy.copy_of in gone[n]]}")
+            self.oracle.replaced(copies, gone, content_of)
+            return replacement
+
+        ledger.replace = on_replace  # type: ignore[method-assign]
+
+    def _watch_cursor(self, sub: SubscriptionModel) -> None:
         sub.seeks_seen = self.cursor(sub).seeks
 
         def on_moved(position: Position) -> None:
@@ -408,7 +484,14 @@ class Simulation:
     def _look_at_cursors(self) -> None:
         """Find out what survived of the last moments before a kill, which must be possible."""
         self.life.topic.ledger.add_listener(self._on_committed)
+        self._watch_replacements()
         known = {ledger.ledger_id: ledger.entries for ledger in self.life.topic.ledger.ledgers()}
+        # Also those of a ledger that was begun and is not there any more.
+        lost = {
+            key
+            for key, entry in self.oracle.entries.items()
+            if entry.committed_at is None and key[1] >= known.get(key[0], 0)
+        }
         self._look_at_ledgers()
         unsure: set[Key] = set()
         for entry in list(self.oracle.entries.values()):
@@ -427,10 +510,37 @@ class Simulation:
                     self.complain(f"{sub.name} is gone")
                 del self.oracle.subs[sub.name]
                 continue
-            self._adopt(sub, unsure)
-            self.watch_cursor(sub)
+            self._adopt(sub, unsure, lost)
+            self.watch(sub)
 
-    def _adopt(self, sub: SubscriptionModel, unsure: set[Key]) -> None:
+    def _judge_replaced(self, sub: SubscriptionModel, durable: set[Key], lost: set[Key]) -> None:
+        """Of what was replaced exactly one is there: the old entry, or the copy."""
+        for old, copy in list(sub.replaced.items()):
+            if copy in lost:
+                del sub.replaced[old]
+                if old in durable:
+                    self.complain(f"{sub.name}: {old} is acknowledged, and its copy {copy} was lost")
+            elif old in self.oracle.entries and old not in durable:
+                self.complain(f"{sub.name}: {old} is there after a restart, and so is its copy {copy}")
+        shown = sub.hidden & self.oracle.entries.keys() - durable
+        if shown:
+            self.complain(f"{sub.name}: copies for others are to be sent to it: {sorted(shown)[:5]}")
+
+    def adopt_parts(self, sub: SubscriptionModel, unsure: Collection[Key]) -> None:
+        """Of batches, cancelled messages stay so; what consumers acknowledged of them may have been forgotten.
+
+        Of entries of which the acknowledgement was lost, nothing is known.
+        """
+        stored = {key: bits_of(words) for key, words in parts_of(self.cursor(sub).properties).items()}
+        for key, left in stored.items():
+            entry = self.oracle.entries.get(key)
+            if entry is None or key in sub.acknowledged:
+                continue
+            if sub.remaining_before.get(key, entry.everything) & ~left and key not in unsure:
+                self.complain(f"{sub.name}: of {key} are left {left:b}, and more is not acknowledged")
+            sub.remaining[key] = left & entry.everything
+
+    def _adopt(self, sub: SubscriptionModel, unsure: set[Key], lost: set[Key]) -> None:
         """Take what the cursor has for acknowledged, if it can be so; `unsure` was durable, and nobody was told."""
         cursor = self.cursor(sub)
         durable = {key for key in self.oracle.entries if cursor.is_acknowledged(*key)}
@@ -449,14 +559,21 @@ class Simulation:
         if not durable <= possible:
             self.complain(f"{sub.name}: acknowledged after a restart, and by nobody: {sorted(durable - possible)[:5]}")
         if self._is_closed_in_order and sub.acknowledged - durable:
-            lost = sorted(sub.acknowledged - durable)[:5]
-            self.complain(f"{sub.name}: acknowledgements did not survive a stop in order: {lost}")
-        if sub.pending_seek is None and sub.before_seek is None:
-            lost = (sub.synced if self.is_after_power_cut else sub.stored) & self.oracle.entries.keys() - durable
-            if lost:
-                self.complain(f"{sub.name}: stored as acknowledged before, and not after a restart: {sorted(lost)[:5]}")
+            gone = sorted(sub.acknowledged - durable)[:5]
+            self.complain(f"{sub.name}: acknowledgements did not survive a stop in order: {gone}")
+        was_sought = sub.pending_seek is not None or sub.before_seek is not None
+        if not was_sought:
+            self._judge_replaced(sub, durable, lost)
+            forgotten = (sub.synced if self.is_after_power_cut else sub.stored) & self.oracle.entries.keys() - durable
+            if forgotten:
+                self.complain(
+                    f"{sub.name}: stored as acknowledged before, and not after a restart: {sorted(forgotten)[:5]}"
+                )
         else:
             sub.synced = set()
+            sub.replaced.clear()
+            sub.hidden.clear()
+            sub.got_when_due.clear()
         sub.stored = set(durable)
         if self.is_after_power_cut:
             sub.synced = set(durable)
@@ -465,7 +582,11 @@ class Simulation:
         sub.before_seek = None
         sub.is_busy = False
         sub.joining = 0
+        sub.on_time_since_s = float("inf")
+        acknowledged_before = sub.acknowledged
         self.oracle.begin_with(sub, durable)
+        self.adopt_parts(sub, self.oracle.entries if was_sought else acknowledged_before)
+        adopt_pause(self, sub)
 
     def _on_committed(self) -> None:
         if self.life.is_dead:
@@ -484,8 +605,8 @@ class Simulation:
     def publish(self, *, key_hash: int, deliver_at_ms: int, count: int, size: int) -> None:
         """Append an entry."""
         self.published += 1
-        payload = b"%d " % self.published + b"x" * size
         now_ms = self.clock.now_ms()
+        payload = payload_of(self.published, size, publish_time_ms=now_ms)
         position = self.life.topic.ledger.append_nowait(
             payload, publish_time_ms=now_ms, deliver_at_ms=deliver_at_ms, sticky_hash=key_hash, message_count=count
         )

@@ -510,6 +510,27 @@ def test_order_holds_within_one_instant_over_many_segments(runner: asyncio.Runne
     assert driver.pop()[:2] == [(60_000, 3, 0), (60_000, 3, 1)]
 
 
+def test_what_is_due_and_taken_by_nobody_leaves_memory_with_its_snapshot(runner: asyncio.Runner) -> None:
+    """Buckets are sealed while consumers have no permits; rows that are due soon stay, but as many as may be loaded."""
+    driver = Driver(runner, segment_row_count_max=2, loaded_row_count_max=12)
+    rows = [(NOW_MS + 1 + ledger_id * 10 + n, ledger_id, n) for ledger_id in range(1, 41) for n in range(6)]
+    for ledger_id in range(1, 41):
+        driver.add(*(row for row in rows if row[1] == ledger_id))
+        driver.answer_all()
+        driver.now_ms += 10
+    driver.add((9_000_000, 41, 0))
+    driver.answer_all()
+
+    # The last ledgers' rows are not sealed.
+    assert driver.core.loaded_row_count <= 12 + 2 + 2 * 6
+    driver.now_ms = 100_000
+    taken: list[tuple[int, int, int]] = []
+    while rows_now := driver.pop(limit=5):
+        taken += rows_now
+        driver.answer_all()
+    assert taken == rows
+
+
 def test_buckets_that_are_overdue_are_loaded_side_by_side_within_the_room_that_there_is(
     runner: asyncio.Runner,
 ) -> None:

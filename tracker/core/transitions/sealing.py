@@ -91,12 +91,15 @@ def on_property_failed(state: TrackerState, bucket: Bucket, event: ActionFailed,
 
 
 def _leave_memory(state: TrackerState, bucket: Bucket, now_ms: int) -> None:
-    """Keep the rows that are due soon, and whole spans of them."""
+    """Keep the rows that are due soon, in whole spans and as many as may be loaded."""
     horizon_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
+    # Where nobody takes what is due, each sealed bucket would leave its due rows in memory.
+    room = max(0, state.config.loaded_row_count_max - len(state.rows.loaded))
+    spans = bucket.spans_through(horizon_ms, row_count_max=room)
     if bucket.serial in state.rows.popped:
-        # Rows that were handed out before the clock was put back must not come again.
-        horizon_ms = max(horizon_ms, state.rows.unsealed[bucket.serial].next_ms)
-    bucket.loaded_spans = bucket.spans_through(horizon_ms)
+        # Rows that were handed out, also before the clock was put back, must not come again.
+        spans = max(spans, bucket.spans_through(state.rows.unsealed[bucket.serial].next_ms))
+    bucket.loaded_spans = spans
     kept = bucket.next_segment_ms
     left = _release(state, bucket, last_key_at(NEVER) if kept == NEVER else first_key_at(kept))
     move(state, bucket, BucketState.SEALED)

@@ -1,0 +1,32 @@
+"""The bytes of an entry: a number that no other message has, behind metadata as producers write them.
+
+A copy with another delivery time has other metadata and the same number. Both are read here without the broker's code.
+"""
+
+from struct import Struct
+from typing import Final
+
+import google_crc32c
+
+from broker.protocol.pb.pulsar_api_pb2 import MessageMetadata
+
+_HEAD: Final = Struct(">HII")
+_MAGIC: Final = 0x0E01
+_SIZE: Final = Struct(">I")
+
+
+def payload_of(number: int, size: int, *, publish_time_ms: int) -> bytes:
+    """Return an entry with a number and so many bytes more."""
+    metadata = MessageMetadata(producer_name="p", sequence_id=number, publish_time=publish_time_ms).SerializeToString()
+    covered = _SIZE.pack(len(metadata)) + metadata + b"%d " % number + b"x" * size
+    return _HEAD.pack(_MAGIC, google_crc32c.value(covered), len(metadata)) + covered[_SIZE.size :]
+
+
+def content_of(payload: bytes) -> bytes:
+    """Return what a producer wrote, without its metadata."""
+    return payload[_HEAD.size + _HEAD.unpack_from(payload)[2] :]
+
+
+def number_of(payload: bytes) -> int:
+    """Return the number of an entry or of its copy."""
+    return int(content_of(payload).partition(b" ")[0])

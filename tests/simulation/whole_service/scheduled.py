@@ -1,0 +1,200 @@
+"""What users do to scheduled messages, as events: pause, resume, cancel by id, reschedule, deliver now.
+
+All but the HTTP requests is the broker's own (`broker.scheduled`). The oracle learns what took effect where it takes
+effect: at the log, which is asked to replace entries, and at the subscription, which is asked to cancel some.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from broker.errors import BrokerError
+from broker.scheduled.ledger_schedule import Int64s
+from broker.scheduled.messages import MessageId
+from broker.scheduled.operations import Operations, Progress, Selector
+from broker.scheduled.topic_schedule import TopicSchedule
+from broker.topics.pause import NOT_PAUSED, PauseState
+from broker.topics.subscription import Subscription
+from managed_ledger.errors import LedgerError, ManagedLedgerClosedError
+from managed_ledger.position import Position
+from tests.simulation.whole_service.events import ADMINISTRATION_S, Event, a_subscription, some
+from tests.simulation.whole_service.oracle import Key, SubscriptionModel
+
+if TYPE_CHECKING:
+    from tests.simulation.whole_service.simulation import Simulation
+
+_NewTime = Callable[[Int64s, int], Int64s]
+"""Gives new times from the old ones and the time that it is."""
+
+_REFUSALS: Final = (BrokerError, LedgerError, ManagedLedgerClosedError)
+
+
+# Pause and resume.
+
+
+def pause(sim: "Simulation") -> None:
+    """An operator holds the deliveries of a subscription."""
+    sub = a_subscription(sim)
+    if sub is not None and not sub.is_busy and not sub.is_pausing and not sub.is_paused:
+        sim.start_task(hold(sim, sub))
+
+
+async def hold(sim: "Simulation", sub: SubscriptionModel) -> None:
+    """Pause a subscription."""
+    found = sim.subscription(sub)
+    if found is None or found.pause.is_paused or sub.is_pausing:
+        return
+    sim.did("pause")
+    sim.note(f"{sub.name} is paused")
+    # What has been given to consumers is not taken back, though it is not sent yet.
+    sim.oracle.paused(sub, sim.unsent(sub))
+    await _set_pause(sim, sub, found, PauseState(paused_since_ms=sim.clock.now_ms()))
+
+
+_RATES: Final = (None, None, 1.0, 7.5, 40.0, 1_000.0)
+
+
+def resume(sim: "Simulation") -> None:
+    """The operator lets deliveries go on, at once or with so many messages a second."""
+    sub = a_subscription(sim)
+    if sub is not None and not sub.is_busy and not sub.is_pausing:
+        sim.start_task(let_go(sim, sub, sim.chance.choice(_RATES)))
+
+
+async def let_go(sim: "Simulation", sub: SubscriptionModel, rate_per_second: float | None) -> None:
+    """Resume a subscription."""
+    found = sim.subscription(sub)
+    if found is None or found.pause == NOT_PAUSED or sub.is_pausing:
+        return
+    sim.did("resume" if rate_per_second is None else "resume at a rate")
+    sim.note(f"{sub.name} goes on with {rate_per_second} messages a second")
+    sim.oracle.resumed(sub, rate_per_second, sim.unsent(sub))
+    await _set_pause(sim, sub, found, PauseState(rate_per_second=rate_per_second))
+
+
+async def _set_pause(sim: "Simulation", sub: SubscriptionModel, found: Subscription, state: PauseState) -> None:
+    # A kill meanwhile leaves the one or the other.
+    sub.is_pausing = True
+    sub.pauses_possible = {found.pause, state}
+    with suppress(*_REFUSALS):
+        await sim.in_time(f"{sub.name}: the pause or its end", found.set_pause(state), ADMINISTRATION_S)
+        sub.pauses_possible = {state}
+    sub.is_pausing = False
+
+
+def adopt_pause(sim: "Simulation", sub: SubscriptionModel) -> None:
+    """After a start: a pause holds, and a smooth resume goes on with its rate."""
+    found = sim.subscription(sub)
+    assert found is not None
+    state = found.pause
+    possible = set(sub.pauses_possible)
+    if any(one.rate_per_second is not None for one in possible):
+        # It ends when nothing waits any more.
+        possible.add(NOT_PAUSED)
+    if state not in possible:
+        sim.complain(f"{sub.name}: after a restart its pause is {state}, and should be one of {possible}")
+    sub.pauses_possible = {state}
+    sub.is_pausing = False
+    if state.is_paused:
+        sim.did("a pause is there after a start")
+        sim.oracle.paused(sub, set())
+    else:
+        sim.oracle.resumed(sub, state.rate_per_second, set())
+
+
+# Cancel, reschedule, deliver now.
+
+
+def cancel_by_id(sim: "Simulation") -> None:
+    """Messages are cancelled by their ids, due ones too, and now and then one message of a batch."""
+    found = _chosen(sim)
+    if found is None:
+        return
+    subs, keys = found
+    ids = [MessageId(Position(*key)) for key in keys]
+    batches = [key for key in keys if sim.oracle.entries[key].count > 1]
+    if batches and sim.chance.random() < 0.5:
+        key = sim.chance.choice(batches)
+        ids = [MessageId(Position(*key), sim.chance.randrange(sim.oracle.entries[key].count))]
+    sim.start_task(_cancel(sim, subs, ids))
+
+
+async def _cancel(sim: "Simulation", subs: list[SubscriptionModel], ids: list[MessageId]) -> None:
+    operations = _operations(sim, subs)
+    sim.note(f"{[sub.name for sub in subs]} cancel by id {[str(one) for one in ids[:20]]}")
+    with suppress(*_REFUSALS):
+        matched = await operations.find(Selector(message_ids=ids))
+        if not sim.life.is_dead:
+            sim.did("cancel by id", len(matched))
+            await operations.cancel(matched)
+
+
+def reschedule(sim: "Simulation") -> None:
+    """Messages get another time: each is replaced by a copy, in one write with its acknowledgement."""
+    shift_ms = sim.chance.choice([1, 200, 2_000, 20_000, -500])
+    _move(sim, "reschedule", lambda due_ms, now_ms: np.maximum(due_ms + shift_ms, now_ms))
+
+
+def deliver_now(sim: "Simulation") -> None:
+    """Messages become due at once."""
+    _move(sim, "deliver now", np.full_like)
+
+
+def _move(sim: "Simulation", name: str, new_time: _NewTime) -> None:
+    found = _chosen(sim)
+    if found is not None:
+        sim.start_task(_replace(sim, name, *found, new_time))
+
+
+async def _replace(
+    sim: "Simulation", name: str, subs: list[SubscriptionModel], keys: list[Key], new_time: _NewTime
+) -> None:
+    operations = _operations(sim, subs)
+    sim.note(f"{[sub.name for sub in subs]} {name} {keys[:20]}")
+    with suppress(*_REFUSALS):
+        matched = await operations.find(Selector(message_ids=[MessageId(Position(*key)) for key in keys]))
+        movable = await operations.movable(matched)
+        now_ms = sim.clock.now_ms()
+        count, moved = await operations.move(movable, lambda due_ms: new_time(due_ms, now_ms))
+        if sim.life.is_dead:
+            return
+        sim.did(name, count)
+        if count != len(moved):
+            sim.complain(f"{count} messages were moved, and {len(moved)} are told")
+
+
+def _chosen(sim: "Simulation") -> tuple[list[SubscriptionModel], list[Key]] | None:
+    """Choose subscriptions that delay, and messages that they are to get, delayed ones above all."""
+    subs = [sub for sub in sim.oracle.subs.values() if not sub.is_busy and _delays(sim, sub)]
+    if not subs:
+        return None
+    one = sim.chance.choice(subs)
+    keys = [key for rows in one.delayed.values() for _, key in rows]
+    keys += [key for key in one.in_hand if sim.oracle.entries[key].is_delayed]
+    if not keys:
+        return None
+    return (subs if sim.chance.random() < 0.3 else [one]), some(sim, sorted(keys))
+
+
+def _delays(sim: "Simulation", sub: SubscriptionModel) -> bool:
+    found = sim.subscription(sub)
+    return found is not None and found.has_delays
+
+
+def _operations(sim: "Simulation", subs: list[SubscriptionModel]) -> Operations:
+    """Return the operations as the web port makes them."""
+    chosen = [found for sub in subs if (found := sim.subscription(sub)) is not None]
+    tracker = sim.variant.config.tracker
+    return Operations(
+        TopicSchedule(sim.life.topic, sim.life.service.catalog, chosen, sim.clock.now_ms),
+        now_ms=sim.clock.now_ms,
+        early_ms=0 if tracker.is_deliver_at_time_strict else tracker.tick_time_ms,
+        progress=Progress(),
+    )
+
+
+SCHEDULED_EVENTS: Final[dict[str, Event]] = {
+    event.__name__: event for event in (pause, resume, cancel_by_id, reschedule, deliver_now)
+}
