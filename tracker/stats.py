@@ -128,6 +128,8 @@ class TrackerStats(TrackerCounters):
     """Immutable buckets and the mutable one."""
     index_loaded: int = 0
     """Index rows in memory."""
+    segment_rows_loaded: int = 0
+    """Those among them of sealed buckets, which `loaded_row_count_max` bounds."""
     snapshot_size_bytes: int = 0
     """Bytes of all snapshots."""
     failing: frozenset[str] = frozenset()

@@ -24,6 +24,8 @@ class Mutant(NamedTuple):
     new: str
     why: str
     more: tuple[Edit, ...] = ()
+    says: str = ""
+    """What a complaint must match to be about this fault, where its edits bring more than one."""
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -468,6 +470,23 @@ ITEMS: Final = [
                 "        return super().note_unacknowledged_from(position, waiting)\n",
             ),
         ),
+    ),
+    Mutant(
+        "item-5-room",
+        "dispatcher/core/recently_joined.py",
+        "        _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])\n"
+        "        return self._drop_acknowledged()\n",
+        "        return super()._first_awaited(consumers)\n",
+        "the same, where what waits for a newcomer leaves no room for the older due message that would let it go",
+        (
+            Edit(
+                "dispatcher/core/recently_joined.py",
+                "        del position\n"
+                "        return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)\n",
+                "        return super().note_unacknowledged_from(position, waiting)\n",
+            ),
+        ),
+        says="there is no room for",
     ),
     Mutant(
         "item-9",

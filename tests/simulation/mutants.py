@@ -69,10 +69,11 @@ def copy_project(folder: Path) -> None:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool) -> MutantVerdict:
-    """Run seeds in a process of its own on the code in a folder."""
+def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool, says: str = "") -> MutantVerdict:
+    """Run seeds in a process of its own on the code in a folder; those fail that complain of what is said."""
     ran = subprocess.run(
         [sys.executable, "-P", str(folder / "tests/simulation/mutants.py"), "--run", json.dumps(list(seeds))]
+        + ["--says", says]
         + ([] if ends_at_first else ["--all"]),
         # Neither the folder that it is started in nor an installed project comes before the copy.
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(folder)},
@@ -87,11 +88,11 @@ def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool) -> Mut
     return MutantVerdict(len(lines), failed)
 
 
-def _run(seeds: Sequence[int], *, ends_at_first: bool) -> None:
+def _run(seeds: Sequence[int], *, ends_at_first: bool, says: str) -> None:
     from tests.simulation.simulate import guarded
 
     for seed in seeds:
-        complaints = guarded((seed, None)).complaints
+        complaints = [one for one in guarded((seed, None)).complaints if re.search(says, one)]
         sys.stdout.write(json.dumps([seed, complaints[0] if complaints else ""]) + "\n")
         sys.stdout.flush()
         if complaints and ends_at_first:
@@ -103,7 +104,7 @@ def judge(mutant: Mutant, seeds: Sequence[int], *, ends_at_first: bool) -> Mutan
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         copy_project(Path(name))
         mutate(Path(name), mutant)
-        return run_seeds(Path(name), seeds, ends_at_first=ends_at_first)
+        return run_seeds(Path(name), seeds, ends_at_first=ends_at_first, says=mutant.says)
 
 
 def row_of(mutant: Mutant, verdict: MutantVerdict) -> str:
@@ -121,7 +122,7 @@ def main() -> int:
     """Judge the mutants; print a table in Markdown."""
     options = _options()
     if options.run is not None:
-        _run(options.run, ends_at_first=not options.all)
+        _run(options.run, ends_at_first=not options.all, says=options.says)
         return 0
     chosen = [one for group in options.group for one in GROUPS[group] if not options.only or one.name in options.only]
     mutants, gone = [], []
@@ -180,6 +181,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", help="names of mutants")
     parser.add_argument("--all", action="store_true", help="run all seeds of each mutant, and count")
     parser.add_argument("--check-without", action="store_true", help="leave out seeds that fail without a mutant")
+    parser.add_argument("--says", default="", help=argparse.SUPPRESS)
     parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)
     return parser.parse_args()
 

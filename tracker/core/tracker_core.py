@@ -223,6 +223,11 @@ class TrackerCore:
         return self._whole().rows.row_count
 
     @property
+    def segment_row_count(self) -> int:
+        """How many rows of sealed buckets are in memory."""
+        return len(self._state.rows.loaded)
+
+    @property
     def snapshot_size_bytes(self) -> int:
         """How many bytes all snapshots have."""
         return sum(bucket.size_bytes for bucket in self._state.buckets.values())

@@ -293,6 +293,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._stats.message_count = self._core.message_count
         self._stats.bucket_total = self._core.bucket_total
         self._stats.index_loaded = self._core.loaded_row_count
+        self._stats.segment_rows_loaded = self._core.segment_row_count
         self._stats.snapshot_size_bytes = self._core.snapshot_size_bytes
         self._stats.failing = self._failing
         if self._read_failures or self._stats.unreadable:

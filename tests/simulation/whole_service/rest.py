@@ -5,9 +5,10 @@
 2. *eager*    everybody acknowledges what it gets: all that is due is acknowledged, whatever it waited for
 3. *quiet*    sometimes: a few delayed messages, nobody who could take them, some of what is due goes another way, then
               permits, to one subscription after the other, and silence: nothing but the tracker can tell of the rest
-5. *to the end* (of the final rest) time runs until the last message is due: silent, then eager
+6. *to the end* (of the final rest) time runs until the last message is due: silent, then eager
 4. *paused*  sometimes: deliveries are held while messages fall due, and go on with so many a second
-6. the counts are those of the oracle, nothing runs or is scheduled for ever, no snapshot is without an owner
+5. *newcomer* sometimes: a consumer joins where newcomers wait for others, and the first message of all is delayed
+7. the counts are those of the oracle, nothing runs or is scheduled for ever, no snapshot is without an owner
 
 *Outage* rounds are the one exception to "faults are mended": after a start without the storage, what is published then
 must be on its way all the same.
@@ -17,6 +18,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from broker.topics.pause import NOT_PAUSED
+from dispatcher.core.intake import Intake
+from managed_ledger.headers import NOT_DELAYED
 from tests.simulation.whole_service import events
 from tests.simulation.whole_service.oracle import SubscriptionModel
 from tests.simulation.whole_service.scheduled import hold, let_go
@@ -64,6 +67,8 @@ async def _rest(sim: "Simulation", *, is_final: bool) -> None:
         await _play_quiet_round(sim)
     if sim.chance.random() < 0.25:
         await _play_pause(sim)
+    if sim.chance.random() < 0.5:
+        await _play_newcomer(sim)
     if is_final:
         await _run_to_the_end(sim)
     sim.are_clients_eager = False
@@ -142,7 +147,7 @@ def _judge_eager(sim: "Simulation") -> None:
         if late:
             sim.complain(
                 f"{sub.name}: {len(late)} entries are due and are not sent although all others are acknowledged, "
-                f"such as {late[0].key}"
+                f"such as {late[0].key}{_what_is_first(sim, sub)}"
             )
         dispatcher = sim.dispatcher(sub)
         if dispatcher is None:
@@ -161,6 +166,17 @@ def _judge_eager(sim: "Simulation") -> None:
             sim.complain(f"{sub.name}: the backlog is {backlog}, and {sim.oracle.backlog(sub)} are not acknowledged")
     if sim.complaints:
         sim.check()
+
+
+def _what_is_first(sim: "Simulation", sub: SubscriptionModel) -> str:
+    """Tell of the first entry that is not acknowledged: with some fences all others wait for it."""
+    first = min(key for key in sim.oracle.entries if key not in sub.acknowledged)
+    if not sim.oracle.is_due(sim.oracle.entries[first]):
+        return f"; {first}, the first that is not acknowledged, is delayed"
+    dispatcher = sim.dispatcher(sub)
+    if dispatcher is not None and isinstance(dispatcher.core, Intake) and not dispatcher.core.due_room():
+        return f"; there is no room for {first}, which is due and the first that is not acknowledged (item 5)"
+    return ""
 
 
 _QUIET_DELAY_MS_MAX: Final = 12_000
@@ -219,6 +235,35 @@ def _want_on_time(sim: "Simulation", sub: SubscriptionModel) -> None:
     """From now on a consumer waits for what falls due, and the storage is well."""
     if _flows_without_acknowledgements(sim, sub) and not sim.has_bad_snapshots:
         sub.on_time_since_s = sim.clock.now_s() + _SETTLING_S
+
+
+async def _play_newcomer(sim: "Simulation") -> None:
+    """Let a consumer join where newcomers wait for others and the first message is delayed."""
+    subs = [sub for sub in sim.oracle.subs.values() if sub.kind in (CLASSIC, LAST_SENT)]
+    if not subs:
+        return
+    sub = sim.chance.choice(subs)
+
+    def publish(count: int, delay_ms: int | None) -> None:
+        for _ in range(count):
+            at_ms = NOT_DELAYED if delay_ms is None else sim.clock.now_ms() + delay_ms
+            sim.publish(key_hash=sim.chance.choice(sim.variant.keys), deliver_at_ms=at_ms, count=1, size=0)
+
+    for consumer in sim.open_consumers(sub)[1:]:
+        await events.close_consumer(sim, sub, consumer)
+    sim.are_clients_eager = True
+    publish(1, sim.chance.choice([2_000, 2_000, 120_000]))
+    publish(sim.chance.choice([1, 5]), None)
+    await _let_all_be_sent(sim, sub)
+    await asyncio.sleep(0.5)
+    sim.did("newcomer round")
+    await events.attach(sim, sub, sim.new_consumer(sub), 0)
+    publish(sim.chance.choice([0, 20]), sim.chance.choice([200, 1_000]))
+    publish(sim.chance.choice([0, 10]), None)
+    await _let_all_be_sent(sim, sub)
+    await asyncio.sleep(4.0)
+    await _acknowledge_all(sim)
+    _judge_eager(sim)
 
 
 async def _play_pause(sim: "Simulation") -> None:

@@ -21,6 +21,7 @@ from broker.errors import BrokerError
 from broker.topics.cancelled_parts import parts_of
 from broker.topics.subscription import Subscription
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
+from dispatcher.core.intake import Intake
 from dispatcher.core.multiple_consumers import MultipleConsumersCore
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import DispatcherError
@@ -34,7 +35,7 @@ from tests.simulation.whole_service import events
 from tests.simulation.whole_service.clients import SimulatedConsumer
 from tests.simulation.whole_service.coverage import Coverage, Met
 from tests.simulation.whole_service.life import Clock, Killed, Life
-from tests.simulation.whole_service.oracle import PublishedEntry, Key, Oracle, SubscriptionModel, Times, bits_of
+from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, SubscriptionModel, Times, bits_of
 from tests.simulation.whole_service.payloads import content_of, number_of, payload_of
 from tests.simulation.whole_service.rest import come_to_rest, play_outage_round
 from tests.simulation.whole_service.scheduled import SCHEDULED_EVENTS, adopt_pause
@@ -46,6 +47,9 @@ ADMINISTRATION_S: Final = 2.0
 """How long a request of an administrator or a client may take, whatever the snapshot storage does."""
 
 COMPLAINTS_MAX: Final = 5
+
+_SEGMENTS_BEYOND_MAX: Final = 20
+"""Segments that may be loaded beyond the limit: those that are due next, and rows of one time in several of them."""
 
 
 @dataclass
@@ -316,7 +320,7 @@ class Simulation:
         dispatcher = self.dispatcher(sub)
         if dispatcher is None:
             return set()
-        return {tuple(key) for outbox in dispatcher._outboxes.values() for key in outbox.positions()}
+        return dispatcher.unsent_positions()
 
     def watch(self, sub: SubscriptionModel) -> None:
         """Have every move of the mark-delete position judged from now on, and know of every cancellation."""
@@ -444,6 +448,7 @@ class Simulation:
             except AssertionError as error:
                 self.complain(f"{sub.name}: a core is inconsistent: {error!r}")
             self._check_counts(sub, dispatcher)
+            self._check_memory(sub, dispatcher)
             self.coverage.look_at(dispatcher)
         if self.complaints:
             raise FailedError
@@ -471,6 +476,20 @@ class Simulation:
                     f"{sub.name}: {consumer.name} holds {held[0]} entries and {held[1]} messages, the broker counts "
                     f"{stats.pending_entries} and {stats.unacked_messages}"
                 )
+
+    def _check_memory(self, sub: SubscriptionModel, dispatcher: Dispatcher) -> None:
+        """Compare what is in memory with what the configuration allows (invariant 6)."""
+        limits, tracker_limits = self.variant.config.dispatcher, self.variant.config.tracker
+        if isinstance(dispatcher.core, Intake):
+            held = len(dispatcher.core.held_due)
+            if held >= limits.held_entries_max + limits.scan_entries_max:
+                self.complain(f"{sub.name}: {held} due entries are held, of {limits.held_entries_max} and a read")
+        if isinstance(dispatcher.tracker, BucketDelayedDeliveryTracker):
+            loaded = dispatcher.tracker.stats().segment_rows_loaded
+            beyond = _SEGMENTS_BEYOND_MAX * tracker_limits.segment_row_count_max
+            # One load may be as large as the limit, and one more while hand-out waits for it.
+            if loaded > 3 * tracker_limits.loaded_row_count_max + beyond:
+                self.complain(f"{sub.name}: {loaded} rows are loaded, of {tracker_limits.loaded_row_count_max}")
 
     def _look_at_ledgers(self) -> None:
         ledgers = {ledger.ledger_id for ledger in self.life.topic.ledger.ledgers()}
