@@ -5,8 +5,15 @@ from typing import Any, Final
 Json = dict[str, Any]
 
 TIME: Final[Json] = {
-    "description": "Milliseconds since 1970, or ISO 8601 (UTC where no zone is given)",
-    "oneOf": [{"type": "integer", "minimum": 0}, {"type": "string"}],
+    "description": "Milliseconds since 1970, or ISO 8601 with a time zone",
+    "oneOf": [
+        {"type": "integer", "minimum": 0, "description": "Milliseconds since 1970"},
+        {
+            "type": "string",
+            "description": "ISO 8601 with a time zone (Z or an offset), without which it is refused; or milliseconds",
+            "examples": ["2027-01-15T08:00:00Z", "2027-01-15T09:00:00+01:00"],
+        },
+    ],
 }
 MS: Final[Json] = {"type": ["integer", "null"], "description": "Milliseconds since 1970"}
 TEXT_TIME: Final[Json] = {"type": ["string", "null"], "format": "date-time"}

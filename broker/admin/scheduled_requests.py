@@ -9,7 +9,6 @@ import binascii
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from broker.scheduled.ledger_schedule import Int64s
 from broker.scheduled.messages import MessageId
 from broker.scheduled.operations import Selector
+from command_line.times import parse_time_ms
 from managed_ledger.position import Position
 
 Json = dict[str, Any]
@@ -36,7 +36,10 @@ RESCHEDULE_FIELDS: Final = frozenset({*SELECTION_FIELDS, "deliverAtMs", "delayMs
 
 _MESSAGE_ID: Final = re.compile(r"(\d{1,19}):(\d{1,10})(?::(\d{1,9}))?")
 _DIGITS: Final = re.compile(r"-?\d+")
-_TIME_ADVICE: Final = "Write milliseconds since 1970, or ISO 8601 such as 2027-01-15T08:00:00Z"
+_TIME_ADVICE: Final = (
+    "Write ISO 8601 with a time zone, such as 2027-01-15T08:00:00Z or 2027-01-15T09:00:00+01:00, or milliseconds since "
+    "1970; in a URL, + is written %2B"
+)
 
 
 class RequestError(Exception):
@@ -76,7 +79,7 @@ def check_fields(given: Collection[str], known: Collection[str], what: str) -> N
 
 
 def parse_time(field: str, value: object) -> int:
-    """Return a time in milliseconds.
+    """Return a time in milliseconds; a text is read as commands read it (`command_line.times`), so it needs a zone.
 
     >>> parse_time("from", "2027-01-15T09:00:00+01:00"), parse_time("from", 1_800_000_000_000)
     (1800000000000, 1800000000000)
@@ -88,11 +91,10 @@ def parse_time(field: str, value: object) -> int:
         value = int(value[:20])
     if isinstance(value, str):
         try:
-            at = datetime.fromisoformat(value.replace(" ", "+") if "T" in value else value)
+            # A plus that was not quoted in a URL is a space.
+            value = parse_time_ms(value.replace(" ", "+") if "T" in value else value)
         except ValueError as error:
-            raise _bad(field, f"{value!r} is no time", _TIME_ADVICE) from error
-        at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-        value = round(at.timestamp() * 1000)
+            raise _bad(field, f"{field}: {error}", _TIME_ADVICE) from error
     if type(value) is not int:
         raise _bad(field, f"{field} must be a time, not {_kind(value)}", _TIME_ADVICE)
     if not 0 <= value <= TIME_MS_MAX:

@@ -80,8 +80,37 @@ def test_a_field_that_is_not_known_is_refused_by_its_name() -> None:
 
 
 def test_times_are_taken_in_both_forms() -> None:
-    for text in (NOW_MS, str(NOW_MS), "2027-01-15T08:00:00Z", "2027-01-15T09:00:00+01:00", "2027-01-15T08:00:00"):
+    for text in (NOW_MS, str(NOW_MS), "2027-01-15T08:00:00Z", "2027-01-15T09:00:00+01:00", "2027-01-15T09:00:00 01:00"):
         assert requests.parse_time("from", text) == NOW_MS
+
+
+@pytest.mark.parametrize("text", ["2027-01-15T08:00:00", "2027-01-15T08:00", "2027-01-15", "2027-01-15 08:00:00"])
+@pytest.mark.parametrize("field", ["from", "until"])
+def test_a_time_without_a_zone_is_refused_by_field_with_how_to_write_it(text: str, field: str) -> None:
+    """As commands and the client for Python refuse it: it is another instant on every machine."""
+    with pytest.raises(RequestError, match=f"{field}: .*names no time zone: end it with Z or an offset") as refused:
+        requests.parse_selector({field: text})
+
+    assert (refused.value.status, refused.value.field) == (400, field)
+    assert "2027-01-15T08:00:00Z" in refused.value.advice
+    with pytest.raises(RequestError, match=r"deliverAtMs: .*names no time zone"):
+        requests.parse_new_time({"deliverAtMs": text}, NOW_MS)
+
+
+def test_the_openapi_document_says_of_every_time_that_it_needs_a_zone() -> None:
+    schemas = document()["components"]["schemas"]
+    times = [schemas["Selection"]["properties"]["from"], schemas["NewTime"]["properties"]["deliverAtMs"]]
+    times += [
+        parameter["schema"]
+        for path in document()["paths"].values()
+        for operation in path.values()
+        if isinstance(operation, dict)
+        for parameter in operation.get("parameters", ())
+        if parameter.get("name") in ("from", "until")
+    ]
+
+    assert len(times) > 4
+    assert all("with a time zone" in str(time["oneOf"][1]["description"]) for time in times)
 
 
 def test_the_openapi_document_names_every_field_that_is_taken() -> None:
