@@ -27,7 +27,7 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.errors import TrackerClosedError
-from tracker.shell.alarms import TIMER_MS_MAX
+from tracker.shell.alarms import TIMER_MS_MAX, Alarm, Alarms
 from tracker.shell.bucket_tracker import Clock
 from tracker.shell.wake_up import WakeUp
 
@@ -46,7 +46,9 @@ def precision_bits(tick_time_ms: int) -> int:
 class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
     """Pulsar's default tracker: windows of time, each with a bitmap per ledger."""
 
-    def __init__(self, context: TrackerContext, config: TrackerConfig, *, now_ms: Clock) -> None:
+    def __init__(
+        self, context: TrackerContext, config: TrackerConfig, *, now_ms: Clock, alarms: Alarms | None = None
+    ) -> None:
         self._context = context
         self._config = config
         self._is_strict = config.is_deliver_at_time_strict
@@ -65,7 +67,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._have_fixed_delays = True
         self._wake_up = WakeUp()
         self._turn_handle: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarms = alarms if alarms is not None else Alarms(now_ms)
+        self._timer: Alarm | None = None
         self._timer_at_ms: int | None = None
         self._is_closed = False
         self._first_ledger_id = context.cursor.mark_delete_position.ledger_id
@@ -368,9 +371,10 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             return
         self._is_closed = True
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
-        for handle in (self._timer, self._turn_handle):
-            if handle is not None:
-                handle.cancel()
+        if self._timer is not None:
+            self._alarms.cancel(self._timer)
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
         self._members = PositionSet()
         self._windows.clear()
         self._times.clear()
@@ -401,13 +405,11 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         if at_ms == self._timer_at_ms:
             return
         if self._timer is not None:
-            self._timer.cancel()
+            self._alarms.cancel(self._timer)
             self._timer = None
         self._timer_at_ms = at_ms
         if at_ms is not None:
-            loop = asyncio.get_running_loop()
-            wait_ms = min(TIMER_MS_MAX, at_ms - now_ms)
-            self._timer = loop.call_at(loop.time() + wait_ms / 1_000, self._on_timer)
+            self._timer = self._alarms.set(at_ms if at_ms < LATEST_MS else now_ms + TIMER_MS_MAX, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -426,7 +428,8 @@ class InMemoryDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
     def __init__(self, config: TrackerConfig, *, now_ms: Callable[[], int]) -> None:
         self._config = config
         self._now_ms = now_ms
+        self._alarms = Alarms(now_ms)
 
     def new_tracker(self, context: TrackerContext) -> InMemoryDelayedDeliveryTracker:
         """See base."""
-        return InMemoryDelayedDeliveryTracker(context, self._config, now_ms=self._now_ms)
+        return InMemoryDelayedDeliveryTracker(context, self._config, now_ms=self._now_ms, alarms=self._alarms)

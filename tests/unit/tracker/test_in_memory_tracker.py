@@ -310,3 +310,25 @@ def test_an_idle_dispatcher_is_told_no_later_than_a_message_is_due(tick_time_ms:
         await tracker.close()
 
     run_virtually(main())
+
+
+def test_many_trackers_with_messages_of_tomorrow_set_one_timer_between_them() -> None:
+    """A service of ten thousand topics does not wake up for each of them every five seconds."""
+
+    async def main() -> None:
+        factory = InMemoryDelayedDeliveryTrackerFactory(TrackerConfig(), now_ms=virtual_now_ms)
+        contexts = [
+            TrackerContext(topic_name="t", cursor_name=str(n), cursor=FakeCursor(), on_available=lambda: None)
+            for n in range(100)
+        ]
+        trackers = [factory.new_tracker(context) for context in contexts]
+        for tracker in trackers:
+            tracker.add_message(1, 1, START_MS + 86_400_000)
+        await asyncio.sleep(0)
+
+        loop = asyncio.get_running_loop()
+        assert len([timer for timer in loop._scheduled if not timer.cancelled()]) == 1  # type: ignore[attr-defined]
+        for tracker in trackers:
+            await tracker.close()
+
+    run_virtually(main())
