@@ -22,6 +22,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import islice
 from typing import Protocol
 
 from managed_ledger import meta_copies
@@ -41,6 +42,9 @@ LOOK_SECONDS = 0.25
 """The shortest time between two such rounds on request (`look_again`)."""
 LOOK_SECONDS_MAX = 0.5
 """How long such a request waits: a health check has a second."""
+PARTICIPANTS_MAX = 64
+"""Topics and cursors in one round: each takes 30 µs of the event loop, and its listeners 60. With thousands of topics a
+synced write for so many is shared by enough of them."""
 MARK_SECONDS = 1.0
 """How long after a synced round the log is marked: one more small synced file a second, none while idle."""
 
@@ -87,10 +91,11 @@ class Committer:
         self._stamp = stamp
         self._loop = asyncio.get_running_loop()
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="ledger-commit")
-        self._waiting: dict[Participant, None] = {}
+        self._waiting: dict[Participant, bool] = {}
+        """Whether its round is to be synced; in the order of asking."""
         self._in_flight: list[Participant] = []
         self._unfilled: dict[Participant, Exception] = {}
-        self._sync = self._is_in_flight_synced = False
+        self._is_in_flight_synced = False
         self._start_scheduled = False
         self._idle: list[asyncio.Future[None]] = []
         self._closed = False
@@ -98,12 +103,12 @@ class Committer:
     def request(self, participant: Participant, *, sync: bool) -> None:
         """Have `participant` in the next round; with `sync` that round is synced.
 
-        A round starts at the end of this turn of the loop, or when the round under way has ended.
+        A round starts at the end of this turn of the loop, or when the round under way has ended. Those who asked
+        earlier are in the same round, or in an earlier one.
         """
         if self._closed:
             raise StoreClosedError("The log was closed")
-        self._waiting[participant] = None
-        self._sync = self._sync or sync
+        self._waiting[participant] = sync or self._waiting.get(participant, False)
         self._schedule()
 
     async def write(self, put: Callable[[Batch], None], *, sync: bool = True) -> None:
@@ -145,8 +150,9 @@ class Committer:
             self._start_round()
 
     def _start_round(self) -> None:
-        self._in_flight, self._waiting = list(self._waiting), {}
-        sync, self._sync = self._sync, False
+        self._in_flight = list(islice(self._waiting, PARTICIPANTS_MAX))
+        are_synced = [self._waiting.pop(participant) for participant in self._in_flight]
+        sync = any(are_synced)
         batch = self._database.new_batch()
         try:
             for participant in self._in_flight:

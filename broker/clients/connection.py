@@ -30,6 +30,7 @@ from broker.protocol.errors import ProtocolError
 from broker.protocol.frames import CorruptSend, Frame, FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandAck
 from broker.server.service import Service
+from broker.server.slices import in_slices
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.position import Position
@@ -334,14 +335,14 @@ class Connection(asyncio.BufferedProtocol):
             case NextStep.END:
                 self.close("its credentials have expired")
 
-    def check_permissions(self) -> None:
+    async def check_permissions(self) -> None:
         """Close every producer and consumer that the client's role does not allow any more, as Pulsar does."""
-        for producer, topic in list(self.producers.values()):
+        async for producer, topic in in_slices(list(self.producers.values())):
             if not self.may(Action.PRODUCE, topic.name):
                 log.info("role %r may not produce to %s any more", self.credentials.role, topic.name)
                 topic.remove_producer(producer)
                 producer.disconnect()
-        for consumer, topic in list(self.consumers.values()):
+        async for consumer, topic in in_slices(list(self.consumers.values())):
             if not self.may(Action.CONSUME, topic.name):
                 log.info("role %r may not consume from %s any more", self.credentials.role, topic.name)
                 topic.dismiss_consumer(consumer)
@@ -423,10 +424,10 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _leave(self) -> None:
         await self._requests.finished()
-        for producer, topic in list(self.producers.values()):
+        async for producer, topic in in_slices(list(self.producers.values())):
             topic.remove_producer(producer)
         self.producers.clear()
-        for consumer, topic in list(self.consumers.values()):
+        async for consumer, topic in in_slices(list(self.consumers.values())):
             await topic.consumer_left(consumer)
         self.consumers.clear()
 

@@ -39,7 +39,7 @@ class ClientLink(Protocol):
     def check_credentials(self) -> None:
         """Ask for new credentials before they end, and end the connection with them."""
 
-    def check_permissions(self) -> None:
+    async def check_permissions(self) -> None:
         """Close every producer and consumer that the client's role does not allow any more."""
 
     async def is_alive(self) -> bool:

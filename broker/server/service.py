@@ -37,7 +37,7 @@ from broker.scheduled.listing import note_due_times
 from broker.server.event_loop import turns_of
 from broker.server.resting import REST_CHECK_INTERVAL_S, RestingTopics
 from broker.server.scheduler import Job
-from broker.server.slices import in_slices
+from broker.server.slices import in_slices, side_by_side
 from broker.server.snapshot_storages import service_storage_of
 from broker.server.storage_opening import StorageOpening
 from broker.topics.limits import ConnectionController
@@ -237,11 +237,13 @@ class Service:
             LedgerWriteError: They could not be stored; nothing has changed.
         """
         if policies is None or not policies.is_active:
-            concerned = [topic for topic in self.topics.values() if owner in (topic.name, topic.name.namespace_name)]
-            await asyncio.gather(*(topic.keep_delays() for topic in concerned))
+            await side_by_side(topic.keep_delays() for topic in self._open_topics_of(owner))
         await self.policies.put(owner, policies)
-        for topic in self.topics.values():
+        async for topic in in_slices(self._open_topics_of(owner)):
             topic.apply_delayed_delivery(self.policies.applied(topic.name))
+
+    def _open_topics_of(self, owner: PolicyOwner) -> list[Topic]:
+        return [topic for topic in self.topics.values() if owner in (topic.name, topic.name.namespace_name)]
 
     @completed
     async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:
@@ -254,7 +256,7 @@ class Service:
         await self.grants.grant(owner, role, actions)
         log.info("%s: role %r may now: %s", owner, role, ", ".join(sorted(actions or ())) or "nothing")
         for connection in list(self.connections):
-            connection.check_permissions()
+            await connection.check_permissions()
 
     def new_producer_name(self) -> str:
         """Return a producer name that was never given before."""
@@ -351,10 +353,8 @@ class Service:
         for connection in list(self.connections):
             connection.pause_reading("the service stops")
         try:
-            closed = await asyncio.gather(*(topic.close() for topic in self.topics.values()), return_exceptions=True)
-            for error in closed:
-                if error is not None:
-                    log.error("a topic could not be closed in order: %s", error)
+            for error in await side_by_side((topic.close() for topic in list(self.topics.values())), has_errors=True):
+                log.error("a topic could not be closed in order: %s", error)
             for connection in list(self.connections):
                 connection.close()
             await self._finish_tasks(ends_at_s)

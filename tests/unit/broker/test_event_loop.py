@@ -5,9 +5,12 @@ import gc
 import subprocess
 import sys
 import textwrap
+from itertools import pairwise
+
+import pytest
 
 from broker.server.event_loop import ServiceEventLoop, turns_of
-from broker.server.slices import SLICE_S, in_slices
+from broker.server.slices import BEGUN_A_TURN_MAX, SLICE_S, in_slices, side_by_side
 
 
 class _LoopClock:
@@ -107,3 +110,31 @@ def test_others_have_a_turn_after_each_slice() -> None:
 
     assert asyncio.run(story()) == [0, 1, 2, 3, 4]
     assert turns >= 4
+
+
+def test_many_pieces_of_work_begin_few_at_a_turn_and_wait_together() -> None:
+    """One that takes long holds up no other, and each error is told."""
+
+    async def scenario() -> None:
+        begun: list[int] = []
+        may_end = asyncio.Event()
+
+        async def work(number: int) -> None:
+            begun.append(number)
+            if number == 0:
+                await may_end.wait()
+                raise ValueError("the first one")
+
+        all_of_them = asyncio.ensure_future(side_by_side((work(number) for number in range(100)), has_errors=True))
+        counts = []
+        while len(begun) < 100:
+            await asyncio.sleep(0)
+            counts.append(len(begun))
+        assert max(after - before for before, after in pairwise([0, *counts])) == BEGUN_A_TURN_MAX
+        assert not all_of_them.done()
+        may_end.set()
+        assert [str(error) for error in await all_of_them] == ["the first one"]
+        with pytest.raises(ValueError, match="the first one"):
+            await side_by_side([work(0)])
+
+    asyncio.run(scenario())

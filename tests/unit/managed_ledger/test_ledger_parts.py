@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from managed_ledger import errors
 from managed_ledger.block_cache import BlockCache
 from managed_ledger.blocks import FreshPayloads, HeaderBlock, PayloadBlock
-from managed_ledger.committer import Committer
+from managed_ledger.committer import PARTICIPANTS_MAX, Committer
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.database import Batch, Database, RocksDatabase
 from managed_ledger.errors import LedgerError, LedgerWriteError, StoreClosedError
@@ -184,6 +184,30 @@ def test_a_participant_that_fails_fails_alone() -> None:
         await committer.close()
         with pytest.raises(StoreClosedError):
             committer.request(broken, sync=True)
+
+    asyncio.run(scenario())
+
+
+def test_no_round_is_of_more_topics_than_a_turn_of_the_loop_should_take() -> None:
+    """Who asked first is in an earlier round or the same one; a round is synced where one of its own asked for it."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        committer = Committer(database, stamp=lambda batch: None)
+        rounds: list[int] = []
+
+        async def write(number: int) -> None:
+            sync = number == 2 * PARTICIPANTS_MAX
+            await committer.write(lambda batch: batch.put(Family.META, b"%d" % number, b"v"), sync=sync)
+            rounds.append(committer.rounds)
+
+        await asyncio.gather(*(write(number) for number in range(2 * PARTICIPANTS_MAX + 1)))
+
+        assert committer.rounds == 3
+        assert committer.synced_rounds == 1
+        assert rounds == sorted(rounds)
+        assert len(database.tables[Family.META]) == 2 * PARTICIPANTS_MAX + 1
+        await committer.close()
 
     asyncio.run(scenario())
 

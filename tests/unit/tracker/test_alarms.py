@@ -2,8 +2,9 @@
 
 import asyncio
 import gc
+from itertools import pairwise
 
-from tracker.shell.alarms import TIMER_MS_MAX, Alarm, Alarms
+from tracker.shell.alarms import CALLED_A_TURN_MAX, TIMER_MS_MAX, Alarm, Alarms
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -65,6 +66,51 @@ def test_a_cancelled_alarm_is_not_told_and_not_kept() -> None:
         await loop.pass_ms(60)
         assert told == ["kept"]
         alarms.cancel(kept)
+        assert len(alarms) == 0
+
+    _play(story)
+
+
+def test_alarms_of_one_time_are_told_few_at_a_turn_and_in_order() -> None:
+    """Ten thousand topics whose messages come due at one instant hold up nobody else for long."""
+
+    async def story(loop: _Loop, alarms: Alarms) -> None:
+        told: list[int] = []
+        for number in range(3 * CALLED_A_TURN_MAX):
+            alarms.set(loop.wall_ms + 50, lambda number=number: told.append(number))  # type: ignore[misc]
+        cancelled = alarms.set(loop.wall_ms + 50, lambda: told.append(-1))
+        loop.now_s, loop.wall_ms = loop.now_s + 0.05, loop.wall_ms + 50
+        counts = []
+        for _ in range(8):
+            await asyncio.sleep(0)
+            counts.append(len(told))
+            if told:
+                alarms.cancel(cancelled)
+        assert max(after - before for before, after in pairwise(counts)) == CALLED_A_TURN_MAX
+        assert told == list(range(3 * CALLED_A_TURN_MAX))
+        assert len(alarms) == 0
+
+    _play(story)
+
+
+def test_after_a_step_of_the_clock_each_alarm_is_told_once_few_at_a_turn() -> None:
+    async def story(loop: _Loop, alarms: Alarms) -> None:
+        told: list[int] = []
+        set_alarms = [
+            alarms.set(loop.wall_ms + 3_600_000 + number, lambda number=number: told.append(number))  # type: ignore[misc]
+            for number in range(5 * CALLED_A_TURN_MAX)
+        ]
+        await loop.pass_ms(10)
+        loop.wall_ms -= 60_000
+        loop.now_s += TIMER_MS_MAX / 1_000
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert len(told) == CALLED_A_TURN_MAX
+        alarms.cancel(set_alarms[-1])
+        alarms.set(loop.wall_ms, lambda: told.append(-1))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sorted(told) == list(range(-1, len(set_alarms) - 1))
         assert len(alarms) == 0
 
     _play(story)
