@@ -27,7 +27,18 @@ def scheduled_paths() -> Json:
     """Return the paths."""
     return {
         "/postdate/v1/openapi.json": {"get": operation("openapi", "This document", {"type": "object"})},
-        "/postdate/v1/topics": {"get": operation("listTopics", "All topics that the caller may see", ref("Topics"))},
+        "/postdate/v1/topics": {
+            "get": operation(
+                "listTopics",
+                "The topics that the caller may see, by name; all of them without a limit, else `next` goes on",
+                ref("Topics"),
+                [
+                    in_query("contains", TEXT, "Those whose name contains this, in upper or lower case"),
+                    in_query("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "Most topics"),
+                    in_query("after", TEXT, "What next gave"),
+                ],
+            )
+        },
         "/postdate/v1/operations/{operation}": {
             "parameters": [in_path("operation", "What the header Operation-Id of a request was")],
             "get": operation("getOperation", "How far a cancel, reschedule or deliver-now is", ref("Operation")),
@@ -206,7 +217,13 @@ def scheduled_schemas() -> Json:
     return {
         "Error": object_of({"error": TEXT, "field": TEXT_OR_NULL, "advice": TEXT}),
         "Topic": object_of(topic),
-        "Topics": object_of({"topics": list_of(ref("Topic"))}),
+        "Topics": object_of(
+            {
+                "topics": list_of(ref("Topic")),
+                "next": TEXT_OR_NULL,
+                "total": {**COUNT, "description": "How many there are on all pages"},
+            }
+        ),
         "Page": object_of(
             {"messages": list_of(object_of(message | payload, required=list(message))), "next": TEXT_OR_NULL}
         ),

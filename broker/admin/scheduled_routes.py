@@ -42,7 +42,7 @@ from broker.server.slices import in_slices
 from broker.topics.pause import NOT_PAUSED, PauseState
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
-from broker.topics.topic_name import TopicName
+from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from managed_ledger.errors import AppendRefusedError, LedgerError
 
 Json = dict[str, Any]
@@ -97,8 +97,11 @@ class ScheduleService(Protocol):
     async def topic(self, name: TopicName) -> Topic:
         """Return a topic, opened."""
 
-    def all_topic_names(self) -> list[TopicName]:
-        """List all topics, open or not."""
+    async def visited_topic(self, name: TopicName) -> Topic:
+        """Return a topic, opened, without counting that as use."""
+
+    def topic_names(self) -> list[str]:
+        """List all topics, open or not, by full name and in order."""
 
 
 @dataclass(slots=True)
@@ -123,7 +126,7 @@ def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
         f"{_TOPIC}/pause": routes.pause,
         f"{_TOPIC}/resume": routes.resume,
     }
-    get = {
+    get: dict[str, Callable[[web.Request], Awaitable[Json | web.Response]]] = {
         _TOPICS: routes.topics,
         _TOPIC: routes.topic,
         _SCHEDULED: routes.scheduled,
@@ -138,10 +141,11 @@ def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
     ]
 
 
-def _answering(handler: Callable[[web.Request], Awaitable[Json]]) -> Handler:
+def _answering(handler: Callable[[web.Request], Awaitable[Json | web.Response]]) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
-            return web.json_response(await handler(request))
+            found = await handler(request)
+            return found if isinstance(found, web.Response) else web.json_response(found)
         except RequestError as error:
             return web.json_response(error.to_json(), status=error.status)
         except TooManyRowsError as error:
@@ -171,16 +175,39 @@ class _Routes:
         del request
         return document()
 
-    async def topics(self, request: web.Request) -> Json:
-        """All topics that the caller may see."""
-        requests.check_fields(request.query, (), "parameter")
+    async def topics(self, request: web.Request) -> web.Response:
+        """The topics that the caller may see, all of them or a page."""
+        query = _query(request, ("contains", "after", "limit"))
+        limit = requests.parse_whole("limit", query["limit"], 1, requests.LIMIT_MAX) if "limit" in query else None
+        contained, after = query.get("contains", "").lower(), query.get("after", "")
         caller = request.get(CALLER)
-        found = []
-        async for name in in_slices(sorted(self._service.all_topic_names())):
-            if caller is None or caller.may_see(name):
-                topic = await self._service.topic(name)
-                found.append(await topic_summary(topic, self._service.catalog, self._service.now_ms))
-        return {"topics": found}
+        found: list[bytes] = []
+        following, total, last = None, 0, ""
+        async for full_name in in_slices(self._service.topic_names()):
+            shown = full_name.removeprefix(DOMAIN_PREFIX)
+            if contained not in shown.lower():
+                continue
+            name = TopicName.parse(full_name)
+            if caller is not None and not caller.may_see(name):
+                continue
+            total += 1
+            if shown <= after:
+                continue
+            if limit is not None and len(found) == limit:
+                following = last
+                continue
+            if not self._service.has_topic(name):
+                # It was deleted meanwhile; a look must not make it anew.
+                continue
+            # A look is no use of a topic: one that is at rest may rest again.
+            topic = await self._service.visited_topic(name)
+            summary = await topic_summary(topic, self._service.catalog, self._service.now_ms)
+            # With thousands of topics, the text of all at once would take as long as a turn of the loop may not.
+            found.append(json.dumps(summary).encode())
+            last = shown
+        end = json.dumps({"next": following, "total": total}).removeprefix("{").encode()
+        body = b'{"topics": [' + b", ".join(found) + b"], " + end
+        return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def topic(self, request: web.Request) -> Json:
         """One topic."""

@@ -45,7 +45,7 @@ from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOw
 from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
 from broker.topics.topic_index import TopicIndex, settle_index
-from broker.topics.topic_name import TopicName
+from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from dispatcher.config import SubscriptionType
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.factory import make_dispatcher
@@ -68,8 +68,8 @@ log = logging.getLogger(__name__)
 CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
 """The interval of checks for ending credentials: at 5,000 connections 1.2 ms each time."""
 
-RECEIVE_BYTES_MAX: Final = 64 * 1024
-"""Bytes read from a socket at once: some 400 small messages, 5 ms of work before other connections get a turn."""
+RECEIVE_BYTES_MAX: Final = 32 * 1024
+"""Bytes read from a socket at once: some 300 messages without a batch, 4 ms of work before other connections get a turn."""
 
 CLOSE_TIMEOUT_S: Final = 10
 """Tasks that still run this long after the begin of closing are cancelled."""
@@ -215,14 +215,13 @@ class Service:
         """Visit every topic of the data folder once, so that periodic work reaches them all."""
         await self.resting.survey(self._store.managed_ledger_names(), ttl_ms=self.config.ttl_ms)
 
-    def topic_names(self, namespace: str) -> list[str]:
-        """List the topics of a namespace (`tenant/namespace`), by full name."""
-        beginning = f"persistent://{namespace}/"
-        return [name for name in self._store.managed_ledger_names() if name.startswith(beginning)]
-
-    def all_topic_names(self) -> list[TopicName]:
-        """List all topics, open or not."""
-        return [TopicName.parse(name) for name in self._store.managed_ledger_names()]
+    def topic_names(self, namespace: str | None = None) -> list[str]:
+        """List the topics of a namespace (`tenant/namespace`), or all, by full name and in order; open or not."""
+        names = self._store.managed_ledger_names()
+        if namespace is None:
+            return names
+        beginning = f"{DOMAIN_PREFIX}{namespace}/"
+        return [name for name in names if name.startswith(beginning)]
 
     def has_topic(self, name: TopicName) -> bool:
         """Whether a topic exists, open or not."""

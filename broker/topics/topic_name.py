@@ -6,13 +6,15 @@ Source: Pulsar's documentation, "Topics".
 """
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from broker.errors import InvalidTopicNameError, TopicDomainError
 from managed_ledger.names import full_topic_name
 
 _FULL = re.compile(r"(?P<domain>[a-z-]+)://(?P<tenant>[^/]+)/(?P<namespace>[^/]+)/(?P<local_name>[^/]+)")
 _DOMAIN = "persistent"
+DOMAIN_PREFIX: Final = f"{_DOMAIN}://"
+"""The beginning of every full name."""
 
 
 class TopicName(NamedTuple):
@@ -54,4 +56,4 @@ class TopicName(NamedTuple):
         return f"{self.tenant}/{self.namespace}"
 
     def __str__(self) -> str:
-        return f"{_DOMAIN}://{self.tenant}/{self.namespace}/{self.local_name}"
+        return f"{DOMAIN_PREFIX}{self.tenant}/{self.namespace}/{self.local_name}"

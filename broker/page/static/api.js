@@ -67,7 +67,7 @@ function query(parameters) {
 
 const encoded = (topic) => topic.split("/").map(encodeURIComponent).join("/");
 
-export const listTopics = () => json(`${PREFIX}/topics`);
+export const listTopics = (parameters) => json(`${PREFIX}/topics${query(parameters)}`);
 
 /** One topic, as the list has it. */
 export const topic = (name) => json(`${PREFIX}/topics/${encoded(name)}`);

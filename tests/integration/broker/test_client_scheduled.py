@@ -558,3 +558,35 @@ def test_a_kill_in_the_middle_loses_no_message_and_doubles_none(tmp_path: Path, 
     finally:
         clients.close()
         service.stop()
+
+
+def test_the_topics_are_listed_page_by_page_by_name_and_by_a_part_of_it(
+    own_service: PostdateProcess, own_clients: Clients
+) -> None:
+    """Each is on one page, `total` counts all pages, and a look makes no topic."""
+    client = own_clients.new()
+    names = [f"public/default/paged-{number}" for number in range(5)]
+    for name in names:
+        client.create_producer(f"persistent://{name}").close()
+    api = Api(own_service, names[0])
+    prefix = "/postdate/v1/topics"
+
+    pages, after = [], ""
+    while True:
+        status, page = api.ask("GET", f"?contains=PAGED-&limit=2{after}", prefix=prefix)
+        assert (status, page["total"]) == (200, 5)
+        pages.append([one["name"] for one in page["topics"]])
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+
+    assert pages == [names[0:2], names[2:4], names[4:5]]
+    everything = api.ask("GET", "", prefix=prefix)[1]
+    assert everything["next"] is None
+    assert everything["total"] == len(everything["topics"]) >= 5
+    assert {*names} <= {one["name"] for one in everything["topics"]}
+    assert api.ask("GET", "?contains=no-such-topic", prefix=prefix)[1] == {"topics": [], "next": None, "total": 0}
+    for bad, field in (("limit=0", "limit"), ("limit=x", "limit"), ("page=2", "page"), ("after=a&after=b", "after")):
+        status, refusal = api.ask("GET", f"?{bad}", prefix=prefix)
+        assert (status, refusal["field"]) == (400, field)
+    assert api.ask("GET", "", prefix=prefix)[1]["total"] == everything["total"]
