@@ -69,7 +69,7 @@ CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
 """The interval of checks for ending credentials: at 5,000 connections 1.2 ms each time."""
 
 RECEIVE_BYTES_MAX: Final = 32 * 1024
-"""Bytes read from a socket at once: some 300 messages without a batch, 4 ms of work before other connections get a turn."""
+"""Bytes read from a socket at once: some 300 messages without a batch, 4 ms of work before others get a turn."""
 
 CLOSE_TIMEOUT_S: Final = 10
 """Tasks that still run this long after the begin of closing are cancelled."""
@@ -383,11 +383,10 @@ class Service:
 
     def _check_topic_count(self, name: TopicName) -> None:
         count_max = self.config.limits.topics_per_namespace_max
-        stored = self._store.managed_ledger_names()
-        if not count_max or str(name) in stored:
+        if not count_max or self._store.has_managed_ledger(str(name)):
             return
         # Topics that are being opened may not be stored yet.
-        names = {*stored, *map(str, self._opening)}
+        names = {*self._store.managed_ledger_names(), *map(str, self._opening)}
         beginning = str(name)[: -len(name.local_name)]
         if sum(other.startswith(beginning) for other in names) >= count_max:
             raise NotAllowedError("Exceed maximum number of topics in namespace.")

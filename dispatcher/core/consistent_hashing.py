@@ -17,6 +17,7 @@ from dispatcher.core.assignment import NO_OWNER, NOBODYS, Assignment, assigned
 from dispatcher.core.selector import Member, StickyKeyConsumerSelector
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, SLOTS_END, sticky_hash
 
+_ONLY_MEMBERS_CACHED_MAX = 64
 _POINTS_CACHED_MEMBERS_MAX = 1_024
 """Members whose points are remembered, 300 bytes each: a join computes those of all others otherwise, 40 µs each."""
 
@@ -52,8 +53,7 @@ class ConsistentHashingStickyKeyConsumerSelector(StickyKeyConsumerSelector):
     def _assignment(self) -> Assignment:
         if len(self._numbers) <= 1:
             self._points = {}
-            everything = [(self.hash_range.first, self.hash_range.last, index) for index in self._numbers]
-            return assigned(everything) if everything else NOBODYS
+            return next(map(_everything, self._numbers), NOBODYS)
 
         for index, (name, number) in self._numbers.items():
             if index not in self._points:
@@ -71,6 +71,12 @@ class ConsistentHashingStickyKeyConsumerSelector(StickyKeyConsumerSelector):
             np.concatenate([[self.hash_range.first - 1], points, [last, beyond]]),
             np.concatenate([[NO_OWNER], owners, [owners[0], NO_OWNER]]),
         )
+
+
+@lru_cache(maxsize=_ONLY_MEMBERS_CACHED_MAX)
+def _everything(index: int) -> Assignment:
+    """Return the assignment of all slots to one member; shared by all subscriptions that have one consumer."""
+    return assigned([(CONSISTENT_HASHING_RANGE.first, CONSISTENT_HASHING_RANGE.last, index)])
 
 
 def _without_empty_runs(last_slots: NDArray[np.int32], owners: NDArray[np.int32]) -> Assignment:

@@ -160,6 +160,8 @@ class DrainingHashesTracker(OrderFence):
     def settle(self, consumers: Consumers, before: Assignment, after: Assignment, now_ms: int) -> None:
         """See base."""
         holding = [consumer for consumer in consumers.values() if consumer.pending.slot_counts]
+        if not holding:
+            return
         counts = [consumer.pending.slot_counts for consumer in holding]
         sizes = [len(of_one) for of_one in counts]
         held = np.fromiter(chain.from_iterable(counts), dtype=np.int32, count=sum(sizes))
