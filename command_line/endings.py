@@ -31,7 +31,7 @@ EXIT_CODE_INTERRUPTED: Final = 130
 _CODES = """\
   0    done
 {wrong}\
-  2    asked wrongly, or it cannot be done: stderr says why
+  2    refused or impossible: stderr has the reason
   130  stopped by Ctrl-C"""
 
 

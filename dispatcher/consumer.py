@@ -1,4 +1,4 @@
-"""What the dispatcher and a connected consumer know of each other.
+"""The interface between the dispatcher and a connected consumer.
 
 The broker's connection object implements `ConsumerHandle`. The dispatcher never looks inside it; it calls these three
 members, on its event loop, and identifies consumers by object identity, since names and ids may repeat.
@@ -19,7 +19,7 @@ class KeySharedMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KeySharedPolicy:
-    """What a Key_Shared consumer asks for when it subscribes.
+    """The mode and the ranges that a Key_Shared consumer asks for when it subscribes.
 
     Args:
         mode: Whether the broker assigns hashes or the consumer names them.

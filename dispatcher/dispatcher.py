@@ -1,7 +1,7 @@
-"""What the broker calls: consumers, permits, acknowledgements, seek, stats; and the running of what the core decides.
+"""The broker's interface (consumers, permits, acknowledgements, seek, stats), and the shell that runs a core's actions.
 
 The core decides, `reader.py` feeds it, `outbox.py` sends. All methods belong to one event loop; those that are not
-coroutines take effect at once. What is not here: permission to subscribe, the wire protocol, expiry (the broker tells
+coroutines take effect at once. Left out: permission to subscribe, the wire protocol, expiry (the broker tells
 its result by `mark_delete_advanced`).
 
 An exception in a core, or in a tracker, is a defect: what it left half changed must decide nothing any more. The
@@ -137,7 +137,7 @@ class Dispatcher:
         self._actions.clear()
         self._reader.stop()
         if self.tracker is not None:
-            # What it would store now could be half changed as well.
+            # A snapshot of a half changed index must not be stored.
             self.tracker.abandon()
         if self.on_failure is not None:
             self.on_failure()
@@ -264,7 +264,7 @@ class Dispatcher:
         def redeliver(core: SubscriptionCore) -> list[Action]:
             if positions is None or isinstance(core, SingleActiveCore):
                 return core.redeliver(outbox.consumer, positions, self._drop_unsent(outbox))
-            # What is still to be sent needs no second copy.
+            # Entries in the outbox are not sent twice.
             sent = set(positions) - outbox.positions() if len(outbox) else positions
             return core.redeliver(outbox.consumer, sent, ())
 
@@ -377,7 +377,7 @@ class Dispatcher:
         if isinstance(self.core, KeySharedCore) and self.core.fence.watches_mark_delete:
             self._decide(lambda core: core.note_unacknowledged_from(self._cursor.next_unacknowledged_position))
 
-    # What operators see.
+    # Statistics for operators.
 
     def stats(self) -> SubscriptionStats:
         """Return the stats of the subscription and its consumers."""

@@ -1,4 +1,4 @@
-"""What a dispatcher refuses, under one base.
+"""The refusals of a dispatcher, under one base.
 
 Every error says which subscription's consumer asked for what. The broker maps them to the protocol's server errors:
 the class names are those of Pulsar's `BrokerServiceException` children where one exists. Storage errors are not here:
@@ -26,7 +26,7 @@ class RangeConflictError(ConsumerAssignError):
     """A sticky range overlaps one of another consumer, which is named by `consumer_name`.
 
     Args:
-        message: What was asked for and what it meets.
+        message: The requested ranges, and the ranges that overlap with them.
         consumer_name: The consumer that holds the range. The broker asks that one's client for a sign of life and,
             without one, removes it and asks the dispatcher once more.
     """

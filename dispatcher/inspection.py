@@ -37,12 +37,12 @@ def subscription_stats(
     """Return the stats of a subscription.
 
     Args:
-        core: What decides for it.
+        core: Its core.
         subscription_type: Its type.
         consumer_ids: The clients' ids of the consumers, by index.
         unsent: How many entries are on their way to each consumer, by index.
         messages_delayed: How many messages wait for their time.
-        reads: What is being read now.
+        reads: The reads under way.
     """
     consumers = [
         consumer_stats(core, consumer, consumer_ids[index], unsent[index]) for index, consumer in core.consumers.items()

@@ -1,4 +1,4 @@
-"""What was given to one consumer and is not sent yet, in order; reads the payloads and writes to the connection.
+"""The entries that one consumer was given and that are not sent yet; reads payloads and writes to the connection.
 
 Entries leave the outbox only when they are written. A read that fails is tried again from the same entry; a connection
 that is not writable is asked again. An entry that stops being the consumer's own before it is written (it left, asked
@@ -28,7 +28,7 @@ class Outbox:
 
     Args:
         handle: Where to write.
-        consumer: Whose entries these are.
+        consumer: The consumer of the entries.
         core: Says whether an entry is still the consumer's own.
         log: Where payloads are.
         config: Limits and waits.

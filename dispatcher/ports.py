@@ -1,4 +1,4 @@
-"""What a dispatcher needs of the log and of its cursor; `managed_ledger` fits, and so do the fakes of the tests."""
+"""The interface of a dispatcher to the log and its cursor; `managed_ledger` fits, and so do the fakes of the tests."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -91,7 +91,7 @@ class LogAndCursor:
         return self._cursor.next_unacknowledged_position
 
     def acknowledged_in(self, ledger_id: int) -> BitMap:
-        """What is acknowledged of a ledger."""
+        """The acknowledged entries of a ledger."""
         return self._cursor.acknowledged_in(ledger_id)
 
     def ledgers(self) -> list[LedgerEnd]:

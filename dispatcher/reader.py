@@ -56,7 +56,7 @@ def _nothing() -> None:
 
 
 class ReadsUnderWay(NamedTuple):
-    """What a reader does at the moment."""
+    """The reads of a reader that are under way."""
 
     of_log: bool
     of_due: bool
@@ -250,7 +250,7 @@ class Reader:
                 self._on_defect(defect)
                 return
             if has_worked:
-                # What is cached is read without suspending; other tasks get a turn in between.
+                # Cached entries are read without suspending; other tasks get a turn in between.
                 await asyncio.sleep(0)
             elif not self._is_woken:
                 return
@@ -335,7 +335,7 @@ class Reader:
         return skipped
 
     def _note_drained(self) -> None:
-        """What waited for a smooth resume is out: let everything pass again."""
+        """End a smooth resume after its last waiting message: let everything pass again."""
         gate = self._core.gate
         if gate.rate_per_second is not None and self._core.is_drained(self._log.last_confirmed_position):
             self._run_actions(self._core.open_gate(None))
@@ -390,7 +390,7 @@ class Reader:
             popped = self.tracker.get_scheduled_messages(wanted)
             self._is_tracker_dry = len(popped) == 0
             if self._is_tracker_dry:
-                # What it had is gone in the meantime, so what is held waits for that no longer.
+                # The tracker's rows are gone in the meantime, so held entries wait for them no longer.
                 return bool(self._intake.held_due)
             self._intake.on_popped(popped.ledger_ids, popped.entry_ids)
             self._popped = popped
@@ -425,7 +425,7 @@ class Reader:
 
     async def _read_untracked_part(self) -> bool:
         """Read again where the tracker lost something and does not know what."""
-        # What was popped and not taken in yet is neither tracked nor held by a consumer.
+        # Rows that were popped and not taken in yet are neither tracked nor held by a consumer.
         if not self._untracked_parts or self._popped is not None:
             return False
         assert self._intake is not None

@@ -1,4 +1,4 @@
-"""What operators see of a dispatcher: plain values, with PIP-379's names in snake case.
+"""The statistics of a dispatcher for operators: plain values, with PIP-379's names in snake case.
 
 `broker/` renders them with the JSON names of Pulsar's topic stats. Counts of messages count the messages of a batch;
 `msg_in_replay`, `pending_entries` and the references of draining hashes count entries, as they do there.
@@ -88,7 +88,7 @@ class NewcomerStats:
     last_sent_position: Position | None
     """Everything up to here was sent; None in the classic mode."""
     individually_sent_positions: list[tuple[Position, Position]]
-    """What was sent beyond it: ranges without their first and with their last position."""
+    """The positions sent beyond it: ranges without their first and with their last position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class EntryStatus:
     slot: int | None
     """Its slot, where keys decide."""
     reason: str
-    """What it waits for, in words; empty where that is not known."""
+    """The reason why it waits, in words; empty where that is not known."""
     draining_at: str | None
     """The consumer that still holds entries of its slot although the slot moved away."""
 

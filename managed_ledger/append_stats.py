@@ -57,7 +57,7 @@ class AppendStats:
 
 
 class AppendWindow:
-    """What was counted in one stretch of time."""
+    """The counts of one stretch of time."""
 
     __slots__ = ("bytes", "latencies_ms", "latency_counts", "size_counts")
 

@@ -67,7 +67,7 @@ class _Chunk:
 
 @dataclass(slots=True, eq=False)
 class _Round:
-    """What one commit carries of a managed ledger."""
+    """The part of one commit that is of one managed ledger."""
 
     recorded: list[tuple[Ledger, LedgerTotals]]
     headers: list[tuple[int, HeaderBlock]]
@@ -79,7 +79,7 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class AppenderHooks:
-    """What the appender needs of the managed ledger and the store around it."""
+    """Calls of the appender to the managed ledger and the store around it."""
 
     request_commit: Callable[[], None]
     check_takes_entries: Callable[[], None]
@@ -124,7 +124,7 @@ class Appender:
 
     @property
     def next_position(self) -> Position:
-        """What the next append will get."""
+        """The position of the next entry."""
         return Position(self._ledger_id, self._next_entry_id)
 
     @property

@@ -56,14 +56,14 @@ class Participant(Protocol):
         """Put everything pending into the batch; it is in flight from now on."""
 
     def settle(self, error: LedgerWriteError | None) -> None:
-        """What was in flight is durable, or will never be."""
+        """End a round: its writes are durable, or will never be."""
 
 
 class Committer:
     """Rounds of writes; belongs to one event loop.
 
     Args:
-        database: What is written to.
+        database: The database.
         stamp: Adds to every round.
         monotonic: A clock that never goes back, in seconds.
         executor: Where writes run, one after the other; it becomes the committer's own. None makes a thread.
@@ -287,7 +287,7 @@ class _Probe:
 
 
 class _Draft:
-    """What one participant puts, kept until it is known to be all of it (see `Batch`); with copies of `meta`."""
+    """The writes of one participant, kept until it has made all of them (see `Batch`); with copies of `meta`."""
 
     def __init__(self) -> None:
         self.changes: list[Callable[[Batch], None]] = []

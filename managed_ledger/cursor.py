@@ -70,7 +70,7 @@ class Cursor:
         self._listeners: list[MarkDeleteListener] = []
         self._waiters = Waiters(asyncio.get_running_loop())
         self._is_closed = False
-        # What is in memory and not in the journal, and what is in the journal and not in the base.
+        # Acknowledgements in memory that are not in the journal, and those in the journal that are not in the base.
         self._pending: dict[int, BitMap] = {}
         self._journalled_mark_delete = self._state.mark_delete
         # By ledger id; dicts, as an empty set takes three times as much.
@@ -117,7 +117,7 @@ class Cursor:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What is durable of the properties; a read-only view."""
+        """The durable properties; a read-only view."""
         return MappingProxyType(self._properties)
 
     @property
@@ -305,7 +305,7 @@ class Cursor:
         """The batch is durable or lost (committer's `Participant`)."""
         self._waiters.settle(error)
         if error is not None and not self._is_closed:
-            # What the journal holds is not known any more.
+            # The content of the journal is not known any more.
             self._must_rewrite = True
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush_soon, self)
 
@@ -371,7 +371,7 @@ class Cursor:
     def _put_journal(self, batch: Batch) -> None:
         assert self.cursor_id is not None
 
-        # What lies at or below mark-delete is said by the mark-delete itself.
+        # Positions at or below mark-delete need no bitmap.
         mark_delete = self._state.mark_delete
         beyond = {ledger: new for ledger, new in self._pending.items() if ledger >= mark_delete.ledger_id}
         self._put_record(batch, encode_journal(mark_delete, beyond))

@@ -28,7 +28,7 @@ class CursorName(NamedTuple):
 
     @property
     def subscription(self) -> str:
-        """What its users call the cursor."""
+        """The name that clients use."""
         return subscription_of(self.cursor)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What one subscription has acknowledged: mark-delete, and a Roaring bitmap per ledger beyond it.
+"""The acknowledgements of one subscription: mark-delete, and a Roaring bitmap per ledger beyond it.
 
 Every entry at or below the mark-delete position is acknowledged. The bitmap of the mark-delete's own ledger holds
 that prefix as well (one run, a few bytes), so counts need no special case; ledgers before it have no bitmap.

@@ -56,7 +56,7 @@ class Batch(Protocol):
 
 
 class Database(Protocol):
-    """What the log needs of a key-value store; tests wrap it to count and to fail."""
+    """The log's interface to a key-value store; tests wrap it to count and to fail."""
 
     def new_batch(self) -> Batch:
         """An empty batch."""
@@ -81,7 +81,7 @@ class Database(Protocol):
 
 
 class WritableDatabase(Database, Protocol):
-    """What the log needs beside, of a database that is to take writes for as long as the service runs."""
+    """More of the interface, for a database that takes writes for as long as the service runs."""
 
     def mend(self) -> None:
         """After a write that failed, make it possible that the next one does not.
@@ -152,8 +152,8 @@ class RocksDatabase(RocksDBStore):
         """Open the folder to read what is durable in it now; it may be in use, and nothing in it changes.
 
         The process that has it open may remove a file between two looks at it. So what seems damaged is looked at
-        again, a few times. What is compacted away later can become unreadable: then `StoreUnavailableError` says so,
-        and it is to be opened again. Only `get`, `rows`, `scan` and `release` may be called.
+        again, a few times. Entries that are compacted away later can become unreadable: `StoreUnavailableError` says
+        so, and the database is to be opened again. Only `get`, `rows`, `scan` and `release` may be called.
 
         Args:
             path: The folder.
@@ -221,7 +221,7 @@ class RocksDatabase(RocksDBStore):
         self.compact_range(family, start, end)
 
     def _rewritten_bytes(self, start: bytes, end: bytes) -> int:
-        """What a compaction of a deleted range writes at most: tables that reach beyond it."""
+        """The most bytes that a compaction of a deleted range writes: tables that reach beyond it."""
         return sum(
             table.size_bytes
             for table in self.tables()
@@ -231,7 +231,7 @@ class RocksDatabase(RocksDBStore):
     def measure_room(self, *, is_due: bool = False) -> Room | None:
         """The room of the disk, None where the system does not tell; it is looked at when it is due or enough changed.
 
-        What room a compaction has is changed with it.
+        The room of compactions changes with it.
         """
         now = self._monotonic()
         if is_due or self._unmeasured_bytes >= ROOM_BYTES or now - self._measured_at >= ROOM_SECONDS:
@@ -299,7 +299,7 @@ def _check_room_to_open(path: Path) -> None:
     try:
         try_room(path, wanted_bytes)
     except OSError as error:
-        # What else may be wrong, RocksDB says in its own words.
+        # RocksDB names other faults in its own words.
         if is_out_of_room(error):
             raise StoreFullError(
                 f"Cannot open the log in {path}: its disk needs {wanted_bytes / 2**20:.1f} MiB of free space, to make "

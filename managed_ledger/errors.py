@@ -19,7 +19,7 @@ class StoreLockedError(LedgerError):
 
 
 class StoreCorruptedError(LedgerError):
-    """What is on disk is not what was written there."""
+    """The bytes on disk are not the bytes that were written there."""
 
 
 class StoreVersionError(LedgerError):

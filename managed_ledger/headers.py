@@ -1,4 +1,4 @@
-"""What is known of entries without their payloads: 32 bytes each, in columns.
+"""The headers of entries: 32 bytes each, in columns.
 
 On disk a header is one row of `ROW`; a block of headers is rows and nothing else, so blocks join by concatenation
 and many small ones decode at once. Ledger and entry ids are not stored: they follow from the block's key. For

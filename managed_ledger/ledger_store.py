@@ -271,7 +271,7 @@ class LedgerStore:
         if known is not None and not known.is_closed:
             return known
         if known is not None:
-            # What it still writes must be there to be read.
+            # Its last writes must be there to be read.
             await known.close()
         owner_id = self._owner_ids.get(name)
         if owner_id is None:

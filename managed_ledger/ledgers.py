@@ -21,7 +21,7 @@ TIME_UNKNOWN = -(2**63)
 
 
 class LedgerTotals(NamedTuple):
-    """What the record of a ledger says about its entries."""
+    """The figures about its entries in the record of a ledger."""
 
     entries: int = 0
     bytes: int = 0
@@ -63,7 +63,7 @@ class Ledger:
     """Entries with a position, durable or not."""
     durable: LedgerTotals = NOTHING
     written: LedgerTotals = NOTHING
-    """What will be durable once the commits under way are."""
+    """The figures that will be durable once the commits under way are."""
     lost: BitMap | None = None
     """Entries that a repair found lost: they are never read, and every cursor has them acknowledged."""
 

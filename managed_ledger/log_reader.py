@@ -1,7 +1,7 @@
 """Reads blocks of headers and payloads: from memory where they are, else from RocksDB in one hop to a thread.
 
 What the cache holds is served without suspending the caller, so a consumer at the tail of the log never waits for a
-thread. What it does not hold is collected first, over all ledgers of a call, and read together.
+thread. Other entries are collected first, over all ledgers of a call, and read together.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ def _index_after(entry_ids: NDArray[np.int64], index: int, end: int) -> int:
 
 
 def _cached(cache: BlockCache[Block], need: Need) -> tuple[list[Block], NDArray[np.int64]]:
-    """What is in memory of a need, and the entries that are not."""
+    """Return the entries of a need that are in memory, and the ids of those that are not."""
     ledger_id, entry_ids = need
     found: list[Block] = []
     missing: list[NDArray[np.int64]] = []

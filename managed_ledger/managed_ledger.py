@@ -45,7 +45,7 @@ _OWNER = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class StoreServices:
-    """What a managed ledger uses of its store."""
+    """The store's parts that a managed ledger uses."""
 
     committer: Committer
     reader: LogReader
@@ -149,7 +149,7 @@ class ManagedLedger(ReadableLog):
         The old ones are delivered no more. A crash leaves all of the old ones or all of the new ones.
 
         Args:
-            entries: What is appended.
+            entries: The new entries.
             acknowledged: Which entries give way, by cursor.
             hidden: Which of the new entries a cursor shall not have, by their place in `entries`.
 
@@ -318,7 +318,7 @@ class ManagedLedger(ReadableLog):
         It counts from the later of publish and delivery time, and stops at the first entry that still lives.
 
         Args:
-            now_ms: What time it is.
+            now_ms: The present time.
             ttl_ms: The time to live.
             spared: Names of cursors that nothing expires for.
             on_expired: Told the name of a cursor and how many of its entries expired, in the step in which it moved:
@@ -364,7 +364,7 @@ class ManagedLedger(ReadableLog):
                 for cursor in self._cursors.values():
                     cursor.close()
                 self._services.closed(self)
-                # What is closed is to go at once, and not when cycles are looked for.
+                # The memory of a closed ledger goes at once, and not when cycles are looked for.
                 self._appender.let_go()
                 self._on_abandoned = None
                 self._listeners.clear()

@@ -167,7 +167,7 @@ class ReadableLog:
         return await retention.find_published(self._ledgers, self.read_headers, publish_time_ms)
 
     async def _read_rows(self, needs: Sequence[Need]) -> list[tuple[Need, Rows]]:
-        """What is needed with its header rows, without ledgers that were trimmed meanwhile."""
+        """Return the needs with their header rows, without ledgers that were trimmed meanwhile."""
         found = []
         for need, rows in zip(needs, await self._reader.read_rows(needs), strict=True):
             if rows is None:
@@ -179,7 +179,7 @@ class ReadableLog:
     def _needs_at(
         self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]
     ) -> list[tuple[Need, NDArray[np.intp]]]:
-        """What to read for these positions, per ledger, and which of the positions each is for."""
+        """Return the reads for these positions, per ledger, and the positions of each."""
         needs = []
         for ledger_id in np.unique(ledger_ids).tolist():
             ledger = self._ledgers.get(ledger_id)
@@ -194,7 +194,7 @@ class ReadableLog:
         return needs
 
     def _check_trimmed(self, need: Need) -> None:
-        """What could not be read must be gone by now; else the log has lost it."""
+        """Check that unreadable entries were trimmed meanwhile; else the log has lost them."""
         if need.ledger_id in self._ledgers:
             raise StoreCorruptedError(
                 f"{self.name}: ledger {need.ledger_id} lacks entries between {need.entry_ids[0]} and "

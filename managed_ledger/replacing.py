@@ -25,7 +25,7 @@ Entries = dict[int, BitMap]
 
 @dataclass(frozen=True, slots=True)
 class NewEntry:
-    """What is appended; see `ManagedLedger.append_nowait`."""
+    """A new entry; see `ManagedLedger.append_nowait`."""
 
     payload: bytes
     publish_time_ms: int
@@ -39,7 +39,7 @@ class Replacement:
 
     Args:
         positions: Of the new entries, in the order given.
-        acknowledged: What is acknowledged, by cursor.
+        acknowledged: The entries that are acknowledged, by cursor.
     """
 
     def __init__(self, positions: Sequence[Position], acknowledged: Mapping[Cursor, Entries]) -> None:

@@ -1,4 +1,4 @@
-"""What may go: ledgers that every cursor has passed, and entries whose time to live is over.
+"""Retention: ledgers that every cursor has passed may go, and entries whose time to live is over.
 
 Decisions only, over the ledgers and a way to read headers; `ManagedLedger` acts on them.
 """

@@ -1,4 +1,4 @@
-"""What the log wants of its RocksDB folder, and what a failure of it means: an error of ours, with what to do."""
+"""The log's settings for its RocksDB folder, and its errors for RocksDB's failures, each with advice."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

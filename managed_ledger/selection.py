@@ -71,7 +71,7 @@ def select(
 
 
 def _left_out(ledger: Ledger, skip: Skip | None) -> BitMap | None:
-    """What a read leaves out of a ledger: what it is told to, and what is lost."""
+    """Return the entries that a read leaves out: those that the caller skips, and the lost ones."""
     skipped = None if skip is None else skip(ledger.ledger_id)
     if ledger.lost is None:
         return skipped

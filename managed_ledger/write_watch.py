@@ -5,7 +5,7 @@
     taking ──── commits fail for other reasons, lastingly ► failed       an operator has to look at the disk
            ◄─── a commit succeeds ─────────────────────────
 
-Pure decisions, also about what to log and when. What refuses is `ManagedLedger`; what tries again is `Committer`.
+Pure decisions, also about what to log and when. `ManagedLedger` refuses, and `Committer` tries again.
 """
 
 import math
@@ -23,7 +23,7 @@ _MIB = 2**20
 
 
 class WriteWatch:
-    """What is known of the last commits."""
+    """The state of the last commits."""
 
     def __init__(self) -> None:
         self.refusal: str | None = None
@@ -49,7 +49,7 @@ class WriteWatch:
             now_s: A clock that never goes back.
 
         Returns:
-            What to log now, if anything.
+            The line to log now, if any.
         """
         self.is_failing = error is not None
         self.is_short = room is not None and room.is_short(was_short=self.is_short)
@@ -66,7 +66,7 @@ class WriteWatch:
     def _refusal_to_log(self, refusal: str, now_s: float, *, was_refusing: bool) -> str | None:
         if not was_refusing:
             self._refusing_since_s = now_s
-        # What comes and goes is said once as well.
+        # A failure that comes and goes is logged once, too.
         if now_s - self._logged_s < LOG_SECONDS:
             return None
         self._logged_s, self._is_logged = now_s, True

@@ -72,9 +72,13 @@ def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
 _subscription = click.option("--subscription", help="Only for this subscription. Default: all that delay.")
 _filters = _options(
     click.option("--key", help="Only messages of this key."),
-    click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only with it; repeatable."),
-    click.option("--from", "from_ms", type=TIME, help="Only what is due from then on: ISO 8601 or milliseconds."),
-    click.option("--until", "until_ms", type=TIME, help="Only what is due before then."),
+    click.option(
+        "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only messages with it; repeatable."
+    ),
+    click.option(
+        "--from", "from_ms", type=TIME, help="Only messages due at this time or later: ISO 8601 or milliseconds."
+    ),
+    click.option("--until", "until_ms", type=TIME, help="Only messages due before this time."),
 )
 
 
@@ -163,8 +167,8 @@ def list_scheduled(
     ),
 )
 @click.argument("topic")
-@click.option("--from", "from_ms", type=TIME, help="Only what is due from then on: ISO 8601 or milliseconds.")
-@click.option("--until", "until_ms", type=TIME, help="Only what is due before then.")
+@click.option("--from", "from_ms", type=TIME, help="Only messages due at this time or later: ISO 8601 or milliseconds.")
+@click.option("--until", "until_ms", type=TIME, help="Only messages due before this time.")
 @_subscription
 @click.option("--buckets", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Bars of a histogram.")
 @json_option("the answer of GET .../scheduled/histogram")
@@ -193,7 +197,7 @@ _changing = _options(
     _filters,
     click.option("--all", "is_all", is_flag=True, help="Every scheduled message of the topic."),
     _subscription,
-    click.option("--dry-run", "is_dry_run", is_flag=True, help="Only say how many are meant."),
+    click.option("--dry-run", "is_dry_run", is_flag=True, help="Only print the number of messages."),
     click.option("--yes", "is_sure", is_flag=True, help="Do not ask before more than one message is changed."),
     json_option("the answer of the service"),
 )
@@ -204,7 +208,7 @@ _changing = _options(
         "postdate scheduled cancel reminders 12:7 12:9",
         "postdate scheduled cancel reminders --key anna --dry-run",
         "postdate scheduled cancel reminders --property campaign=spring --yes",
-        wrong="none of the ids, or nothing that matches, is scheduled",
+        wrong="no message of these ids, or no match, is scheduled",
     ),
 )
 @_changing
@@ -219,7 +223,7 @@ def cancel(api: ScheduleApi, **asked: Any) -> None:
         "postdate scheduled reschedule reminders 12:7 --at 2027-01-15T08:00:00Z",
         "postdate scheduled reschedule reminders --key anna --shift 1h",
         "postdate scheduled reschedule reminders --all --shift -5m --yes",
-        wrong="none of the ids, or nothing that matches, is scheduled",
+        wrong="no message of these ids, or no match, is scheduled",
     ),
 )
 @_changing
@@ -241,7 +245,7 @@ def reschedule(api: ScheduleApi, at_ms: int | None, delay_ms: int | None, shift_
     epilog=help_end(
         "postdate scheduled deliver-now reminders 12:7",
         "postdate scheduled deliver-now reminders --until 2027-01-15T08:00:00Z --dry-run",
-        wrong="none of the ids, or nothing that matches, is scheduled",
+        wrong="no message of these ids, or no match, is scheduled",
     ),
 )
 @_changing
@@ -334,8 +338,8 @@ def _progress(api: ScheduleApi, verb: str, matched: int) -> Iterator[str | None]
 _holding = _options(
     click.argument("topic"),
     _subscription,
-    click.option("--dry-run", "is_dry_run", is_flag=True, help="Only say how many are meant."),
-    click.option("--yes", "is_sure", is_flag=True, help="Do not ask where more than one message is meant."),
+    click.option("--dry-run", "is_dry_run", is_flag=True, help="Only print the number of messages."),
+    click.option("--yes", "is_sure", is_flag=True, help="Do not ask before more than one message is changed."),
     json_option("the subscriptions and whether they are paused"),
 )
 
@@ -346,7 +350,7 @@ _holding = _options(
 @_holding
 @on_service
 def pause(api: ScheduleApi, **asked: Any) -> None:
-    """Hold what is due of TOPIC, also across restarts, until it is resumed. What consumers have stays theirs."""
+    """Hold the due messages of TOPIC, also across restarts, until it is resumed. Consumers keep what they have."""
     _hold(api, "pause", {}, **asked)
 
 
@@ -357,7 +361,7 @@ def pause(api: ScheduleApi, **asked: Any) -> None:
 @click.option("--rate", type=float, help="Messages a second, until what was held is delivered. Default: no limit.")
 @on_service
 def resume(api: ScheduleApi, rate: float | None, **asked: Any) -> None:
-    """Deliver again what a pause holds of TOPIC, in order within each key, all at once or at a rate."""
+    """Deliver the messages of TOPIC that a pause holds, in order within each key, all at once or at a rate."""
     _hold(api, "resume", {"ratePerSecond": rate}, **asked)
 
 

@@ -146,7 +146,7 @@ async def _answer_of(call: Awaitable[T]) -> T | SnapshotStorageError:
 
 
 class BucketSnapshotStorage(ABC):
-    """Keeps the snapshots of buckets; see the module for what every method has in common.
+    """Keeps the snapshots of buckets, each whole or not at all.
 
     Every method but `start` and `close` raises `StorageClosedError` before `start` and after `close`, and
     `StorageUnavailableError` when the storage does not answer.

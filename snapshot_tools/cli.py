@@ -81,7 +81,7 @@ snapshots.epilog = help_end(
 
 @snapshots.command(
     "list",
-    short_help="List them: whose, how large, when due.",
+    short_help="List them: owner, size, delivery times.",
     epilog=help_end(
         "postdate snapshots list --data data",
         "postdate snapshots list --topic orders --cursor billing",
@@ -95,7 +95,7 @@ snapshots.epilog = help_end(
 def list_(config: BrokerConfig, *, which: Filter, is_json: bool) -> None:
     """List snapshots: whose, which ledgers, how many segments, rows and bytes, and when they are due.
 
-    What is damaged is told on stderr.
+    Damaged snapshots are named on stderr.
     """
 
     async def read() -> tuple[list[Summary], dict[int | None, str]]:
@@ -188,7 +188,7 @@ def _finite(_context: click.Context, _option: click.Parameter, seconds: float) -
 
 @snapshots.command(
     "verify",
-    short_help="Check everything, and name what is wrong.",
+    short_help="Check everything, and name the faults.",
     epilog=help_end(
         "postdate snapshots verify",
         "postdate snapshots verify --config config/broker.conf --topic orders",
@@ -206,13 +206,13 @@ def _finite(_context: click.Context, _option: click.Parameter, seconds: float) -
     default=SECOND_LOOK_AFTER_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait before what seems wrong is looked at again.",
+    help="The wait before a fault is checked again.",
 )
 @json_option()
 def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float, is_json: bool) -> None:
     """Check every checksum, every bitmap against its segment, and every cursor property against the storage.
 
-    What seems wrong is looked at a second time a little later, as the
+    Each fault is checked a second time a little later, as the
     snapshots of a running service come and go. A snapshot that the storage has lost without a trace is known by the
     property that names it, and by nothing else.
     """
@@ -237,7 +237,7 @@ def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float, 
 )
 @on_config
 @filters
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted; works beside a running service.")
+@click.option("--dry-run", is_flag=True, help="Only name the snapshots to delete; works beside a running service.")
 @json_option()
 def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> None:
     """Delete the snapshots that no cursor names. Refuses beside a running service, which cleans up by itself.
@@ -302,7 +302,7 @@ def copy(
 ) -> None:
     """Copy the snapshots that cursors name to another storage, and compare each after writing.
 
-    They get new ids there, which are printed. What an earlier run has copied is found, compared and not copied again.
+    They get new ids there, which are printed. Copies of an earlier run are found, compared and not made again.
     On Spark, each machine needs the data folder and credentials for S3 where AWS's own tools find them.
     """
     if delete_source and not update_cursors:

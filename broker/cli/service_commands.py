@@ -52,7 +52,7 @@ postdate.add_command(token_group)
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
     default="info",
     show_default=True,
-    help="What is logged, one line a record, to stderr.",
+    help="Lowest level that is logged, one line per record, on stderr.",
 )
 @json_option("one line when the service is ready: its addresses")
 @refusing
@@ -174,14 +174,12 @@ def _in_url(host: str) -> str:
     )
 )
 @config_options
-@click.option("--changed", is_flag=True, help="Only what is not the default.")
-@click.option("--commented", is_flag=True, help="Every key with what it means, as config/broker.conf has it.")
+@click.option("--changed", is_flag=True, help="Only keys that differ from their defaults.")
+@click.option("--commented", is_flag=True, help="Every key with its meaning, as in config/broker.conf.")
 @click.option(
-    "--ignored", is_flag=True, help="What was given with another value than Pulsar's, and is not read; and why."
+    "--ignored", is_flag=True, help="Keys that are not read, set to another value than Pulsar's, and the reasons."
 )
-@click.option(
-    "--table", is_flag=True, help="As the documentation has it: a Markdown table of keys, defaults and meanings."
-)
+@click.option("--table", is_flag=True, help="A Markdown table of keys, defaults and meanings, as in the documentation.")
 @json_option("one object, values by key")
 @refusing
 def config(
@@ -234,7 +232,7 @@ def config(
 @json_option("the answer of the service's keyStatus")
 @refusing
 def keys(topic: str, subscription: str, key: str, url: str, is_base64: bool, token: str | None, is_json: bool) -> None:
-    """Say where KEY of a Key_Shared subscription stands: its hash, its owner, and what holds it up."""
+    """Show the hash and the owner of KEY in a Key_Shared subscription, and the messages that block it."""
     # Imported late: the other commands need no HTTP client.
     from broker.cli.key_report import key_lines, key_status
 

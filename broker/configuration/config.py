@@ -254,7 +254,7 @@ def settings() -> list[Setting]:
     for own in fields(BrokerConfig):
         section_class = own_hints[own.name]
         if not is_dataclass(section_class):
-            # What is about the keys is none itself.
+            # Fields about the keys are no keys themselves.
             if "key" not in own.metadata:
                 continue
             found.append(Setting(own.metadata["key"], None, own, section_class))
@@ -380,7 +380,7 @@ def _in_keys(complaint: str, blamed: Setting, by_field: Mapping[str, Setting]) -
 
 def _error(setting: Setting, given: Given, reason: str) -> ConfigError:
     is_hidden = setting.is_secret or may_hold_password(given.text)
-    # What was given on the command line is part of the place.
+    # An option of the command line is part of the place.
     where = "--set" if is_hidden and given.where.startswith("--set") else given.where
     value = "(secret)" if is_hidden else given.text
     return ConfigError(reason, where=where, key=setting.key, value=value, line=given.line)

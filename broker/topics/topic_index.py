@@ -97,7 +97,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
     async def delete(self) -> None:
         """Delete the index after the last subscription; its snapshots have no owner then.
 
-        What fails is logged, and done when the topic is opened again.
+        A failure is logged, and the work is done when the topic is opened again.
         """
         index, self._index = self._index, None
         if index is not None:
@@ -129,7 +129,7 @@ def follow_slowest(ledger: ManagedLedger) -> None:
 async def settle_index(ledger: ManagedLedger, *, is_shared: bool, is_kept: bool) -> None:
     """Drop the rest of an index that is switched off or gone; the log has all of its rows.
 
-    What fails is logged, and done when the topic is opened again.
+    A failure is logged, and the work is done when the topic is opened again.
 
     Args:
         ledger: The topic's log.

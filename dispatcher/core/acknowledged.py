@@ -1,4 +1,4 @@
-"""What the cursor has acknowledged, as a core asks for it before an entry goes to a consumer.
+"""The acknowledgements of the cursor, which a core checks before an entry goes to a consumer.
 
 Between a read of the log and a delivery an entry can be acknowledged: by the consumer that had it before a restart, by
 expiry, by an operator. Every way into a core passes `not_acknowledged`. From there on an acknowledgement finds the

@@ -1,4 +1,4 @@
-"""What the cores ask the shell to do."""
+"""The actions that the cores request of the shell."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

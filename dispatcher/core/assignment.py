@@ -1,10 +1,10 @@
-"""Which slot belongs to whom: runs of slots with one owner, and a table by slot only while much is looked up.
+"""The owners of slots: runs of slots with one owner, and a table by slot only while there are many lookups.
 
     last slots   0 | 18366 | 39817 | 65535 | 65536        a run ends at its last slot, inclusive
     owners      -1 |   1   |   2   |   1   |  -1
 
 An assignment never changes: a join or a leave makes another one, so the two can be compared and nothing ever sees half
-a change. What it takes follows from the number of runs: one consumer has three, three consumers on a ring of 100 points
+a change. Its size follows from the number of runs: one consumer has three, three consumers on a ring of 100 points
 some 200, of 8 bytes each.
 
 A search in 300 runs costs 300 ns for one slot and 8 µs for a batch of 500, an index into a table 15 ns and 1 µs. So a

@@ -62,10 +62,10 @@ class ConsumerState:
         """Note that the items were given to it; return the number of unacknowledged messages in them.
 
         Args:
-            items: What was given.
+            items: The given entries.
             acknowledged: How many messages of these batches are acknowledged already.
             unacked_max: The most it may hold, 0 for any.
-            now_ms: What time it is.
+            now_ms: The present time.
         """
         messages = sum([item[COUNT] for item in items])
         self.note_given(messages, len(items), now_ms)

@@ -143,7 +143,7 @@ class DrainingHashesTracker(OrderFence):
         """Return how many slots of a consumer were cleared since it came."""
         return self._cleared_totals.get(owner_index, 0)
 
-    # What the core asks and tells.
+    # Questions and messages of the core.
 
     def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
         """See base."""

@@ -1,4 +1,4 @@
-"""What may be given to whom after a membership change: the interface of the three ways to keep a key's order.
+"""The entries that each consumer may get after a membership change: one interface for three ways to keep a key's order.
 
     draining hashes      (PIP-379, the default)  a slot waits while its old consumer holds entries of it
     last sent position   (PIP-282)               a newcomer gets nothing beyond what was sent when it joined

@@ -1,4 +1,4 @@
-"""What a pause and a smooth resume let through: nothing, so many messages a second, or everything. Pure.
+"""The gate of a pause and a smooth resume: it lets no message pass, so many a second, or all. Pure.
 
 A closed gate is like a subscription without permits: due messages wait where they are, in order, and no message is read
 ahead of a permit. So messages that are let through later keep each key's order. Messages that a consumer has are not

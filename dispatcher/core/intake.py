@@ -1,4 +1,4 @@
-"""What is read next and what becomes ready: the log, the tracker, and the order between the two.
+"""The next reads and the entries that become ready: the log, the tracker, and the order between the two.
 
 Delayed entries of the future go to the tracker. Those that were due when they were read are *held* in columns and
 admitted in order of time together with what the tracker has available. After a start nothing that is due is admitted
@@ -49,7 +49,7 @@ class Intake(SubscriptionCore):
     Args:
         config: Limits and intervals.
         has_delays: Whether delayed entries go to a tracker.
-        cursor: What is acknowledged.
+        cursor: The acknowledgements.
     """
 
     __slots__ = (
@@ -234,7 +234,7 @@ class Intake(SubscriptionCore):
         headers = self._not_acknowledged(headers)
         if not self.held_due or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)
-        # What is held up to the last of these goes with them, even where there is no room: it was due before.
+        # Held entries that were due before the last of these go with them, even beyond the limit.
         last = key_of(headers, -1)
         self.held_due.add(headers)
         held = self.held_due.take(UNLIMITED, last)

@@ -62,7 +62,7 @@ class KeySharedCore(MultipleConsumersCore):
     Args:
         config: Limits and intervals.
         has_delays: Whether delayed entries go to a tracker.
-        cursor: What is acknowledged.
+        cursor: The acknowledgements.
         view: The log and the cursor, which the ordering modes before PIP-379 look at.
     """
 
@@ -216,7 +216,7 @@ class KeySharedCore(MultipleConsumersCore):
             slot = item[SLOT]
             heap = heaps.get(slot)
             if heap is None or heap[0] is not item or owners[slot] != consumer.index or slot in returning:
-                # What is skipped because the rest of its slot is on its way back is offered when all of it is there.
+                # An entry of a slot whose rest is on its way back is offered when all of the slot is there.
                 continue
             if is_fenced and fence.blocks(item, consumer.index, is_fresh=False):
                 continue
@@ -228,7 +228,7 @@ class KeySharedCore(MultipleConsumersCore):
                 heappush(heads, heap[0])
         return items
 
-    # What lets a slot go.
+    # Events that release a slot.
 
     def _on_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
         if self.fence.is_active:
@@ -326,7 +326,7 @@ class KeySharedCore(MultipleConsumersCore):
         self.selector = selector
         self.fence = make_fence(policy, self.config, self._view)
         if self.selector.hash_range != hash_range:
-            # What waits has slots of the other range. It is not acknowledged, so reading anew finds it.
+            # Waiting entries have slots of the other range. They are not acknowledged, so a new read finds them.
             self.reset()
 
     def reset(self) -> None:

@@ -45,7 +45,7 @@ class MultipleConsumersCore(Intake):
         self.to_serve: OrderedDict[int, ConsumerState] = OrderedDict()
         """Consumers that may have something to send that they could not send before; the first has waited longest."""
         self.expired: list[tuple[ConsumerState, Iterator[Key]]] = []
-        """What mark-delete has passed while consumers held it, to be forgotten in portions."""
+        """Entries that mark-delete has passed while consumers held them, to be forgotten in portions."""
 
     def _on_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> None:
         """Note that a consumer holds so many entries of each slot less."""

@@ -21,7 +21,7 @@ from dispatcher.slots import SLOTS_END
 
 _ROW_BYTES: Final = ITEM_ROW.itemsize
 _ENTRY_IDS_END: Final = 2**32
-"""What a bitmap holds; no ledger has as many entries."""
+"""The bound of a bitmap; no ledger has as many entries."""
 _NEVER: Final = np.iinfo(np.int64).max
 _TABLE_PAYS_FROM_SLOTS: Final = 1_024
 """With so many parked slots, a table by slot takes no more than their tails do. With fewer, a look-up in a dict costs

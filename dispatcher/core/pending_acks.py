@@ -1,4 +1,4 @@
-"""What one consumer was given and has not acknowledged.
+"""The entries that one consumer has and has not acknowledged.
 
 Besides the entries there is a count per slot, kept at every change: a membership change asks which slots a consumer
 still holds, and must not walk over 50,000 entries to know.

@@ -70,7 +70,7 @@ class ReadRequest:
 
 @dataclass(slots=True)
 class LedgerEnd:
-    """What the plan needs to know of a ledger that exists at the start."""
+    """The facts about a ledger at the start that the plan needs."""
 
     ledger_id: int
     last_entry_id: int
@@ -85,7 +85,7 @@ class ReadPlan:
 
     Args:
         next_immediate: The first position that was not read for immediate entries.
-        ranges: What is to be scanned, in log order, the last one open; empty where nothing is delayed.
+        ranges: The ranges to scan, in log order, the last one open; empty where no message is delayed.
     """
 
     next_immediate: Position
@@ -228,7 +228,7 @@ class ReadPlan:
         if first_not_taken is not None:
             self.next_immediate = first_not_taken
         elif request.resumes_at is not None and request.through is not None and next_position > request.through:
-            # What lies between the last entry of a ledger and the first of the next one is no entry.
+            # Between the last entry of a ledger and the first of the next one there is no entry.
             self.next_immediate = request.resumes_at
         elif request.takes_immediate:
             self.next_immediate = next_position

@@ -34,14 +34,14 @@ _NONE_AWAITED: Final[Key] = (2**63 - 1, 0)
 
 
 class SubscriptionView(Protocol):
-    """What a fence has to know of the log and of the cursor."""
+    """The part of the log and of the cursor that a fence needs."""
 
     @property
     def next_unacknowledged_position(self) -> Position:
         """The first position beyond mark-delete."""
 
     def acknowledged_in(self, ledger_id: int) -> BitMap:
-        """What is acknowledged of a ledger."""
+        """The acknowledged entries of a ledger."""
 
     def ledgers(self) -> list[LedgerEnd]:
         """All ledgers, in order."""
@@ -138,7 +138,7 @@ class ReadPositionFence(RecentlyJoinedFence):
     def __init__(self, view: SubscriptionView) -> None:
         super().__init__(view)
         self._awaited: dict[int, BitMap] = {}
-        """What consumers held at another one's join, by ledger; acknowledged entries leave when they are the first."""
+        """Entries that consumers held at another's join, by ledger; acknowledged ones leave from the front."""
 
     def _first_awaited(self, consumers: Consumers) -> Key:
         """See base: of what consumers hold, which newcomers wait for from now on."""

@@ -38,7 +38,7 @@ class SingleActiveCore(SubscriptionCore):
         config: Limits and intervals.
         topic_name: The full name of the topic; the choice of the active consumer depends on it.
         is_failover: Whether further consumers may wait to become the active one.
-        cursor: What is acknowledged.
+        cursor: The acknowledgements.
     """
 
     def __init__(

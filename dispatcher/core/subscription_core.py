@@ -1,4 +1,4 @@
-"""What the shell may ask of a core of any subscription type.
+"""The interface of a core to its shell, for each subscription type.
 
 The shell reads, waits and sends; a core decides. Every method is synchronous and returns the actions that follow, in
 order. Time comes in by `advance`, before anything else is asked. A core never fails for what a client does: an
@@ -45,13 +45,13 @@ class SubscriptionCore(ABC):
         self.consumers: dict[int, ConsumerState] = {}
         """By index, in the order in which they came."""
         self.plan: ReadPlan | None = None
-        """What to read; None asks for `start`."""
+        """The reads to come; None asks for `start`."""
         self.redelivery_counts: Counter[Key] = Counter()
         """How often entries were redelivered that were so at all."""
         self.ack_sets: dict[Key, AckSet] = {}
-        """What is unacknowledged of batches of which a part was acknowledged."""
+        """The unacknowledged messages of batches of which a part was acknowledged."""
         self.gate = DeliveryGate()
-        """What may go to consumers at all."""
+        """Lets messages pass, or holds them during a pause."""
         self.unsent_delayed: dict[int, BitMap] = {}
         """Delayed entries that came due and were not sent yet, by ledger."""
         self.entries_read_total = 0

@@ -1,4 +1,4 @@
-"""What of a survey is a log: whose ledgers they are, which of their entries are lost, and whose acknowledgements.
+"""The log in a survey: the owners of its ledgers, the lost entries, and the cursors without their acknowledgements.
 
 Pure decisions. An entry is kept if its payload is whole: its header can be made from it. An acknowledgement that is
 lost means that a message comes again, never that one is lost.
@@ -50,7 +50,7 @@ class CursorFinding:
 
 @dataclass(slots=True)
 class Findings:
-    """What a log still is."""
+    """The parts of a damaged log that are whole, and the losses."""
 
     topics: dict[int, str] = field(default_factory=dict)
     """Names by owner id."""
@@ -180,7 +180,7 @@ def _cursor_names(found: Findings) -> Iterator[tuple[str, str, int]]:
 
 
 def _state_of(rows: list[tuple[bytes, bytes]]) -> str | None:
-    """What is wrong with what is stored of a cursor."""
+    """Return the fault in the records of a cursor."""
     try:
         if cursor_records.decode(rows) is not None:
             return None

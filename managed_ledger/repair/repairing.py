@@ -26,7 +26,7 @@ OnStep = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class LogVerdict:
-    """What was found."""
+    """The findings about a log."""
 
     folder: Path
     survey: Survey
@@ -39,7 +39,7 @@ class LogVerdict:
 
     @property
     def problems(self) -> list[LogProblem]:
-        """What is wrong with which file."""
+        """The faults, by file."""
         return self.survey.problems
 
     def as_json(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class LogVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did."""
+    """The result of a repair."""
 
     verdict: LogVerdict
     kept_folder: Path
@@ -100,13 +100,13 @@ def repair(
 
     Args:
         folder: The log.
-        entry_format: What the service knows of entries.
-        name_of_time: What to call the time in the names of what stays.
+        entry_format: The service's format of entries.
+        name_of_time: The time as it stands in the name of the damaged log that is kept.
         on_stage: Told of each stage and its steps.
         on_step: Told of steps that are done.
 
     Returns:
-        What was done, or the verdict if there was nothing to do.
+        The result, or the verdict if there was nothing to do.
 
     Raises:
         StoreLockedError: A service has it open.
@@ -139,7 +139,7 @@ def _verified(folder: Path, entry_format: EntryFormat | None, on_stage: OnStage,
     on_stage("read", len(files_of(folder)))
     found = survey(folder, entry_format=entry_format, on_file=lambda: on_step(1))
     if not found.problems:
-        # What is wrong with files that are not read here, such as of another version of RocksDB.
+        # Faults of files that are not read here, such as of another version of RocksDB.
         try:
             RocksDatabase.open_read_only(folder, pause=lambda _: None).release()
         except LedgerError as error:

@@ -69,8 +69,8 @@ def rewrite(
     """Write what is left to a new folder.
 
     Args:
-        survey: What there is.
-        findings: What of it is a log; entries whose header cannot be made are added to what is lost.
+        survey: The contents of the folder.
+        findings: The log in it; entries whose header cannot be made are added to the lost ones.
         target: A folder that does not exist.
         entry_format: Makes headers from entries.
         on_ledger: Called after each ledger.

@@ -28,7 +28,7 @@ _BLOCK_KEY_BYTES = 16
 
 
 class EntryFormat(Protocol):
-    """What the service knows of entries and the log does not."""
+    """The service's format of entries, which the log does not know."""
 
     def header_row(self, entry: bytes) -> bytes | None:
         """The row of its header, made from the entry itself; None if its own checksum does not say that it is whole."""
@@ -75,7 +75,7 @@ Blocks = dict[int, dict[int, StoredBlock]]
 
 @dataclass(slots=True)
 class Survey:
-    """What there is; made by `survey`."""
+    """The contents of a folder; made by `survey`."""
 
     folder: Path
     tables: list[Path] = field(default_factory=list)
@@ -363,5 +363,5 @@ def _family_of_rows(rows: list[TableRow]) -> Family | None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """What the tables and logs of a folder take."""
+    """Return the bytes of the tables and logs of a folder."""
     return sum(os.path.getsize(path) for path in files_of(folder))  # noqa: PTH202 (a size is all that is wanted)

@@ -61,7 +61,7 @@ class Block:
 
 @dataclass(slots=True)
 class SurveyedTable:
-    """What a table file has, and what is wrong with it."""
+    """The contents of a table file, and its faults."""
 
     content: bytes
     damage: list[str] = field(default_factory=list)
@@ -121,7 +121,7 @@ class SurveyedTable:
 
 
 def read_table(content: bytes) -> SurveyedTable:
-    """What a table file says of itself; blocks of data are read by `SurveyedTable.blocks`.
+    """Read the footer and the index of a table file; `SurveyedTable.blocks` reads its data.
 
     >>> read_table(b"nothing").damage
     ['its end is missing or damaged']

@@ -51,7 +51,7 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)
 class WriteAheadLog:
-    """What a log holds, and what is wrong with it."""
+    """The contents of a write-ahead log, and its faults."""
 
     changes: list[Change] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
@@ -87,12 +87,12 @@ class Record:
 
 
 def records(content: bytes, log: WriteAheadLog) -> Iterator[Record]:
-    """What was written to a log, in order; what is wrong with it is added to `log`."""
+    """Give the writes of a write-ahead log, in order; faults are added to `log`."""
     parts: list[_Fragment] = []
     for fragment in _fragments(content, log):
         begins = fragment is not None and fragment.kind in (_FULL, _FIRST)
         if (fragment is None or begins) and parts:
-            # What came before in the same write is whole, as far as it goes.
+            # The earlier parts of the same write are whole.
             yield _joined(parts, is_whole=False)
             parts = []
         if fragment is not None and (begins or parts):

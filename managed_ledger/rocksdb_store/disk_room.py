@@ -21,9 +21,9 @@ BUFFER_DISK_PARTS = 64
 """Memory that is written as one table is at most the disk's size by this, so that two fit well into the margin."""
 BUFFER_BYTES_MIN = 2**16
 COMPACTION_BYTES_MAX = 2 * 2**30
-"""What one compaction writes at most, by RocksDB's own limit and some more."""
+"""The most bytes that one compaction writes, by RocksDB's own limit and some more."""
 REOPEN_BYTES = 2**19
-"""What opening a folder writes beside tables: manifest, options, an empty log, its diary."""
+"""The bytes that an opening writes beside tables: manifest, options, an empty log, its diary."""
 
 NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
 """How the system, and so RocksDB, says that there is no room: on the disk, in a quota, or in a file."""
@@ -44,7 +44,7 @@ class Room:
 
     @property
     def margin_bytes(self) -> int:
-        """What must stay free.
+        """The bytes that must stay free.
 
         >>> Room(free_bytes=0, disk_bytes=64 * 2**20, unflushed_bytes=0).margin_bytes // 2**20
         4
@@ -53,12 +53,12 @@ class Room:
 
     @property
     def kept_bytes(self) -> int:
-        """What entries must leave free."""
+        """The bytes that appends must leave free."""
         return self.unflushed_bytes + self.margin_bytes + self.wanted_bytes
 
     @property
     def compaction_bytes_max(self) -> int:
-        """What compactions may take for as long as they run."""
+        """The bytes that compactions may take while they run."""
         return max(0, self.free_bytes - self.unflushed_bytes - self.margin_bytes // 2)
 
     def is_short(self, *, was_short: bool) -> bool:
@@ -108,7 +108,7 @@ def measure_room(folder: Path) -> Room:
 
 
 def room_to_open_bytes(folder: Path) -> int:
-    """What opening a RocksDB folder writes: a manifest and its like, and its write-ahead logs as tables.
+    """Return the bytes that an opening writes: a manifest and its like, and the write-ahead logs as tables.
 
     Raises:
         OSError: The system refuses.

@@ -18,7 +18,7 @@ _OTHER_LAYOUT = ("does not exist", "comparator", "olumn famil")
 
 
 class Cause(StrEnum):
-    """What kind of failure it is."""
+    """The kind of a failure."""
 
     DAMAGED = "bytes that RocksDB did not write"
     FILE_MISSING = "a file that must be there is not"
@@ -36,11 +36,11 @@ class Failure:
 
     cause: Cause
     doing: str
-    """What was being done, as `read the log`."""
+    """The operation, such as `read the log`."""
     path: Path
     """The folder that was asked for, not a view of it."""
     text: str
-    """What rocksdict or the system says."""
+    """The text of rocksdict's or the system's error."""
     is_system: bool
     """Whether the system says so itself, and not RocksDB."""
     is_shared: bool

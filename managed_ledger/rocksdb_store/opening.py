@@ -37,10 +37,10 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """What a room wants of its folder."""
+    """A room's settings for its folder."""
 
     noun: str
-    """What it holds, for errors: `the log`."""
+    """The name of its contents in errors: `the log`."""
     errors: Errors
     compression: Compression
     block_cache_bytes: int

@@ -58,7 +58,7 @@ class StoreBatch:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in the write-ahead log."""
+        """Its bytes in the write-ahead log."""
         size: int = self.raw.size_in_bytes()
         return size
 
@@ -123,7 +123,7 @@ class RocksDBStore:
         if end is not None:
             options = ReadOptions()
             options.set_iterate_upper_bound(end)
-        # What the caller's own code raises in between is not RocksDB's, so it is left alone.
+        # An error of the caller's own code in between is not RocksDB's, so it is left alone.
         with self._translated("read"):
             rows = self._family(family).iter(options)
         try:

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
         "postdate pipeline audit data",
         "postdate pipeline audit --positions /tmp/findings.parquet --cursor worker data",
         "postdate pipeline audit --repair data",
-        wrong="something is wrong; with --repair, something still is",
+        wrong="a fault was found; with --repair, a fault is left",
     )
 )
-@click.option(
-    "--now", "--now-ms", "now_ms", type=TIME, help="What is due at this time need not be in the index. Default: now."
-)
-@click.option("--positions", metavar="FILE", help="Write what is wrong with positions to this Parquet file.")
-@click.option("--repair", "is_repairing", is_flag=True, help="Rebuild what is wrong; the service must be stopped.")
+@click.option("--now", "--now-ms", "now_ms", type=TIME, help="Messages due at this time need no index. Default: now.")
+@click.option("--positions", metavar="FILE", help="Write the faults of positions to this Parquet file.")
+@click.option("--repair", "is_repairing", is_flag=True, help="Rebuild faulty indexes; the service must be stopped.")
 @job_options()
 def audit(
     data: str,
@@ -47,10 +45,10 @@ def audit(
 ) -> None:
     """Compare the delayed index with the log and the cursors, and each snapshot with its checksums and its entry 0.
 
-    DATA is a service's data directory. The service may run, but not with --repair; what it seals or merges just then
-    may look wrong once. Repairing makes the index of every subscription with a finding anew, with default limits of
-    segments and buckets, drops properties that name no bucket, and deletes snapshots that no property names. Then all
-    of it is looked at again.
+    DATA is a service's data directory. The service may run, but not with --repair; a bucket that it seals or merges
+    meanwhile may count as a fault. Repairing makes the index of every subscription with a fault anew, with default
+    limits of segments and buckets, drops properties that name no bucket, and deletes snapshots that no property names.
+    Then everything is compared again.
     """
     from pipeline.index.place import check_index, cursor_folder
     from pipeline.jobs.audit import audit as compare

@@ -39,10 +39,10 @@ def _time_option(name: str, what: str) -> Callable[[Command], Command]:
 @click.option(
     "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only messages with all of these; repeatable."
 )
-@_time_option("--deliver-from", "Only what is to be delivered at this time or later.")
-@_time_option("--deliver-before", "Only what is to be delivered before this time.")
-@_time_option("--publish-from", "Only what was published at this time or later.")
-@_time_option("--publish-before", "Only what was published before this time.")
+@_time_option("--deliver-from", "Only messages that are due at this time or later.")
+@_time_option("--deliver-before", "Only messages that are due before this time.")
+@_time_option("--publish-from", "Only messages that were published at this time or later.")
+@_time_option("--publish-before", "Only messages that were published before this time.")
 @click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 @click.option("--acknowledge-only", is_flag=True, help="Leave the index alone, as when it is not in DATA.")
 @job_options(has_cursors=False)

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 @click.argument("data")
 @click.argument("source")
 @click.option("--cursor", "cursors", multiple=True, required=True, metavar="NAME", help="Subscription; repeatable.")
-@click.option("--checkpoint", required=True, metavar="FOLDER", help="Where Spark keeps how far the stream is.")
+@click.option("--checkpoint", required=True, metavar="FOLDER", help="Spark's record of the stream's position.")
 @click.option("--format", "file_format", type=click.Choice(["parquet", "csv", "json"]), default="parquet")
 @click.option(
     "--files-per-batch", type=click.IntRange(1, INT_MAX), default=1_000, show_default=True, help="Most files at once."
 )
-@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C; else end when all is read.")
+@click.option("--follow", is_flag=True, help="Go on with new files until Ctrl-C; otherwise end after the present ones.")
 @click.option("--rejects", metavar="FOLDER", help="Write rows that no index can hold to Parquet files below it.")
 @master_option
 @json_option("one object a line for each batch")

@@ -32,7 +32,7 @@ LINES_SHOWN = 50
 @json_option()
 @refusing
 def verify(data: str, is_json: bool) -> None:
-    """Name what is damaged of a log: files, and of each topic the ledgers and entries that are lost.
+    """Name the damage of a log: files, and the lost ledgers and entries of each topic.
 
     DATA is a service's data directory; the service must be stopped. Nothing is changed.
     """
@@ -52,13 +52,13 @@ def verify(data: str, is_json: bool) -> None:
 
 @click.command(epilog=help_end("postdate ledger repair data --yes", "postdate ledger repair --json data --yes"))
 @click.argument("data")
-@click.option("--yes", "is_confirmed", is_flag=True, help="Do it: without this, nothing is done.")
+@click.option("--yes", "is_confirmed", is_flag=True, help="Repair the log; without this option nothing is changed.")
 @json_option()
 @refusing
 def repair(data: str, is_confirmed: bool, is_json: bool) -> None:
-    """Keep everything of a damaged log that is whole, so that the service starts.
+    """Keep the whole entries of a damaged log, so that the service starts.
 
-    DATA is a service's data directory; the service must be stopped. What is whole goes to a new folder, which takes the
+    DATA is a service's data directory; the service must be stopped. Whole entries go to a new folder, which takes the
     damaged one's place in one step. The damaged one stays beside it, with a report of what was lost. Acknowledgements
     that are lost mean that messages come again.
     """

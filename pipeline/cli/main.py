@@ -102,7 +102,7 @@ def pipeline() -> None:
     )
 )
 @click.option("--log", metavar="LOG", help="Read headers from here: a log's folder or an export. Default: DATA.")
-@click.option("--now", "--now-ms", "now_ms", type=TIME, help="What is due at this time is left out. Default: now.")
+@click.option("--now", "--now-ms", "now_ms", type=TIME, help="Messages due at this time are left out. Default: now.")
 @segment_options
 @click.option(
     "--bucket-indexes",
@@ -185,7 +185,7 @@ def rebuild(
 )
 @click.option("--out", metavar="FOLDER", default="forecast", show_default=True, help="Where the files go.")
 @click.option("--topic", metavar="TOPIC", help="Only this topic.")
-@click.option("--now", "--now-ms", "now_ms", type=TIME, help="What is due at this time is left out. Default: now.")
+@click.option("--now", "--now-ms", "now_ms", type=TIME, help="Messages due at this time are left out. Default: now.")
 @master_option
 @json_option("the figures of every topic")
 @refusing

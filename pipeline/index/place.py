@@ -155,7 +155,7 @@ def check_index(index: str | None, log: Path, topics: Sequence[str], cursors: Se
 
     Args:
         index: The place of the index; None where the job does not use it, or makes it.
-        log: What `cursor_folder` says.
+        log: The result of `cursor_folder`.
         topics: Names of topics, each of which must be there.
         cursors: Names of subscriptions, the same.
 
@@ -193,7 +193,7 @@ def staging_place(index: str, log: Path) -> Path:
 
     Args:
         index: A location.
-        log: What `cursor_folder` says.
+        log: The result of `cursor_folder`.
     """
     return staging_root(log.with_name("snapshots") if is_uri(index) else index_folder(index))
 

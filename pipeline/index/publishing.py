@@ -65,7 +65,7 @@ async def publish(
     """Store staged snapshots as they come, and then make them the buckets of their cursors.
 
     Args:
-        staged: What to publish; a bucket key at most once for each cursor. An error in it ends the publication.
+        staged: The buckets to publish; a bucket key at most once for each cursor. An error in it ends the publication.
         storage: Where to, open.
         cursors: The cursors, for their properties.
         replaced: Cursors whose other buckets go: their index becomes what was staged. Other cursors keep theirs,

@@ -139,7 +139,7 @@ def export_ledgers(
     Ledgers that are there already, whole, are left alone; so are ledgers of the export that the log has no more.
 
     Args:
-        log: What to export.
+        log: The log to export.
         location: A folder, or a URI; made when it is missing.
         topics: Only these, by the log's own names.
         with_open: Also what the open ledger of each topic has so far; it is written anew each time it has grown.

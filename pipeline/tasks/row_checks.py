@@ -105,7 +105,7 @@ def split_rows(topic: str, rows: DelayedIndexes, ledger_id: int) -> tuple[Delaye
     """Return the rows that are good, and those that no index can hold.
 
     Args:
-        topic: Whose rows they are.
+        topic: The cursor of the rows.
         rows: As they were read from one ledger.
         ledger_id: That ledger.
     """

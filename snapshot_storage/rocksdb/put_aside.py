@@ -1,8 +1,7 @@
 """Folders of snapshots that were put aside because they are damaged: their names, their sizes, and their removal.
 
-A folder is put aside by a rename, `snapshots` to `snapshots-put-aside-<time>`. Nothing reads it any more: its index was
-read from the log again. It is kept for an operator who wants to know what happened to the disk, and removed by an
-operator alone.
+A folder is put aside by a rename, `snapshots` to `snapshots-put-aside-<time>`. No program reads it any more: its index
+was read from the log again. It is kept as evidence of the disk's fault, until an operator removes it.
 """
 
 import os

@@ -262,7 +262,7 @@ class CallQueue:
         for serial, bucket in self._buckets.items():
             assert bucket.work is not None or serial in queued
         if any(bucket.work is None for bucket in self._buckets.values()) and not self.breaker.is_full:
-            assert self._timers.when(self._why) < NEVER, f"nobody looks at {self._why.name}"
+            assert self._timers.when(self._why) < NEVER, f"no timer is set for {self._why.name}"
 
 
 class Calls:

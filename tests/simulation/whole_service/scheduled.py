@@ -134,7 +134,7 @@ async def _cancel(sim: "Simulation", subs: list[SubscriptionModel], ids: list[Me
 def reschedule(sim: "Simulation") -> None:
     """Messages get another time: each is replaced by a copy, in one write with its acknowledgement."""
     shift_ms = sim.chance.choice([1, 200, 2_000, 20_000, -500])
-    _move(sim, "reschedule", lambda due_ms, now_ms: np.maximum(due_ms + shift_ms, now_ms))
+    _move(sim, "reschedule", lambda times_ms, now_ms: np.maximum(times_ms + shift_ms, now_ms))
 
 
 def deliver_now(sim: "Simulation") -> None:
@@ -157,7 +157,7 @@ async def _replace(
         matched = await operations.find(Selector(message_ids=[MessageId(Position(*key)) for key in keys]))
         movable = await operations.movable(matched)
         now_ms = sim.clock.now_ms()
-        count, moved = await operations.move(movable, lambda due_ms: new_time(due_ms, now_ms))
+        count, moved = await operations.move(movable, lambda times_ms: new_time(times_ms, now_ms))
         if sim.life.is_dead:
             return
         sim.did(name, count)

@@ -93,7 +93,7 @@ def on_property_failed(state: TrackerState, bucket: Bucket, event: ActionFailed,
 def _leave_memory(state: TrackerState, bucket: Bucket, now_ms: int) -> None:
     """Keep the rows that are due soon, in whole spans and as many as may be loaded."""
     horizon_ms = state.due_through_ms(now_ms, state.config.prefetch_ms)
-    # Where nobody takes what is due, each sealed bucket would leave its due rows in memory.
+    # Without a consumer, each sealed bucket would leave its due rows in memory.
     room = max(0, state.config.loaded_row_count_max - len(state.rows.loaded))
     spans = bucket.spans_through(horizon_ms, row_count_max=room)
     if bucket.serial in state.rows.popped:

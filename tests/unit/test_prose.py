@@ -1,0 +1,62 @@
+"""Comments, docstrings and messages of the product have nouns as subjects, and so do its pages of documentation.
+
+Words without a noun behind them (who, nobody, whatever) hide the part that is meant: a consumer, a caller, an operator.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VAGUE = re.compile(r"\b(who|whom|whoever|whatever|somebody|someone|nobody|anybody|anyone|everybody)\b", re.IGNORECASE)
+ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "benchmarks")
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "Containerfile", "config/broker.conf", "docs/*.md")
+
+QUOTED = {
+    "docs/simulation.md": "the names and complaints of mutants stand in its tables",
+    "broker/configuration/pulsar_keys.conf": "Pulsar's own words",
+}
+"""Files that quote others, and why they are left out."""
+
+
+def _texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Give the line and the text of each comment and each string; examples in docstrings are code."""
+    source = path.read_text()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, re.sub(r"(?m)^\s*(>>>|\.\.\.).*$", "", node.value)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_sentence_of_a_room_hides_its_subject(room: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.strip()[:100]}"
+        for path in sorted((ROOT / room).rglob("*.py"))
+        if "pb" not in path.parts
+        for line, text in _texts(path)
+        if VAGUE.search(text)
+    ]
+
+    assert found == []
+
+
+def test_no_sentence_of_the_documentation_hides_its_subject() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line[:100]}"
+        for pattern in PAGES
+        for path in sorted(ROOT.glob(pattern))
+        if str(path.relative_to(ROOT)) not in QUOTED
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        # Names of tests stand between backticks.
+        if VAGUE.search(re.sub(r"`[^`]*`", "", line))
+    ]
+
+    assert found == []
