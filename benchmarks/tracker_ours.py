@@ -35,7 +35,7 @@ from tracker.core.actions import DeleteSnapshot, Event, LoadSegments, MetadataRe
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.process import SnapshotProcess
 from tracker.process.tuning import tune_process
-from tracker.shell.snapshot_work import SmallAction, SnapshotOwner, StorageAction
+from tracker.shell.storage_worker import SmallAction, SnapshotOwner, StorageAction
 from tracker.testing import FakeClock, FakeCursor
 
 BATCH_ROWS = 1_000

@@ -8,7 +8,7 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
 from tracker.config import IN_MEMORY_FACTORY, TrackerConfig
 from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.in_memory import InMemoryDelayedDeliveryTrackerFactory
-from tracker.shell.snapshot_work import StorageWorker
+from tracker.shell.storage_worker import StorageWorker
 
 
 def tracker_factory(

@@ -20,7 +20,8 @@ from tracker.bucket_properties import SnapshotProperty, read_properties
 from tracker.config import TrackerConfig
 from tracker.core.actions import DeleteSnapshot, ReadMetadata
 from tracker.delayed_delivery_tracker import TrackedCursor
-from tracker.shell.snapshot_work import SnapshotOwner, StorageWorker, worker_on
+from tracker.shell.snapshot_work import worker_on
+from tracker.shell.storage_worker import SnapshotOwner, StorageWorker
 
 NO_BUCKET: Final = -1
 """The serial of actions that are about no bucket of a tracker."""

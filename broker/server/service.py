@@ -61,7 +61,8 @@ from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.factories import tracker_factory
 from tracker.process import SnapshotProcess
 from tracker.residual_snapshots import ResidualSnapshots
-from tracker.shell.snapshot_work import StorageWorker, worker_on
+from tracker.shell.snapshot_work import worker_on
+from tracker.shell.storage_worker import StorageWorker
 
 log = logging.getLogger(__name__)
 

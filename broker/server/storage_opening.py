@@ -23,7 +23,7 @@ from typing import Final
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
-from tracker.shell.snapshot_work import StorageWorker
+from tracker.shell.storage_worker import StorageWorker
 
 log = logging.getLogger(__name__)
 

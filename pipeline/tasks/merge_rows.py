@@ -21,8 +21,8 @@ from tracker.bucket_properties import SnapshotProperty
 from tracker.columns.segment_table import tables_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, PositionsRead, ReadPositions
+from tracker.shell.snapshot_answers import positions_read
 from tracker.shell.snapshot_merge import SegmentCutter, merged_segments, source_readers
-from tracker.shell.snapshot_work import positions_read
 
 _SERIAL: Final = 0
 """There is no core that would have to tell buckets apart."""

@@ -26,7 +26,7 @@ from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from tracker.core.actions import Event, MergeBuckets, PersistBucket, SnapshotCreated
 from tracker.process.child import START_WAIT_S, Child, Recipe, in_words, started
 from tracker.shell.heap import Heap, trim_of_c_library
-from tracker.shell.snapshot_work import (
+from tracker.shell.storage_worker import (
     SmallAction,
     SnapshotOwner,
     StorageAction,

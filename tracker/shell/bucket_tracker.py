@@ -51,14 +51,8 @@ from tracker.delayed_delivery_tracker import (
 from tracker.errors import TrackerClosedError, TrackerError
 from tracker.shell.alarms import Alarm, Alarms
 from tracker.shell.snapshot_merge import RunBlocking
-from tracker.shell.snapshot_work import (
-    SnapshotWork,
-    StorageWorker,
-    in_thread,
-    is_lost,
-    lost_bucket_id,
-    worker_on,
-)
+from tracker.shell.snapshot_work import SnapshotWork, worker_on
+from tracker.shell.storage_worker import StorageWorker, in_thread, is_lost, lost_bucket_id
 from tracker.shell.wake_up import WakeUp
 from tracker.stats import UNREADABLE_AFTER, TrackerStats, operation_of
 

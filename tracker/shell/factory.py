@@ -11,11 +11,8 @@ from tracker.delayed_delivery_tracker import (
 from tracker.shell.alarms import Alarms
 from tracker.shell.bucket_tracker import BucketDelayedDeliveryTracker, Clock
 from tracker.shell.snapshot_merge import RunBlocking
-from tracker.shell.snapshot_work import (
-    StorageWorker,
-    in_thread,
-    worker_on,
-)
+from tracker.shell.snapshot_work import worker_on
+from tracker.shell.storage_worker import StorageWorker, in_thread
 
 
 class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):

@@ -33,7 +33,7 @@ from tracker.core.actions import LoadSegments, PersistBucket, ReadMetadata, Segm
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.process import SnapshotProcess
 from tracker.process.snapshot_process import LOCK_WAIT_S, PAUSE_S_MAX
-from tracker.shell.snapshot_work import SnapshotOwner
+from tracker.shell.storage_worker import SnapshotOwner
 from tracker.testing import FakeCursor
 
 WAIT_S = 60

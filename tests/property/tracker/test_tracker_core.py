@@ -24,7 +24,8 @@ from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed, Event, MetadataRead
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_work import SnapshotWork, StorageWork, is_lost, lost_bucket_id
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork
+from tracker.shell.storage_worker import is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 LEDGERS = st.integers(0, 7)

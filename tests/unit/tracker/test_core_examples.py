@@ -31,7 +31,8 @@ from tracker.core.bucket import Bucket
 from tracker.core.position_cache import CACHED_BYTES_MAX, CACHED_FOR_MS, READS_IN_FLIGHT_MAX
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, StorageWork, is_lost, lost_bucket_id
+from tracker.shell.snapshot_work import BITMAPS_AT_ONCE_MAX, SnapshotWork, StorageWork
+from tracker.shell.storage_worker import is_lost, lost_bucket_id
 from tracker.testing import FakeCursor, run_inline
 
 NOW_MS = 1_000

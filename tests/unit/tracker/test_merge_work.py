@@ -21,7 +21,8 @@ from tracker.columns.segment_table import tables_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, SnapshotCreated
 from tracker.delayed_delivery_tracker import TrackerContext
-from tracker.shell.snapshot_work import SPANS_PER_BUCKET, SnapshotWork, StorageWork
+from tracker.shell.snapshot_answers import SPANS_PER_BUCKET
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork
 from tracker.testing import FakeCursor, run_inline, run_virtually
 
 CONFIG = TrackerConfig()

@@ -1,0 +1,130 @@
+"""The worker on a storage: the interface between a tracker, which decides, and the storage part of its actions.
+
+`snapshot_work.StorageWork` does the work in this process, `process.SnapshotProcess` in another one. An action carries
+all that it needs, so it can be sent.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
+from snapshot_storage.storage import (
+    BucketSnapshotInfo,
+)
+from tracker.config import TrackerConfig
+from tracker.core.actions import (
+    DeleteSnapshot,
+    Event,
+    ListSnapshots,
+    LoadSegments,
+    MergeBuckets,
+    MetadataRead,
+    PersistBucket,
+    ReadMetadata,
+    ReadPositions,
+    SegmentsLoaded,
+    SnapshotCreated,
+)
+
+T = TypeVar("T")
+
+SingleCall = PersistBucket | ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot | ListSnapshots
+SmallAction = ReadMetadata | LoadSegments | DeleteSnapshot
+"""The actions that run for many buckets in one round."""
+
+StorageAction = SingleCall | MergeBuckets
+"""The actions that need the storage and not the cursor."""
+
+
+def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
+    """Run a function in the event loop's default pool of threads."""
+    return asyncio.to_thread(function)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOwner:
+    """Whose snapshots an action is about, and how they are made."""
+
+    topic_name: str
+    cursor_name: str
+    config: TrackerConfig
+
+
+class StorageWorker(ABC):
+    """Does the work on a storage, for any number of trackers, and the little that must be done without one."""
+
+    @property
+    @abstractmethod
+    def actions_at_once_max(self) -> int:
+        """How many actions `run_together` should be given."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Open the storage: see `BucketSnapshotStorage.start`. Idempotent."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the storage, and let go of what is still done in the background. Idempotent; never raises."""
+
+    @abstractmethod
+    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
+        """Run an action to its end, within the configured time; of a merge, which is many calls, each of them.
+
+        Raises:
+            SnapshotStorageError: As the storage's calls do.
+            TimeoutError: It took too long; it may still take effect.
+        """
+
+    @abstractmethod
+    async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
+        """Run several actions of one kind in one round; return the answer to each or what it raised, in this order.
+
+        Raises:
+            SnapshotStorageError: None of them was run.
+            TimeoutError: It took too long.
+        """
+
+    @abstractmethod
+    async def list_snapshots(self, topic_name: str | None = None) -> Sequence[BucketSnapshotInfo]:
+        """Return the snapshots of a topic, or all: see `BucketSnapshotStorage.list_bucket_snapshots`."""
+
+    @abstractmethod
+    async def delete_snapshot(self, bucket_id: int) -> None:
+        """Delete a snapshot, whosever it is: see `BucketSnapshotStorage.delete_bucket_snapshot`."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error of a read means that the snapshot is gone or unreadable for good."""
+    return isinstance(error, BucketNotFoundError | SnapshotCorruptedError)
+
+
+def lost_bucket_id(error: BaseException) -> int | None:
+    """Return which snapshot an error of a read is about, None where it does not say."""
+    return error.bucket_id if isinstance(error, BucketNotFoundError | SnapshotCorruptedError) else None
+
+
+def rows_handled(value: object) -> int:
+    """Return how many rows were encoded or decoded for an answer, which then are free memory."""
+    match value:
+        case SnapshotCreated() | MetadataRead():
+            return value.table.row_count
+        case SegmentsLoaded():
+            return len(value.rows)
+        case _:
+            return 0
