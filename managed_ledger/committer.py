@@ -103,8 +103,8 @@ class Committer:
     def request(self, participant: Participant, *, sync: bool) -> None:
         """Have `participant` in the next round; with `sync` that round is synced.
 
-        A round starts at the end of this turn of the loop, or when the round under way has ended. Those who asked
-        earlier are in the same round, or in an earlier one.
+        A round starts at the end of this turn of the loop, or when the round under way has ended. Earlier
+        requests are in the same round, or in an earlier one.
         """
         if self._closed:
             raise StoreClosedError("The log was closed")

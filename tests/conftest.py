@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests of one file, or of one Java process, run in one worker of pytest-xdist, with their fixtures."""
+    """Let tests of one file, one Java process, or one group by mark, run in one worker, with their fixtures."""
     groups = {item: _group_of(item) for item in items}
     # The longest group decides when a run ends, so it must not begin last.
     items.sort(key=lambda item: groups[item] not in TOGETHER)
@@ -39,7 +39,8 @@ def _group_of(item: pytest.Item) -> str:
     for mark in TOGETHER:
         if item.get_closest_marker(mark) is not None:
             return mark
-    return str(item.path)
+    own = item.get_closest_marker("xdist_group")
+    return str(item.path if own is None else own.args[0])
 
 
 def pytest_configure(config: pytest.Config) -> None:

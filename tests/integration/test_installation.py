@@ -244,7 +244,14 @@ def test_the_generated_code_runs_on_the_oldest_and_the_newest_protobuf(wheel: Pa
 
 @pytest.mark.parametrize(
     "extras",
-    [("rocksdb", "dispatcher", "service", "demo"), ("s3",), ("spark", "charts"), ("client",), ("java",)],
+    [
+        # A gigabyte, unpacked beside the others.
+        pytest.param(("spark", "charts"), marks=pytest.mark.xdist_group("installation of Spark")),
+        ("rocksdb", "dispatcher", "service", "demo"),
+        ("s3",),
+        ("client",),
+        ("java",),
+    ],
     ids=" then ".join,
 )
 def test_each_extra_alone_is_enough(extras: Sequence[str], wheel: Path, tmp_path: Path) -> None:
