@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,17 +70,30 @@ def delivery_times(law: str, ledger_id: int) -> Int64Array:
     return np.full(ENTRIES_PER_LEDGER, START_MS + 24 * HOUR_MS)
 
 
-def resident_bytes(storage: SnapshotProcess) -> int:
-    """Return the resident memory of this process and of the one for snapshots."""
+class Resident(NamedTuple):
+    """Resident memory of this process and of the one for snapshots."""
+
+    own_bytes: int
+    snapshots_bytes: int
+
+    def above(self, empty: "Resident") -> "Resident":
+        """Return how much more it is."""
+        return Resident(self.own_bytes - empty.own_bytes, self.snapshots_bytes - empty.snapshots_bytes)
+
+
+def resident_bytes(storage: SnapshotProcess) -> Resident:
+    """Return the resident memory of both processes."""
     gc.collect()
     assert storage.process_id is not None
-    return sum(
-        int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
-        for pid in ("self", storage.process_id)
+    return Resident(
+        *(
+            int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
+            for pid in ("self", storage.process_id)
+        )
     )
 
 
-async def empty_bytes() -> int:
+async def empty_bytes() -> Resident:
     """Return what both take with an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         async with storage_on(Path(folder)) as storage:
@@ -96,8 +109,8 @@ class MemoryWorld:
     """A tracker on a folder, in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.empty_bytes = 0
-        self.peak_bytes = 0
+        self.empty = Resident(0, 0)
+        self.peak = Resident(0, 0)
         self.clock = FakeClock(START_MS - ADDS_TAKE_MS)
         self.cursor = FakeCursor()
         self.is_news = asyncio.Event()
@@ -109,7 +122,7 @@ class MemoryWorld:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[BucketDelayedDeliveryTracker]:
         """Run a tracker, and keep the cursor's properties for the next process."""
-        self.empty_bytes = await empty_bytes()
+        self.empty = await empty_bytes()
         await self.storage.start()
         context = TrackerContext(
             topic_name="bench", cursor_name="sub", cursor=self.cursor, on_available=self.is_news.set
@@ -125,9 +138,14 @@ class MemoryWorld:
 
     def above_empty(self) -> int:
         """Return how much more memory is resident than at first, and note the peak."""
-        above_bytes = resident_bytes(self.storage) - self.empty_bytes
-        self.peak_bytes = max(self.peak_bytes, above_bytes)
-        return above_bytes
+        above = resident_bytes(self.storage).above(self.empty)
+        self.peak = max(self.peak, above, key=sum)
+        return sum(above)
+
+    def take_peak(self, name: str) -> Figures:
+        """Return the peak since the last time, and forget it."""
+        peak, self.peak = self.peak, Resident(0, 0)
+        return {f"{name}_peak_bytes": sum(peak), f"{name}_peak_own_bytes": peak.own_bytes}
 
     async def pass_time(self, tracker: BucketDelayedDeliveryTracker, ms: int) -> None:
         """Let the clock go on in steps of a second, and everything happen that is to happen."""
@@ -176,7 +194,7 @@ async def add(folder: Path, law: str, ledgers: int) -> Figures:
             if ledger_id % 200 == 0:
                 say(f"{law}: added {ledger_id * ENTRIES_PER_LEDGER:,}, {world.above_empty() / 2**20:.1f} MiB")
         await settle(tracker)
-        figures = {"adding_s": time.perf_counter() - began, "adding_peak_bytes": float(world.peak_bytes)}
+        figures = {"adding_s": time.perf_counter() - began} | world.take_peak("adding")
         await world.pass_time(tracker, IDLE_MS)
         figures["sealed_bytes"] = world.above_empty()
         figures["messages"] = tracker.number_of_delayed_messages()
@@ -195,14 +213,14 @@ async def deliver(folder: Path, law: str, ledgers: int) -> Figures:
         await world.pass_time(tracker, IDLE_MS)
         figures["recovered_bytes"] = world.above_empty()
 
-        world.peak_bytes = 0
+        world.take_peak("recovery")
         began = time.perf_counter()
         await ask_about_all(world, tracker, ledgers)
-        figures |= {"asking_s": time.perf_counter() - began, "asking_peak_bytes": float(world.peak_bytes)}
+        figures |= {"asking_s": time.perf_counter() - began} | world.take_peak("asking")
         await world.pass_time(tracker, IDLE_MS)
         figures["asked_bytes"] = world.above_empty()
 
-        world.peak_bytes = 0
+        world.take_peak("asked")
         began = time.perf_counter()
         delivered = 0
         message_count = int(figures["recovered"])
@@ -217,7 +235,7 @@ async def deliver(folder: Path, law: str, ledgers: int) -> Figures:
         world.clock.now_ms += 365 * 24 * HOUR_MS
         delivered += await deliver_due(world, tracker)
         assert delivered == message_count, (delivered, message_count)
-        figures |= {"delivery_s": time.perf_counter() - began, "delivery_peak_bytes": float(world.peak_bytes)}
+        figures |= {"delivery_s": time.perf_counter() - began} | world.take_peak("delivery")
         await settle(tracker)
         figures["delivered_bytes"] = world.above_empty()
         assert not world.cursor.properties
@@ -285,9 +303,11 @@ def report(law: str, figures: Figures) -> str:
         "delivered",
     ):
         above = figures[f"{name}_bytes"]
+        own_bytes = figures.get(f"{name}_own_bytes")
+        own = "" if own_bytes is None else f", {own_bytes / 2**20:.1f} of it in this process"
         missed = f"   ABOVE the target of {TARGET_MIB}" if above > TARGET_MIB * 2**20 else ""
         lines.append(
-            f"  {name:<14}{above / 2**20:8.1f} MiB above empty {above / messages:8.3f} bytes a message{missed}"
+            f"  {name:<14}{above / 2**20:8.1f} MiB above empty {above / messages:8.3f} bytes a message{own}{missed}"
         )
     lines += [f"  {name:<14}{figures[name]:8.1f} s" for name in ("adding_s", "recovery_s", "asking_s", "delivery_s")]
     return "\n".join(lines)

@@ -112,6 +112,10 @@ class SortedRun:
         """Take rows from the front."""
         self.head += row_count
         self._head_key = None
+        if 2 * self.head >= self.end > self.head:
+            # The rows that are left are a half at most: they need not keep the memory of all.
+            self.deliver_at_ms, self.ledger_ids, self.entry_ids = (one.copy() for one in self.columns(self.end))
+            self.head, self.end = 0, self.end - self.head
         self.head_ms = int(self.deliver_at_ms[self.head]) if self.head < self.end else NEVER
 
 

@@ -91,6 +91,8 @@ class LoadSegments:
     bucket_id: int
     first_segment: int
     last_segment: int
+    row_count: int
+    """How many rows they have, as the metadata says."""
     data: Sequence[bytes] = ()
     """The segments, if they were read before; then they are decoded only."""
 

@@ -31,8 +31,8 @@ _NONE: Final = BitMap()
 
 _LEDGERS_LOOKED_AT_MAX: Final = 1_000
 
-_TAKEN_ROWS_MIN: Final = 32_768
-"""So many rows that were handed out at least have positions that are still to be forgotten: 512 KiB."""
+_TAKEN_ROWS_MAX: Final = 65_536
+"""Rows that were handed out and whose positions are still to be forgotten: 1 MiB."""
 
 
 class TrackedPositions:
@@ -234,12 +234,11 @@ class TrackedPositions:
     def note_taken(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Forget the positions of loaded rows, when each of them is its position's only one.
 
-        PERFORMANCE: many at a time, later: a poll takes a few rows of each of many ledgers, and so does every part of
-        the rows that is much smaller than all of them.
+        PERFORMANCE: many at a time, later: a poll takes a few rows of each of many ledgers.
         """
         self._taken.append((ledger_ids, entry_ids))
         self._taken_count += len(ledger_ids)
-        if self._taken_count >= max(_TAKEN_ROWS_MIN, self._loaded.count // 2):
+        if self._taken_count >= _TAKEN_ROWS_MAX:
             self._forget_taken()
 
     def _forget_taken(self) -> None:

@@ -11,7 +11,7 @@ stops, its owner is told, and the snapshots that the cursor's properties name st
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import wraps
 from random import Random
 from typing import Any, Final, TypeVar, cast
@@ -41,6 +41,7 @@ from tracker.core.actions import (
     RemoveProperty,
     SegmentsLoaded,
 )
+from tracker.core.load_queue import LOAD_ROW_COUNT_MAX
 from tracker.core.questions import BucketFigures
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import (
@@ -84,6 +85,19 @@ _NONE_FAILING: Final[frozenset[str]] = frozenset()
 
 PROPERTIES_AT_ONCE_MAX = 64
 """So many properties are written in one write of the cursor."""
+
+
+def _parts(actions: Sequence[Action], at_once_max: int) -> Iterator[Sequence[Action]]:
+    """Cut actions of one kind into parts that go together: not too many, and of loads, not too many rows."""
+    start = row_count = 0
+    for number, action in enumerate(actions):
+        load_row_count = action.row_count if isinstance(action, LoadSegments) else 0
+        row_count += load_row_count
+        if number - start == at_once_max or (row_count > LOAD_ROW_COUNT_MAX and number > start):
+            yield actions[start:number]
+            start, row_count = number, load_row_count
+    if start < len(actions):
+        yield actions[start:]
 
 
 class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
@@ -440,8 +454,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             is_of_log = kind in (PutProperty, RemoveProperty)
             calls = self._calls.setdefault(kind, asyncio.Semaphore(self._config.operations_in_flight_max))
             at_once_max = PROPERTIES_AT_ONCE_MAX if is_of_log else self._work.actions_at_once_max
-            for start in range(0, len(group), at_once_max):
-                task = self._start(self._run_together(group[start : start + at_once_max], calls))
+            for part in _parts(group, at_once_max):
+                task = self._start(self._run_together(part, calls))
                 if is_of_log:
                     self._log_tasks[task] = None
                     task.add_done_callback(self._log_tasks.pop)

@@ -91,7 +91,7 @@ async def persist(storage: SnapshotProcess, ledger_id: int = 0) -> int:
 
 async def load(storage: SnapshotProcess, bucket_id: int) -> list[tuple[int, int, int]]:
     """Return the rows of the first segment."""
-    event = await storage.run_action(OWNER, LoadSegments(1, bucket_id, 1, 1))
+    event = await storage.run_action(OWNER, LoadSegments(1, bucket_id, 1, 1, row_count=1))
     assert isinstance(event, SegmentsLoaded)
     rows = event.rows
     return list(zip(rows.deliver_at_ms.tolist(), rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True))

@@ -35,9 +35,10 @@ def start_loads(state: TrackerState, now_ms: int) -> Iterator[LoadSegments]:
 
 def _start(state: TrackerState, bucket: Bucket, through_ms: int, row_count_max: int) -> LoadSegments:
     assert bucket.bucket_id is not None
-    first, last, bucket.load_row_count = bucket.next_load(through_ms, row_count_max)
+    load = bucket.next_load(through_ms, row_count_max)
     data = drop_first_segments(state, bucket)
-    bucket.load = LoadSegments(bucket.serial, bucket.bucket_id, first, last, data if first == 1 else ())
+    bucket.load_row_count = load.row_count
+    bucket.load = LoadSegments(bucket.serial, bucket.bucket_id, *load, data if load.first_segment == 1 else ())
     state.calls.loads.started()
     state.loads.note_started(bucket)
     return bucket.load
