@@ -70,6 +70,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
     manager = manager or ServiceManager()
     tls = open_tls(config)
     service = await Service.open(config, now_ms=now_ms)
+    stopping_at_s: float | None = None
     try:
         listeners = await listen_for_clients(service, tls)
         try:
@@ -102,6 +103,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
                 announce()
                 manager.note_ready()
                 await stop.wait()
+                stopping_at_s = loop.time()
                 log.info("stopping")
                 manager.note_stopping()
             finally:
@@ -111,7 +113,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
         finally:
             await listeners.aclose()
     finally:
-        await service.close()
+        await service.close(stopping_at_s)
     log.info("stopped")
     return 0 if service.failure is None else 1
 

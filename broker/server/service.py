@@ -14,6 +14,7 @@ import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -72,10 +73,10 @@ CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
 RECEIVE_BYTES_MAX: Final = 32 * 1024
 """Bytes read from a socket at once: some 300 messages without a batch, 4 ms of work before others get a turn."""
 
-CLOSE_TIMEOUT_S: Final = 10
-"""Tasks that still run this long after the begin of closing are cancelled."""
-LAST_TASKS_S: Final = 1
-"""The time for background tasks after slow topics have used up `CLOSE_TIMEOUT_S`; a storage may hang."""
+SEALING_SHARE: Final = 0.6
+"""The share of the time for a stop in which trackers may wait for snapshots."""
+TASKS_SHARE: Final = 0.9
+"""The share after which background tasks are cancelled; the rest is for the snapshot storage, which may hang."""
 MAKE_ROOM_INTERVAL_S: Final = 2
 """The interval of deleting acknowledged entries while disk space is short."""
 
@@ -122,7 +123,11 @@ class Service:
         self._store = store
         self._storage = worker_on(storage)
         self._opening_storage = opening
-        self._tracker_factory = tracker_factory(config.tracker, self._storage, now_ms=now_ms, rng=rng)
+        self.close_timeout_s = config.tracker.close_timeout_ms / 1_000
+        """How long a stop waits at most for the snapshot storage, and for all that it does in the background."""
+        sealing_ms = round(SEALING_SHARE * config.tracker.close_timeout_ms)
+        of_trackers = replace(config.tracker, close_timeout_ms=sealing_ms)
+        self._tracker_factory = tracker_factory(of_trackers, self._storage, now_ms=now_ms, rng=rng)
         self._residual = ResidualSnapshots(self._storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
@@ -347,9 +352,13 @@ class Service:
             jobs.append(Job("expire", config.expiry_check_interval_s, self._expire))
         return [job for job in jobs if job.interval_s > 0]
 
-    async def close(self) -> None:
-        """Accept nothing more, seal large buckets, close the folders."""
-        ends_at_s = asyncio.get_running_loop().time() + CLOSE_TIMEOUT_S
+    async def close(self, begun_at_s: float | None = None) -> None:
+        """Accept nothing more, seal large buckets, close the folders.
+
+        Args:
+            begun_at_s: When the stop began, on the clock of the event loop; now, if not given.
+        """
+        begun_at_s = asyncio.get_running_loop().time() if begun_at_s is None else begun_at_s
         for connection in list(self.connections):
             connection.pause_reading("the service stops")
         try:
@@ -357,13 +366,21 @@ class Service:
                 log.error("a topic could not be closed in order: %s", error)
             for connection in list(self.connections):
                 connection.close()
-            await self._finish_tasks(ends_at_s)
+            await self._finish_tasks(begun_at_s + TASKS_SHARE * self.close_timeout_s)
         finally:
             if self._opening_storage is not None:
                 await self._opening_storage.close()
-            await self._storage.close()
+            await self._close_storage(begun_at_s + self.close_timeout_s)
             await self._tracker_factory.close()
             await self._close_store()
+
+    async def _close_storage(self, ends_at_s: float) -> None:
+        """Close the snapshot storage; a process for it that takes too long is killed, which loses no snapshot."""
+        try:
+            async with asyncio.timeout_at(ends_at_s):
+                await self._storage.close()
+        except TimeoutError:
+            log.warning("the snapshot storage did not close within %g s of the stop", self.close_timeout_s)
 
     async def _close_store(self) -> None:
         try:
@@ -375,9 +392,9 @@ class Service:
     async def _finish_tasks(self, ends_at_s: float) -> None:
         if self._tasks:
             left_s = ends_at_s - asyncio.get_running_loop().time()
-            _, unfinished = await asyncio.wait(self._tasks, timeout=max(left_s, LAST_TASKS_S))
+            _, unfinished = await asyncio.wait(self._tasks, timeout=max(left_s, 0))
             for task in unfinished:
-                log.warning("did not end in %d s: %r", CLOSE_TIMEOUT_S, task)
+                log.warning("did not end within %g s of the stop: %r", TASKS_SHARE * self.close_timeout_s, task)
                 task.cancel()
 
     # ---- inside ----
