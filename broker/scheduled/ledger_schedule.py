@@ -80,11 +80,34 @@ def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: 
     if not times:
         return LedgerSchedule(ledger_id, entries, _NO_TIMES, _NO_IDS, _NO_HASHES)
     all_times, all_ids, all_hashes = np.concatenate(times), np.concatenate(ids), np.concatenate(hashes)
-    # Entries of one time come in the order of their ids already, whichever part they are of: stable is enough.
-    order = np.argsort(all_times, kind="stable")
+    order = order_of_times(all_times)
     return LedgerSchedule(ledger_id, entries, all_times[order], all_ids[order], all_hashes[order])
 
 
+def order_of_times(times_ms: Int64s) -> NDArray[np.intp]:
+    """Return the order of times, with equal ones in the order in which they are.
+
+    Entries of one time come in the order of their ids, whichever part they are of: stable is enough. The row is put
+    behind its time in one number, since numbers are sorted 15 times as fast as their places.
+
+    >>> order_of_times(np.array([7, 5, 7, 5])).tolist()
+    [1, 3, 0, 2]
+    """
+    if not len(times_ms):
+        return np.empty(0, np.intp)
+    first_ms = int(times_ms.min())
+    row_bits = len(times_ms).bit_length()
+    if (int(times_ms.max()) - first_ms).bit_length() + row_bits > _INT64_BITS:
+        return np.argsort(times_ms, kind="stable")
+    keys = (times_ms - first_ms) << row_bits
+    keys |= np.arange(len(times_ms))
+    keys.sort()
+    keys &= (1 << row_bits) - 1
+    return keys
+
+
+_INT64_BITS = 63
+"""Without the sign."""
 _NO_TIMES: Int64s = np.empty(0, np.int64)
 _NO_IDS: NDArray[np.uint32] = np.empty(0, np.uint32)
 _NO_HASHES: NDArray[np.int32] = np.empty(0, np.int32)

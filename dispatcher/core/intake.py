@@ -90,6 +90,11 @@ class Intake(SubscriptionCore):
         self.delays_through = AFTER_EVERYTHING
         """The last entry of which the delivery time is heeded when it is scanned; those behind it are due."""
 
+    @property
+    def is_by_position(self) -> bool:
+        """Whether entries are delivered in the order of their positions, whatever their times."""
+        return False
+
     @abstractmethod
     def _has_demand(self) -> bool:
         """Return whether some consumer can take an entry now."""
@@ -178,6 +183,9 @@ class Intake(SubscriptionCore):
         if len(held):
             for ledger_id, entry_ids in by_ledger(held.ledger_ids, held.entry_ids):
                 self.unsent_delayed.setdefault(ledger_id, BitMap()).update(entry_ids)
+            if self.is_by_position:
+                keys = zip(held.ledger_ids.tolist(), held.entry_ids.tolist(), strict=True)
+                self.unsent_due_ms.update(zip(keys, held.deliver_at_ms.tolist(), strict=True))
             headers = EntryHeaders.concatenate([immediate, held])
             orders_ms = np.concatenate([orders_ms, held.deliver_at_ms])
             order = np.lexsort((headers.entry_ids, headers.ledger_ids, orders_ms))
@@ -190,6 +198,8 @@ class Intake(SubscriptionCore):
         self.held_due.discard_through(through)
         for ledger_id in [passed for passed in self.unsent_delayed if passed < through[0]]:
             del self.unsent_delayed[ledger_id]
+        for position in [passed for passed in self.unsent_due_ms if passed <= through]:
+            del self.unsent_due_ms[position]
 
     def _not_acknowledged(self, headers: EntryHeaders) -> EntryHeaders:
         """Leave out what is acknowledged, or passed by mark-delete: no consumer may get it any more."""

@@ -97,9 +97,14 @@ class KeySharedCore(MultipleConsumersCore):
 
     # Entries.
 
+    @property
+    def is_by_position(self) -> bool:
+        """See base."""
+        return self.fence.is_by_position
+
     def _make_ready(self, headers: EntryHeaders, orders_ms: NDArray[np.int64]) -> list[Action]:
         slots = self.selector.hash_range.slots(headers.sticky_hashes)
-        if self.fence.is_by_position:
+        if self.is_by_position:
             orders_ms = np.zeros_like(orders_ms)
         is_behind = self.waiting.parked.are_behind(slots, orders_ms)
         if is_behind is not None and is_behind.any():

@@ -17,7 +17,7 @@ from dispatcher.core.ack_sets import AckSet
 from dispatcher.core.actions import Action
 from dispatcher.core.consumers import ConsumerState
 from dispatcher.core.gate import DeliveryGate
-from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key
+from dispatcher.core.items import COUNT, ENTRY, LEDGER, ORDER, Item, Key, key_of
 from dispatcher.core.read_plan import LedgerEnd, ReadPlan, ReadRequest
 from managed_ledger.headers import EntryHeaders, Int64s
 from managed_ledger.position import Position
@@ -39,6 +39,7 @@ class SubscriptionCore(ABC):
         "plan",
         "redelivery_counts",
         "unsent_delayed",
+        "unsent_due_ms",
     )
 
     def __init__(self) -> None:
@@ -54,6 +55,8 @@ class SubscriptionCore(ABC):
         """Lets messages pass, or holds them during a pause."""
         self.unsent_delayed: dict[int, BitMap] = {}
         """Delayed entries that came due and were not sent yet, by ledger."""
+        self.unsent_due_ms: dict[Key, int] = {}
+        """Their delivery times, where order is by position and their items have none."""
         self.entries_read_total = 0
         self.delayed_reread_at_recovery_total = 0
         self.now_ms = 0
@@ -110,9 +113,8 @@ class SubscriptionCore(ABC):
                 entry_ids.remove(item[ENTRY])
                 if not entry_ids:
                     del unsent[item[LEDGER]]
-                # Where order is by position the time is not known here.
-                if item[ORDER]:
-                    late_ms.append(now_ms - item[ORDER])
+                due_ms = item[ORDER] or self.unsent_due_ms.pop(key_of(item), now_ms)
+                late_ms.append(now_ms - due_ms)
         return late_ms
 
     # Pause and resume.

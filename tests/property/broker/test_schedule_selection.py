@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from broker.scheduled.ledger_schedule import LedgerSchedule, extended
+from broker.scheduled.ledger_schedule import LedgerSchedule, extended, order_of_times
 from broker.scheduled.selection import (
     PageBuilder,
     Wanted,
@@ -43,6 +43,14 @@ def logs(draw: st.DrawFn) -> list[list[ListedEntry]]:
             [ListedEntry(due, ledger_id, number, key, gone) for number, (due, key, gone) in enumerate(drawn)]
         )
     return ledgers
+
+
+@given(st.lists(st.one_of(st.integers(0, 5), st.integers(0, 2**62 - 1)), max_size=40))
+def test_times_are_ordered_and_equal_ones_stay_in_place(times: list[int]) -> None:
+    """Also where times are so far apart that they leave no room for a row behind them."""
+    order = order_of_times(np.array(times, np.int64)).tolist()
+
+    assert order == sorted(range(len(times)), key=times.__getitem__)
 
 
 def headers_of(entries: list[ListedEntry]) -> EntryHeaders:
