@@ -33,7 +33,7 @@ export function showLive(view) {
     chart = new uPlot({
       width: Math.max(280, holder.clientWidth), height: CHART_HEIGHT, legend: { show: false }, cursor: { show: false },
       scales: { y: { range: (_, low, high) => [0, Math.max(1, high) * 1.05] } },
-      axes: [{ stroke: ink, grid, ticks: grid, values: (_, ticks) => ticks.map((one) => new Date(one * 1_000).toLocaleTimeString("en-GB")), space: 90 }, { stroke: ink, grid, ticks: grid, size: 58, values: (_, ticks) => ticks.map(count) }],
+      axes: [{ stroke: ink, grid, ticks: grid, incrs: [1, 2, 5, 10, 30, 60, 120, 300], values: (_, ticks) => ticks.map((one) => new Date(one * 1_000).toLocaleTimeString("en-GB")), space: 90 }, { stroke: ink, grid, ticks: grid, size: 58, values: (_, ticks) => ticks.map(count) }],
       series: [{}, { stroke: style.getPropertyValue("--c0"), width: 2 }, { stroke: style.getPropertyValue("--c1"), width: 2 }],
     }, [seconds, ...rates], holder);
   }

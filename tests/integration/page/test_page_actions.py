@@ -11,6 +11,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
+from demo.process import wait_until
 from tests.helpers.services.services import RunningService
 from tests.integration.page.browser import Page
 
@@ -20,7 +21,9 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
 
 def ask(service: RunningService, topic: str, path: str) -> Any:
-    with urllib.request.urlopen(f"{service.web_url}/postdate/v1/topics/public/default/{topic}/{path}") as reply:
+    with urllib.request.urlopen(
+        f"{service.web_url}/postdate/v1/topics/public/default/{topic}/{path}".rstrip("/")
+    ) as reply:
         return json.load(reply)
 
 
@@ -120,6 +123,33 @@ def test_a_topic_is_paused_and_resumed(shown: Page, page_service: RunningService
     with urllib.request.urlopen(f"{page_service.web_url}/postdate/v1/topics") as reply:
         state = next(one for one in json.load(reply)["topics"] if one["name"].endswith(topic))
     assert [one["paused"] for one in state["subscriptions"]] == [False]
+
+
+def test_what_a_pause_held_is_let_go_at_the_rate_that_was_asked_for(
+    shown: Page, page_service: RunningService, topic: str, schedule: pulsar.Consumer
+) -> None:
+    shown.press("Pause")
+    shown.text_has("dialog .foreseen", "300 delayed messages will be held")
+    confirm(shown, "Pause")
+    shown.text_has(".badge.warn", "paused")
+    shown.press("Deliver all now…")
+    shown.text_has("dialog .foreseen", "300 messages will be delivered.")
+    confirm(shown, "Deliver 300 messages")
+    shown.press("Resume")
+    shown.text_has("dialog .foreseen", "300 delayed messages are due")
+    shown.one("#rate").send_keys("100")
+    confirm(shown, "Resume")
+
+    limited = ask(page_service, topic, "")["subscriptions"]
+    begin = time.monotonic()
+    for _ in range(300):
+        schedule.acknowledge(schedule.receive(10_000))
+    taken_s = time.monotonic() - begin
+
+    assert [(one["paused"], one["ratePerSecond"]) for one in limited] == [(False, 100.0)]
+    # At most a second's messages are granted at once.
+    assert taken_s > 1.0
+    wait_until(lambda: ask(page_service, topic, "")["subscriptions"][0]["ratePerSecond"] is None, timeout_s=20)
 
 
 def test_a_range_that_is_drawn_is_zoomed_into_and_a_bar_shows_its_messages(shown: Page) -> None:

@@ -1,6 +1,7 @@
 """Each view of the page, in both themes and on a narrow window; pictures are in build/page."""
 
 import re
+import time
 from pathlib import Path
 
 import pulsar
@@ -84,6 +85,58 @@ def test_the_topics_are_filtered_and_sorted(
     assert page.one("#topics th[aria-sort]").text.startswith("Delayed")
     page.one(".check input").click()
     page.until("document.querySelectorAll('#topics tbody tr').length === 0")
+
+
+@THEMES
+@WIDTHS
+def test_rates_and_lateness_are_told_while_messages_come(
+    page: Page,
+    client: pulsar.Client,
+    topic: str,
+    schedule: pulsar.Consumer,
+    screenshots: Path,
+    dark: bool,
+    narrow: bool,
+) -> None:
+    producer = client.create_producer(topic, batching_enabled=False)
+    page.use(dark=dark, narrow=narrow)
+    page.topic(topic, "live")
+    now_ms = time.time_ns() // 1_000_000
+    for number in range(200):
+        producer.send_async(b"x", None, partition_key=f"key-{number}", deliver_at=now_ms + 1_000 + number * 30)
+    producer.flush()
+
+    page.text_has("#lateness caption", "Delivered messages by how late they were")
+    page.one(".chart canvas")
+    page.text_has("#rates dt", "Out")
+    page.picture(screenshots / f"rates-{'dark' if dark else 'light'}-{'narrow' if narrow else 'wide'}.png")
+
+    assert fits(page)
+    assert any(one.text == "Half" for one in page.all("#lateness dt"))
+
+
+REFUSED = """
+const before = window.fetch;
+window.fetch = (path, ...more) => path === "/metrics"
+  ? Promise.resolve(new Response('{"reason": "not from here"}', { status: 403 }))
+  : before(path, ...more);
+"""
+
+
+def test_where_metrics_are_refused_alone_the_rates_are_told_all_the_same(
+    page: Page, topic: str, schedule: pulsar.Consumer
+) -> None:
+    """As by a proxy that keeps them from the outside."""
+    page.use()
+    kept = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": REFUSED})
+    try:
+        page.topic(topic, "live")
+
+        page.text_has("#lateness", "Lateness cannot be read: not from here. /metrics is not for everybody here")
+        page.text_has("#rates dt", "Out")
+        assert not page.one("#problem").is_displayed()
+    finally:
+        page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", {"identifier": kept["identifier"]})
 
 
 def test_a_slot_that_drains_says_who_holds_it(page: Page, client: pulsar.Client, topic: str, screenshots: Path) -> None:
