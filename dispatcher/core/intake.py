@@ -185,7 +185,7 @@ class Intake(SubscriptionCore):
                 self.unsent_delayed.setdefault(ledger_id, BitMap()).update(entry_ids)
             if self.is_by_position:
                 keys = zip(held.ledger_ids.tolist(), held.entry_ids.tolist(), strict=True)
-                self.unsent_due_ms.update(zip(keys, held.deliver_at_ms.tolist(), strict=True))
+                self.unsent_deliver_at_ms.update(zip(keys, held.deliver_at_ms.tolist(), strict=True))
             headers = EntryHeaders.concatenate([immediate, held])
             orders_ms = np.concatenate([orders_ms, held.deliver_at_ms])
             order = np.lexsort((headers.entry_ids, headers.ledger_ids, orders_ms))
@@ -198,8 +198,8 @@ class Intake(SubscriptionCore):
         self.held_due.discard_through(through)
         for ledger_id in [passed for passed in self.unsent_delayed if passed < through[0]]:
             del self.unsent_delayed[ledger_id]
-        for position in [passed for passed in self.unsent_due_ms if passed <= through]:
-            del self.unsent_due_ms[position]
+        for position in [passed for passed in self.unsent_deliver_at_ms if passed <= through]:
+            del self.unsent_deliver_at_ms[position]
 
     def _not_acknowledged(self, headers: EntryHeaders) -> EntryHeaders:
         """Leave out what is acknowledged, or passed by mark-delete: no consumer may get it any more."""

@@ -256,7 +256,7 @@ class MultipleConsumersCore(Intake):
             for ledger_id, entry_id in positions:
                 if ledger_id in self.unsent_delayed:
                     self.unsent_delayed[ledger_id].discard(entry_id)
-                    self.unsent_due_ms.pop((ledger_id, entry_id), None)
+                    self.unsent_deliver_at_ms.pop((ledger_id, entry_id), None)
 
     def redeliver(
         self,
@@ -331,7 +331,7 @@ class MultipleConsumersCore(Intake):
         self.redelivery_counts.clear()
         self.ack_sets.clear()
         self.unsent_delayed.clear()
-        self.unsent_due_ms.clear()
+        self.unsent_deliver_at_ms.clear()
         self.unacked = 0
         self.is_blocked = False
         self.to_serve.clear()

@@ -39,7 +39,7 @@ class SubscriptionCore(ABC):
         "plan",
         "redelivery_counts",
         "unsent_delayed",
-        "unsent_due_ms",
+        "unsent_deliver_at_ms",
     )
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class SubscriptionCore(ABC):
         """Lets messages pass, or holds them during a pause."""
         self.unsent_delayed: dict[int, BitMap] = {}
         """Delayed entries that came due and were not sent yet, by ledger."""
-        self.unsent_due_ms: dict[Key, int] = {}
+        self.unsent_deliver_at_ms: dict[Key, int] = {}
         """Their delivery times, where order is by position and their items have none."""
         self.entries_read_total = 0
         self.delayed_reread_at_recovery_total = 0
@@ -113,8 +113,8 @@ class SubscriptionCore(ABC):
                 entry_ids.remove(item[ENTRY])
                 if not entry_ids:
                     del unsent[item[LEDGER]]
-                due_ms = item[ORDER] or self.unsent_due_ms.pop(key_of(item), now_ms)
-                late_ms.append(now_ms - due_ms)
+                deliver_at_ms = item[ORDER] or self.unsent_deliver_at_ms.pop(key_of(item), now_ms)
+                late_ms.append(now_ms - deliver_at_ms)
         return late_ms
 
     # Pause and resume.
