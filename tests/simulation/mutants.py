@@ -133,7 +133,7 @@ def main() -> int:
         except TextGoneError as error:
             gone.append(mutant)
             sys.stderr.write(f"{error}\n")
-    seeds = list(islice(_matching(options.first_seed, options.matching, is_small=options.small), options.seeds))
+    seeds = matching_seeds(options.first_seed, options.matching, options.seeds, is_small=options.small)
     without = run_seeds(ROOT, seeds, ends_at_first=False) if options.check_without else MutantVerdict(0, [])
     bad = {seed for seed, _ in without.failed}
     if bad:
@@ -152,6 +152,11 @@ def main() -> int:
         sys.stderr.write(f"{mutant.name}: {time.monotonic() - begin_s:.0f} s\n")
     sys.stdout.write(f"\n{found} of {len(mutants)} found.\n")
     return 2 if gone else 0
+
+
+def matching_seeds(first_seed: int, pattern: str, count: int, *, is_small: bool = False) -> list[int]:
+    """Return the first seeds whose description matches."""
+    return list(islice(_matching(first_seed, pattern, is_small=is_small), count))
 
 
 def _matching(first_seed: int, pattern: str, *, is_small: bool) -> Iterator[int]:
