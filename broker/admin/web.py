@@ -20,6 +20,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from broker.admin.request_heads import HeadLimit, head_limit_of
 from broker.admin.scheduled_routes import PREFIX
 from broker.admin.streaming import stream_text
 from broker.network.listener import Listener, Port, TlsContexts, listen
@@ -88,7 +89,8 @@ async def start_web(
     Args:
         host: The address to listen on.
         ports: The ports, a number for one without TLS; 0 takes a free one, which `WebServer.port` tells.
-        connect_timeout_s: How long a caller may stay silent, from its connection to its first byte.
+        connect_timeout_s: How long a caller may stay silent, from its connection to its first byte, and how long the
+            head of a request may take from its own first byte.
         metrics: Gives the Prometheus text, piece by piece.
         health: Gives what `/health` says besides the status and the version.
         problems: Gives the present failures of the service, one text each.
@@ -116,7 +118,7 @@ async def start_web(
     async def get_metrics(request: web.Request) -> web.StreamResponse:
         return await stream_text(request, metrics(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    middlewares: list[Middleware] = [_errors_as_json]
+    middlewares: list[Middleware] = [_with_head_read, _errors_as_json]
     if audience is not None:
         middlewares.append(_only_for(audience))
     if access is not None:
@@ -137,7 +139,7 @@ async def start_web(
             port = Port(
                 host=host,
                 number=one.number,
-                factory=lambda _: handlers(),
+                factory=lambda _: HeadLimit(handlers(), connect_timeout_s),
                 connect_timeout_s=connect_timeout_s,
                 tls=one.tls,
                 advice=one.advice,
@@ -176,6 +178,18 @@ def _refusal(request: web.Request, reason: str) -> dict[str, str | None]:
     if not request.path.startswith(f"{PREFIX}/"):
         return {"reason": reason}
     return {"error": reason, "field": None, "advice": f"See {PREFIX}/openapi.json"}
+
+
+@web.middleware
+async def _with_head_read(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer without the limit of time for a head: it is there."""
+    limit = head_limit_of(request.transport)
+    if limit is None:
+        return await handler(request)
+    with limit.while_answered():
+        return await handler(request)
 
 
 @web.middleware

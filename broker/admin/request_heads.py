@@ -1,0 +1,100 @@
+"""A limit of time for the head of each request on the web port.
+
+A caller that sends a head byte by byte costs a connection and its buffers for as long as it likes, and a hundred of
+them cost nothing to make. aiohttp has a limit for what comes after a request alone. So a head that has begun must be
+complete in time; if not, the caller gets a 408 and the connection ends. Bodies and idle connections are left out.
+
+    first byte of a head ─► timer ─┬─ complete: `while_answered`, without a timer ─► the next head
+                                   └─ too slow: 408, and the end
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class HeadLimit(asyncio.Protocol):
+    """Passes a connection's events on to its handler, and ends the connection where a head takes too long.
+
+    Args:
+        handler: The protocol that reads requests.
+        timeout_s: From the first byte of a head to its end.
+    """
+
+    def __init__(self, handler: asyncio.Protocol, timeout_s: float) -> None:
+        self._handler = handler
+        self._timeout_s = timeout_s
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_answering = False
+        self._has_more = False
+
+    @contextmanager
+    def while_answered(self) -> Iterator[None]:
+        """Answer a request whose head is complete: no head is waited for meanwhile."""
+        self._stop_timer()
+        self._is_answering, self._has_more = True, False
+        try:
+            yield
+        finally:
+            self._is_answering = False
+            if self._has_more:
+                # The rest of a body, or the begin of the next head: which of them, the handler alone knows.
+                self._start_timer()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See base."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._handler.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """See base."""
+        if self._is_answering:
+            self._has_more = True
+        elif self._timer is None:
+            self._start_timer()
+        self._handler.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """See base."""
+        return self._handler.eof_received()
+
+    def pause_writing(self) -> None:
+        """See base."""
+        self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """See base."""
+        self._handler.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See base."""
+        self._stop_timer()
+        self._transport = None
+        self._handler.connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        if self._transport is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._end)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        self._timer = None
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(_TOO_SLOW)
+            self._transport.close()
+
+
+def head_limit_of(transport: asyncio.Transport | None) -> HeadLimit | None:
+    """Return the limit of a connection; None once the connection has ended."""
+    protocol = None if transport is None else transport.get_protocol()
+    return protocol if isinstance(protocol, HeadLimit) else None
