@@ -6,10 +6,11 @@ misspelled field must not make an operation select more messages than its caller
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -65,6 +66,30 @@ class RequestError(Exception):
 
 def _bad(field: str, error: str, advice: str) -> RequestError:
     return RequestError(400, error, field=field, advice=advice)
+
+
+def parse_body(data: bytes) -> Json:
+    """Return the JSON object of a body.
+
+    Raises:
+        RequestError: It is none, or has a field twice: which one is meant cannot be known.
+    """
+    try:
+        body = json.loads(data, object_pairs_hook=_once_each)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"The body is no JSON: {error}", field=None, advice="Send a JSON object") from error
+    if not isinstance(body, dict):
+        raise RequestError(400, "The body is no JSON object", field=None, advice='Send {"name": value, ...}')
+    return body
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> Json:
+    found: Json = {}
+    for name, value in pairs:
+        if name in found:
+            raise _bad(name, f"{name!r} is given twice", "Give it once")
+        found[name] = value
+    return found
 
 
 def check_fields(given: Collection[str], known: Collection[str], what: str) -> None:
@@ -165,13 +190,13 @@ def parse_properties(value: object) -> dict[str, str] | None:
     """
     advice = 'Write {"name": "value"} or "name=value"'
     if isinstance(value, dict):
-        if not value or not all(isinstance(one, str) for one in value.values()):
+        if not value or not all(_is_text(name) and _is_text(one) for name, one in value.items()):
             raise _bad("property", "property must have names with texts as values", advice)
         return dict(value)
     texts = value if isinstance(value, list) else [value]
     found: dict[str, str] = {}
     for text in texts:
-        name, separator, wanted = text.partition("=") if isinstance(text, str) else ("", "", "")
+        name, separator, wanted = text.partition("=") if _is_text(text) else ("", "", "")
         if not separator or not name:
             raise _bad("property", f"{text!r} is no property with its value", advice)
         if found.get(name, wanted) != wanted:
@@ -322,7 +347,24 @@ def _message_ids(value: object) -> list[MessageId]:
 def _text(field: str, value: object) -> str:
     if not isinstance(value, str):
         raise _bad(field, f"{field} must be a text, not {_kind(value)}", "Write it in quotes")
+    if not _is_text(value):
+        raise _bad(
+            field,
+            f"{field} has half of a character, {value!r}",
+            "Write characters whole; a key that is no text is given as keyBase64",
+        )
     return value
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether it is a whole text: JSON can hold one half of a surrogate pair."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _kind(value: object) -> str:

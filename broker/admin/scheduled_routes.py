@@ -500,12 +500,7 @@ async def _body(request: web.Request, known: tuple[str, ...] | frozenset[str], *
     if request.content_type != "application/json":
         advice = "Send a JSON object with Content-Type: application/json"
         raise RequestError(415, f"The body is {request.content_type}", field="Content-Type", advice=advice)
-    try:
-        body = json.loads(data)
-    except ValueError as error:
-        raise RequestError(400, f"The body is no JSON: {error}", field=None, advice="Send a JSON object") from error
-    if not isinstance(body, dict):
-        raise RequestError(400, "The body is no JSON object", field=None, advice='Send {"name": value, ...}')
+    body = requests.parse_body(data)
     requests.check_fields(body, known, "field")
     return body
 
