@@ -149,8 +149,8 @@ DISPATCHER: Final = [
     Mutant(
         "given-while-returning",
         "dispatcher/core/key_shared.py",
-        " or slot in returning:\n                # What is skipped",
-        ":\n                # What is skipped",
+        " or slot in returning:\n                # An entry",
+        ":\n                # An entry",
         "a slot is served while the rest of its entries are on their way back",
     ),
     Mutant(

@@ -10,11 +10,11 @@ stops, its owner is told, and the snapshots that the cursor's properties name st
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from random import Random
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,26 +22,15 @@ from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from snapshot_storage.bucket_key import LedgerRange
-from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
-    Action,
-    ActionFailed,
-    DeleteSnapshot,
     Event,
-    LoadSegments,
-    MergeBuckets,
     MetadataRead,
     PositionsRead,
-    PutProperty,
-    ReadMetadata,
-    ReadPositions,
-    RemoveProperty,
     SegmentsLoaded,
 )
-from tracker.core.load_queue import LOAD_ROW_COUNT_MAX
 from tracker.core.questions import BucketFigures
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import (
@@ -50,12 +39,14 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.errors import TrackerClosedError, TrackerError
+from tracker.shell.action_runner import ActionRunner
 from tracker.shell.alarms import Alarm, Alarms
+from tracker.shell.outages import Outages
 from tracker.shell.snapshot_merge import RunBlocking
 from tracker.shell.snapshot_work import SnapshotWork, worker_on
-from tracker.shell.storage_worker import StorageWorker, in_thread, is_lost, lost_bucket_id
+from tracker.shell.storage_worker import StorageWorker, in_thread
 from tracker.shell.wake_up import WakeUp
-from tracker.stats import UNREADABLE_AFTER, TrackerStats, operation_of
+from tracker.stats import TrackerStats
 
 logger = logging.getLogger(__name__)
 
@@ -76,28 +67,6 @@ def _guarded(method: _Method) -> _Method:
             raise
 
     return cast(_Method, guarded)
-
-
-_CALLED_TOGETHER: Final = (ReadMetadata, LoadSegments, DeleteSnapshot, PutProperty, RemoveProperty)
-"""Actions of which the core lets more buckets go than calls may be in flight."""
-
-_NONE_FAILING: Final[frozenset[str]] = frozenset()
-
-PROPERTIES_AT_ONCE_MAX = 64
-"""So many properties are written in one write of the cursor."""
-
-
-def _parts(actions: Sequence[Action], at_once_max: int) -> Iterator[Sequence[Action]]:
-    """Cut actions of one kind into parts that go together: not too many, and of loads, not too many rows."""
-    start = row_count = 0
-    for number, action in enumerate(actions):
-        load_row_count = action.row_count if isinstance(action, LoadSegments) else 0
-        row_count += load_row_count
-        if number - start == at_once_max or (row_count > LOAD_ROW_COUNT_MAX and number > start):
-            yield actions[start:number]
-            start, row_count = number, load_row_count
-    if start < len(actions):
-        yield actions[start:]
 
 
 class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
@@ -126,14 +95,16 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         )
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
-        self._run_blocking = run_blocking
-        self._work = SnapshotWork(config, context, worker_on(storage, run_blocking))
         self._stats = TrackerStats()
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        # Those that write to the cursor, and so wait for the log and not for the storage.
-        self._log_tasks: dict[asyncio.Task[None], None] = {}
-        # For those of `_CALLED_TOGETHER` that were needed.
-        self._calls: dict[type[Action], asyncio.Semaphore] = {}
+        self._outages = Outages(self._name, self._stats)
+        self._actions = ActionRunner(
+            SnapshotWork(config, context, worker_on(storage, run_blocking)),
+            self._outages,
+            self._stats,
+            calls_in_flight_max=config.operations_in_flight_max,
+            now_ms=now_ms,
+            take=self._take,
+        )
         self._alarms = alarms if alarms is not None else Alarms(now_ms)
         self._timer: Alarm | None = None
         self._timer_at_ms: int | None = None
@@ -144,15 +115,12 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_handle: asyncio.Handle | None = None
         self._is_news = False
         self._wake_up = WakeUp()
-        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._is_settled: asyncio.Event | None = None
+        """Set when no bucket is in flight any more; None while `close` does not wait for it."""
         self._is_closed = False
         self._is_abandoned = False
         self.failure: Exception | None = None
         """The defect that stopped it, None while all is well."""
-        # Kinds of actions that failed when they were last tried.
-        self._failing = _NONE_FAILING
-        self._read_failures: Counter[int] = Counter()
-        """By bucket id, how often in a row a snapshot could not be read."""
         self._was_full = False
 
     def start(self) -> None:
@@ -303,10 +271,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._stats.index_loaded = self._core.loaded_row_count
         self._stats.segment_rows_loaded = self._core.segment_row_count
         self._stats.snapshot_size_bytes = self._core.snapshot_size_bytes
-        self._stats.failing = self._failing
-        if self._read_failures or self._stats.unreadable:
-            failures = self._read_failures.items()
-            self._stats.unreadable = frozenset(bucket_id for bucket_id, times in failures if times >= UNREADABLE_AFTER)
+        self._outages.tell()
         return self._stats
 
     def buckets(self) -> list[BucketFigures]:
@@ -328,8 +293,18 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if not (self._is_abandoned or self._is_closed):
             if self._config.index_count_at_close_min >= 0:
                 self._core.seal(index_count_min=self._config.index_count_at_close_min)
-            await self._wait_for(lambda: self._core.unsettled_count == 0, self._config.close_timeout_ms)
+            if self._core.unsettled_count:
+                await self._settle()
         await self._stop()
+
+    async def _settle(self) -> None:
+        """Wait until no bucket is in flight, but not for too long."""
+        if self._is_settled is None:
+            self._is_settled = asyncio.Event()
+        self._turn_soon()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.close_timeout_ms / 1_000):
+                await self._is_settled.wait()
 
     def abandon(self) -> None:
         """See base."""
@@ -341,22 +316,20 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._stop_at_once()
         # The log answers, and the next tracker of the cursor needs its answers. The storage may not answer even to a
         # cancellation (a merge removes what it has written), so this does not wait for it.
-        await asyncio.gather(*self._log_tasks, return_exceptions=True)
+        await self._actions.wait_for_log()
 
     def _stop_at_once(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
-        for _, waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._is_settled is not None:
+            self._is_settled.set()
         if self._turn_handle is not None:
             self._turn_handle.cancel()
         if self._timer is not None:
             self._alarms.cancel(self._timer)
-        for task in self._tasks.keys() - self._log_tasks.keys():
-            task.cancel()
+        self._actions.cancel_storage_calls()
 
     def stop_for_defect(self, defect: Exception) -> None:
         """Stop at once: something that belongs to the index raised this, and may be half changed.
@@ -422,10 +395,9 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._stats.buckets_lost += 1
             self._is_news = True
             logger.warning("%s: gave up the bucket %s, to be read from the log again: %s", self._name, key, reason)
-        self._start_actions(self._core.plan(now_ms=now_ms))
-        if self._failing:
-            # A call that is not wanted any more, as its bucket is gone, fails no longer.
-            self._failing &= {kind.__name__ for kind in self._core.retried()}
+        self._actions.start(self._core.plan(now_ms=now_ms))
+        if self._outages.are_there:
+            self._outages.keep(self._core.retried())
         self._set_timer(now_ms)
         self._tell_when_full()
         is_wanted = self._wake_up.is_wanted(
@@ -433,38 +405,13 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             withheld_ms=self._core.first_withheld_ms(now_ms=now_ms),
             is_paused=self._core.should_pause(now_ms=now_ms),
         )
-        for is_met, waiter in self._waiters:
-            if not waiter.done() and is_met():
-                waiter.set_result(None)
+        if self._is_settled is not None and self._core.unsettled_count == 0:
+            self._is_settled.set()
         is_wanted = is_wanted or self._is_news
         self._is_news = False
         # There may be more than one turn should take.
         self._turn_if_needed()
         return is_wanted
-
-    def _start_actions(self, actions: Sequence[Action]) -> None:
-        """Start actions; those of one kind that need a moment each go together."""
-        together: dict[type[Action], list[Action]] = {}
-        for action in actions:
-            if type(action) in _CALLED_TOGETHER:
-                together.setdefault(type(action), []).append(action)
-            else:
-                self._start(self._run(action))
-        for kind, group in together.items():
-            is_of_log = kind in (PutProperty, RemoveProperty)
-            calls = self._calls.setdefault(kind, asyncio.Semaphore(self._config.operations_in_flight_max))
-            at_once_max = PROPERTIES_AT_ONCE_MAX if is_of_log else self._work.actions_at_once_max
-            for part in _parts(group, at_once_max):
-                task = self._start(self._run_together(part, calls))
-                if is_of_log:
-                    self._log_tasks[task] = None
-                    task.add_done_callback(self._log_tasks.pop)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-        return task
 
     def _tell_when_full(self) -> None:
         is_full = self._core.is_full
@@ -493,64 +440,13 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._timer_at_ms = None
         self._turn_soon()
 
-    async def _run(self, action: Action) -> None:
-        """Run an action and give its answer to the core."""
-        operation = operation_of(action)
-        if operation is not None:
-            self._stats.operations[operation].all += 1
-        started_at_ms = self._now_ms()
-        answer: Event | Exception
-        try:
-            answer = await self._work.run(action)
-        except Exception as error:  # A supervisor: any error in an action is an answer to the core.
-            answer = error
-        self._take(action, answer, started_at_ms)
-
-    async def _run_together(self, actions: Sequence[Action], calls: asyncio.Semaphore) -> None:
-        """Run several actions of one kind in one call and give each answer to the core."""
-        operation = operation_of(actions[0])
-        if operation is not None:
-            self._stats.operations[operation].all += len(actions)
-        answers: Sequence[Event | Exception]
-        try:
-            async with calls:
-                started_at_ms = self._now_ms()
-                answers = await self._answers(actions)
-        except Exception as error:  # A supervisor, as in `_run`.
-            started_at_ms = self._now_ms()
-            answers = [error] * len(actions)
-        for action, answer in zip(actions, answers, strict=True):
-            self._take(action, answer, started_at_ms)
-
-    async def _answers(self, actions: Sequence[Action]) -> Sequence[Event | Exception]:
-        writes = [action for action in actions if isinstance(action, PutProperty | RemoveProperty)]
-        if writes:
-            return await self._work.write_properties(writes)
-        small = [action for action in actions if isinstance(action, ReadMetadata | LoadSegments | DeleteSnapshot)]
-        if len(small) == 1:
-            return [await self._work.run(small[0])]
-        return await self._work.run_together(small)
-
-    def _take(self, action: Action, answer: Event | Exception, started_at_ms: int) -> None:
+    def _take(self, event: Event) -> None:
         """Give the core the answer to an action."""
-        event: Event
-        if isinstance(answer, Exception):
-            event = self._failed(action, answer)
-        else:
-            event = answer
-            self._note_works(action)
-        now_ms = self._now_ms()
-        operation = operation_of(action)
-        counters = None if operation is None else self._stats.operations[operation]
-        if counters is not None and isinstance(event, ActionFailed):
-            counters.failed += 1
-        elif counters is not None:
-            counters.note_success(max(0, now_ms - started_at_ms))
         if self._is_closed:
             # A closed tracker plans no more; after a defect its core is not even the one that asked.
             return
         try:
-            self._core.handle(event, now_ms=now_ms)
+            self._core.handle(event, now_ms=self._now_ms())
         except Exception as defect:
             # A supervisor: the core may be half changed.
             self.stop_for_defect(defect)
@@ -561,50 +457,3 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         is_readable = isinstance(event, SegmentsLoaded | PositionsRead | MetadataRead)
         self._is_news = self._is_news or is_readable
         self._turn_soon()
-
-    def _note_works(self, action: Action) -> None:
-        if isinstance(action, ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot):
-            self._read_failures.pop(action.bucket_id, None)
-        what = type(action).__name__
-        if what in self._failing:
-            self._failing -= {what}
-            logger.info("%s: %s works again", self._name, what)
-
-    def _failed(self, action: Action, error: Exception) -> ActionFailed:
-        what = type(action).__name__
-        # An outage is told once, not at each retry.
-        level = logging.DEBUG if what in self._failing else logging.WARNING
-        is_read = isinstance(action, ReadMetadata | ReadPositions | LoadSegments | MergeBuckets)
-        is_gone = is_read and is_lost(error)
-        if isinstance(action, ReadMetadata | ReadPositions | LoadSegments):
-            # A snapshot that is gone is given up, and not asked for again.
-            failures = 0 if is_gone else self._read_failures[action.bucket_id] + 1
-            self._read_failures[action.bucket_id] = failures
-        if not is_gone:
-            if not self._failing:
-                self._stats.failing_since_ms = self._now_ms()
-            self._stats.last_failure = str(error) or type(error).__name__
-            # A call for a snapshot that is gone is not tried again: that is no outage.
-            self._failing |= {what}
-        if isinstance(error, SnapshotStorageError | TimeoutError):
-            logger.log(level, "%s: %s failed: %s", self._name, what, error or type(error).__name__)
-        else:
-            logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
-        return ActionFailed(action, is_gone, str(error), lost_bucket_id(error))
-
-    async def _wait_for(self, is_met: Callable[[], bool], timeout_ms: int) -> bool:
-        """Wait until a condition holds after some turn; False after the timeout, or when the tracker is closed."""
-        if is_met():
-            self._turn_soon()
-            return True
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append((is_met, waiter))
-        self._turn_soon()
-        try:
-            async with asyncio.timeout(timeout_ms / 1_000):
-                await waiter
-        except TimeoutError:
-            return False
-        finally:
-            self._waiters.remove((is_met, waiter))
-        return is_met()

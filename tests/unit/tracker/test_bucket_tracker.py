@@ -252,7 +252,7 @@ def test_an_hour_of_outage_is_told_once_and_fills_memory_up_to_the_limit(
         await world.rest()
         world.storage.is_down, world.storage.is_hanging = how == "down", how == "hanging"
         world.storage.calls.clear()
-        caplog.set_level("INFO", "tracker.shell.bucket_tracker")
+        caplog.set_level("INFO", "tracker.shell")
         add(tracker, HOUR_S * 500, 1)
         for ledger_id in range(2, 100):
             if tracker.should_pause_all_deliveries():

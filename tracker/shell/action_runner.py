@@ -1,0 +1,163 @@
+"""Runs one tracker's actions as tasks, those of one kind together where they can, and gives back each answer."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final
+
+from tracker.core.actions import (
+    Action,
+    ActionFailed,
+    DeleteSnapshot,
+    Event,
+    LoadSegments,
+    PutProperty,
+    ReadMetadata,
+    RemoveProperty,
+)
+from tracker.core.load_queue import LOAD_ROW_COUNT_MAX
+from tracker.shell.outages import Outages
+from tracker.shell.snapshot_work import SnapshotWork
+from tracker.stats import TrackerStats, operation_of
+
+PROPERTIES_AT_ONCE_MAX: Final = 64
+"""So many properties are written in one write of the cursor."""
+
+_CALLED_TOGETHER: Final = frozenset({ReadMetadata, LoadSegments, DeleteSnapshot, PutProperty, RemoveProperty})
+"""Calls of which the core lets more buckets go than calls may be in flight."""
+
+
+class ActionRunner:
+    """The actions in flight.
+
+    Args:
+        work: Runs one action, or several of a kind.
+        outages: Is told what works and what fails.
+        stats: Count the actions.
+        calls_in_flight_max: How many calls of a kind at once.
+        now_ms: The wall clock in milliseconds.
+        take: Called with the answer to each action.
+    """
+
+    __slots__ = ("_calls", "_calls_max", "_log_tasks", "_now_ms", "_outages", "_stats", "_take", "_tasks", "_work")
+
+    def __init__(
+        self,
+        work: SnapshotWork,
+        outages: Outages,
+        stats: TrackerStats,
+        *,
+        calls_in_flight_max: int,
+        now_ms: Callable[[], int],
+        take: Callable[[Event], None],
+    ) -> None:
+        self._work = work
+        self._outages = outages
+        self._stats = stats
+        self._calls_max = calls_in_flight_max
+        self._now_ms = now_ms
+        self._take = take
+        # In order of their start: a set would end them in another order in each process.
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        # Those that write to the cursor, and so wait for the log and not for the storage.
+        self._log_tasks: dict[asyncio.Task[None], None] = {}
+        self._calls: dict[type[Action], asyncio.Semaphore] = {}
+
+    def start(self, actions: Sequence[Action]) -> None:
+        """Start actions; those of one kind that need a moment each go together."""
+        together: dict[type[Action], list[Action]] = {}
+        for action in actions:
+            if type(action) in _CALLED_TOGETHER:
+                together.setdefault(type(action), []).append(action)
+            else:
+                self._start(self._run(action))
+        for kind, group in together.items():
+            is_of_log = kind in (PutProperty, RemoveProperty)
+            calls = self._calls.setdefault(kind, asyncio.Semaphore(self._calls_max))
+            at_once_max = PROPERTIES_AT_ONCE_MAX if is_of_log else self._work.actions_at_once_max
+            for part in _parts(group, at_once_max):
+                task = self._start(self._run_together(part, calls))
+                if is_of_log:
+                    self._log_tasks[task] = None
+                    task.add_done_callback(self._log_tasks.pop)
+
+    def cancel_storage_calls(self) -> None:
+        """Let go of the storage; what is written to the cursor goes on."""
+        for task in [task for task in self._tasks if task not in self._log_tasks]:
+            task.cancel()
+
+    async def wait_for_log(self) -> None:
+        """Wait until what is written to the cursor has its answer."""
+        await asyncio.gather(*self._log_tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        return task
+
+    async def _run(self, action: Action) -> None:
+        self._count([action])
+        started_at_ms = self._now_ms()
+        answer: Event | Exception
+        try:
+            answer = await self._work.run(action)
+        except Exception as error:  # A supervisor: any error in an action is an answer to the core.
+            answer = error
+        self._give_back(action, answer, started_at_ms)
+
+    async def _run_together(self, actions: Sequence[Action], calls: asyncio.Semaphore) -> None:
+        """Run several actions of one kind in one call."""
+        self._count(actions)
+        answers: Sequence[Event | Exception]
+        try:
+            async with calls:
+                started_at_ms = self._now_ms()
+                answers = await self._answers(actions)
+        except Exception as error:  # A supervisor, as in `_run`.
+            started_at_ms = self._now_ms()
+            answers = [error] * len(actions)
+        for action, answer in zip(actions, answers, strict=True):
+            self._give_back(action, answer, started_at_ms)
+
+    async def _answers(self, actions: Sequence[Action]) -> Sequence[Event | Exception]:
+        writes = [action for action in actions if isinstance(action, PutProperty | RemoveProperty)]
+        if writes:
+            return await self._work.write_properties(writes)
+        small = [action for action in actions if isinstance(action, ReadMetadata | LoadSegments | DeleteSnapshot)]
+        if len(small) == 1:
+            return [await self._work.run(small[0])]
+        return await self._work.run_together(small)
+
+    def _count(self, actions: Sequence[Action]) -> None:
+        operation = operation_of(actions[0])
+        if operation is not None:
+            self._stats.operations[operation].all += len(actions)
+
+    def _give_back(self, action: Action, answer: Event | Exception, started_at_ms: int) -> None:
+        now_ms = self._now_ms()
+        event: Event
+        if isinstance(answer, Exception):
+            event = self._outages.note_failure(action, answer, now_ms)
+        else:
+            event = answer
+            self._outages.note_success(action)
+        operation = operation_of(action)
+        counters = None if operation is None else self._stats.operations[operation]
+        if counters is not None and isinstance(event, ActionFailed):
+            counters.failed += 1
+        elif counters is not None:
+            counters.note_success(max(0, now_ms - started_at_ms))
+        self._take(event)
+
+
+def _parts(actions: Sequence[Action], at_once_max: int) -> Iterator[Sequence[Action]]:
+    """Cut actions of one kind into parts that go together: not too many, and of loads, not too many rows."""
+    start = row_count = 0
+    for number, action in enumerate(actions):
+        load_row_count = action.row_count if isinstance(action, LoadSegments) else 0
+        row_count += load_row_count
+        if number - start == at_once_max or (row_count > LOAD_ROW_COUNT_MAX and number > start):
+            yield actions[start:number]
+            start, row_count = number, load_row_count
+    if start < len(actions):
+        yield actions[start:]

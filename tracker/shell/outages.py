@@ -1,0 +1,88 @@
+"""Failures of one tracker's actions: for the log, once an outage, and for the figures."""
+
+import logging
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+from snapshot_storage.errors import SnapshotStorageError
+from tracker.core.actions import (
+    Action,
+    ActionFailed,
+    DeleteSnapshot,
+    LoadSegments,
+    MergeBuckets,
+    ReadMetadata,
+    ReadPositions,
+)
+from tracker.shell.storage_worker import is_lost, lost_bucket_id
+from tracker.stats import UNREADABLE_AFTER, TrackerStats
+
+logger = logging.getLogger(__name__)
+
+_NONE_FAILING: Final[frozenset[str]] = frozenset()
+
+
+class Outages:
+    """The kinds of actions that fail, and the snapshots that cannot be read.
+
+    Args:
+        name: Of the tracker, for the log.
+        stats: Where it is written down.
+    """
+
+    __slots__ = ("_failing", "_name", "_read_failures", "_stats")
+
+    def __init__(self, name: str, stats: TrackerStats) -> None:
+        self._name = name
+        self._stats = stats
+        self._failing = _NONE_FAILING
+        """Kinds of actions that failed when they were last tried."""
+        self._read_failures: Counter[int] = Counter()
+        """By bucket id, how often in a row a snapshot could not be read."""
+
+    @property
+    def are_there(self) -> bool:
+        """Whether any kind of action fails."""
+        return bool(self._failing)
+
+    def keep(self, wanted: Collection[type[Action]]) -> None:
+        """Forget the kinds of calls that are not wanted any more, as their buckets are gone."""
+        self._failing &= {kind.__name__ for kind in wanted}
+
+    def note_success(self, action: Action) -> None:
+        """Note that an action has worked."""
+        if isinstance(action, ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot):
+            self._read_failures.pop(action.bucket_id, None)
+        what = type(action).__name__
+        if what in self._failing:
+            self._failing -= {what}
+            logger.info("%s: %s works again", self._name, what)
+
+    def note_failure(self, action: Action, error: Exception, now_ms: int) -> ActionFailed:
+        """Note that an action has failed, and return the answer that the core is given."""
+        what = type(action).__name__
+        # An outage is told once, not at each retry.
+        level = logging.DEBUG if what in self._failing else logging.WARNING
+        is_gone = is_lost(error) and isinstance(action, ReadMetadata | ReadPositions | LoadSegments | MergeBuckets)
+        if isinstance(action, ReadMetadata | ReadPositions | LoadSegments):
+            # A snapshot that is gone is given up, and not asked for again.
+            self._read_failures[action.bucket_id] = 0 if is_gone else self._read_failures[action.bucket_id] + 1
+        if not is_gone:
+            if not self._failing:
+                self._stats.failing_since_ms = now_ms
+            self._stats.last_failure = str(error) or type(error).__name__
+            # A call for a snapshot that is gone is not tried again: that is no outage.
+            self._failing |= {what}
+        if isinstance(error, SnapshotStorageError | TimeoutError):
+            logger.log(level, "%s: %s failed: %s", self._name, what, error or type(error).__name__)
+        else:
+            logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
+        return ActionFailed(action, is_gone, str(error), lost_bucket_id(error))
+
+    def tell(self) -> None:
+        """Bring the figures up to date."""
+        self._stats.failing = self._failing
+        if self._read_failures or self._stats.unreadable:
+            failures = self._read_failures.items()
+            self._stats.unreadable = frozenset(bucket_id for bucket_id, times in failures if times >= UNREADABLE_AFTER)
