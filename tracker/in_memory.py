@@ -6,8 +6,7 @@ are spread widely cost a bitmap each, and the bucket tracker is the better choic
 """
 
 import asyncio
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +18,7 @@ from tracker.columns.offers import check_offer, check_tick_time, columns_of
 from tracker.columns.position_set import PositionSet
 from tracker.columns.positions import bitmap_of, ledger_groups
 from tracker.columns.row_order import LATEST_MS, NEVER
+from tracker.columns.time_windows import TimeWindows
 from tracker.config import TrackerConfig
 from tracker.delayed_delivery_tracker import (
     DelayedDeliveryTracker,
@@ -57,10 +57,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._tick_time_ms = config.tick_time_ms if context.tick_time_ms is None else context.tick_time_ms
         self._bits = precision_bits(self._tick_time_ms)
         self._members = PositionSet()
-        self._windows: dict[int, dict[int, BitMap]] = {}
-        """Time of a window to ledger to entry ids."""
-        self._times: list[int] = []
-        """The times of the windows, as a heap."""
+        self._windows = TimeWindows()
         self._forgotten: dict[int, BitMap] = {}
         """Refused positions that may still be in a window, by ledger."""
         self._highest_deliver_at_ms = 0
@@ -84,17 +81,12 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             return False
         if self._forgotten:
             self._drop_forgotten(ledger_id, BitMap((entry_id,)))
-        window = self._window_at(self._window_of(deliver_at_ms))
-        entry_ids = window.get(ledger_id)
-        if entry_ids is None:
-            window[ledger_id] = BitMap((entry_id,))
-        else:
-            entry_ids.add(entry_id)
+        self._windows.put_one(self._window_of(deliver_at_ms), ledger_id, entry_id)
         if deliver_at_ms < self._highest_deliver_at_ms - self._tick_time_ms:
             self._have_fixed_delays = False
         self._highest_deliver_at_ms = max(self._highest_deliver_at_ms, deliver_at_ms)
         self._members.add_one(ledger_id, entry_id)
-        if self._timer_at_ms is None or self._times[0] < self._timer_at_ms:
+        if self._timer_at_ms is None or self._windows.next_ms < self._timer_at_ms:
             self._turn_soon()
         return True
 
@@ -127,7 +119,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             if self._forgotten:
                 self._drop_forgotten(ledger_id, entry_ids)
             self._members.unite(ledger_id, entry_ids)
-            self._put(int(windows_ms[start]), ledger_id, entry_ids)
+            self._windows.put(int(windows_ms[start]), ledger_id, entry_ids)
             start = end
         # The highest time before each row, in the order in which they came.
         highest_ms = np.maximum.accumulate(np.append(self._highest_deliver_at_ms, rows.deliver_at_ms))
@@ -149,28 +141,10 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         again = self._forgotten.get(ledger_id, BitMap()) & entry_ids
         if not again:
             return
-        for window in self._windows.values():
-            if ledger_id in window:
-                window[ledger_id] -= again
+        self._windows.discard(ledger_id, again)
         self._forgotten[ledger_id] -= again
         if not self._forgotten[ledger_id]:
             del self._forgotten[ledger_id]
-
-    def _put(self, window_ms: int, ledger_id: int, entry_ids: BitMap) -> None:
-        """Put entries of a ledger into a window; the bitmap may be kept."""
-        window = self._window_at(window_ms)
-        known = window.get(ledger_id)
-        if known is None:
-            window[ledger_id] = entry_ids
-        else:
-            known |= entry_ids
-
-    def _window_at(self, window_ms: int) -> dict[int, BitMap]:
-        window = self._windows.get(window_ms)
-        if window is None:
-            window = self._windows[window_ms] = {}
-            heapq.heappush(self._times, window_ms)
-        return window
 
     def _window_of(self, deliver_at_ms: int) -> int:
         """Return the time of a message's window: never early when strict, else rounded down."""
@@ -214,62 +188,20 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     def next_delivery_time(self) -> int | None:
         """See base."""
-        return self._first_ms()
-
-    def _first_ms(self) -> int | None:
-        """Return the time of the first window with a tracked message; what comes before it is dropped."""
-        while self._times:
-            window = self._windows[self._times[0]]
-            tracked = self._members.bitmaps
-            if any(ledger_id in tracked and ids.intersect(tracked[ledger_id]) for ledger_id, ids in window.items()):
-                return self._times[0]
-            del self._windows[heapq.heappop(self._times)]
-        return None
+        return self._windows.first_ms(self._members)
 
     def _first_deliver_at_ms(self) -> int | None:
-        first_ms = self._first_ms()
+        first_ms = self._windows.first_ms(self._members)
         return first_ms if first_ms is not None and first_ms <= self._due_through_ms() else None
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         """See base; the time of a message is that of its window."""
-        due_through_ms = self._due_through_ms()
-        parts: list[DelayedIndexes] = []
-        wanted = max_messages
-        while wanted > 0 and self._times and self._times[0] <= due_through_ms:
-            window_ms = self._times[0]
-            window = self._windows[window_ms]
-            for ledger_id in sorted(window):
-                taken = self._take(window, ledger_id, wanted)
-                if len(taken):
-                    parts.append(_rows(window_ms, ledger_id, taken))
-                    wanted -= len(taken)
-                if wanted <= 0:
-                    break
-            if not window:
-                heapq.heappop(self._times)
-                del self._windows[window_ms]
+        rows = self._windows.pop(self._due_through_ms(), max_messages, self._members)
         if not self._members.count:
             self._forget_delays()
         self._wake_up.note_nothing_due()
         self._turn_soon()
-        return DelayedIndexes.concatenate(parts)
-
-    def _take(self, window: dict[int, BitMap], ledger_id: int, limit: int) -> Int64Array:
-        """Take entries of one ledger from a window and return those that were tracked."""
-        entry_ids = window[ledger_id]
-        members = self._members.bitmaps.get(ledger_id)
-        if members is None:
-            del window[ledger_id]
-            return np.empty(0, np.int64)
-        # Those that are tracked no more, because they came earlier in another window, go without counting.
-        entry_ids &= members
-        taken = entry_ids if len(entry_ids) <= limit else entry_ids[:limit]
-        if len(taken) == len(entry_ids):
-            del window[ledger_id]
-        else:
-            window[ledger_id] = entry_ids - taken
-        self._members.subtract(ledger_id, taken)
-        return np.frombuffer(taken.to_array(), np.uint32).astype(np.int64)
+        return rows
 
     def number_of_delayed_messages(self) -> int:
         """See base."""
@@ -280,15 +212,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
 
         Runtime complexity: O(windows that are due).
         """
-        due_through_ms = self._due_through_ms()
-        tracked = self._members.bitmaps
-        due = sum(
-            entry_ids.intersection_cardinality(tracked[ledger_id])
-            for window_ms, window in self._windows.items()
-            if window_ms <= due_through_ms
-            for ledger_id, entry_ids in window.items()
-            if ledger_id in tracked
-        )
+        due = self._windows.count_through(self._due_through_ms(), self._members)
         return max(0, self._members.count - due)
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
@@ -315,10 +239,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         bits, self._bits = self._bits, precision_bits(tick_time_ms)
         self._tick_time_ms = tick_time_ms
         if not self._is_strict and self._bits < bits:
-            windows, self._windows, self._times = self._windows, {}, []
-            for window_ms, window in windows.items():
-                for ledger_id, entry_ids in window.items():
-                    self._put(self._window_of(window_ms + (1 << bits) - 1), ledger_id, entry_ids)
+            self._windows.move(lambda window_ms: self._window_of(window_ms + (1 << bits) - 1))
         self._turn_soon()
 
     def _on_mark_delete_moved(self, mark_delete: Position) -> None:
@@ -333,20 +254,8 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._members.drop_ledger(ledger_id)
             self._forgotten.pop(ledger_id, None)
         if passed:
-            self._drop_ledgers(passed)
+            self._windows.drop_ledgers(passed, self._first_ledger_id)
             self._turn_soon()
-
-    def _drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
-        """Free the windows of ledgers of which nothing is tracked any more."""
-        for window in self._windows.values():
-            if len(ledger_ids) < len(window):
-                for ledger_id in ledger_ids:
-                    window.pop(ledger_id, None)
-            else:
-                for ledger_id in [ledger for ledger in window if ledger < self._first_ledger_id]:
-                    del window[ledger_id]
-        self._windows = {window_ms: window for window_ms, window in self._windows.items() if window}
-        self._times = sorted(self._windows)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -360,7 +269,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         """See base."""
         self._members = PositionSet()
         self._windows.clear()
-        self._times.clear()
         self._forgotten.clear()
         self._forget_delays()
         self._turn_soon()
@@ -377,7 +285,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._turn_handle.cancel()
         self._members = PositionSet()
         self._windows.clear()
-        self._times.clear()
 
     # The loop: set the timer, tell the dispatcher.
 
@@ -399,7 +306,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         than a window: a poll for another reason gives it up to a tick early. A window that is due is due no more when
         the clock is put back, so the tracker looks again after some time.
         """
-        now_ms, at_ms = self._now_ms(), self._first_ms()
+        now_ms, at_ms = self._now_ms(), self._windows.first_ms(self._members)
         if at_ms is not None and at_ms <= now_ms:
             at_ms = LATEST_MS
         if at_ms == self._timer_at_ms:
@@ -415,11 +322,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._timer = None
         self._timer_at_ms = None
         self._turn()
-
-
-def _rows(window_ms: int, ledger_id: int, entry_ids: Int64Array) -> DelayedIndexes:
-    count = len(entry_ids)
-    return DelayedIndexes(np.full(count, window_ms, np.int64), np.full(count, ledger_id, np.int64), entry_ids)
 
 
 class InMemoryDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
