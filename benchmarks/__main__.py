@@ -13,6 +13,7 @@ NAMES: Final = (
     "tracker_memory",
     "many_buckets",
     "many_topics",
+    "closed_topics",
     "dispatcher",
     "scheduled",
     "log_layout",
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print("python -m benchmarks NAME [ARGUMENTS]   (--help after the name tells its arguments)\n")
         for name in NAMES:
-            print(f"  {name:<12}{describe(name)}")
+            print(f"  {name:<14}{describe(name)}")
         return 0
     if arguments[0] not in NAMES:
         sys.stderr.write(f"there is no benchmark {arguments[0]!r}; there are {', '.join(NAMES)}\n")

@@ -6,7 +6,9 @@ Each number of topics is a service of its own, in processes of its own, on loopb
 look-up, a producer, a Key_Shared consumer and its permits for each. Then each gets ten messages delayed by an hour. One
 busy topic gets 200 messages a second with a delay of 200 ms; its lateness is taken beside nothing, and beside scrapes
 one after the other. Then the service is stopped and started; and 100 messages for each topic come due while it is
-killed and started again. Memory is that of all processes: proportional shares (Pss) of what they share.
+killed and started again. Memory is that of all processes: proportional shares (Pss) of what they share. What a topic
+takes is told by the anonymous pages alone, which no other program on the machine shares. After the start of Postdate it
+is taken when the service has visited every topic once (`broker.server.resting`).
 """
 
 import argparse
@@ -27,6 +29,7 @@ from tests.helpers.services.real_pulsar import PULSAR_VERSION, RealPulsar
 
 MIB: Final = 2**20
 SETTLE_S: Final = 2.0
+VISITS_S_MAX: Final = 400.0
 IDLE_S: Final = 5.0
 BUSY_S: Final = 5.0
 BUSY_MESSAGES_A_SECOND: Final = 200
@@ -52,6 +55,7 @@ ROWS: Final = (
     ("open_mib", "memory with all topics open, MiB"),
     ("open_kib_each", "a topic with a producer and a consumer, KiB"),
     ("delayed_mib", "more with ten delayed messages each, MiB"),
+    ("delayed_kib_each", "ten delayed messages, KiB"),
     ("subscribed_a_second", "topics subscribed a second"),
     ("idle_cpu_percent", "processor while idle, % of a core"),
     ("scrape_ms", "scrape, ms"),
@@ -63,7 +67,7 @@ ROWS: Final = (
     ("stop_s", "clean stop, s"),
     ("start_s", "start, until ready, s"),
     ("started_mib", "memory after the start, no client, MiB"),
-    ("unopened_kib_each", "a topic without a client, KiB"),
+    ("unopened_kib_each", "a topic with ten delayed messages and no client, KiB"),
     ("first_due_s", "kill -9 to the first delivery, s"),
     ("all_due_s", "kill -9 to the last of what is due, s"),
     ("resubscribed_s", "kill -9 to all consumers back, s"),
@@ -78,10 +82,12 @@ def main() -> None:
     parser.add_argument("--topics", type=_numbers, default=[10, 100, 1_000, 10_000])
     parser.add_argument("--pulsar", type=_numbers, default=[], help="the same for a real Pulsar at these numbers")
     parser.add_argument("--no-kill", action="store_true", help="leave out the kill with 100 due messages a topic")
-    parser.add_argument("--json", type=Path, help="where the figures go, too")
+    parser.add_argument("--json", type=Path, help="where the figures go, beside those that it has from earlier runs")
     parser.add_argument("--chart", type=Path, help="where a chart goes")
     arguments = parser.parse_args()
     measured: dict[str, Figures] = {}
+    if arguments.json and arguments.json.exists():
+        measured |= json.loads(arguments.json.read_text())
     for is_pulsar, numbers in ((False, arguments.topics), (True, arguments.pulsar)):
         for number in numbers:
             name = f"{f'Pulsar {PULSAR_VERSION}' if is_pulsar else 'Postdate'}, {number:,}"
@@ -92,11 +98,16 @@ def main() -> None:
                 finally:
                     service.kill()
             sys.stderr.write(f"{name}: {measured[name]}\n")
+            if arguments.json:
+                arguments.json.write_text(json.dumps(measured, indent=1) + "\n")
+    measured = dict(sorted(measured.items(), key=lambda item: (item[0].startswith("Pulsar"), _topics_of(item[0]))))
     print(table(measured))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(measured, indent=1) + "\n")
     if arguments.chart:
         draw(measured, arguments.chart)
+
+
+def _topics_of(name: str) -> int:
+    return int(name.rpartition(", ")[2].replace(",", ""))
 
 
 def _numbers(text: str) -> list[int]:
@@ -118,6 +129,7 @@ async def measure(service: PostdateProcess | RealPulsar, topics: int, *, is_kill
     await asyncio.to_thread(service.start)
     await asyncio.sleep(SETTLE_S)
     figures["empty_mib"] = memory_bytes(service.pid) / MIB
+    empty = anonymous_bytes(service.pid)
     client = await ManyTopicsClient.connect(service.port)
     begin = time.monotonic()
     await client.open_topics(range(1, topics + 1))
@@ -125,11 +137,13 @@ async def measure(service: PostdateProcess | RealPulsar, topics: int, *, is_kill
     await client.open_topics(range(1))
     await asyncio.sleep(SETTLE_S)
     figures["open_mib"] = memory_bytes(service.pid) / MIB
-    figures["open_kib_each"] = (figures["open_mib"] - figures["empty_mib"]) * 1024 / topics
+    opened = anonymous_bytes(service.pid)
+    figures["open_kib_each"] = (opened - empty) / 1024 / topics
     figures["idle_cpu_percent"] = 100 * await _processor_share(service.pid, IDLE_S)
     await _publish(client, range(1, topics + 1), DELAYED_EACH, time.time_ns() // 1_000_000 + HOUR_MS)
     await asyncio.sleep(SETTLE_S)
-    figures["delayed_mib"] = memory_bytes(service.pid) / MIB - figures["open_mib"]
+    figures["delayed_mib"] = (anonymous_bytes(service.pid) - opened) / MIB
+    figures["delayed_kib_each"] = figures["delayed_mib"] * 1024 / topics
     quiet, _ = await _lateness(client, service, is_scraped=False)
     scraped, scrapes = await _lateness(client, service, is_scraped=True)
     figures |= {"late_p50_ms": _quantile(quiet, 0.5), "late_max_ms": quiet[-1]}
@@ -142,12 +156,23 @@ async def measure(service: PostdateProcess | RealPulsar, topics: int, *, is_kill
     begin = time.monotonic()
     await asyncio.to_thread(service.start)
     figures["start_s"] = time.monotonic() - begin
+    if isinstance(service, PostdateProcess):
+        await _until_visited(service, topics + 1)
     await asyncio.sleep(SETTLE_S)
     figures["started_mib"] = memory_bytes(service.pid) / MIB
-    figures["unopened_kib_each"] = (figures["started_mib"] - figures["empty_mib"]) * 1024 / topics
+    figures["unopened_kib_each"] = (anonymous_bytes(service.pid) - empty) / 1024 / topics
     if is_killed:
         figures |= await _after_a_kill(service, topics)
     return figures
+
+
+async def _until_visited(service: PostdateProcess, topics: int) -> None:
+    """Wait until the figures of all topics are there."""
+    deadline = time.monotonic() + VISITS_S_MAX
+    while _sum_of(await asyncio.to_thread(_scrape, service), "pulsar_topics_count") < topics:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the service has not visited all topics")
+        await asyncio.sleep(SETTLE_S)
 
 
 async def _publish(client: ManyTopicsClient, numbers: range, each: int, deliver_at_ms: int) -> None:
@@ -195,13 +220,17 @@ def _scrape(service: PostdateProcess | RealPulsar) -> bytes:
 
 async def _long_turns(service: PostdateProcess | RealPulsar) -> float:
     """Return how many turns of the event loop took over 10 ms; nothing is known of Pulsar's threads."""
-    text = (await asyncio.to_thread(_scrape, service)).decode()
-    prefix = "postdate_event_loop_turn_seconds_"
-    lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith(prefix)]
-    counts = {name: float(value) for name, _, value in lines}
-    short = next((value for name, value in counts.items() if 'le="0.01"' in name), None)
-    total = next((value for name, value in counts.items() if name.startswith(f"{prefix}count")), None)
-    return float("nan") if short is None or total is None else total - short
+    name = "postdate_event_loop_turn_seconds"
+    text = await asyncio.to_thread(_scrape, service)
+    if name.encode() not in text:
+        return float("nan")
+    return _sum_of(text, f"{name}_count") - _sum_of(text, f"{name}_bucket", 'le="0.01"')
+
+
+def _sum_of(scrape: bytes, name: str, label: str = "") -> float:
+    """Return the sum of a metric, or of its values with a label."""
+    lines = [line for line in scrape.decode().splitlines() if line.startswith(f"{name}{{") and label in line]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 async def _after_a_kill(service: PostdateProcess | RealPulsar, topics: int) -> Figures:
@@ -247,12 +276,17 @@ def _processor_s(pid: int) -> float:
     return own + sum(map(_processor_s, child_pids(pid)))
 
 
-def memory_bytes(pid: int) -> int:
+def memory_bytes(pid: int, kind: str = "Pss") -> int:
     """Return the memory of a process and of those that it has started, what they share counted once."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return 1024 * int(line.split()[1]) + sum(map(memory_bytes, child_pids(pid)))
+        if line.startswith(f"{kind}:"):
+            return 1024 * int(line.split()[1]) + sum(memory_bytes(child, kind) for child in child_pids(pid))
     raise RuntimeError(f"the memory of process {pid} is not told")
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return the same of anonymous pages: what programs allocate, without files such as libraries."""
+    return memory_bytes(pid, "Pss_Anon")
 
 
 def _quantile(values: list[float], part: float) -> float:
@@ -287,7 +321,7 @@ def draw(measured: dict[str, Figures], path: Path) -> None:
     for axes, key in zip(grid.flat, shown, strict=True):
         for who in dict.fromkeys(name.partition(",")[0] for name in measured):
             points = [
-                (int(name.partition(",")[2].replace(",", "")), figures.get(key, float("nan")))
+                (_topics_of(name), figures.get(key, float("nan")))
                 for name, figures in measured.items()
                 if name.startswith(who)
             ]

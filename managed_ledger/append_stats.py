@@ -30,7 +30,7 @@ class AppendStats:
         self._bytes = 0
         self._latency_counts: tuple[int, ...] = _NO_LATENCIES
         self._latencies_ms = 0.0
-        self.last = AppendWindow(_NO_SIZES, 0, _NO_LATENCIES, 0.0)
+        self.last = _NOTHING_APPENDED
         """The last whole window."""
 
     def note_sizes(self, sizes: NDArray[np.int32]) -> None:
@@ -49,6 +49,9 @@ class AppendStats:
 
     def end_window(self) -> None:
         """Let what was counted be the last window, and begin anew."""
+        if self._size_counts is _NO_SIZES and self._latency_counts is _NO_LATENCIES:
+            self.last = _NOTHING_APPENDED
+            return
         self.last = AppendWindow(self._size_counts, self._bytes, self._latency_counts, self._latencies_ms)
         self._size_counts = _NO_SIZES
         self._bytes = 0
@@ -73,3 +76,7 @@ class AppendWindow:
     def entries(self) -> int:
         """How many entries were appended."""
         return sum(self.size_counts)
+
+
+_NOTHING_APPENDED: Final = AppendWindow(_NO_SIZES, 0, _NO_LATENCIES, 0.0)
+"""Shared by all windows in which nothing was appended."""

@@ -368,6 +368,8 @@ class ManagedLedger(ReadableLog):
                 self._appender.let_go()
                 self._on_abandoned = None
                 self._listeners.clear()
+                for ledger in self._ledgers:
+                    self._reader.drop_ledger(ledger.ledger_id)
 
     def request_commit(self) -> None:
         """Have what is pending, records of new ledgers included, in the next commit."""

@@ -75,6 +75,11 @@ class ScheduleCatalog:
             if read.entries >= ledger.entries:
                 return read
 
+    def forget(self, name: str) -> None:
+        """Forget a topic that was closed or deleted; what is asked of it later is read again."""
+        for ledger_id in self._spans.pop(name, ()):
+            self._drop((name, ledger_id))
+
     async def schedules(
         self, log: ReadableLog, first_ledger_id: int, from_ms: int | None, until_ms: int | None
     ) -> AsyncIterator[LedgerSchedule]:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from sys import intern
 from typing import Final, Protocol
 
 from broker.admin.figures import TopicSnapshot
@@ -175,4 +176,7 @@ def _without_counters(figures: TopicSnapshot) -> TopicSnapshot:
         index_counters_before=None,
         messages_in_total=0,
         bytes_in_total=0,
+        # There may be very many: what says nothing is not kept, and what many share is kept once.
+        lateness=figures.lateness if figures.lateness is not None and any(figures.lateness.counts) else None,
+        namespace=intern(figures.namespace),
     )

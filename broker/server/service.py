@@ -207,6 +207,7 @@ class Service:
     def _end(self, topic: Topic, ending: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         assert self.topics[topic.name] is topic
         del self.topics[topic.name]
+        self.catalog.forget(topic.ledger.name)
         task = self._closing[topic.name] = self.spawn(ending)
         task.add_done_callback(lambda _: self._closing.pop(topic.name))
         return task
