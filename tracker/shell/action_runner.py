@@ -81,7 +81,9 @@ class ActionRunner:
                     task.add_done_callback(self._log_tasks.pop)
 
     def cancel_storage_calls(self) -> None:
-        """Let go of the storage; what is written to the cursor goes on."""
+        """Let go of the storage; what is written to the cursor goes on, and no answer is given back any more."""
+        # The tracker and this refer to each other: what is closed is to go at once, and not when cycles are looked for.
+        self._take = _take_no_more
         for task in [task for task in self._tasks if task not in self._log_tasks]:
             task.cancel()
 
@@ -148,6 +150,10 @@ class ActionRunner:
         elif counters is not None:
             counters.note_success(max(0, now_ms - started_at_ms))
         self._take(event)
+
+
+def _take_no_more(_: Event) -> None:
+    """Stand for a tracker that is closed."""
 
 
 def _parts(actions: Sequence[Action], at_once_max: int) -> Iterator[Sequence[Action]]:
