@@ -14,7 +14,7 @@ MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 .PHONY: help setup run demo test test-fast test-all simulate test-s3 test-installation s3-servers check lint types imports proto proto-check docs bench clean
 
 help: ## Show this help
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Create .venv with Postdate and everything it can use
 

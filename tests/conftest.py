@@ -32,7 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The longest group decides when a run ends, so it must not begin last.
     items.sort(key=lambda item: groups[item] not in TOGETHER)
     for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
+        # With two marks a test would be in a third group, whose name is both.
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _group_of(item: pytest.Item) -> str:

@@ -78,6 +78,8 @@ class Image:
         built = self.buildah("build", *how, *mounts, "--tag", self.name, ROOT, check=False)
         assert built.returncode == 0, built.stdout + built.stderr
         self.container = self.buildah("from", "--pull-never", self.name).stdout.strip()
+        # Each run mounts the volume of its test. Buildah would now and then mount an empty one of its own over it.
+        self.buildah("config", *(f"--volume={volume}-" for volume in self.configuration["Volumes"]), self.container)
 
     @property
     def configuration(self) -> dict[str, Any]:
