@@ -150,7 +150,6 @@ class Story:
         self._topic = f"persistent://public/default/demo-{uuid4().hex[:8]}"
         self._consumers: list[RecordingConsumer] = []
         self._seen: set[tuple[int, int]] = set()
-        self._phase = ""
 
     def run(self) -> StoryOutcome:
         """Run it from beginning to end.

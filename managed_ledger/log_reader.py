@@ -35,7 +35,6 @@ class LogReader:
     """The caches of a store and the way to what they lack; belongs to one event loop."""
 
     def __init__(self, database: Database, executor: Executor, cache_bytes_max: int) -> None:
-        self.blocks_read = 0
         self.headers: BlockCache[HeaderBlock] = BlockCache(cache_bytes_max // 4)
         self.payloads: BlockCache[PayloadBlock] = BlockCache(cache_bytes_max - cache_bytes_max // 4)
         self._database = database
@@ -110,7 +109,6 @@ class LogReader:
             if found is None:
                 covered[index] = None
                 continue
-            self.blocks_read += len(found)
             if keep:
                 for block in found:
                     cache.add(need.ledger_id, block)

@@ -263,7 +263,6 @@ class Operations:
             for subscription, entries in withdrawn:
                 subscription.give_back(entries)
             raise
-        self._topic.note_copies(len(kept))
         return dict(zip(kept, replacement.positions, strict=True))
 
     def _who_gives_up(

@@ -90,7 +90,6 @@ class Topic:
         self.messages_in_total = 0
         self.bytes_in_total = 0
         self.entries_in_total = 0
-        self.copies_total = 0
         self.lateness = LatenessHistogram()
         """The lateness of delayed messages, of all subscriptions."""
         self.next_deliver_at_ms = self.last_deliver_at_ms = 0
@@ -314,10 +313,6 @@ class Topic:
         if subscription is None or consumer not in subscription.consumers:
             return None
         return subscription.dispatcher
-
-    def note_copies(self, entries: int) -> None:
-        """Count entries that are copies of others and not published messages."""
-        self.copies_total += entries
 
     def next_position(self) -> Position:
         """Give the position that the next published entry will have at the earliest."""

@@ -133,10 +133,6 @@ class ReadPlan:
         ranges.append(UnscannedRange(begin, None))
         return cls(first, ranges)
 
-    def may_be_in_hand(self, position: tuple[int, int]) -> bool:
-        """Return whether a frontier has come by a position, so that its entry can have been taken in."""
-        return position < self.next_immediate or (bool(self.ranges) and position < self.ranges[-1].scanned_to)
-
     def note_recovered(self, is_recovering: Callable[[int], bool]) -> None:
         """Let the scan go on in ranges whose ledger is no longer being recovered."""
         for unscanned in self.ranges:

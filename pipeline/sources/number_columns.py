@@ -11,7 +11,6 @@ from pyspark.sql import functions as F  # noqa: N812 - every Spark program calls
 
 TEXT_COLUMNS = ("topic", "cursor")
 WHOLE_TYPES = ("tinyint", "smallint", "int", "bigint")
-LARGEST = 2**63 - 1
 
 
 def check_types(types: Mapping[str, str], names: Iterable[str], what: str) -> None:

@@ -93,14 +93,6 @@ class ObjectPiece(NamedTuple):
     """How long all of it is."""
 
 
-class Content(NamedTuple):
-    """A whole small object."""
-
-    data: bytes
-    tag: str
-    """Another one whenever the object was written."""
-
-
 class Upload(NamedTuple):
     """An object that is being written in parts."""
 
@@ -159,15 +151,6 @@ class S3Client:
         return (
             ObjectPiece(data[start:end], len(data)) if span is None else ObjectPiece(data, int(span.rpartition("/")[2]))
         )
-
-    def read_all(self, key: str) -> Content | None:
-        """Return a small object; None where there is none."""
-        operation = f"read {key} from"
-        answer = self._ask(operation, self._client.get_object, expected=("NoSuchKey",), Key=key)
-        if isinstance(answer, str):
-            return None
-        with self._mapped(operation):
-            return Content(answer["Body"].read(), answer["ETag"])
 
     def create(self, key: str, body: bytes, *, nonce: str = "") -> bool:
         """Write an object; False where there is one of this key already.
