@@ -107,7 +107,7 @@ class LedgerStore:
 
         Raises:
             StoreLockedError: A process has it open.
-            StoreCorruptedError: It is damaged.
+            StoreCorruptedError: The folder is damaged.
             StoreVersionError: Its format is another.
             StoreUnavailableError: It cannot be read or written.
         """

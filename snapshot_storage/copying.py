@@ -83,7 +83,7 @@ async def check_copy(there: BucketSnapshotStorage, bucket_id: int, metadata: byt
 
     Raises:
         SnapshotCorruptedError: An entry is damaged, or is another.
-        BucketNotFoundError: It is gone.
+        BucketNotFoundError: The copy was deleted meanwhile.
     """
     head = await there.read_bucket_snapshot_head(bucket_id)
     if head.metadata != metadata:

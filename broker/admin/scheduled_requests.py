@@ -110,7 +110,7 @@ def parse_time(field: str, value: object) -> int:
     (1800000000000, 1800000000000)
 
     Raises:
-        RequestError: It is none.
+        RequestError: The text is no time.
     """
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         value = int(value[:20])
@@ -131,7 +131,7 @@ def parse_whole(field: str, value: object, low: int, high: int) -> int:
     """Return a whole number within bounds.
 
     Raises:
-        RequestError: It is none.
+        RequestError: The text is no whole number.
     """
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         value = int(value[:20])
@@ -149,7 +149,7 @@ def parse_message_id(field: str, value: object) -> MessageId:
     ('3:9', '3:9:0')
 
     Raises:
-        RequestError: It is none.
+        RequestError: The text is no message id.
     """
     found = _MESSAGE_ID.fullmatch(value) if isinstance(value, str) else None
     if found is None:
@@ -165,7 +165,7 @@ def parse_key(given: Mapping[str, Any]) -> bytes | None:
     """Return the key that is asked for.
 
     Raises:
-        RequestError: It is none, or there are two.
+        RequestError: The value is no key, or there are two keys.
     """
     if "key" in given and "keyBase64" in given:
         raise _bad("keyBase64", "key and keyBase64 are both given", "Give one of them")
@@ -186,7 +186,7 @@ def parse_properties(value: object) -> dict[str, str] | None:
     ({'a': '1', 'b': '2=3'}, {'a': '1'})
 
     Raises:
-        RequestError: They are none.
+        RequestError: The value is no properties.
     """
     advice = 'Write {"name": "value"} or "name=value"'
     if isinstance(value, dict):
@@ -211,7 +211,7 @@ def parse_bool(field: str, value: object) -> bool:
     """Return a truth value, of a query as text.
 
     Raises:
-        RequestError: It is none.
+        RequestError: The value is neither true nor false.
     """
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
@@ -256,7 +256,7 @@ def parse_range(given: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return a stretch of time; its end is not in it.
 
     Raises:
-        RequestError: It is none.
+        RequestError: The values are no range of times.
     """
     from_ms = parse_time("from", given["from"]) if "from" in given else None
     until_ms = parse_time("until", given["until"]) if "until" in given else None
@@ -312,7 +312,7 @@ def parse_rate(body: Mapping[str, Any]) -> float | None:
     """Return how many messages a second a resume lets go, None for no limit.
 
     Raises:
-        RequestError: It is no such number.
+        RequestError: The value is no positive number.
     """
     if "ratePerSecond" not in body or body["ratePerSecond"] is None:
         return None
@@ -328,7 +328,7 @@ def parse_subscription(given: Mapping[str, Any]) -> str | None:
     """Return the name of a subscription, None for all.
 
     Raises:
-        RequestError: It is no text.
+        RequestError: The value is no text.
     """
     if "subscription" not in given or given["subscription"] is None:
         return None

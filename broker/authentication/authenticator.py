@@ -69,7 +69,7 @@ class Authenticator:
             now_ms: The time.
 
         Raises:
-            AuthenticationError: It proves nothing, and there is no anonymous role.
+            AuthenticationError: The credentials prove no role, and there is no anonymous role.
         """
         provider = self._providers.get(method_name)
         if provider is None:
@@ -90,7 +90,7 @@ class Authenticator:
             now_ms: The time.
 
         Raises:
-            AuthenticationError: It proves nothing, and there is no anonymous role.
+            AuthenticationError: The credentials prove no role, and there is no anonymous role.
         """
         if authorization is not None:
             if not authorization.startswith(_BEARER) or TOKEN_METHOD not in self._providers:

@@ -58,7 +58,7 @@ class Credentials:
         """Check the credentials of a CONNECT.
 
         Raises:
-            AuthenticationError: It must not be let in.
+            AuthenticationError: The client is refused.
         """
         if self._authenticator is None:
             return

@@ -49,5 +49,5 @@ class AuthenticationProvider(Protocol):
             now_ms: The time.
 
         Raises:
-            AuthenticationError: It proves nothing.
+            AuthenticationError: The credentials prove no role.
         """

@@ -79,7 +79,7 @@ def parse_grants(text: bytes) -> NamespaceGrants:
     """Read a stored record.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The record holds no grants.
     """
     try:
         found = json.loads(text)
@@ -118,7 +118,7 @@ class GrantBook:
         """Give a role these actions for a topic or a namespace; durable on return, None takes its entry away.
 
         Raises:
-            LedgerWriteError: It could not be stored, and all grants are as before.
+            LedgerWriteError: The grant could not be stored, and all grants are as before.
         """
         namespace = owner.namespace_name if isinstance(owner, TopicName) else owner
         topic = owner.local_name if isinstance(owner, TopicName) else None

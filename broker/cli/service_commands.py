@@ -85,7 +85,7 @@ def warnings_at_start(config: BrokerConfig) -> list[str]:
     """Refuse an unsafe bind address and keys for missing features; return the warnings about the others.
 
     Raises:
-        ConfigError: It is refused.
+        ConfigError: The configuration is refused.
     """
     promises = check_promises(unread_keys(config.unread), is_unsupported_ignored=config.is_unsupported_ignored)
     bound = check_bind_address(config)

@@ -32,7 +32,7 @@ def addresses_of(host: str) -> list[str]:
     """Return the addresses that a host name stands for.
 
     Raises:
-        OSError: It stands for none.
+        OSError: The name has no address.
     """
     return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
 
@@ -41,7 +41,7 @@ def check_bind_address(config: BrokerConfig, *, resolve: Resolve = addresses_of)
     """Refuse an address that other machines reach without authentication; return a warning where that is allowed.
 
     Raises:
-        ConfigError: It is refused, and the text names the keys that mend it; or it is a name without an address.
+        ConfigError: The address is refused, and the text names the keys that mend it; or the name has no address.
     """
     host = config.bind_address
     try:

@@ -45,7 +45,7 @@ def metadata_of(entry: bytes) -> MessageMetadata:
     """Parse the metadata of an entry.
 
     Raises:
-        ProtocolError: It has none that makes sense.
+        ProtocolError: The entry has no metadata that can be parsed.
     """
     return _parsed(entry)[0]
 

@@ -256,7 +256,7 @@ class Service:
         """Store a role's actions on a topic or a namespace, and close producers and consumers without permission.
 
         Raises:
-            LedgerWriteError: It could not be stored; nothing has changed.
+            LedgerWriteError: The grant could not be stored; nothing has changed.
         """
         assert self.grants is not None
         await self.grants.grant(owner, role, actions)

@@ -339,7 +339,7 @@ class Subscription:
         """Acknowledge messages of batches: position, place in the batch, size of the batch. Durable on return.
 
         Raises:
-            LedgerWriteError: It could not be stored.
+            LedgerWriteError: The acknowledgement could not be stored.
         """
         stored = parts_of(self.cursor.properties)
         stored = {at: words for at, words in stored.items() if not self.cursor.is_acknowledged(*at)}
@@ -393,7 +393,7 @@ class Subscription:
         The note is durable on return. Without a dispatcher no entry was read and delayed, so there is none.
 
         Raises:
-            LedgerWriteError: It could not be stored.
+            LedgerWriteError: The position could not be stored.
         """
         if self.dispatcher is not None and self.dispatcher.tracker is not None:
             await self.cursor.update_properties(put={DELAYS_THROUGH_PROPERTY: str(position)})

@@ -252,7 +252,7 @@ class Topic:
 
         Raises:
             MetadataError: Other consumers are attached to it.
-            SubscriptionNotFoundError: It is gone already.
+            SubscriptionNotFoundError: The subscription is deleted already.
         """
         async with self._lock:
             subscription = self.subscriptions.get(consumer.subscription_name)
@@ -283,7 +283,7 @@ class Topic:
         """Note that delayed messages keep their times when the policies change; durable on return.
 
         Raises:
-            LedgerWriteError: It could not be stored.
+            LedgerWriteError: The setting could not be stored.
         """
         if self.delayed_delivery.is_active:
             last = self.ledger.last_position

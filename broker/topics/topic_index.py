@@ -53,7 +53,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         """Make the cursor where it is missing; call before the first view.
 
         Raises:
-            LedgerWriteError: It could not be stored.
+            LedgerWriteError: The index cursor could not be stored.
         """
         await self._ledger.open_cursor(INDEX_CURSOR_NAME)
 

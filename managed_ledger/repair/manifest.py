@@ -26,7 +26,7 @@ class FileList:
         """Take in one change.
 
         Raises:
-            ValueError: It is not one that is known here.
+            ValueError: The edit is of an unknown kind.
         """
         at, family = 0, 0
         added: list[int] = []

@@ -52,8 +52,8 @@ async def own_metadata(storage: BucketSnapshotStorage, cursor: CursorName, bucke
     """Return entry 0 of a snapshot that a property names, if the snapshot is the cursor's and of this key.
 
     Raises:
-        SnapshotCorruptedError: It is another's, or is damaged.
-        BucketNotFoundError: It is not there.
+        SnapshotCorruptedError: The snapshot is another cursor's, or is damaged.
+        BucketNotFoundError: There is no such snapshot.
         SnapshotStorageError: The storage does not answer.
     """
     head = await storage.read_bucket_snapshot_head(bucket_id)

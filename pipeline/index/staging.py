@@ -38,7 +38,7 @@ class StagedSnapshot(NamedTuple):
         """Read it, checked.
 
         Raises:
-            OSError: It is not there.
+            OSError: The file is not there.
             SnapshotCorruptedError: It is not what was written.
         """
         with Path(self.path).open("rb") as file:

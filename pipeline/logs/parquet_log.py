@@ -65,7 +65,7 @@ def make_export(location: str) -> None:
     """Make the folder of an export, if there is none.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be made.
     """
     system, path = file_system(location)
     system.create_dir(path, recursive=True)
@@ -79,7 +79,7 @@ class ParquetLog:
 
         Raises:
             StoreUnavailableError: There is none.
-            StoreCorruptedError: It is not one.
+            StoreCorruptedError: The folder is no export.
         """
         self._system, self._path = file_system(location)
         self._location = location

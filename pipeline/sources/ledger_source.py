@@ -131,7 +131,7 @@ def required_path(options: MutableMapping[str, str], source: str) -> str:
     """Return the location that a read or write names.
 
     Raises:
-        ValueError: It names none.
+        ValueError: The options name no path.
     """
     path = options.get("path")
     if not path:

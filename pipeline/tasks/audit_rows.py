@@ -112,7 +112,7 @@ async def _checked(storage: BucketSnapshotStorage, info: BucketSnapshotInfo) -> 
 
     Raises:
         SnapshotCorruptedError: An entry is damaged.
-        BucketNotFoundError: It is gone.
+        BucketNotFoundError: The snapshot was deleted meanwhile.
     """
     metadata = decode_metadata(await storage.get_bucket_snapshot_metadata(info.bucket_id))
     data = await storage.get_bucket_snapshot_segment(info.bucket_id, 1, max(1, info.segment_count))

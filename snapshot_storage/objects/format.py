@@ -167,7 +167,7 @@ def object_extent(data: bytes, *, object_bytes: int, bucket_id: int | None = Non
         bucket_id: Its id, for the error.
 
     Raises:
-        SnapshotCorruptedError: It is no such object, or its length is not what it says.
+        SnapshotCorruptedError: The bytes are no such object, or its length is another.
     """
     if len(data) < FRONT_BYTES:
         raise SnapshotCorruptedError(f"it has {len(data)} bytes, which is no header", bucket_id=bucket_id)

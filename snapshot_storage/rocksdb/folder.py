@@ -130,7 +130,7 @@ class RocksDBFolder:
         """Refuse what would write to a folder that was opened to read.
 
         Raises:
-            StorageReadOnlyError: It was.
+            StorageReadOnlyError: The folder is open to read only.
         """
         if self._is_read_only:
             raise StorageReadOnlyError(operation)

@@ -120,7 +120,7 @@ def open_to_read(path: Path, *, memory: RocksDBMemory, pause: Callable[[float], 
 
     Raises:
         SnapshotVersionError: Its layout is another one.
-        StorageCorruptedError: It is damaged.
+        StorageCorruptedError: The folder is damaged.
         StorageAccessError: There is none, or it cannot be read.
         StorageUnavailableError: It changes all the time, or there is no room for a view.
     """
