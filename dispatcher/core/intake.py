@@ -92,7 +92,7 @@ class Intake(SubscriptionCore):
 
     @property
     def is_by_position(self) -> bool:
-        """Whether entries are delivered in the order of their positions, whatever their times."""
+        """Whether entries are delivered in the order of their positions, not of their times."""
         return False
 
     @abstractmethod

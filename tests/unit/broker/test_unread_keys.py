@@ -52,8 +52,8 @@ def test_promises_may_be_ignored_and_each_gives_a_warning() -> None:
     assert warnings == [
         "broker.conf:1: brokerDeduplicationEnabled=true is not kept: Repeated messages are stored again; remove it, "
         "and let consumers tell them apart",
-        "broker.conf:2: defaultRetentionTimeInMinutes=-1 is not kept: What every subscription has acknowledged is "
-        "deleted; remove it, and keep a subscription for what is to stay",
+        "broker.conf:2: defaultRetentionTimeInMinutes=-1 is not kept: Messages that every subscription has "
+        "acknowledged are deleted; remove it, and keep a subscription for messages that are to stay",
         "keys that are ignored: without meaning here numIOThreads; unknown to Pulsar 4.2 too mine. "
         "See postdate config --ignored",
     ]
