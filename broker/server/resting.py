@@ -39,8 +39,8 @@ class OpenTopics(Protocol):
     async def visited_topic(self, name: TopicName) -> Topic:
         """Open a topic without counting that as use."""
 
-    async def note_due_times(self, topic: Topic) -> None:
-        """Note at an open topic when its messages are due and how many wait, for its figures; logs what fails."""
+    async def note_last_due_times(self, topic: Topic) -> None:
+        """Note at a topic that is to be closed when its messages are due and how many wait; logs what fails."""
 
     def take_away(self, topic: Topic) -> asyncio.Future[None]:
         """Close an open topic; a later request for it waits for the end of that."""
@@ -80,7 +80,7 @@ class RestingTopics:
             if topic.is_used:
                 topic.note_use(self._now_ms())
             elif self._now_ms() - topic.last_used_ms >= REST_AFTER_MS and not self._is_to_be_deleted(topic):
-                await self._service.note_due_times(topic)
+                await self._service.note_last_due_times(topic)
                 # A client may have come meanwhile, or another call have closed it.
                 if not topic.is_used and self._service.topics.get(topic.name) is topic:
                     await self._rest(topic)
@@ -128,7 +128,7 @@ class RestingTopics:
                 await topic.make_room(self._now_ms())
             # Otherwise nothing is trimmed: right after a start, subscribers may still be connecting.
             await topic.swept()
-            await self._service.note_due_times(topic)
+            await self._service.note_last_due_times(topic)
             if not topic.is_used and not topic.was_asked_for and not self._is_to_be_deleted(topic):
                 await self._rest(topic)
         except SnapshotsLeftError:

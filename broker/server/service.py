@@ -269,18 +269,22 @@ class Service:
         self._producers_named += 1
         return f"{self._producer_name_prefix}-{self._producers_named}"
 
-    async def note_due_times(self, topic: Topic) -> None:
-        """Note at an open topic when its messages are due and how many wait, for its figures; logs what fails."""
+    async def note_last_due_times(self, topic: Topic) -> None:
+        """See `OpenTopics`."""
+        # A catalog without room keeps nothing: a closed topic is to cost a few numbers.
+        await self._note_due_times(topic, ScheduleCatalog(bytes_max=0))
+
+    async def _note_due_times(self, topic: Topic, catalog: ScheduleCatalog) -> None:
         try:
-            await note_due_times(topic, self.catalog, self.now_ms)
+            await note_due_times(topic, catalog, self.now_ms)
         except LedgerError as error:
             log.warning("%s: cannot tell when messages are due: %s", topic.name, error)
-        await note_delayed(topic, self.catalog, self.now_ms)
+        await note_delayed(topic, catalog, self.now_ms)
 
     async def metrics(self) -> AsyncIterator[bytes]:
         """Give the text for `/metrics`, a slice at a time."""
         async for topic in in_slices(list(self.topics.values())):
-            await self.note_due_times(topic)
+            await self._note_due_times(topic, self.catalog)
         process = self._storage if isinstance(self._storage, SnapshotProcess) else None
         disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
         chunks = stream_metrics(

@@ -84,10 +84,15 @@ def _new_folder() -> tuple[Path, int]:
         except OSError:
             shutil.rmtree(path, ignore_errors=True)
             raise
-        with suppress(OSError):
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), (path / _OWNER).stat()):
                 return path, descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except OSError:
+            # A file system without locks: no reader can take this view for one that is left.
+            return path, descriptor
         os.close(descriptor)
 
 

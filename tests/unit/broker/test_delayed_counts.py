@@ -125,6 +125,7 @@ def test_a_resting_topic_has_its_count_until_all_are_due(tmp_path: Path) -> None
 
     async def resting(service: Service, clock: FakeClock) -> None:
         assert NAME not in service.topics
+        assert service.catalog.bytes_used == 0
         assert await _metric(service) == ["6.0"]
 
     async def before(service: Service, clock: FakeClock) -> None:
