@@ -299,6 +299,8 @@ def test_a_secret_can_be_a_file_in_three_notations_and_data_in_three(tmp_path: P
             "has 1024 bits",
         ),
     ],
+    # Each process makes keys of its own, and workers must agree on the names of tests.
+    ids=lambda text: text.partition("base64,")[0],
 )  # fmt: skip
 def test_a_key_that_cannot_be_used_names_its_place_and_what_to_do(
     tmp_path: Path, lines: str, key: str, reason: str
