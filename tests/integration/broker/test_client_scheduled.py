@@ -91,10 +91,14 @@ class Api:
                 return found
             after = f"&after={page['next']}"
 
+    def stats(self) -> dict[str, Any]:
+        """The stats of each subscription."""
+        found: dict[str, Any] = self.ask("GET", "", prefix=self._stats)[1]["subscriptions"]
+        return found
+
     def delayed(self, subscription: str = "sub") -> int:
         """What the stats say."""
-        stats = self.ask("GET", "", prefix=self._stats)[1]
-        return int(stats["subscriptions"][subscription]["msgDelayed"])
+        return int(self.stats()[subscription]["msgDelayed"])
 
 
 @contextmanager
@@ -266,9 +270,24 @@ def test_each_subscription_keeps_what_another_cancels_or_moves(
 
     cancelled = api.done("/scheduled/cancel", {"key": "k0", "subscription": "one"})
     moved = api.done("/scheduled/reschedule", {"key": "k1", "subscription": "two", "delayMs": 300})
+    # Clients send acknowledgements a tenth of a second late.
+    wait_until(lambda: api.stats()["plain"]["msgBacklog"] == 0, timeout_s=10)
+    stats = api.stats()
+    summary = {one["name"]: one for one in api.ask("GET", "")[1]["subscriptions"]}
+    totals = {
+        name: api.ask("GET", f"/scheduled/histogram?subscription={name}")[1]["total"]
+        for name in ("one", "two", "plain")
+    }
     both = api.done("/scheduled/deliver-now", {"all": True})
     status, refused = api.ask("POST", "/scheduled/cancel", {"all": True, "subscription": "plain"})
 
+    # Each subscription counts what it will get itself, whatever the other has cancelled or moved.
+    counts = {"one": 16, "two": 20, "plain": 0}
+    assert {name: one["msgDelayed"] for name, one in stats.items()} == counts
+    assert {name: one["msgBacklog"] for name, one in stats.items()} == counts
+    assert {name: one["delayed"] for name, one in summary.items()} == counts
+    assert {name: one["backlog"] for name, one in summary.items()} == counts
+    assert totals == counts
     # Of each message that was moved for one of them there are two entries, one for each.
     assert (cancelled["cancelled"], moved["rescheduled"], both["delivered"]) == (4, 4, 24)
     assert (status, refused["field"]) == (409, "subscription")
