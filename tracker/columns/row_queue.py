@@ -26,6 +26,7 @@ from tracker.columns.row_order import (
     RowKey,
     first_key_at,
     key_before,
+    key_of,
     last_key_at,
     row_count_through,
 )
@@ -96,8 +97,12 @@ class SortedRun:
     def head_key(self) -> RowKey:
         """Return the place of the first row."""
         if self._head_key is None:
-            self._head_key = RowKey(self.head_ms, int(self.ledger_ids[self.head]), int(self.entry_ids[self.head]))
+            self._head_key = key_of(self, self.head)
         return self._head_key
+
+    def is_key_of_head(self) -> bool:
+        """Whether the key that is remembered is that of the first row; for checks."""
+        return self._head_key is None or self._head_key == key_of(self, self.head)
 
     def end_through(self, through: RowKey) -> int:
         """Return the end of the rows that are not behind the key."""
@@ -272,6 +277,7 @@ class RowQueue:
         for run in self._runs:
             assert is_sorted(run.deliver_at_ms, run.ledger_ids, run.entry_ids)
             assert run.head_ms == (int(run.deliver_at_ms[run.head]) if len(run) else NEVER)
+            assert run.is_key_of_head()
             next_ms = min(next_ms, run.head_ms)
         for deliver_at_ms, _, _ in self._chunks:
             next_ms = min(next_ms, int(deliver_at_ms.min()))

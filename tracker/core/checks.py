@@ -1,5 +1,7 @@
 """Every invariant of a tracker's state, the slow and obvious way; for tests."""
 
+from pyroaring import BitMap
+
 from tracker.core.bucket import BucketState
 from tracker.core.due_rows import MUTABLE
 from tracker.core.state import NO_LEDGER, TrackerState
@@ -10,7 +12,9 @@ def check(state: TrackerState) -> None:
     _check_buckets(state)
     _check_rows(state)
     _check_overlaps(state)
-    state.mutable.singles.check()
+    singles = state.mutable.singles
+    singles.check(state.positions.mutable.bitmaps.get(singles.ledger_id, BitMap()))
+    state.cache.check()
     state.timers.check()
     state.ranges.check()
     state.barriers.check()
@@ -57,7 +61,7 @@ def _check_rows(state: TrackerState) -> None:
     for serial in rows.unsealed:
         assert state.buckets[serial].state in (BucketState.SEALING, BucketState.REGISTERING)
         assert state.buckets[serial].table is not None or state.buckets[serial].bucket_id is None
-    places = [(positions.loaded, rows.loaded)]
+    places = [(positions.loaded_slowly(), rows.loaded)]
     places += [(positions.set_of(one), rows.queue_of(one)) for one in (MUTABLE, *rows.unsealed)]
     for tracked, queue in places:
         have_rows = queue.positions()

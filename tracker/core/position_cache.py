@@ -190,6 +190,14 @@ class PositionCache:
         """Return a function that says whether a range has a ledger in common with a bucket that is still to be read."""
         return _overlap_with(bucket.ledgers for bucket in self._wanted.values())
 
+    def check(self) -> None:
+        """Assert that the bound of memory holds, and that nothing that is wanted and can be read is missing."""
+        cached = [bucket for bucket in self.buckets.values() if bucket.cached is not None]
+        assert self._bytes_bound >= sum(bucket.cached_bytes for bucket in cached)
+        for serial, bucket in self._wanted.items():
+            assert not bucket.is_known
+            assert bucket.state is not BucketState.SEALED or bucket.read is not None or serial in self._readable
+
 
 def _overlap_with(ranges: Iterable[LedgerRange]) -> Callable[[LedgerRange], bool]:
     """Return a function that says whether a range has a ledger in common with any of these.

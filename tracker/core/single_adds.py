@@ -86,6 +86,9 @@ class SingleAdds:
             entry_ids = list(map(int, entry_ids))
             return self.ledger_id, deliver_at_ms, entry_ids, BitMap(entry_ids)
 
-    def check(self) -> None:
-        """Assert every invariant of the rows."""
+    def check(self, tracked: BitMap) -> None:
+        """Assert every invariant of the rows, given what of their ledger the mutable bucket tracks besides."""
+        assert self._known.keys() == set(self.entry_ids[: self._known_count])
+        assert self._counted.keys() == set(self.entry_ids[: self._counted_count])
+        assert self._new_count == len(self._counted.keys() - set(tracked))
         assert len(self.deliver_at_ms) == len(self.entry_ids) <= self.room <= self._row_count_max

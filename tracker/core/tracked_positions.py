@@ -339,9 +339,18 @@ class TrackedPositions:
             if ledger_id in self.handed_out and not self.overlapping.holds(ledger_id):
                 del self.handed_out[ledger_id]
 
+    def loaded_slowly(self) -> PositionSet:
+        """Return a copy of the positions of loaded rows, and change nothing; for checks."""
+        loaded = PositionSet.of(self._loaded.bitmaps.items())
+        for columns in self._taken:
+            loaded.discard(*columns)
+        return loaded
+
     def check(self) -> None:
-        """Assert every invariant."""
-        for positions in self._sets:
+        """Assert every invariant; what was taken stays to be forgotten."""
+        assert self._taken_count == sum(len(entry_ids) for _, entry_ids in self._taken)
+        assert self.loaded_count == self.loaded_slowly().count, "a taken position was not loaded, or was taken twice"
+        for positions in (self._loaded, self.mutable, *self.unsealed.values()):
             positions.check()
         assert all(self.overlapping.holds(ledger_id) for ledger_id in self.handed_out)
         self.overlapping.check()
