@@ -6,8 +6,8 @@ Each round, real clients subscribe with every type, publish immediate and delaye
 read with readers, acknowledge all and unsubscribe, over topics that stay. After it, a line says what the service and
 its process for snapshots have resident, what of that are caches and the C library's free heaps, and how many
 dispatchers, trackers, tasks and so on there are. What grows with the rounds is a leak; what ends at its limit is a
-buffer. Exits with 1 if objects of any watched class, or the memory beside caches and buffers, grew between the second
-quarter and the last.
+buffer. Exits with 1 if objects of any watched class, the memory beside caches and buffers, or the process for snapshots
+grew between the second quarter and the last.
 """
 
 import json
@@ -177,6 +177,9 @@ def growth(rounds: list[Round]) -> list[str]:
     used = [min(one.rest_bytes for one in part) for part in (before, after)]
     if used[1] - used[0] > _GROWTH_BYTES_MAX:
         found.append(f"memory beside caches and buffers: {used[0] / _MEBIBYTE:.1f} to {used[1] / _MEBIBYTE:.1f} MiB")
+    snapshots = [min(one.snapshots_bytes for one in part) for part in (before, after)]
+    if snapshots[1] - snapshots[0] > _GROWTH_BYTES_MAX:
+        found.append(f"process for snapshots: {snapshots[0] / _MEBIBYTE:.1f} to {snapshots[1] / _MEBIBYTE:.1f} MiB")
     for name in rounds[0].watched:
         counts = [min(one.watched[name] for one in part) for part in (before, after)]
         if counts[1] - counts[0] > _GROWTH_OBJECTS_MAX:
