@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,18 @@ def test_every_file_of_tests_that_is_named_exists() -> None:
 
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_each_tool_is_told_of_each_room() -> None:
+    """The folders that are packages: in the wheel, under types and import contracts, their examples run."""
+    rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks"}
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+
+    assert {name.removesuffix("*") for name in tool["setuptools"]["packages"]["find"]["include"]} == rooms
+    assert {*tool["mypy"]["packages"]} == rooms
+    assert {*tool["importlinter"]["root_packages"]} == rooms
+    assert {*tool["pytest"]["ini_options"]["testpaths"]} == {"tests", *rooms}
+    assert [room for room in sorted(rooms) if f"**`{room}/`**" not in (ROOT / "ARCHITECTURE.md").read_text()] == []
 
 
 def test_no_two_classes_have_one_name() -> None:
