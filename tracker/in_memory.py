@@ -27,7 +27,7 @@ from tracker.delayed_delivery_tracker import (
     TrackerContext,
 )
 from tracker.errors import TrackerClosedError
-from tracker.shell.alarms import TIMER_MS_MAX, Alarm, Alarms
+from tracker.shell.alarms import TIMER_MS_MAX, Alarms, TrackerTimer
 from tracker.shell.bucket_tracker import Clock
 from tracker.shell.wake_up import WakeUp
 
@@ -64,9 +64,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._have_fixed_delays = True
         self._wake_up = WakeUp()
         self._turn_handle: asyncio.Handle | None = None
-        self._alarms = alarms if alarms is not None else Alarms(now_ms)
-        self._timer: Alarm | None = None
-        self._timer_at_ms: int | None = None
+        self._timer = TrackerTimer(alarms if alarms is not None else Alarms(now_ms), self._turn)
         self._is_closed = False
         self._first_ledger_id = context.cursor.mark_delete_position.ledger_id
         context.cursor.add_listener(self._on_mark_delete_moved)
@@ -86,7 +84,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._have_fixed_delays = False
         self._highest_deliver_at_ms = max(self._highest_deliver_at_ms, deliver_at_ms)
         self._members.add_one(ledger_id, entry_id)
-        if self._timer_at_ms is None or self._windows.next_ms < self._timer_at_ms:
+        if self._timer.at_ms is None or self._windows.next_ms < self._timer.at_ms:
             self._turn_soon()
         return True
 
@@ -279,8 +277,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             return
         self._is_closed = True
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
-        if self._timer is not None:
-            self._alarms.cancel(self._timer)
+        self._timer.cancel()
         if self._turn_handle is not None:
             self._turn_handle.cancel()
         self._members = PositionSet()
@@ -309,19 +306,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         now_ms, at_ms = self._now_ms(), self._windows.first_ms(self._members)
         if at_ms is not None and at_ms <= now_ms:
             at_ms = LATEST_MS
-        if at_ms == self._timer_at_ms:
-            return
-        if self._timer is not None:
-            self._alarms.cancel(self._timer)
-            self._timer = None
-        self._timer_at_ms = at_ms
-        if at_ms is not None:
-            self._timer = self._alarms.set(at_ms if at_ms < LATEST_MS else now_ms + TIMER_MS_MAX, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._timer_at_ms = None
-        self._turn()
+        self._timer.set(at_ms, alarm_at_ms=now_ms + TIMER_MS_MAX if at_ms == LATEST_MS else None)
 
 
 class InMemoryDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):

@@ -26,10 +26,9 @@ from tracker.columns.row_order import (
     RowKey,
     first_key_at,
     key_before,
-    key_of,
     last_key_at,
-    row_count_through,
 )
+from tracker.columns.sorted_run import SortedRun
 
 RUN_ROWS_MAX: Final = 8_000
 """Added rows are sorted into a run when there are so many, and runs are not merged beyond it: an add may have to wait
@@ -75,53 +74,6 @@ class Rest(Protocol):
 
     def push_front(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Take sorted rows."""
-
-
-class SortedRun:
-    """Sorted columns, and how many rows at their front are gone."""
-
-    __slots__ = ("_head_key", "deliver_at_ms", "end", "entry_ids", "head", "head_ms", "ledger_ids")
-
-    def __init__(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        self.deliver_at_ms = deliver_at_ms
-        self.ledger_ids = ledger_ids
-        self.entry_ids = entry_ids
-        self.head = 0
-        self.end = len(deliver_at_ms)
-        self.head_ms = int(deliver_at_ms[0])
-        self._head_key: RowKey | None = None
-
-    def __len__(self) -> int:
-        return self.end - self.head
-
-    def head_key(self) -> RowKey:
-        """Return the place of the first row."""
-        if self._head_key is None:
-            self._head_key = key_of(self, self.head)
-        return self._head_key
-
-    def is_key_of_head(self) -> bool:
-        """Whether the key that is remembered is that of the first row; for checks."""
-        return self._head_key is None or self._head_key == key_of(self, self.head)
-
-    def end_through(self, through: RowKey) -> int:
-        """Return the end of the rows that are not behind the key."""
-        return row_count_through(self, through)
-
-    def columns(self, end: int) -> Columns:
-        """Return the rows from the head up to `end`."""
-        rows = slice(self.head, end)
-        return self.deliver_at_ms[rows], self.ledger_ids[rows], self.entry_ids[rows]
-
-    def advance(self, row_count: int) -> None:
-        """Take rows from the front."""
-        self.head += row_count
-        self._head_key = None
-        if 2 * self.head >= self.end > self.head:
-            # The rows that are left are a half at most: they need not keep the memory of all.
-            self.deliver_at_ms, self.ledger_ids, self.entry_ids = (one.copy() for one in self.columns(self.end))
-            self.head, self.end = 0, self.end - self.head
-        self.head_ms = int(self.deliver_at_ms[self.head]) if self.head < self.end else NEVER
 
 
 class RowQueue:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracker.columns.row_order import RowKey
-from tracker.columns.row_queue import RowQueue, SortedRun
+from tracker.columns.row_queue import RowQueue
+from tracker.columns.sorted_run import SortedRun
 
 Int64Array = NDArray[np.int64]
 

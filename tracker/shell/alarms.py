@@ -126,3 +126,45 @@ class Alarms:
         while self._heap and self._heap[0][2].on_time is None:
             heappop(self._heap)
             self._cancelled -= 1
+
+
+class TrackerTimer:
+    """The one alarm of a tracker, set anew when its time changes.
+
+    Args:
+        alarms: The alarms of the event loop.
+        on_time: Called at the time, which is forgotten then.
+    """
+
+    __slots__ = ("_alarm", "_alarms", "_on_time", "at_ms")
+
+    def __init__(self, alarms: Alarms, on_time: Callable[[], None]) -> None:
+        self._alarms = alarms
+        self._on_time = on_time
+        self._alarm: Alarm | None = None
+        self.at_ms: int | None = None
+        """The time it was set for, None while it is not."""
+
+    def set(self, at_ms: int | None, *, alarm_at_ms: int | None = None) -> None:
+        """Set it for a time, or for none.
+
+        Args:
+            at_ms: What it waits for; nothing is done where that has not changed.
+            alarm_at_ms: When to wake up for it, if that is another time.
+        """
+        if at_ms == self.at_ms:
+            return
+        self.cancel()
+        self.at_ms = at_ms
+        if at_ms is not None:
+            self._alarm = self._alarms.set(at_ms if alarm_at_ms is None else alarm_at_ms, self._on_alarm)
+
+    def cancel(self) -> None:
+        """Set it for no time."""
+        if self._alarm is not None:
+            self._alarms.cancel(self._alarm)
+        self._alarm = self.at_ms = None
+
+    def _on_alarm(self) -> None:
+        self._alarm = self.at_ms = None
+        self._on_time()

@@ -25,22 +25,13 @@ from snapshot_storage.bucket_key import LedgerRange
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig
-from tracker.core.actions import (
-    Event,
-    MetadataRead,
-    PositionsRead,
-    SegmentsLoaded,
-)
+from tracker.core.actions import Event, MetadataRead, PositionsRead, SegmentsLoaded
 from tracker.core.questions import BucketFigures
 from tracker.core.tracker_core import TrackerCore
-from tracker.delayed_delivery_tracker import (
-    DelayedDeliveryTracker,
-    ScheduledMessages,
-    TrackerContext,
-)
+from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError, TrackerError
 from tracker.shell.action_runner import ActionRunner
-from tracker.shell.alarms import Alarm, Alarms
+from tracker.shell.alarms import Alarms, TrackerTimer
 from tracker.shell.outages import Outages
 from tracker.shell.snapshot_merge import RunBlocking
 from tracker.shell.snapshot_work import SnapshotWork, worker_on
@@ -96,7 +87,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if context.tick_time_ms is not None:
             self._core.set_tick_time(context.tick_time_ms)
         self._stats = TrackerStats()
-        self._outages = Outages(self._name, self._stats)
+        self._outages = Outages(self._name, self._stats, config.unsealed_row_count_max)
         self._actions = ActionRunner(
             SnapshotWork(config, context, worker_on(storage, run_blocking)),
             self._outages,
@@ -105,9 +96,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             now_ms=now_ms,
             take=self._take,
         )
-        self._alarms = alarms if alarms is not None else Alarms(now_ms)
-        self._timer: Alarm | None = None
-        self._timer_at_ms: int | None = None
+        self._timer = TrackerTimer(alarms if alarms is not None else Alarms(now_ms), self._turn_soon)
         self._wakes_before_ms = NEVER
         """A message that is added and due before this wants another timer."""
         self._wanted_ledger_id = -1
@@ -121,7 +110,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._is_abandoned = False
         self.failure: Exception | None = None
         """The defect that stopped it, None while all is well."""
-        self._was_full = False
 
     def start(self) -> None:
         """Begin to recover what the cursor's properties name; call once, on the event loop."""
@@ -327,8 +315,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._is_settled.set()
         if self._turn_handle is not None:
             self._turn_handle.cancel()
-        if self._timer is not None:
-            self._alarms.cancel(self._timer)
+        self._timer.cancel()
         self._actions.cancel_storage_calls()
 
     def stop_for_defect(self, defect: Exception) -> None:
@@ -398,8 +385,10 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._actions.start(self._core.plan(now_ms=now_ms))
         if self._outages.are_there:
             self._outages.keep(self._core.retried())
-        self._set_timer(now_ms)
-        self._tell_when_full()
+        wakeup_ms = self._core.next_wakeup_ms(now_ms=now_ms)
+        self._wakes_before_ms = NEVER if wakeup_ms is None else wakeup_ms
+        self._timer.set(wakeup_ms)
+        self._outages.note_full(self._core.is_full)
         is_wanted = self._wake_up.is_wanted(
             deliver_at_ms=self._core.first_deliver_at_ms(now_ms=now_ms),
             withheld_ms=self._core.first_withheld_ms(now_ms=now_ms),
@@ -412,33 +401,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         # There may be more than one turn should take.
         self._turn_if_needed()
         return is_wanted
-
-    def _tell_when_full(self) -> None:
-        is_full = self._core.is_full
-        if is_full and not self._was_full:
-            logger.warning(
-                "%s: %d indexes wait in memory for a snapshot that cannot be stored; reading pauses until it can",
-                self._name,
-                self._config.unsealed_row_count_max,
-            )
-        self._was_full = is_full
-
-    def _set_timer(self, now_ms: int) -> None:
-        wakeup_ms = self._core.next_wakeup_ms(now_ms=now_ms)
-        self._wakes_before_ms = NEVER if wakeup_ms is None else wakeup_ms
-        if wakeup_ms == self._timer_at_ms:
-            return
-        if self._timer is not None:
-            self._alarms.cancel(self._timer)
-            self._timer = None
-        self._timer_at_ms = wakeup_ms
-        if wakeup_ms is not None:
-            self._timer = self._alarms.set(wakeup_ms, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._timer_at_ms = None
-        self._turn_soon()
 
     def _take(self, event: Event) -> None:
         """Give the core the answer to an action."""

@@ -29,12 +29,15 @@ class Outages:
     Args:
         name: Of the tracker, for the log.
         stats: Where it is written down.
+        row_count_max: So many rows may wait for a snapshot.
     """
 
-    __slots__ = ("_failing", "_name", "_read_failures", "_stats")
+    __slots__ = ("_failing", "_is_full", "_name", "_read_failures", "_row_count_max", "_stats")
 
-    def __init__(self, name: str, stats: TrackerStats) -> None:
+    def __init__(self, name: str, stats: TrackerStats, row_count_max: int) -> None:
         self._name = name
+        self._row_count_max = row_count_max
+        self._is_full = False
         self._stats = stats
         self._failing = _NONE_FAILING
         """Kinds of actions that failed when they were last tried."""
@@ -79,6 +82,16 @@ class Outages:
         else:
             logger.log(level, "%s: %s failed", self._name, what, exc_info=error)
         return ActionFailed(action, is_gone, str(error), lost_bucket_id(error))
+
+    def note_full(self, is_full: bool) -> None:
+        """Note whether so many rows wait for a snapshot as may."""
+        if is_full and not self._is_full:
+            logger.warning(
+                "%s: %d indexes wait in memory for a snapshot that cannot be stored; reading pauses until it can",
+                self._name,
+                self._row_count_max,
+            )
+        self._is_full = is_full
 
     def tell(self) -> None:
         """Bring the figures up to date."""

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from snapshot_storage.encoding.columns import DelayedIndexes, order_of_rows
 from tracker.columns.row_order import NEVER, RowKey, last_key_at
-from tracker.columns.row_queue import QueueSizes, RowQueue, SortedRun, pop_sorted, time_of_rows
+from tracker.columns.row_queue import QueueSizes, RowQueue, pop_sorted, time_of_rows
+from tracker.columns.sorted_run import SortedRun
 
 Row = tuple[int, int, int]
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)), max_size=30)
