@@ -1,7 +1,7 @@
 """The ends of commands: exit codes, refusals in one line, and the last part of help texts.
 
     0    done
-    1    done, and something is wrong with what was looked at: the help text of the command says what
+    1    done, and the data have a fault: the help text of the command says what
     2    asked wrongly, or it cannot be done: one line on stderr says why
     130  stopped by Ctrl-C
 

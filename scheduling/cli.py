@@ -350,7 +350,7 @@ _holding = _options(
 @_holding
 @on_service
 def pause(api: ScheduleApi, **asked: Any) -> None:
-    """Hold the due messages of TOPIC, also across restarts, until it is resumed. Consumers keep what they have."""
+    """Hold the due messages of TOPIC, also across restarts, until it is resumed. Consumers keep their messages."""
     _hold(api, "pause", {}, **asked)
 
 
@@ -376,7 +376,7 @@ def _hold(
     is_sure: bool,
     is_json: bool,
 ) -> None:
-    """Count what is delayed and what is due, ask for confirmation where there is more than one, and pause or resume."""
+    """Count delayed and due messages, ask for confirmation if there are several, and pause or resume."""
     path = topic_path(topic)
     if is_dry_run or not is_sure:
         found = api.get(f"{path}/scheduled/histogram", _query({"subscription": subscription, "buckets": 1}))

@@ -149,7 +149,7 @@ class Scheduler:
 
         Args:
             which: A handle, several, a `Matching`, or `EVERYTHING`.
-            is_dry_run: Only say what would be done.
+            is_dry_run: Only return the number of messages.
 
         Raises:
             ScheduleRequestError: The service refuses, and nothing has changed.
@@ -178,7 +178,7 @@ class Scheduler:
             at: The new time.
             after: The new time, from now.
             shift: How much later than before; below zero for earlier.
-            is_dry_run: Only say what would be done.
+            is_dry_run: Only return the number of messages.
 
         Returns:
             The outcome. Its `handles` are the new ones by the old ones, where handles were given.
@@ -206,7 +206,7 @@ class Scheduler:
 
         Args:
             which: A handle, several, a `Matching`, or `EVERYTHING`.
-            is_dry_run: Only say what would be done.
+            is_dry_run: Only return the number of messages.
 
         Raises:
             ScheduleRequestError: The service refuses, and nothing has changed.

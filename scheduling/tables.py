@@ -17,7 +17,7 @@ _BAR: Final = 28
 
 
 def cut(text: str, width: int) -> str:
-    r"""Cut a text to a column, and replace what is not printed.
+    r"""Cut a text to a column, and replace unprintable characters.
 
     >>> cut("customer-4711", 8), cut("a\tb", 8)
     ('custome…', 'a?b')

@@ -38,7 +38,7 @@ async def found_copy(
     metadata: bytes,
     candidates: Sequence[int],
 ) -> int | None:
-    """Return the one that an earlier run has stored, if every entry of it is what it is here."""
+    """Return the copy that an earlier run has stored, if every entry of it is the same."""
     if not candidates:
         return None
     checksums = await _checksums(here, info)
@@ -54,7 +54,7 @@ async def found_copy(
 async def copy_snapshot(
     here: BucketSnapshotStorage, there: BucketSnapshotStorage, info: BucketSnapshotInfo, metadata: bytes
 ) -> int:
-    """Store a snapshot there, read it again, and return its id; what is not as it was is deleted.
+    """Store a snapshot there, read it again, and return its id; a copy that differs is deleted.
 
     Raises:
         SnapshotCorruptedError: It is damaged here, or was read otherwise than written.

@@ -92,7 +92,7 @@ class FaultPlan:
         assert all(can_happen(fault, operation) for (operation, _), fault in self.at.items())
 
     def fault(self, operation: Operation, number: int) -> Fault | None:
-        """Return what goes wrong in the n-th call of an operation, counted from 0; None if nothing does."""
+        """Return the fault of the n-th call of an operation, counted from 0; None if nothing does."""
         if (operation, number) in self.at:
             return self.at[operation, number]
         if not self.rate or operation not in self.operations:

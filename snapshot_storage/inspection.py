@@ -68,7 +68,7 @@ def is_bucket_property(key: str) -> bool:
 def ownership_problems(
     infos: Sequence[BucketSnapshotInfo], properties: Sequence[BucketProperty]
 ) -> list[SnapshotProblem]:
-    """Compare what is stored with what the cursors' properties name, in both directions."""
+    """Compare the stored snapshots with those that the cursors' properties name, in both directions."""
     problems: list[SnapshotProblem] = []
     by_id = {info.bucket_id: info for info in infos}
     named_by: dict[int, BucketProperty] = {}
@@ -198,7 +198,7 @@ class TimeHistogram:
         return cls(first_ms, span_ms, np.zeros(bins, np.int64))
 
     def add(self, deliver_at_ms: NDArray[np.int64]) -> None:
-        """Count rows; what is outside of the range goes to its ends."""
+        """Count rows; times outside of the range go to its ends."""
         bins = np.clip((deliver_at_ms - self.first_ms) // self.span_ms, 0, len(self.counts) - 1)
         self.counts += np.bincount(bins, minlength=len(self.counts))
 

@@ -1,6 +1,6 @@
 """Snapshots in a dictionary: for tests, for trying things out, and as the plainest reading of the interface.
 
-Nothing survives the object; `close` and `start` keep what is there, as a folder would. There is no thread and
+Nothing survives the object; `close` and `start` keep the snapshots, as a folder would. There is no thread and
 no wait in here, so under a virtual clock it takes no time.
 """
 

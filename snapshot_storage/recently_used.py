@@ -9,7 +9,7 @@ _Value = TypeVar("_Value")
 
 
 class RecentlyUsed(Generic[_Value]):
-    """A bounded dictionary by bucket id, for any thread; what was not used for longest goes first."""
+    """A bounded dictionary by bucket id, for any thread; the least recently used goes first."""
 
     def __init__(self, bytes_max: int, size_bytes: Callable[[_Value], int]) -> None:
         self._bytes_max = bytes_max
@@ -19,14 +19,14 @@ class RecentlyUsed(Generic[_Value]):
         self._lock = threading.Lock()
 
     def get(self, bucket_id: int) -> _Value | None:
-        """Return what is remembered of a snapshot."""
+        """Return the remembered value of a snapshot."""
         with self._lock:
             if bucket_id in self._values:
                 self._values.move_to_end(bucket_id)
             return self._values.get(bucket_id)
 
     def put(self, bucket_id: int, value: _Value) -> None:
-        """Remember something, and forget what is too much."""
+        """Remember a value, and forget the least recently used beyond the limit."""
         with self._lock:
             self._drop(bucket_id)
             self._values[bucket_id] = value

@@ -1,7 +1,7 @@
 """Retries for callers that have none of their own: a storage around another one that repeats the calls it may repeat.
 
-The tracker retries by itself, as it knows what can wait and for how long. Tools ask once, and one 503 of an S3 server
-would end them. Calls that are repeated, a few times and ever later:
+The tracker retries by itself, as it knows which calls can wait and for how long. Tools ask once, and one 503 of an S3
+server would end them. Calls that are repeated, a few times and ever later:
 
     start, every read, list, delete     safe by the interface: a second call does no harm
     create, and every step of a writer  never: an answer that was lost may hide a snapshot, and a second one would be

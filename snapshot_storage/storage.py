@@ -82,7 +82,7 @@ class BucketSnapshotWriter(ABC):
     async def write_segments(self, segments: Sequence[bytes]) -> None:
         """Add the next segments; the first of all is entry 1.
 
-        Holds a few MiB at most besides what it was given, however large the snapshot grows. Not idempotent, and
+        Holds a few MiB at most beside its arguments, however large the snapshot grows. Not idempotent, and
         not to be retried.
 
         Raises:
@@ -109,7 +109,7 @@ class BucketSnapshotWriter(ABC):
 
     @abstractmethod
     async def abort(self) -> None:
-        """Remove what was written, unless it is committed. Idempotent; never raises.
+        """Remove the written segments, unless the snapshot is committed. Idempotent; never raises.
 
         Entries that cannot be removed now, because the storage does not answer or is closed, were never visible and are
         removed at a later `start`.
@@ -214,7 +214,7 @@ class BucketSnapshotStorage(ABC):
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
         """Return what recovery needs of a snapshot, in as few calls to the storage as there can be.
 
-        How many segments come along is the storage's choice, by what they cost with the same read. A damaged one and
+        How many segments come along is the storage's choice, by their cost in the same read. A damaged one and
         those behind it do not: a read of it by itself raises the error. A read changes nothing, so a retry is always
         safe.
 
@@ -302,7 +302,7 @@ class BucketSnapshotStorage(ABC):
         """
 
     async def find_damage(self) -> list[SnapshotStorageError]:
-        """Return what is damaged among that by which snapshots are found: all that a list leaves out or ends at.
+        """Return the damage of the entries by which snapshots are found: all that a list leaves out or ends at.
 
         Entries are not read. A retry is always safe.
         """

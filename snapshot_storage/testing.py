@@ -233,7 +233,7 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         if fault is Fault.LATENCY:
             await self._sleep(self.plan.chance(operation, number, "latency").random() * self.plan.latency_ms_max / 1e3)
         if fault is Fault.LOST_DELETE:
-            # A delete that did nothing returns what one that did returns.
+            # A delete without an effect returns the same as one with an effect.
             return None  # type: ignore[return-value]
         result = await call()
         if fault is Fault.TIMEOUT_AFTER:

@@ -259,7 +259,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
 
 
 async def _to_the_end(work: Coroutine[Any, Any, _Result] | asyncio.Future[_Result]) -> _Result:
-    """Wait for what must not be left half done: a caller that is cancelled learns so when it is done."""
+    """Wait for work that must not be left half done: a caller that is cancelled learns so when it is done."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -37,7 +37,8 @@ async def drop_snapshot(
     Args:
         config: The configuration.
         bucket_id: Its id.
-        on_readable: Called before a snapshot is given up of which all can be read; what it raises leaves it as it is.
+        on_readable: Called before a snapshot is given up of which all can be read; an error leaves the snapshot as it
+            is.
 
     Raises:
         BucketNotFoundError: There is none of this id, and no cursor names one.

@@ -215,7 +215,7 @@ class _Routes:
         return await topic_summary(await self._topic(request), self._service.catalog, self._service.now_ms)
 
     async def scheduled(self, request: web.Request) -> Json:
-        """A page of what is scheduled."""
+        """A page of scheduled messages."""
         known = ("subscription", "from", "until", "key", "keyBase64", "property", "limit", "after", "payload")
         query = _query(request, known)
         selector = _filters(query)

@@ -51,7 +51,7 @@ class NamespaceGrants:
         return self.roles if topic is None else self.topics.get(topic, {})
 
     def with_grant(self, topic: str | None, role: str, actions: Actions | None) -> "NamespaceGrants":
-        """Give a role these actions instead of what it had; None takes its entry away."""
+        """Give a role these actions in place of its earlier ones; None takes its entry away."""
         changed = {other: granted for other, granted in self.of(topic).items() if other != role}
         if actions is not None:
             changed[role] = actions

@@ -1,4 +1,4 @@
-"""The commands of `postdate` that are the service's own: start it, see it work, show what is configured."""
+"""The commands of `postdate` that are the service's own: start it, see it work, show its configuration."""
 
 import logging
 import os

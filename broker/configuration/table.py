@@ -40,7 +40,7 @@ def config_lines(config: BrokerConfig, *, changed_only: bool = False) -> str:
 
     Args:
         config: The configuration.
-        changed_only: Leave out what is the default.
+        changed_only: Leave out keys with their defaults.
     """
     default = BrokerConfig()
     return "".join(
@@ -57,7 +57,7 @@ def config_values(config: BrokerConfig, *, changed_only: bool = False) -> dict[s
 
     Args:
         config: The configuration.
-        changed_only: Leave out what is the default.
+        changed_only: Leave out keys with their defaults.
     """
     default = BrokerConfig()
     return {

@@ -39,7 +39,7 @@ def open_tls(config: BrokerConfig) -> "ServerTls | None":
 
 
 async def listen_for_clients(service: Service, tls: "ServerTls | None") -> AsyncExitStack:
-    """Listen on the ports for Pulsar clients; closing what is returned ends that.
+    """Listen on the ports for Pulsar clients; closing the result ends that.
 
     Raises:
         OSError: One cannot be listened on.

@@ -81,7 +81,7 @@ class FrameSplitter:
 
         Raises:
             ProtocolError: The bytes are no frames. The frames before the fault are lost with it: the connection
-                has to be closed, and its client sends again what was not answered.
+                has to be closed, and its client sends unanswered messages again.
         """
         data = chunk
         if self._pending:
@@ -188,7 +188,7 @@ def _parse_command(data: bytes) -> BaseCommand:
     """Parse any command with the generated class, and see to it that its handler can rely on its fields.
 
     Raises:
-        ProtocolError: It cannot be parsed, is of an unknown type, or lacks what is required.
+        ProtocolError: It cannot be parsed, is of an unknown type, or lacks a required field.
     """
     try:
         command = BaseCommand.FromString(data)

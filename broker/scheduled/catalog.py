@@ -76,7 +76,7 @@ class ScheduleCatalog:
                 return read
 
     def forget(self, name: str) -> None:
-        """Forget a topic that was closed or deleted; what is asked of it later is read again."""
+        """Forget a topic that was closed or deleted; later questions read it again."""
         for ledger_id in self._spans.pop(name, ()):
             self._drop((name, ledger_id))
 

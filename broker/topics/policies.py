@@ -157,7 +157,7 @@ class PolicyBook:
         return self._policies.get(_record_name(owner))
 
     def applied(self, topic: TopicName) -> DelayedDeliveryPolicies:
-        """Return what is in force for a topic: its own policies, else its namespace's, else the configuration's."""
+        """Return the policies in force for a topic: its own, else its namespace's, else the configuration's."""
         return self.of(topic) or self.of(topic.namespace_name) or self._default
 
     async def put(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:

@@ -121,7 +121,7 @@ class Subscription:
         self.held_by_pause = 0
         """Delayed entries that came due since a pause began, at the last count."""
         self.delayed_in_log = DelayedInLog()
-        """The last count of what waits for its time; without a meaning while there is a dispatcher, which knows."""
+        """The last count of delayed messages; without a meaning while there is a dispatcher, which knows."""
         self.lateness: LatenessHistogram | None = None
         """The histogram of lateness; None without one that outlives a dispatcher."""
         self.cancelled_total = 0

@@ -108,7 +108,7 @@ def _tell(text: str, *, is_quiet: bool) -> None:
 
 
 def audit_json(report: "AuditReport") -> dict[str, Any]:
-    """Return what was found."""
+    """Return the findings."""
     return {
         "index_rows": report.index_rows,
         "log_rows": report.log_rows,

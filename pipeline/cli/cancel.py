@@ -116,7 +116,7 @@ def cancel(
 
 
 def cancel_json(report: "CancelReport", *, is_dry_run: bool) -> dict[str, Any]:
-    """Return what was asked for, and what was done."""
+    """Return the request, and the result."""
     return {
         "is_dry_run": is_dry_run,
         "cancelled": [

@@ -59,7 +59,7 @@ def repair(data: str, is_confirmed: bool, is_json: bool) -> None:
     """Keep the whole entries of a damaged log, so that the service starts.
 
     DATA is a service's data directory; the service must be stopped. Whole entries go to a new folder, which takes the
-    damaged one's place in one step. The damaged one stays beside it, with a report of what was lost. Acknowledgements
+    damaged one's place in one step. The damaged one stays beside it, with a report of the losses. Acknowledgements
     that are lost mean that messages come again.
     """
     from managed_ledger.repair.repairing import Repaired

@@ -196,7 +196,7 @@ def forecast(
 
     DATA is a service's data directory (the service may run); also an export or a folder of snapshots, if --of says so.
     Writes minutes.parquet and topics.parquet, and with the extra `charts` deliveries.png and ahead.png. A log also
-    counts what was acknowledged before its time; an index lacks what is not sealed yet.
+    counts what was acknowledged before its time; an index lacks messages that are not sealed yet.
     """
     from pathlib import Path
 
@@ -245,7 +245,7 @@ def _draw_if_installed(found: "Forecast", folder: "Path") -> "list[Path]":
 
 
 def ahead_json(ahead: "Ahead") -> dict[str, Any]:
-    """Return what is ahead of a topic; the topic is null for all together."""
+    """Return the forecast of a topic; the topic is null for all together."""
     return ahead._asdict() | {"peak": iso_or_none(ahead.peak_ms)}
 
 
@@ -262,7 +262,7 @@ def _tell_ahead(summaries: "list[Ahead]") -> None:
 
 
 def rebuild_json(report: "RebuildReport") -> dict[str, Any]:
-    """Return what was read and made."""
+    """Return the figures of a rebuild."""
     published = report.published
     return {
         "messages": report.entries_read,

@@ -88,7 +88,7 @@ def merge(
 
 
 def merge_json(report: "MergeReport", *, is_dry_run: bool) -> dict[str, Any]:
-    """Return what was found, and what was done."""
+    """Return the findings, and the result."""
     return {
         "is_dry_run": is_dry_run,
         "subscriptions": report.subscriptions,

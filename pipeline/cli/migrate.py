@@ -79,7 +79,7 @@ def migrate(
 
 
 def migrate_json(copied: "Copied") -> dict[str, Any]:
-    """Return what was found, and what was done."""
+    """Return the findings, and the result."""
     return {
         "snapshots": len(copied.infos),
         "bytes": sum(info.length_bytes for info in copied.infos),

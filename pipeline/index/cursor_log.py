@@ -166,7 +166,7 @@ def is_index_cursor(name: str) -> bool:
 def acknowledged_of(
     cursors: Mapping[str, tuple[int, StoredCursor]], ledgers: Iterable[LedgerExtent]
 ) -> dict[str, Acknowledged]:
-    """Return what each cursor of a topic counts as acknowledged.
+    """Return the acknowledgements of each cursor of a topic.
 
     Args:
         cursors: By name, as `LogFolder.cursors` gives them.

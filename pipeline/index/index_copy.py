@@ -221,7 +221,7 @@ def _update_cursors(cursors: CursorPropertiesFolder, chosen: Selection, new_ids:
 
 
 async def _delete_source(here: BucketSnapshotStorage, cursors: CursorPropertiesFolder, copied: Copied) -> int:
-    """Delete what was copied, but for snapshots that any cursor still names, rightly or not."""
+    """Delete the copied snapshots, but for those that any cursor still names, rightly or not."""
     still_named = {one.bucket_id for one in _bucket_properties(await asyncio.to_thread(cursors.read))}
     old_ids = copied.new_ids.keys() - still_named
     for bucket_id in old_ids:

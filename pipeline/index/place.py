@@ -230,7 +230,7 @@ def _runner() -> asyncio.Runner:
 
 
 async def _kept_open(location: str, job: str) -> BucketSnapshotStorage:
-    """Return the storage that this job has open already, if so: a later job sees what was written since."""
+    """Return the storage that this job has open already, if so: a later job sees later writes."""
     if (location, job) not in _opened:
         # A worker may be on another machine than the data folder, so the driver has said where (`own_index`).
         storage = _on_s3(location, is_read_only=False) if is_s3(location) else open_index(location, is_read_only=True)

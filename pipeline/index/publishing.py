@@ -68,14 +68,14 @@ async def publish(
         staged: The buckets to publish; a bucket key at most once for each cursor. An error in it ends the publication.
         storage: Where to, open.
         cursors: The cursors, for their properties.
-        replaced: Cursors whose other buckets go: their index becomes what was staged. Other cursors keep theirs,
+        replaced: Cursors whose other buckets go: their index becomes the staged one. Other cursors keep theirs,
             but for those of the same bucket key.
         gone: Buckets that go, by subscription and bucket key.
         marks: Other properties that every cursor with a new bucket gets, in the same write.
         on_stored: Told of each snapshot when it is stored.
 
     Raises:
-        SnapshotStorageError: The storage failed. Nothing was published, and what had been stored is deleted again.
+        SnapshotStorageError: The storage failed. Nothing was published, and stored snapshots are deleted again.
         LedgerError: The properties were not written, or there is no such cursor; the same.
     """
     gone_keys: defaultdict[CursorName, set[str]] = defaultdict(set)
@@ -117,7 +117,7 @@ async def publish(
 
 
 async def each_of(staged: Iterable[StagedSnapshot]) -> AsyncIterator[StagedSnapshot]:
-    """Give what is staged already."""
+    """Give the staged snapshots."""
     for snapshot in staged:
         yield snapshot
 

@@ -39,7 +39,7 @@ class StagedSnapshot(NamedTuple):
 
         Raises:
             OSError: The file is not there.
-            SnapshotCorruptedError: It is not what was written.
+            SnapshotCorruptedError: Its bytes are not those that were written.
         """
         with Path(self.path).open("rb") as file:
             file.seek(self.offset)
@@ -68,7 +68,7 @@ class StagingWriter:
         return staged
 
     def flush(self) -> None:
-        """Let others read what was put."""
+        """Let other processes read the snapshots so far."""
         if self._file is not None:
             self._file.flush()
 

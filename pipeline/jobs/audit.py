@@ -87,7 +87,7 @@ class AuditReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is wrong; what is harmless does not count."""
+        """Whether nothing is wrong; harmless findings do not count."""
         return not (self.positions or self.corrupt or self.ownership)
 
     def affected(self) -> set[CursorName]:
@@ -135,7 +135,7 @@ def audit(
     every, ledgers = log.cursors, log.ledgers
     selection = select([cursor.name for cursor in every], log.topics, topics, cursors)
     names = set(selection.of(cursor.name for cursor in every))
-    # After the cursors: what was stored since then has no property among those that were read.
+    # After the cursors: snapshots that were stored since then have no property among those that were read.
     index = own_index(index, Path(folder), is_read_only=True)
     readable, sealed = asyncio.run(_read_index(index, Path(folder), every, names))
     infos = readable.infos
@@ -363,7 +363,7 @@ def drop_useless(owners: CursorLog, affected: Collection[CursorName]) -> set[int
 
 
 def write_positions(report: AuditReport, location: str) -> int:
-    """Write what is wrong with positions to a Parquet file or a URI, and return how many there are."""
+    """Write the faults of positions to a Parquet file or a URI, and return their number."""
     schema = pa.schema(
         [("finding", pa.string()), ("topic", pa.string()), ("cursor", pa.string())]
         + [(name, pa.int64()) for name in ("ledger_id", "entry_id", "deliver_at_ms")]

@@ -1,6 +1,6 @@
 """Find scheduled messages of a log, as positions: by topic, time, key and property, or in a file.
 
-    headers (filters on topic, time and the key's hash) ──► metadata of what is left (key, properties) ──► positions
+    headers (filters on topic, time and the key's hash) ──► metadata of the rest (key, properties) ──► positions
 
 The metadata of a message stands before its payload, in the same block of the log; a block with such a message is read
 whole, and only metadata is parsed (`MetadataFilter`). So a search by property alone reads the whole log, one by time

@@ -27,7 +27,7 @@ from snapshot_storage.encoding.columns import Int64Array
 
 MINUTE_MS = 60_000
 MINUTE_MAX = (2**63 - 1) // MINUTE_MS - 1
-"""The last minute whose end is a number of milliseconds too; what is later counts there."""
+"""The last minute whose end is a number of milliseconds too; later messages count there."""
 
 PERCENTS = (50, 90, 99)
 
@@ -82,7 +82,7 @@ def forecast(
     on_stage: OnStage = lambda _name, _steps: None,
     on_step: OnStep = lambda _steps: None,
 ) -> Forecast:
-    """Count what is ahead of `now_ms`; rows that are due, not delayed or null are left out.
+    """Count the messages ahead of `now_ms`; rows that are due, not delayed or null are left out.
 
     Args:
         rows: With the columns topic and deliver_at_ms (milliseconds since 1970).

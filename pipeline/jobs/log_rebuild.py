@@ -67,7 +67,7 @@ def rebuild_log(
         spark: The session; it needs no preparation.
         location: Where the headers are: a data directory, a log's folder, or an export (`open_log`).
         index: Where the snapshots go (`index_place`); by default the data directory at `location`.
-        rules: How buckets are made, and what is due.
+        rules: The rules of buckets, and the present time.
         cursor_log: The folder whose cursors own the index; by default the one beside the index.
         topics: Only these, by their short or whole names; None for all.
         cursors: Only subscriptions of these names; None for all.

@@ -4,9 +4,9 @@
             └─► set aside                                                    ──► `write_index`
 
 Headers are four columns: topic, ledger_id, entry_id, deliver_at_ms (-1 where a message has no delay); numbers may be
-decimals. They are read twice, to count and to build, so cache what is expensive to read; one shuffle brings the rows of
-a bucket together. A log of Postdate needs neither: that is `log_rebuild`. A ledger of more rows than a bucket may have
-is cut, which reads it twice more (`ledger_splits`).
+decimals. They are read twice, to count and to build, so cache headers that are expensive to read; one shuffle brings
+the rows of a bucket together. A log of Postdate needs neither: that is `log_rebuild`. A ledger of more rows than a
+bucket may have is cut, which reads it twice more (`ledger_splits`).
 
 A position that comes twice is indexed once. It is counted twice, though, so a bucket may then end earlier than the
 live one.
@@ -80,7 +80,7 @@ def _ranges(delayed: DataFrame, buckets: Sequence[PlannedBucket]) -> list[tuple[
 
 
 def check_headers(headers: DataFrame) -> None:
-    """Refuse what are no headers.
+    """Refuse rows that are no headers.
 
     Raises:
         ValueError: A column is missing or holds no whole numbers.

@@ -72,7 +72,7 @@ class HeaderLog(Protocol):
     def read_times(self, part: HeaderRange) -> DelayedIndexes:
         """When the entries of a range are to be delivered, in the order of the log.
 
-        Rows are as they were found, good or bad: times may be `NOT_DELAYED`, and what is null is `MISSING`.
+        Rows are as they were found, good or bad: times may be `NOT_DELAYED`, and null is `MISSING`.
         """
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class LogFolder:
                 raise self._makes_no_sense(topic, error) from error
 
     def cursors(self, topic: str) -> dict[str, tuple[int, StoredCursor]]:
-        """The subscriptions of a topic: under which number each is stored, and what is stored."""
+        """The subscriptions of a topic: the number under which each is stored, and its record."""
         found = {}
         owner_id = self._owner_ids.get(topic)
         if owner_id is None:

@@ -63,5 +63,5 @@ def with_log(location: str, job: str, work: Callable[[HeaderLog], Result]) -> Re
 
 
 @lru_cache(LOGS_OPEN_MAX)
-def _kept_open(location: str, job: str) -> HeaderLog:  # noqa: ARG001 - a later job sees what was written since
+def _kept_open(location: str, job: str) -> HeaderLog:  # noqa: ARG001 - a later job sees later writes
     return open_log(location)

@@ -240,7 +240,7 @@ def _read_rows(file: pq.ParquetFile, part: HeaderRange, names: list[str]) -> pa.
 
 
 def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return a column as an export has it; what is no whole number of that size is null, and so a bad row.
+    """Return a column as an export has it; other values are null, and so bad rows.
 
     >>> as_type(pa.chunked_array([pa.array([1, 2**64 - 1], pa.uint64())]), pa.int64()).to_pylist()
     [1, None]

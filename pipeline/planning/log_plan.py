@@ -29,7 +29,7 @@ def plan_counts(
     now_ms: int,
     cores: int,
 ) -> list[CountTask]:
-    """Return what has to be read to count: ledgers that are past for all subscriptions, or all due, are not."""
+    """Return the reads of a count: ledgers that are past for all subscriptions, or all due, are not."""
     by_topic: defaultdict[str, dict[str, Acknowledged]] = defaultdict(dict)
     for (topic, cursor), of_cursor in acknowledged.items():
         by_topic[topic][cursor] = of_cursor

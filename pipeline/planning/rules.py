@@ -14,7 +14,8 @@ class RebuildRules:
     now_ms: int
     """Rows that are due at this time are left out: a broker delivers them without an index.
 
-    A tracker that is not strict counts what is due within its tick as due. To get its very bytes, add the tick.
+    A tracker that is not strict counts messages that fall due within its tick as due. To get its very bytes, add the
+    tick.
     """
 
     step_ms: int = 300_000

@@ -8,8 +8,8 @@ That is off unless asked for, because PySpark 4.3.0 keeps one plan of a loaded D
 was pushed last for both, and `frame` itself reads no more than that. It is safe for a DataFrame that only one query
 with one filter is made of.
 
-A filter of a query is given back to Spark as well, which applies it to what is left: so these filters may let too many
-rows through, but must never wrongly leave one out.
+A filter of a query is given back to Spark as well, which applies it to the remaining rows: so these filters may let too
+many rows through, but must never wrongly leave one out.
 """
 
 import operator
@@ -73,7 +73,7 @@ class PushedFilters(tuple[ColumnFilter, ...]):
 
     @classmethod
     def of(cls, filters: Iterable[Filter], columns: Sequence[str]) -> Self:
-        """Take what is understood, about these columns."""
+        """Take the filters on these columns."""
         return cls(
             ColumnFilter(pushed.attribute[0], type(pushed), pushed.value)
             for pushed in filters

@@ -1,4 +1,4 @@
-"""A Spark session on this machine, or one clear error about what is missing.
+"""A Spark session on this machine, or one clear error about a missing part.
 
 On a cluster `spark-submit` brings its own session: give that to `register`.
 """

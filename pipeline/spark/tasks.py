@@ -44,7 +44,7 @@ class SparkTasks:
         work: Callable[[Task], Result],
         on_result: Callable[[Result], None] = lambda _result: None,
     ) -> list[Result]:
-        """Return what each task gave, in order; begins them in that order.
+        """Return the results of the tasks, in order; begins them in that order.
 
         Args:
             name: Their name, for progress and Spark's pages.

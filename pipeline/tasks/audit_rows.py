@@ -73,7 +73,7 @@ class Audited:
     topic: str
     cursor: str
     positions: dict[IndexFinding, DelayedIndexes] = field(default_factory=dict)
-    """But for what is harmless, which is only counted."""
+    """Without harmless ones, which are only counted."""
     counts: dict[IndexFinding, int] = field(default_factory=dict)
     corrupt: dict[int, str] = field(default_factory=dict)
     """Snapshots that cannot be read, or of which entry 0 and the segments contradict each other, and why."""

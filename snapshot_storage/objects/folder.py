@@ -1,7 +1,7 @@
 """Snapshots as plain files: the objects of a prefix on S3, in a folder, so that either can be copied to the other.
 
     <folder>/1234/5/00000000abc     one file a snapshot: `objects.format`, under the key of its id (`s3.layout`)
-    <folder>/uploads/<nonce>        what is still being written; never read
+    <folder>/uploads/<nonce>        unfinished snapshots; never read
 
 For bulk jobs, backups and snapshots from other programs: any number of processes may use a folder at a time. A service
 has RocksDB, which reads and lists faster. A file gets its name when all of it is on the disk, by a link that fails
@@ -76,7 +76,7 @@ class ObjectFolder:
     """An open folder, with blocking calls that any thread may make."""
 
     def __init__(self, path: Path, *, is_read_only: bool) -> None:
-        """Open it; to write, remove what was left unfinished a day ago.
+        """Open it; to write, remove unfinished snapshots that are a day old.
 
         Raises:
             StorageAccessError: It is to be read, and there is none.
@@ -180,20 +180,20 @@ class ObjectFolder:
                 _sync(path.parent)
 
     def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
-        """See base; what is damaged is left out, and logged: `damage` names it."""
+        """See base; damaged files are left out, and logged: `damage` names it."""
         infos, damage = self._infos(topic_name, cursor_name)
         for error in damage:
             log.warning("left out of a list of snapshots: %s", error)
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
 
     def damage(self) -> Sequence[SnapshotCorruptedError]:
-        """Return what is wrong with headers."""
+        """Return the faults of headers."""
         return self._infos(None, None)[1]
 
     def _infos(
         self, topic_name: str | None, cursor_name: str | None
     ) -> tuple[Sequence[BucketSnapshotInfo], Sequence[SnapshotCorruptedError]]:
-        """Return what the files of a topic and cursor, and of some others, say of themselves; and what is damaged."""
+        """Return what the files of a topic and cursor, and of some others, say of themselves; and the damaged ones."""
         infos, errors = [], []
         for bucket_id in self._ids(list_prefix("", topic_name, cursor_name)):
             try:
@@ -295,7 +295,7 @@ def _file_of(folder: Path, bucket_id: int) -> Path:
 
 
 def _head_of(file: IO[bytes], size: int, bucket_id: int) -> ObjectHead:
-    """Read what comes before the entries; the file is at the first of them then."""
+    """Read the head of a file, before the entries; the file is at the first of them then."""
     front = file.read(FRONT_BYTES)
     extent = object_extent(front, object_bytes=size, bucket_id=bucket_id)
     data = front + file.read(extent.head_end - len(front))

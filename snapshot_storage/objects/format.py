@@ -109,7 +109,7 @@ def table_of(entries: Sequence[bytes]) -> NDArray[np.void]:
 
 
 def encode_object_head(names: SnapshotNames, table: NDArray[np.void]) -> bytes:
-    """Return what comes before the entries.
+    """Return the head of an object, before the entries.
 
     Args:
         names: The owner of the snapshot.
@@ -143,7 +143,7 @@ def encode_object(
 
 
 def decode_object(data: bytes, *, bucket_id: int | None = None) -> DecodedObject:
-    """Return what is in an object, all of it checked.
+    """Return the contents of an object, all of it checked.
 
     Args:
         data: The object.
@@ -197,7 +197,7 @@ def decode_object_info(data: bytes, *, object_bytes: int, bucket_id: int) -> Buc
 
 
 def decode_object_head(data: bytes, *, object_bytes: int, bucket_id: int | None = None) -> ObjectHead:
-    """Return what comes before the entries, from the object's beginning up to `head_end`.
+    """Return the head, from the object's beginning up to `head_end`.
 
     Raises:
         SnapshotCorruptedError: A bit is not as it was written, or bytes are missing.
@@ -222,13 +222,13 @@ def checked_entries(head: ObjectHead, first_entry: int, data: bytes, *, bucket_i
         bucket_id: The object's id, for the error.
 
     Raises:
-        SnapshotCorruptedError: An entry is not what was written.
+        SnapshotCorruptedError: The bytes of an entry are not those that were written.
     """
     return list(_each_checked(head, first_entry, data, bucket_id))
 
 
 def checked_first_entries(head: ObjectHead, data: bytes, *, bucket_id: int | None = None) -> tuple[bytes, list[bytes]]:
-    """Return entry 0, and what follows it up to the first segment that is damaged or incomplete.
+    """Return entry 0, and the segments up to the first one that is damaged or incomplete.
 
     Args:
         head: The object's head.
@@ -236,7 +236,7 @@ def checked_first_entries(head: ObjectHead, data: bytes, *, bucket_id: int | Non
         bucket_id: The object's id, for the error.
 
     Raises:
-        SnapshotCorruptedError: Entry 0 is not what was written.
+        SnapshotCorruptedError: The bytes of entry 0 are not those that were written.
     """
     entries = _each_checked(head, METADATA_ENTRY, data, bucket_id)
     metadata = next(entries)

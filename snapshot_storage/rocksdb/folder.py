@@ -118,7 +118,7 @@ class RocksDBFolder:
         """Let go of the folder; no other call may be running or follow."""
         if not self._is_read_only:
             try:
-                # Not for safety, as what was acknowledged is in the log: the next start then has nothing to replay.
+                # Not for safety, as acknowledged messages are in the log: the next start then has nothing to replay.
                 self._store.flush()
             except SnapshotStorageError:
                 log.warning("closing the snapshots in %s", self._path, exc_info=True)
@@ -127,7 +127,7 @@ class RocksDBFolder:
             self._opened.close()
 
     def _check_writable(self, operation: str) -> None:
-        """Refuse what would write to a folder that was opened to read.
+        """Refuse a write to a folder that is open to read.
 
         Raises:
             StorageReadOnlyError: The folder is open to read only.
@@ -321,7 +321,7 @@ class RocksDBFolder:
         return sorted(info for info in infos if info.belongs_to(topic_name, cursor_name))
 
     def header_damage(self) -> Sequence[SnapshotStorageError]:
-        """Return what is wrong with headers."""
+        """Return the faults of headers."""
         try:
             return self._infos(None, None)[1]
         except StorageCorruptedError as error:

@@ -79,7 +79,7 @@ def bucket_id_in(key: bytes) -> int:
 
 
 def with_checksum(key: bytes, value: bytes) -> bytes:
-    """Return what is stored under the key for a value."""
+    """Return the bytes that are stored under the key for a value."""
     return b"".join((value, _checksum(key, value)))
 
 
@@ -87,7 +87,7 @@ def checked_entry(key: bytes, stored: bytes) -> bytes:
     """Return the entry that is stored under the key.
 
     Raises:
-        SnapshotCorruptedError: It is not what was given for this key.
+        SnapshotCorruptedError: The bytes are not those that were stored under this key.
     """
     value = _without_checksum(key, stored)
     if value is None:
@@ -112,7 +112,7 @@ def decode_header(bucket_id: int, stored: bytes) -> BucketSnapshotInfo:
     """Return what a header says.
 
     Raises:
-        SnapshotCorruptedError: It is not what was written for this id.
+        SnapshotCorruptedError: The bytes are not those that were written for this id.
     """
     header = _without_checksum(header_key(bucket_id), stored)
     if header is None:
@@ -124,7 +124,8 @@ def decode_header(bucket_id: int, stored: bytes) -> BucketSnapshotInfo:
 
 
 def _hash(name: str) -> bytes:
-    # Names may hold what is no text to others; any bytes do, as long as they are the same every time.
+    # Names may hold characters that are no text to other programs; any bytes do, as long as they are the same every
+    # time.
     return zlib.crc32(name.encode("utf-8", "surrogatepass")).to_bytes(4)
 
 

@@ -57,6 +57,6 @@ def _measured(path: Path) -> PutAside:
             try:
                 size_bytes += (Path(folder) / file).lstat().st_size
             except OSError:
-                # It is removed meanwhile, or the disk fails: what can be seen counts.
+                # It is removed meanwhile, or the disk fails: visible files count.
                 continue
     return PutAside(path, size_bytes)

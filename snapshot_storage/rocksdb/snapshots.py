@@ -128,7 +128,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         return list(await self._run("check the headers", lambda folder: folder.header_damage()))
 
     async def checkpoint(self, path: Path) -> None:
-        """Make a backup: another folder with what is here now, which a storage can open.
+        """Make a backup: another folder with the present snapshots, which a storage can open.
 
         Atomic, and cheap on the same file system, where tables are shared by hard links. Not idempotent: the
         folder must not exist, so a retry after a failure needs another one.
@@ -142,7 +142,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
 
 
 def _answer_of(call: Callable[P, _Result], *args: P.args, **kwargs: P.kwargs) -> _Result | SnapshotStorageError:
-    """Return what a call returns, or raises of one snapshot; what is wrong with the folder is so for all."""
+    """Return what a call returns, or raises of one snapshot; a fault of the folder is one for all."""
     try:
         return call(*args, **kwargs)
     except (BucketNotFoundError, SnapshotCorruptedError) as error:

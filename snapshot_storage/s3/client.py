@@ -199,7 +199,7 @@ class S3Client:
             request["ContinuationToken"] = page["NextContinuationToken"]
 
     def folders(self, prefix: str) -> Sequence[str]:
-        """Return what comes next in the keys that begin so, up to a slash: a thousand at most."""
+        """Return the next parts of the keys that begin so, up to a slash: a thousand at most."""
         page = self._answer("list", self._client.list_objects_v2, Prefix=prefix, Delimiter="/")
         return [found["Prefix"].removeprefix(prefix).rstrip("/") for found in page.get("CommonPrefixes", ())]
 

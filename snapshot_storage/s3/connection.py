@@ -73,7 +73,7 @@ class S3Connection:
 
 
 def _frozen(credentials: Any) -> Any:
-    """Return what can be compared of credentials; None where there are none."""
+    """Return the comparable part of credentials; None where there are none."""
     return None if credentials is None else credentials.get_frozen_credentials()
 
 

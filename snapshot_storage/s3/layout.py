@@ -119,5 +119,6 @@ class Serials:
 
 
 def _hash(name: str, count: int) -> int:
-    # Names may hold what is no text to others; any bytes do, as long as they are the same every time.
+    # Names may hold characters that are no text to other programs; any bytes do, as long as they are the same every
+    # time.
     return zlib.crc32(name.encode("utf-8", "surrogatepass")) % count

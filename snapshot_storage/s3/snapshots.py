@@ -44,7 +44,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
 
         Args:
             config: Server, bucket and prefix.
-            is_read_only: Change nothing: what would write raises `StorageReadOnlyError`.
+            is_read_only: Change nothing: writes raise `StorageReadOnlyError`.
             folder: The data folder whose snapshots these are: they are under its id (`folder_id`), which is made where
                 it has none. None means those right under the prefix.
 
@@ -77,7 +77,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
 
     async def find_damage(self) -> list[SnapshotStorageError]:
-        """See base: objects whose beginning cannot be read or is damaged; what was read is remembered for the list."""
+        """See base: objects with a damaged or unreadable beginning; the read heads are remembered for the list."""
         _, damage = await self._infos(None, None)
         return list(damage)
 
