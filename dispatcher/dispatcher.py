@@ -4,7 +4,7 @@ The core decides, `reader.py` feeds it, `outbox.py` sends. All methods belong to
 coroutines take effect at once. Left out: permission to subscribe, the wire protocol, expiry (the broker tells
 its result by `mark_delete_advanced`).
 
-An exception in a core, or in a tracker, is a defect: what it left half changed must decide nothing any more. The
+An exception in a core, or in a tracker, is a defect: a half changed core must decide nothing any more. The
 dispatcher then stops for good: it sends nothing, reads nothing, and passes acknowledgements to the cursor alone, so
 none is lost. Its owner lets the consumers come back to a new dispatcher, which begins with what the log and the cursor
 say.
@@ -101,7 +101,7 @@ class Dispatcher:
         self._reader.open()
 
     async def close(self) -> None:
-        """Send nothing any more and release everything; what was not acknowledged stays in the log."""
+        """Send nothing any more and release everything; unacknowledged entries stay in the log."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -158,7 +158,7 @@ class Dispatcher:
     def heed_delays(self, through: Position) -> None:
         """Heed delivery times of entries up to a position, `AFTER_EVERYTHING` for all.
 
-        Those behind it are delivered at once when they are read from now on; what is delayed already keeps its time.
+        Those behind it are delivered at once when they are read from now on; delayed messages keep their times.
         Without meaning where nothing can be delayed.
         """
         self._reader.heed_delays(through)
@@ -221,7 +221,7 @@ class Dispatcher:
             raise DispatcherClosedError(f"subscription {self._cursor.name!r} is closed") from self.failure
 
     def remove_consumer(self, consumer: ConsumerHandle) -> None:
-        """Let a consumer go; what it did not acknowledge goes to others. One that is not known is ignored."""
+        """Let a consumer go; its unacknowledged entries go to others. One that is not known is ignored."""
         outbox = self._by_handle.pop(id(consumer), None)
         if outbox is None:
             return
@@ -273,7 +273,7 @@ class Dispatcher:
     # Pause and resume.
 
     def pause_deliveries(self) -> None:
-        """Give consumers nothing more until `resume_deliveries`; what is due waits, in order."""
+        """Give consumers nothing more until `resume_deliveries`; due messages wait, in order."""
         self.core.gate.close()
         self._reader.wake()
 
@@ -362,7 +362,7 @@ class Dispatcher:
         self._decide(lambda core: core.mark_deleted(through))
 
     def mark_delete_advanced(self) -> None:
-        """Forget what was expired or skipped: the cursor's mark-delete position moved without acknowledgements."""
+        """Forget expired or skipped entries: the cursor's mark-delete position moved without acknowledgements."""
         through = self._cursor.mark_delete_position
 
         def pass_over(core: SubscriptionCore) -> list[Action]:
@@ -421,10 +421,10 @@ class Dispatcher:
         """Return where a sticky key stands and what holds it up; None unless Key_Shared."""
         return key_status(self.core, key) if isinstance(self.core, KeySharedCore) else None
 
-    # Running what was decided.
+    # Running actions.
 
     def _decide(self, decide: Callable[[SubscriptionCore], list[Action]]) -> None:
-        """Let the core decide and run what it decided; nothing once there was a defect.
+        """Let the core decide and run its actions; nothing once there was a defect.
 
         Raises:
             DispatcherError: The core refuses, and has not changed.
@@ -441,7 +441,7 @@ class Dispatcher:
             self.stop_for_defect(defect)
 
     def _run_actions(self, actions: list[Action]) -> None:
-        # A consumer that is told something may call back; what follows from that comes after what is here already.
+        # A consumer that is told something may call back; further actions come after those that are here already.
         self._actions.extend(actions)
         if not self._is_running_actions:
             self._is_running_actions = True
@@ -479,7 +479,7 @@ class Dispatcher:
                 assert_never(action)
 
     def _drop_unsent(self, outbox: Outbox) -> set[Key]:
-        """Send nothing of what is on its way; its permits go back."""
+        """Send none of the entries on their way; its permits go back."""
         unsent = outbox.drop()
         self.core.refund(outbox.consumer, unsent)
         return {key_of(item) for item in unsent}
@@ -487,7 +487,7 @@ class Dispatcher:
     def _on_refused(self, consumer: ConsumerState, items: list[Item]) -> None:
         def refund(core: SubscriptionCore) -> list[Action]:
             core.refund(consumer, items)
-            # The permits may be for what waits, or for what is not read yet.
+            # The permits may be for waiting entries, or for entries that are not read yet.
             return []
 
         self._decide(refund)

@@ -8,7 +8,7 @@ LATENESS_MS: Final = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500),
     *(1_000, 2_000, 5_000, 10_000, 20_000, 60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000),
 )
-"""The upper ends of ranges, from a millisecond to an hour; one more is for what is later."""
+"""The upper ends of ranges, from a millisecond to an hour; one more is for later messages."""
 
 
 _NOTHING_LATE: Final = (0,) * (len(LATENESS_MS) + 1)

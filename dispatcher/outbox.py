@@ -99,11 +99,11 @@ class Outbox:
             self._pump = asyncio.get_running_loop().create_task(self._run())
 
     def positions(self) -> set[Key]:
-        """Return what is not sent yet."""
+        """Return the entries that are not sent yet."""
         return {key_of(item) for item in self._items}
 
     def drop(self) -> list[Item]:
-        """Send nothing of what is here; return it."""
+        """Send none of these entries; return it."""
         unsent = list(self._items)
         self._items = ()
         self._drops += 1

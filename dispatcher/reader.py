@@ -1,4 +1,4 @@
-"""The one task that reads: it asks the core what it wants, does it, and sleeps only when there is nothing to do.
+"""The one task that reads: it asks the core for its next reads, makes them, and sleeps only when there are none.
 
 Every event sets the same wake-up: new entries, permits, acknowledgements, the tracker, a timer. So nothing that can be
 delivered waits for an unrelated event. A reset meanwhile replaces the plan; what a read then brings is dropped. A read
@@ -138,12 +138,12 @@ class Reader:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Refer to nothing that refers to this: what is closed is to go at once, and not when cycles are looked for."""
+        """Refer to nothing that refers to this: the memory of a closed reader goes without a collection of cycles."""
         self.tracker = self._new_tracker = None
         self._run_actions = self._on_defect = _do_nothing
 
     def under_way(self) -> ReadsUnderWay:
-        """Say what is being read now."""
+        """Return the reads under way."""
         plan = self._core.plan
         is_at_end = plan is not None and plan.next_immediate > self._log.last_confirmed_position
         return ReadsUnderWay(
@@ -159,12 +159,12 @@ class Reader:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def pause(self) -> None:
-        """Forget what is on its way and read nothing until `resume`; the core was reset."""
+        """Forget reads on their way and begin none until `resume`; the core was reset."""
         self._pauses += 1
         self.forget()
 
     def forget(self) -> None:
-        """Drop what is on its way: the core was reset, and finds it again by reading."""
+        """Drop reads on their way: the core was reset, and reads their entries again."""
         self._popped = None
         self._is_tracker_dry = False
         self._untracked.clear()
@@ -291,7 +291,7 @@ class Reader:
         return self.tracker is not None and self.tracker.is_recovering(ledger_id)
 
     async def _read(self, request: ReadRequest) -> bool:
-        """Read what was asked for; return whether that led anywhere."""
+        """Make the requested read; return whether it gave anything."""
         plan = self._core.plan
         self._is_reading = True
         try:
@@ -370,7 +370,7 @@ class Reader:
         return is_available
 
     async def _take_due(self) -> bool:
-        """Admit what is due: what is held up to the tracker's first, else what the tracker has."""
+        """Admit due entries: held ones up to the tracker's first, otherwise the tracker's."""
         if self._intake is None or self.tracker is None:
             return False
         if self._popped is None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WRITE_LATENCY_MS: Final = (0.5, 1, 5, 10, 20, 50, 100, 200, 1000)
-"""The upper ends of ranges; one more is for what is longer."""
+"""The upper ends of ranges; one more is for longer waits."""
 ENTRY_BYTES: Final = (128, 512, 1024, 2048, 4096, 16_384, 102_400, 1_048_576)
 """The same of sizes."""
 _ENTRY_BYTES: Final = np.array(ENTRY_BYTES, np.int32)
@@ -48,7 +48,7 @@ class AppendStats:
         self._latencies_ms += seconds * 1000 * entries
 
     def end_window(self) -> None:
-        """Let what was counted be the last window, and begin anew."""
+        """Make the present counts the last window, and begin anew."""
         if self._size_counts is _NO_SIZES and self._latency_counts is _NO_LATENCIES:
             self.last = _NOTHING_APPENDED
             return

@@ -50,8 +50,8 @@ class Companion(Protocol):
     def settle(self, error: LedgerWriteError | None) -> bool:
         """Both are durable, or neither ever will be; return whether it wants to be in the next commit.
 
-        A disk can keep what it reported as failed. The next commit says that the entries are not there, so it is the
-        one to say the same of the changes.
+        A disk can keep a write that it reported as failed. The next commit says that the entries are not there, so it
+        is the one to say the same of the changes.
         """
 
 
@@ -177,7 +177,7 @@ class Appender:
         return self._waiters.add(pending=self._is_requested)
 
     def request_commit(self) -> None:
-        """Have what is pending, records of ledgers included, in the next commit."""
+        """Put all pending entries and records of ledgers into the next commit."""
         self._hooks.request_commit()
         self._is_requested = True
 
@@ -199,7 +199,7 @@ class Appender:
             self.roll_over()
 
     def roll_over(self) -> None:
-        """Close the open ledger behind what was appended, and go on in a new one."""
+        """Close the open ledger behind its last entry, and go on in a new one."""
         ledger = self._ledgers.last
         self._cut_chunk()
         ledger.appended = self._next_entry_id
@@ -269,7 +269,7 @@ class Appender:
         self._first = self._next_entry_id = self._ledger_bytes = 0
 
     def _cut_chunk(self) -> None:
-        """Set aside what was appended to the open ledger since the last cut."""
+        """Set aside the entries of the open ledger since the last cut."""
         if not self._payloads:
             return
         ledger = self._ledgers.last

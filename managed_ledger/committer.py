@@ -129,7 +129,7 @@ class Committer:
             await idle
 
     async def close(self) -> None:
-        """Write what is pending, then refuse more."""
+        """Write all pending changes, then refuse more."""
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         await self.drain()
@@ -247,7 +247,7 @@ class Committer:
             self.request(_Probe(), sync=True)
 
     async def look_again(self) -> None:
-        """Let `watch` say what is true now, if it says that entries are refused; returns in bounded time.
+        """Bring `watch` up to date, if it says that entries are refused; returns in bounded time.
 
         A look is a round, as a commit alone can tell that commits succeed again. Concurrent requests share a round.
         """

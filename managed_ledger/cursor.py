@@ -1,4 +1,4 @@
-"""A cursor: what one subscription has acknowledged, kept so that a restart knows it.
+"""A cursor: the acknowledgements of one subscription, kept across restarts.
 
 Acknowledgements count at once in memory and go to a journal a few milliseconds later, many in one record that holds
 only what is new. Now and then the journal is folded into one base bitmap per ledger, in one atomic batch. So the
@@ -84,7 +84,7 @@ class Cursor:
         self._has_withheld_records = False
 
     def restore(self, stored: StoredCursor) -> None:
-        """Continue from what is stored."""
+        """Continue from the stored state."""
         self._properties = stored.properties
         self._state.restore(stored.mark_delete, stored.bitmaps)
         self._journalled_mark_delete = self._state.mark_delete
@@ -129,7 +129,7 @@ class Cursor:
         return self._state.backlog
 
     def is_acknowledged(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether this position needs no delivery; trimmed ones do not, nor what is withheld."""
+        """Whether this position needs no delivery; trimmed ones do not, nor withheld entries."""
         if self._withheld and entry_id in self._withheld.get(ledger_id, ()):
             return True
         return self._state.is_acknowledged(ledger_id, entry_id)
@@ -142,7 +142,7 @@ class Cursor:
         return acknowledged
 
     def durably_acknowledged_in(self, ledger_id: int) -> BitMap:
-        """The same without what is withheld: that may yet be delivered."""
+        """The same without withheld entries: that may yet be delivered."""
         return self._state.acknowledged_in(ledger_id)
 
     def acknowledge(
@@ -264,7 +264,7 @@ class Cursor:
         self._listeners.remove(on_mark_delete_moved)
 
     def close(self) -> None:
-        """Refuse more; what is not flushed stays unwritten."""
+        """Refuse more; unflushed changes stay unwritten."""
         self._is_closed = True
 
     def reopen(self) -> None:
@@ -283,7 +283,7 @@ class Cursor:
         self._base_ledger_ids.pop(ledger_id, None)
 
     def fill(self, batch: Batch) -> None:
-        """Put what is new into the batch (committer's `Participant`)."""
+        """Put the new acknowledgements into the batch (committer's `Participant`)."""
         self._waiters.start()
         if self._is_closed or self.cursor_id is None:
             return
@@ -414,7 +414,7 @@ class Cursor:
         self._changed_since_fold = {}
 
     def _put_everything(self, batch: Batch) -> None:
-        """Store the whole state anew, in place of what was there."""
+        """Store the whole state anew, in place of the old records."""
         self._delete_kind(batch, keys.CURSOR_BASE)
         self._base_ledger_ids = {}
         self._changed_since_fold = dict.fromkeys(self._state.bitmaps)

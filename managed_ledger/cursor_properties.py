@@ -43,7 +43,8 @@ class CursorPropertiesFolder:
 
         Args:
             path: The folder of the log.
-            is_read_only: Read what is durable now, also beside a service. Otherwise, no service can open it meanwhile.
+            is_read_only: Read the durable properties, also beside a service. Otherwise, no service can open it
+                meanwhile.
 
         Raises:
             StoreLockedError: It is in use, and is to be changed.
@@ -75,7 +76,7 @@ class CursorPropertiesFolder:
         except StoreUnavailableError:
             if not self._is_read_only:
                 raise
-            # The service has compacted away what was open here: as it is now, it is there.
+            # The service has compacted away the files that were open here: open the present ones.
             self._database.release()
             self._database = RocksDatabase.open_read_only(self._path)
             return self._read()

@@ -1,6 +1,6 @@
 """How a cursor is stored: mark-delete, properties, base bitmaps and journal records. Pure encoding.
 
-A journal record says what one flush added:
+A journal record holds the additions of one flush:
 
     mark-delete ledger i64, entry i64 | parts u32 | parts x (ledger u64 | length u32 | portable Roaring)
 

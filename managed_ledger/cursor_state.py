@@ -113,7 +113,7 @@ class CursorState:
         self._pass_lost()
 
     def restore(self, mark_delete: Position, bitmaps: Mapping[int, BitMap]) -> None:
-        """Take what was stored; parts about entries that are gone are left out."""
+        """Take the stored state; parts about entries that are gone are left out."""
         self.bitmaps = {}
         for ledger_id, bitmap in bitmaps.items():
             ledger = self._ledgers.get(ledger_id)
@@ -146,7 +146,7 @@ class CursorState:
         self._acknowledged = start + sum(map(len, self.bitmaps.values()))
 
     def _advance(self) -> None:
-        """Move mark-delete over what is acknowledged without a gap, also into later ledgers."""
+        """Move mark-delete over acknowledged entries without a gap, also into later ledgers."""
         start_id, _ = ledger_id, entry_id = self.mark_delete
         while True:
             ledger = self._ledgers.get(ledger_id)

@@ -74,7 +74,7 @@ class Database(Protocol):
         """Keys and values of `[start, end)` in order."""
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
-        """Give back the space of what was deleted in a range."""
+        """Give back the space of deleted entries of a range."""
 
     def close(self) -> None:
         """Make everything durable and release the folder, also where the former fails."""
@@ -117,7 +117,7 @@ class RocksDatabase(RocksDBStore):
     def open(
         cls, path: Path, *, write_buffer_bytes: int, monotonic: Callable[[], float] = time.monotonic
     ) -> "RocksDatabase":
-        """Open the folder, or create it, and check that it is what it was.
+        """Open the folder, or create it, and check that it is whole.
 
         Raises:
             StoreLockedError: A process has it open.
@@ -149,7 +149,7 @@ class RocksDatabase(RocksDBStore):
 
     @classmethod
     def open_read_only(cls, path: Path, *, pause: Callable[[float], None] = time.sleep) -> "RocksDatabase":
-        """Open the folder to read what is durable in it now; it may be in use, and nothing in it changes.
+        """Open the folder to read its durable entries; it may be in use, and nothing in it changes.
 
         The process that has it open may remove a file between two looks at it. So what seems damaged is looked at
         again, a few times. Entries that are compacted away later can become unreadable: `StoreUnavailableError` says

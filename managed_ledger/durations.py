@@ -4,7 +4,7 @@ from bisect import bisect_left
 from typing import Final
 
 BOUNDS_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
-"""The upper ends of ranges; one more is for what is longer."""
+"""The upper ends of ranges; one more is for longer durations."""
 
 
 class DurationHistogram:

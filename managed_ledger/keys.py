@@ -1,4 +1,4 @@
-"""Names of column families and keys: the whole map of what is on disk.
+"""Names of column families and keys: the whole map of the disk.
 
     meta      "format"                          -> format version and marker
               "counters"                        -> next ledger id, next owner id

@@ -133,7 +133,7 @@ class LedgerStore:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last commit failed, so that it makes no sense to begin what is not urgent."""
+        """Whether the last commit failed, so that it makes no sense to begin work that is not urgent."""
         return self.committer.watch.is_failing
 
     async def look_again(self) -> None:
@@ -341,7 +341,7 @@ class LedgerStore:
             self.compact_trimmed()
 
     def compact_trimmed(self) -> None:
-        """Give the space of what was trimmed back now, in a thread, where there is anything and room to do it."""
+        """Give back the space of trimmed ledgers now, in a thread, if there are any and there is room for it."""
         if self._trimmed_ids and not self._is_closed:
             first, last = min(self._trimmed_ids), max(self._trimmed_ids)
             size_bytes = self._trimmed_bytes

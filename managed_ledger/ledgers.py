@@ -86,7 +86,7 @@ class Ledger:
         self.entries = totals.entries
 
     def abandon(self) -> None:
-        """Close at the last durable entry; what was appended behind it will never be there."""
+        """Close at the last durable entry; entries that were appended behind it will never be there."""
         self.is_open = False
         self.written = self.durable
         self.appended = self.entries

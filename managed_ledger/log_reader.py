@@ -32,7 +32,7 @@ class Need(NamedTuple):
 
 
 class LogReader:
-    """The caches of a store and the way to what they lack; belongs to one event loop."""
+    """The caches of a store, and the reads of missing blocks; belongs to one event loop."""
 
     def __init__(self, database: Database, executor: Executor, cache_bytes_max: int) -> None:
         self.headers: BlockCache[HeaderBlock] = BlockCache(cache_bytes_max // 4)
@@ -41,7 +41,7 @@ class LogReader:
         self._executor = executor
 
     async def read_rows(self, needs: Sequence[Need]) -> list[Rows | None]:
-        """Header rows of what is needed, per need; None where the log does not have all of it."""
+        """Header rows, per need; None where the log does not have all of it."""
         covered = await self._cover(self.headers, Family.HEADERS, HeaderBlock, needs)
         return [
             None if blocks is None else rows_at(blocks, need.entry_ids)
@@ -119,7 +119,7 @@ class LogReader:
 def read_blocks(
     database: Database, family: Family, make: Callable[[int, bytes], Block], needs: Iterable[Need]
 ) -> list[list[Block] | None]:
-    """Blocks that cover what is needed, ascending, per need; None where some of it is not there."""
+    """Blocks that cover the needs, ascending, per need; None where some of it is not there."""
     with database.rows(family) as rows:
         return [_read_need(rows, make, need) for need in needs]
 

@@ -1,7 +1,7 @@
 """One topic's log: a sequence of ledgers, appended at the end, read anywhere, trimmed at the front.
 
 Made by `LedgerStore.open_managed_ledger`. Appending gives a position at once and durability with the next group
-commit; only durable entries can be read. Cursors say what each subscription has acknowledged; ledgers that every
+commit; only durable entries can be read. Cursors hold the acknowledgements of each subscription; ledgers that every
 cursor has wholly passed are trimmed. Belongs to one event loop.
 
 Nothing here runs by itself: the service calls `roll_over_if_aged`, `trim` and `expire` when it finds it is time.
@@ -82,7 +82,7 @@ class ManagedLedger(ReadableLog):
         self._append = self._appender.append
 
     def open(self, stored_cursors: Mapping[str, tuple[int, StoredCursor]]) -> None:
-        """Continue from what is stored."""
+        """Continue from the stored state."""
         self._appender.open()
         for name, (cursor_id, stored) in stored_cursors.items():
             self._cursors[name] = self._new_cursor(name, cursor_id)
@@ -372,7 +372,7 @@ class ManagedLedger(ReadableLog):
                     self._reader.drop_ledger(ledger.ledger_id)
 
     def request_commit(self) -> None:
-        """Have what is pending, records of new ledgers included, in the next commit."""
+        """Put all pending entries and records of new ledgers into the next commit."""
         self._appender.request_commit()
 
     def put_deletion(self, batch: Batch) -> None:

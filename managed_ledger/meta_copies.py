@@ -25,7 +25,7 @@ def has_copy(key: bytes) -> bool:
 
 
 def differing_copies(database: Database) -> dict[bytes, bytes | None]:
-    """Copies that are missing or wrong, with what they should be: of a folder of an earlier version."""
+    """Copies that are missing or wrong, with their right values: of a folder of an earlier version."""
     rows = {copy_key(key): value for key, value in database.scan(Family.META, b"", PREFIX) if has_copy(key)}
     copies = dict(database.scan(Family.CURSORS, PREFIX, PREFIX * 2))
     changed: dict[bytes, bytes | None] = {key: value for key, value in rows.items() if copies.get(key) != value}

@@ -89,7 +89,7 @@ def find_cursor(name: str, cursors: Collection[str], where: str = "") -> str:
 
 
 def _nearest(asked: str, names: Collection[str]) -> str:
-    """Name what was perhaps meant: by its last part, as a topic's others are mostly the same."""
+    """Name the nearest names: by its last part, as a topic's others are mostly the same."""
     by_last: dict[str, str] = {}
     for name in sorted(names):
         by_last.setdefault(_last_part(subscription_of(name)), subscription_of(name))

@@ -106,7 +106,7 @@ class ReadableLog:
         return HeadersRead(headers, next_position)
 
     async def read_headers_at(self, ledger_ids: Ids, entry_ids: Ids) -> EntryHeaders:
-        """Headers of these positions in the order given; what is unknown or trimmed is left out."""
+        """Headers of these positions in the order given; unknown or trimmed positions are left out."""
         ledger_column, entry_column = np.asarray(ledger_ids, np.int64), np.asarray(entry_ids, np.int64)
         needs = self._needs_at(ledger_column, entry_column)
         asked_by = {need.ledger_id: indices for need, indices in needs}
@@ -122,7 +122,7 @@ class ReadableLog:
         return EntryHeaders.from_rows(ledger_column[kept], entry_column[kept], rows[order])
 
     async def read_payloads(self, ledger_ids: Ids, entry_ids: Ids) -> list[bytes | None]:
-        """Payloads of these positions in the order given; None for what is unknown or trimmed."""
+        """Payloads of these positions in the order given; None for unknown or trimmed positions."""
         ledger_column, entry_column = np.asarray(ledger_ids, np.int64), np.asarray(entry_ids, np.int64)
         payloads, missing = self._reader.cached_payloads(ledger_column.tolist(), entry_column.tolist())
         if not missing:

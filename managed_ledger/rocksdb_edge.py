@@ -42,7 +42,7 @@ def log_settings(write_buffer_bytes: int, *, creates: bool, is_compacting: bool)
 
 
 def damage_advice(path: Path, what: str) -> str:
-    """Say what is damaged of a log, and what to do about it."""
+    """Name the damage of a log, and the remedy."""
     return (
         f"The log in {path} is damaged: {what}. Restore the folder from a copy, or keep what is whole of it: "
         "`postdate ledger verify` says what is lost, `postdate ledger repair --yes` does it"

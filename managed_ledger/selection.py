@@ -64,7 +64,7 @@ def select(
         entries_max -= len(entry_ids)
         if len(entry_ids):
             needs.append(Need(ledger_id, entry_ids))
-        # Where the limit was met, what follows was not looked at.
+        # Entries behind the limit were not looked at.
         end = int(entry_ids[-1]) + 1 if entries_max == 0 else end
         position = ledgers.normalized(Position(ledger_id, end))
     return needs, position

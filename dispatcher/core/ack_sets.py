@@ -23,7 +23,7 @@ def full_ack_set(message_count: int) -> AckSet:
 
 
 def intersection(ours: AckSet, theirs: AckSet) -> AckSet:
-    """Return what is unacknowledged in both; a word that is missing is zero.
+    """Return the messages that are unacknowledged in both; a word that is missing is zero.
 
     >>> intersection((7,), (5, 1))
     (5,)

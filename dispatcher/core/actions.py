@@ -40,7 +40,7 @@ class NotifyActive:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DropUnsent:
-    """Forget what was given to the consumer and not sent yet; it is no longer its own."""
+    """Forget entries that were given to the consumer and not sent yet; it is no longer its own."""
 
     consumer: ConsumerState
 

@@ -1,4 +1,4 @@
-"""One consumer's flow inside the core: permits, unacknowledged messages, what it holds, what it may get next."""
+"""One consumer's flow inside the core: permits, unacknowledged messages, pending entries."""
 
 from dataclasses import dataclass, field
 from typing import Final

@@ -222,7 +222,7 @@ class DrainingHashesTracker(OrderFence):
         )
 
     def check(self, consumers: Consumers, owners: Assignment) -> None:
-        """See base: one holder per slot (I1), and what is held away from its owner drains, exactly (I3, I4)."""
+        """See base: one holder per slot (I1), and exactly the slots held away from their owner drain (I3, I4)."""
         held: dict[int, tuple[int, int]] = {}
         for consumer in consumers.values():
             for slot, count in consumer.pending.slot_counts.items():

@@ -23,7 +23,7 @@ Consumers = Mapping[int, ConsumerState]
 
 
 class OrderFence(ABC):
-    """Holds back what would break the order of a key."""
+    """Holds back entries that would break the order of a key."""
 
     @property
     @abstractmethod
@@ -34,7 +34,7 @@ class OrderFence(ABC):
     """Whether `note_unacknowledged_from` is of interest."""
 
     is_by_position: ClassVar[bool] = False
-    """Whether what waits in a slot goes by position alone, and not by delivery time."""
+    """Whether waiting entries of a slot go by position alone, and not by delivery time."""
 
     @abstractmethod
     def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:

@@ -193,7 +193,7 @@ class Intake(SubscriptionCore):
         return self._make_ready(headers, orders_ms) if len(headers) else []
 
     def _note_mark_deleted(self, through: Key) -> None:
-        """Forget what is held up to a position, and take in nothing more from there: a read may be under way."""
+        """Forget held entries up to a position, and take in nothing more from there: a read may be under way."""
         self._mark_deleted_through = max(self._mark_deleted_through, through)
         self.held_due.discard_through(through)
         for ledger_id in [passed for passed in self.unsent_delayed if passed < through[0]]:
@@ -202,7 +202,7 @@ class Intake(SubscriptionCore):
             del self.unsent_deliver_at_ms[position]
 
     def _not_acknowledged(self, headers: EntryHeaders) -> EntryHeaders:
-        """Leave out what is acknowledged, or passed by mark-delete: no consumer may get it any more."""
+        """Leave out entries that are acknowledged, or passed by mark-delete: no consumer may get it any more."""
         ledger_id, entry_id = self._mark_deleted_through
         is_above = (headers.ledger_ids > ledger_id) | (
             (headers.ledger_ids == ledger_id) & (headers.entry_ids > entry_id)
@@ -240,7 +240,7 @@ class Intake(SubscriptionCore):
         """Return which of these entries wait or were given to a consumer."""
 
     def on_due(self, headers: EntryHeaders) -> list[Action]:
-        """Take in entries that the tracker gave, in its order; what it still has comes after them."""
+        """Take in entries that the tracker gave, in its order; its remaining rows come after them."""
         headers = self._not_acknowledged(headers)
         if not self.held_due or not len(headers):
             return self._admit(_NONE, _NONE.publish_time_ms, headers)
@@ -265,7 +265,7 @@ class Intake(SubscriptionCore):
         return self._admit(_NONE, _NONE.publish_time_ms, self._take_held(others=0))
 
     def _take_held(self, *, others: int) -> EntryHeaders:
-        """Take what is held and may be admitted, with room beside others."""
+        """Take held entries that may be admitted, with room beside others."""
         if not self.held_due or not self._has_demand() or self._is_holding_due():
             return _NONE
         before_ms = NEVER if self.tracker_deliver_at_ms is None else self.tracker_deliver_at_ms

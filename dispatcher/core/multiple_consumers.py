@@ -61,7 +61,7 @@ class MultipleConsumersCore(Intake):
 
     @abstractmethod
     def _serve_all(self) -> list[Action]:
-        """Give consumers what waits for them, as far as they may have it."""
+        """Give consumers the entries that wait for them, within their permits and limits."""
 
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
         """See base."""
@@ -247,7 +247,7 @@ class MultipleConsumersCore(Intake):
             self._offer(slot)
 
     def _forget_counts(self, positions: Collection[Key]) -> None:
-        """Drop what is known of entries that are acknowledged."""
+        """Drop the counts and parts of acknowledged entries."""
         for known in (self.redelivery_counts, self.ack_sets):
             if known:
                 for position in positions:
@@ -298,7 +298,7 @@ class MultipleConsumersCore(Intake):
         return self._serve_all()
 
     def _forget_expired_portion(self) -> None:
-        """Let consumers no longer hold some of what has expired."""
+        """Take some of the expired entries away from consumers."""
         if self.expired:
             consumer, doomed = self.expired[0]
             portion = list(islice(doomed, self.expired_entries_max))
@@ -308,7 +308,7 @@ class MultipleConsumersCore(Intake):
             if items:
                 self._release_done(consumer, list(items.values()))
         if not self.expired:
-            # Not before: the counts of what is held need the acknowledged parts.
+            # Not before: the counts of pending messages need the acknowledged parts.
             through = self._mark_deleted_through
             self._forget_counts(
                 [at for known in (self.redelivery_counts, self.ack_sets) for at in known if at <= through]

@@ -10,7 +10,7 @@ due is known before it is put in order. *Immediate* entries follow in position o
 
 While consumers keep up the two are the same and every header is read once. There is one immediate frontier: a header
 says whether its entry has a delivery time, so an immediate entry never waits for the index. The scan needs the index,
-which says what is tracked already. It moves through ranges of its own, one for each ledger whose index is being
+which knows the tracked positions. It moves through ranges of its own, one for each ledger whose index is being
 recovered, and goes round those until they are known:
 
     ranges     [ ledger 1 ][ ledger 2, recovering ][ ledger 3 and later ──►
@@ -109,7 +109,7 @@ class ReadPlan:
         Args:
             first: The first position to read.
             extents: The ledgers that exist.
-            is_recovering: Whether the tracker does not know yet what it has of a ledger.
+            is_recovering: Whether the tracker does not know yet which rows it has of a ledger.
             has_delays: Whether delayed entries are taken out by a scan.
         """
         if not has_delays:
@@ -140,7 +140,7 @@ class ReadPlan:
                 unscanned.is_recovering = is_recovering(unscanned.scanned_to.ledger_id)
 
     def put_aside(self, request: ReadRequest, is_recovering: Callable[[int], bool]) -> bool:
-        """Put a range aside if the tracker knows no longer what it has where the scan would go on.
+        """Put a range aside if the tracker knows no longer which rows it has where the scan would go on.
 
         That was known, and not asked about for too long.
         """

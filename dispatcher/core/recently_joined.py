@@ -181,7 +181,7 @@ class LastSentPositionFence(RecentlyJoinedFence):
         self._waits_again: dict[int, BitMap] = {}
 
     def note_taken_back(self, positions: Collection[Key]) -> None:
-        """See base: what was sent once stays so."""
+        """See base: a sent entry stays sent."""
         _add(self._waits_again, positions)
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
@@ -235,7 +235,7 @@ class LastSentPositionFence(RecentlyJoinedFence):
         )
 
     def individually_sent(self, consumers: Consumers) -> dict[int, BitMap]:
-        """Return what was sent at or beyond the first unsent position, by ledger."""
+        """Return the entries sent at or beyond the first unsent position, by ledger."""
         first = self.first_unsent(consumers)
         sent_in = self._sent(consumers)
         found: dict[int, BitMap] = {}
@@ -250,7 +250,7 @@ class LastSentPositionFence(RecentlyJoinedFence):
         return found
 
     def _sent(self, consumers: Consumers) -> dict[int, BitMap]:
-        """Return what is not acknowledged and was sent, by ledger."""
+        """Return the entries that were sent and are not acknowledged, by ledger."""
         sent = {ledger_id: BitMap(entries) for ledger_id, entries in self._waits_again.items()}
         _add(sent, [position for consumer in consumers.values() for position in consumer.pending.items])
         return sent

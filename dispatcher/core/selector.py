@@ -81,7 +81,7 @@ def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 def impacted_ranges(
     before: Assignment, after: Assignment, indices: Iterable[int]
 ) -> dict[tuple[int, str], list[tuple[int, int]]]:
-    """Return what each member lost and gained, as Pulsar reports it.
+    """Return the slots that each member lost and gained, as Pulsar reports them.
 
     Args:
         before: The owners before the change.

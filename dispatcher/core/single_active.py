@@ -1,6 +1,6 @@
 """Exclusive and Failover: one consumer gets everything, in the order of the log, and may acknowledge cumulatively.
 
-There is no delay and no pending map: what was not acknowledged is found again by reading from the mark-delete position.
+There is no delay and no pending map: unacknowledged entries are found again by reading from the mark-delete position.
 So a change of the active consumer, or a redelivery request, forgets the plan (`plan` is None) and the shell starts it
 anew; acknowledged entries in between are skipped by the read.
 """

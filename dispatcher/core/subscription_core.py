@@ -100,7 +100,7 @@ class SubscriptionCore(ABC):
         return None
 
     def on_timer(self) -> list[Action]:
-        """Do what has been waiting for its time."""
+        """Do the work whose time has come."""
         return []
 
     def note_sent(self, items: Sequence[Item]) -> list[int]:
@@ -136,7 +136,7 @@ class SubscriptionCore(ABC):
 
     @abstractmethod
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
-        """Let a consumer go; what it holds waits again. That counts as no redelivery, as in Pulsar 4.2."""
+        """Let a consumer go; its entries wait again. That counts as no redelivery, as in Pulsar 4.2."""
 
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
         """Give a consumer permits for this many more messages."""

@@ -111,7 +111,7 @@ class WaitingEntries:
     def _add_all(self, items: Mapping[Key, Item]) -> None:
         assert self._slots.keys().isdisjoint(items), "an entry waits already"
 
-        # In order, so that what comes into an empty slot is a heap as it is.
+        # In order, so that the first items of an empty slot are a heap as they are.
         in_order = sorted(items.values())
         self._slots.update(zip(items, [item[SLOT] for item in items.values()], strict=True))
         by_slot: defaultdict[int, list[Item]] = defaultdict(list)
@@ -127,7 +127,7 @@ class WaitingEntries:
         return [slot for slot in self.parked.add(rows) if self._refill(slot)]
 
     def park_surplus(self, slots: Iterable[int]) -> None:
-        """Park what is beyond the limits in the queues of these slots."""
+        """Park the items beyond the limits in the queues of these slots."""
         surplus: list[Item] = []
         for slot in slots:
             heap = self.heaps.get(slot)

@@ -22,7 +22,7 @@ _OWNER = struct.Struct("<Q")
 
 @dataclass(slots=True)
 class LedgerFinding:
-    """One ledger of a topic, and what is left of it."""
+    """One ledger of a topic, and its remaining entries."""
 
     topic: str
     owner_id: int

@@ -82,7 +82,7 @@ class Repaired:
 
 
 def verify(folder: Path, *, entry_format: EntryFormat | None, on_stage: OnStage, on_step: OnStep) -> LogVerdict:
-    """Find what is damaged of a log; nothing is changed.
+    """Find the damage of a log; nothing is changed.
 
     Raises:
         StoreLockedError: A service has it open.
@@ -96,7 +96,7 @@ def verify(folder: Path, *, entry_format: EntryFormat | None, on_stage: OnStage,
 def repair(
     folder: Path, *, entry_format: EntryFormat | None, name_of_time: str, on_stage: OnStage, on_step: OnStep
 ) -> Repaired | LogVerdict:
-    """Put what is whole of a log in its place; the damaged log stays beside it, with a report of what was lost.
+    """Put the whole part of a log in its place; the damaged log stays beside it, with a report of the losses.
 
     Args:
         folder: The log.

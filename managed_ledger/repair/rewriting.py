@@ -66,7 +66,7 @@ def rewrite(
     entry_format: EntryFormat | None,
     on_ledger: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write what is left to a new folder.
+    """Write the remaining log to a new folder.
 
     Args:
         survey: The contents of the folder.

@@ -1,4 +1,4 @@
-"""Everything that the files of a log still have, newest change first, and what is wrong with which file.
+"""Everything that the files of a log still have, newest change first, and the faults by file.
 
 Tables and write-ahead logs are read by themselves, so that none needs another one: the list of files, where it can be
 read, only says which tables are out of use. Small rows are kept in memory; of the blocks of headers and payloads only

@@ -56,7 +56,7 @@ class Block:
     offset: int
     rows: list[TableRow]
     is_proven: bool
-    """Whether its checksum says that they are what was written."""
+    """Whether its checksum fits its bytes."""
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class Checksums(NamedTuple):
 
 
 class _BadBlockError(Exception):
-    """It is no block, or not what was written."""
+    """The bytes are no block, or not those that were written."""
 
 
 def _footer(content: bytes) -> tuple[tuple[int, int], Checksums]:

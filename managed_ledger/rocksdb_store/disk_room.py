@@ -1,4 +1,4 @@
-"""How much room a disk has, and what it is enough for: taking entries, compacting, opening a folder again.
+"""The room of a disk, and its uses: taking entries, compacting, opening a folder again.
 
 New entries are refused while there is still some room, since acknowledging, trimming and compacting need some to give
 any back. What waits in the write-ahead logs must still fit as tables, and a margin beside. A compaction that finds no

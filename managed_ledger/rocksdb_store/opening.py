@@ -122,7 +122,7 @@ def looked_at_again(
     """Open a view, a few times over: a writer removes files between two looks at its folder.
 
     Args:
-        open_once: Opens it and checks what is there.
+        open_once: Opens it and checks its contents.
         is_worth_it: Whether another look may help against this error.
         pause: Waits for so many seconds.
     """

@@ -144,7 +144,7 @@ class RocksDBStore:
                 rows.next()
 
     def flush(self) -> None:
-        """Make tables of what is in memory, so that the write-ahead logs can go."""
+        """Make tables of the entries in memory, so that the write-ahead logs can go."""
         with self._translated("flush"):
             for family in (self._database, *self._families.values()):
                 family.flush()
@@ -155,7 +155,7 @@ class RocksDBStore:
             self._database.flush_wal(sync=True)
 
     def compact_range(self, family: str, start: bytes, end: bytes) -> None:
-        """Give back the space of what was deleted in a range."""
+        """Give back the space of deleted entries of a range."""
         with self._translated("compact"):
             self._family(family).compact_range(start, end)
 
