@@ -334,12 +334,19 @@ class Bucket:
 
 
 def free_key(ledgers: LedgerRange, taken: Container[str]) -> str:
-    """Return the property key of the range, or of a wider one that no other bucket has.
+    """Return what `free_key_or_none` does, where a name is left for sure: ledgers are not at both ends of all."""
+    key = free_key_or_none(ledgers, taken)
+    assert key is not None, f"every name of a range around {ledgers} is taken"
+    return key
+
+
+def free_key_or_none(ledgers: LedgerRange, taken: Container[str]) -> str | None:
+    """Return the property key of the range, or of a wider one that no other bucket has; None where all are taken.
 
     A ledger that is sealed in several pieces, or a merge with an enclosing bucket, would otherwise need one key
     twice. The wider range is a name and nothing else: it says where rows can be, not where they are.
 
-    >>> free_key(LedgerRange(7, 7), {"#pulsar.internal.delayed.bucket_7_7"})
+    >>> free_key_or_none(LedgerRange(7, 7), {"#pulsar.internal.delayed.bucket_7_7"})
     '#pulsar.internal.delayed.bucket_6_7'
     """
     first, last = ledgers
@@ -347,7 +354,9 @@ def free_key(ledgers: LedgerRange, taken: Container[str]) -> str:
         # Downwards first: no message will come for the ledgers of the past.
         if first > 0:
             first -= 1
-        else:
-            assert last < LEDGER_ID_MAX
+        elif last < LEDGER_ID_MAX:
             last += 1
+        else:
+            # Another bucket reaches from the first ledger to the last one, too.
+            return None
     return key

@@ -3,7 +3,7 @@
 import asyncio
 from random import Random
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
@@ -43,6 +43,9 @@ class SealingWorld:
                 core.handle(self.loop.run(self.work.run(action)), now_ms=0)
 
 
+# The range from the first ledger to the last one has one name, which two buckets would need.
+@example(runs=[(0, 1), (LEDGER_ID_MAX, 1), (0, 2), (LEDGER_ID_MAX, 1)] * 3, cap=3, is_batched=False, chance=Random(1))
+@example(runs=[(0, 1), (LEDGER_ID_MAX, 1), (0, 2), (LEDGER_ID_MAX, 1)] * 3, cap=7, is_batched=True, chance=Random(1))
 @given(runs=RUNS, cap=st.sampled_from([3, 4, 7]), is_batched=st.booleans(), chance=st.randoms())
 def test_with_a_cap_every_row_gets_into_a_snapshot(
     runs: list[tuple[int, int]], cap: int, is_batched: bool, chance: Random

@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from tracker.columns.positions import Int64Array, bitmap_of, ledger_groups
+from snapshot_storage.bucket_key import LedgerRange
+from tracker.columns.positions import LEDGER_ID_MAX, Int64Array, bitmap_of, ledger_groups
 from tracker.columns.row_order import LATEST_MS, NEVER
+from tracker.core.bucket import free_key_or_none
 from tracker.core.state import NO_LEDGER, TrackerState
 from tracker.core.timers import Why
 from tracker.core.transitions.overlapping import note_overlap
@@ -71,9 +73,9 @@ def _make_room(state: TrackerState, ledger_id: int) -> int:
     row_count = len(state.rows.mutable)
     is_next = NO_LEDGER not in (mutable.ledger_id, ledger_id) and ledger_id != mutable.ledger_id
     has_enough = state.positions.mutable.count >= state.config.index_count_per_bucket_min
-    if row_count >= mutable.row_count_max or (is_next and has_enough):
+    if row_count >= mutable.row_count_max or (is_next and (has_enough or not _has_name_with(state, ledger_id))):
         seal(state)
-        row_count = 0
+        row_count = len(state.rows.mutable)
     if ledger_id != mutable.ledger_id:
         # They may have a position that is added again.
         note_overlap(state, state.covering(ledger_id))
@@ -81,7 +83,16 @@ def _make_room(state: TrackerState, ledger_id: int) -> int:
         is_first = mutable.first_ledger_id == NO_LEDGER
         mutable.first_ledger_id = ledger_id if is_first else min(mutable.first_ledger_id, ledger_id)
         mutable.last_ledger_id = max(mutable.last_ledger_id, ledger_id)
-    return mutable.row_count_max - row_count
+    return max(1, mutable.row_count_max - row_count)
+
+
+def _has_name_with(state: TrackerState, ledger_id: int) -> bool:
+    """Whether the mutable bucket could be sealed if it took this ledger, too: it is named by its range."""
+    mutable = state.mutable
+    ledgers = LedgerRange(min(mutable.first_ledger_id, ledger_id), max(mutable.last_ledger_id, ledger_id))
+    # All wider ranges may be taken only where there are few of them.
+    is_narrow = ledgers.last_ledger_id - ledgers.first_ledger_id < LEDGER_ID_MAX // 2
+    return is_narrow or free_key_or_none(ledgers, state.keys) is not None
 
 
 def refuse(state: TrackerState, ledger_id: int, entry_ids: BitMap) -> None:

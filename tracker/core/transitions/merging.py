@@ -9,7 +9,7 @@ from itertools import pairwise
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.columns.position_set import PositionSet
 from tracker.core.actions import ActionFailed, MergeBuckets, MergeSource
-from tracker.core.bucket import Bucket, BucketState, free_key
+from tracker.core.bucket import Bucket, BucketState, free_key_or_none
 from tracker.core.merge_windows import windows_to_merge
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
@@ -38,7 +38,10 @@ def begin_merge(state: TrackerState, now_ms: int) -> None:
         min(source.ledgers.first_ledger_id for source in sources),
         max(source.ledgers.last_ledger_id for source in sources),
     )
-    target = new_bucket(state, ledgers, free_key(ledgers, state.keys), BucketState.MERGING)
+    key = free_key_or_none(ledgers, state.keys)
+    if key is None:
+        return
+    target = new_bucket(state, ledgers, key, BucketState.MERGING)
     merging.target = target
     target.sources = tuple(source.serial for source in sources)
     for source in sources:

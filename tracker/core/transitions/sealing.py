@@ -11,7 +11,7 @@ from tracker.columns.row_order import NEVER, RowKey, first_key_at, last_key_at
 from tracker.columns.row_queue import pop_sorted
 from tracker.columns.segment_table import is_in_order
 from tracker.core.actions import ActionFailed, PropertyPut, SnapshotCreated
-from tracker.core.bucket import Bucket, BucketState, free_key
+from tracker.core.bucket import Bucket, BucketState, free_key_or_none
 from tracker.core.state import NO_LEDGER, TrackerState
 from tracker.core.transitions.caching import cache_if_there_is_room
 from tracker.core.transitions.life import move, new_bucket, progressed
@@ -26,7 +26,12 @@ def seal(state: TrackerState) -> None:
         # Rows that were added although the cursor was past them are acknowledged, and would never be loaded again.
         state.positions.drop_below(state.positions.first_ledger_id)
     if state.positions.mutable.count:
-        _freeze(state, LedgerRange(mutable.first_ledger_id, mutable.last_ledger_id))
+        ledgers = LedgerRange(mutable.first_ledger_id, mutable.last_ledger_id)
+        key = free_key_or_none(ledgers, state.keys)
+        if key is None:
+            # It stays the mutable one until the bucket that has the last name is gone.
+            return
+        _freeze(state, ledgers, key)
     else:
         state.rows.drop_mutable()
     forget_ledgers(state)
@@ -38,8 +43,8 @@ def forget_ledgers(state: TrackerState) -> None:
     mutable.first_ledger_id = mutable.last_ledger_id = mutable.ledger_id = NO_LEDGER
 
 
-def _freeze(state: TrackerState, ledgers: LedgerRange) -> None:
-    bucket = new_bucket(state, ledgers, free_key(ledgers, state.keys), BucketState.SEALING)
+def _freeze(state: TrackerState, ledgers: LedgerRange, key: str) -> None:
+    bucket = new_bucket(state, ledgers, key, BucketState.SEALING)
     positions = state.positions.seal_mutable(bucket.serial)
     rows = state.rows.seal_mutable(bucket.serial)
     if len(rows) != positions.count:
