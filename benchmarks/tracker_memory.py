@@ -162,7 +162,7 @@ async def settle(tracker: BucketDelayedDeliveryTracker) -> None:
     """Wait until nothing is being sealed, read or removed."""
     await asyncio.sleep(0)
     # Nothing of the tracker's is to be measured while waiting.
-    while tracker._core.unsettled_count or tracker._core.has_work or tracker._tasks:  # noqa: ASYNC110
+    while tracker._core.unsettled_count or tracker._core.has_work or not tracker._actions.is_idle:  # noqa: ASYNC110
         await asyncio.sleep(0.002)
 
 

@@ -266,7 +266,7 @@ class TrackerRun:
 async def settle(tracker: BucketDelayedDeliveryTracker, *, every_s: float = 0.005) -> None:
     """Wait until nothing is being sealed, merged or recovered."""
     # Nothing of the tracker's is to be measured while waiting.
-    while tracker._core.unsettled_count or tracker._core.has_work or tracker._tasks:  # noqa: ASYNC110
+    while tracker._core.unsettled_count or tracker._core.has_work or not tracker._actions.is_idle:  # noqa: ASYNC110
         await asyncio.sleep(every_s)
 
 

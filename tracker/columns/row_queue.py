@@ -149,9 +149,10 @@ class RowQueue:
             self.push_front(deliver_at_ms, ledger_ids, entry_ids)
 
     def rows_of(self) -> list[DelayedIndexes]:
-        """Return all rows as sorted parts that never change, without copying runs."""
-        self._fold()
-        return [DelayedIndexes(*run.columns(run.end)) for run in self._runs]
+        """Return all rows as parts that never change, in any order, without copying or sorting them."""
+        if self._few:
+            self._chunk_few()
+        return [DelayedIndexes(*columns) for columns in (*(run.columns(run.end) for run in self._runs), *self._chunks)]
 
     def _fold(self) -> None:
         """Sort what is buffered into a run, and merge runs of similar size."""

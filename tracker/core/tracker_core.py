@@ -68,6 +68,8 @@ class TrackerCore:
             cached_bytes_max=cached_bytes_max,
         )
         self._singles = self._state.mutable.singles
+        self.timers = self._state.timers
+        """When to call `plan`; for reading."""
         self._tick_time_ms = config.tick_time_ms
         self._set_lead()
 
@@ -318,7 +320,7 @@ class TrackerCore:
     @property
     def has_work(self) -> bool:
         """Whether `plan` may have something to start at once."""
-        return self._state.timers.next_ms == AT_ONCE
+        return self.timers.next_ms == AT_ONCE
 
     def handle(self, event: Event, *, now_ms: int) -> None:
         """Take the answer to an action."""

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from snapshot_storage.errors import SnapshotStorageError, StorageUnavailableError
 from tracker.process.messages import Answer, Call, Cancel
-from tracker.process.tuning import give_way, tune_process
+from tracker.process.tuning import leave_first_processor, tune_process
 from tracker.shell.snapshot_work import StorageWork
 
 PARENT_CHECK_S: Final = 1.0
@@ -131,7 +131,7 @@ def main() -> None:
     """Serve the socket of the given number."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    give_way()
+    leave_first_processor()
     tune_process()
     asyncio.run(_serve(Connection(int(sys.argv[1])), int(sys.argv[2])))
 

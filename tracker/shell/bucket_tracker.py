@@ -27,6 +27,7 @@ from tracker.columns.row_order import NEVER
 from tracker.config import TrackerConfig
 from tracker.core.actions import Event, MetadataRead, PositionsRead, SegmentsLoaded
 from tracker.core.questions import BucketFigures
+from tracker.core.timers import AT_ONCE
 from tracker.core.tracker_core import TrackerCore
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker, ScheduledMessages, TrackerContext
 from tracker.errors import TrackerClosedError, TrackerError
@@ -132,7 +133,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         except Exception as error:
             self._note_error(error)
             raise
-        if core.has_work or (is_tracked and deliver_at < self._wakes_before_ms):
+        # `core.has_work`, without a call: this is asked for every message.
+        if core.timers.next_ms == AT_ONCE or (is_tracked and deliver_at < self._wakes_before_ms):
             self._turn_soon()
         return is_tracked
 
