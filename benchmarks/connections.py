@@ -1,15 +1,17 @@
 """Measure how much memory connections take in the service: idle ones, and ones that never become clients.
 
-    python -m benchmarks connections [--idle 5000] [--half-open 1000]
+    python -m benchmarks connections [--idle 5000] [--half-open 1000] [--keep-alive-s 95]
 
 Each row is a service of its own, on loopback with a certificate made for the run. Resident memory of the service's
 process is taken before, with all connections open, and after they have ended; the kernel's buffers of sockets are not
 in it. Idle: CONNECT is answered, and nothing follows. Half open: the time for CONNECT (`connectTimeoutSeconds`) is an
 hour here, so that they stay; a client that sent nothing, half a CONNECT, or the beginning of a TLS handshake.
+Keep-alive: the processor time of the service and its processes while idle clients answer pings, by default each minute.
 """
 
 import argparse
 import resource
+import selectors
 import socket
 import ssl
 import struct
@@ -21,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from benchmarks.many_topics import processor_s
 from broker.network.listener import allow_open_files
 from demo.process import PostdateProcess, free_ports, wait_until
 from tests.helpers.certificates import Authority
@@ -29,6 +32,8 @@ from tests.helpers.services.programs import frames
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
 SPARE_FILES: Final = 200
+KEEP_ALIVE_S: Final = 30
+"""The default interval."""
 SETTLE_S: Final = 2.0
 """Until memory that has been freed is given back."""
 
@@ -108,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--idle", type=int, default=5_000, help="idle connections")
     parser.add_argument("--half-open", type=int, default=1_000, help="half-open connections")
+    parser.add_argument("--keep-alive-s", type=float, default=95.0, help="how long keep-alive is measured")
     arguments = parser.parse_args()
     _allow_files(max(arguments.idle, arguments.half_open))
     print("| connections | number | MiB in all | KiB each | MiB left when they have ended |")
@@ -118,6 +124,42 @@ def main() -> None:
             grown = row.open_bytes - row.before_bytes
             left = (row.after_bytes - row.before_bytes) / MIB
             print(f"| {name} | {count:,} | {grown / MIB:.1f} | {grown / KIB / count:.1f} | {left:.1f} |", flush=True)
+    if arguments.keep_alive_s:
+        percent = 100 * keep_alive_share(arguments.idle, arguments.keep_alive_s)
+        print(f"\nKeep-alive of {arguments.idle:,} idle connections: {percent:.2f} % of a core")
+
+
+def keep_alive_share(count: int, seconds: float) -> float:
+    """Return the share of a core that keep-alive takes, with clients that answer each ping."""
+    ping, pong = frames.command(frames.PING, {}), frames.command(frames.PONG, {})
+    with tempfile.TemporaryDirectory(prefix="postdate-connections-") as folder:
+        service = PostdateProcess(Path(folder) / "service")
+        service.start()
+        selector = selectors.DefaultSelector()
+        try:
+            target = Target(service.port, 0, ssl.create_default_context())
+            for _ in range(count):
+                selector.register(idle(target), selectors.EVENT_READ)
+            pings = 0
+            before, begin = processor_s(service.pid), time.monotonic()
+            while time.monotonic() < begin + seconds:
+                for key, _ in selector.select(begin + seconds - time.monotonic()):
+                    connection = key.fileobj
+                    assert isinstance(connection, socket.socket)
+                    if len(connection.recv(len(ping))) != len(ping):
+                        sys.exit("the service ended a connection")
+                    connection.sendall(pong)
+                    pings += 1
+            # A client is pinged that was not heard of for an interval: in every second one.
+            if pings < count * int(seconds / (3 * KEEP_ALIVE_S)):
+                sys.exit(f"there were {pings:,} pings only")
+            return (processor_s(service.pid) - before) / (time.monotonic() - begin)
+        finally:
+            for key in list(selector.get_map().values()):
+                assert isinstance(key.fileobj, socket.socket)
+                key.fileobj.close()
+            selector.close()
+            service.stop()
 
 
 def measure(name: str, connect: Connect, count: int) -> ConnectionCost:

@@ -265,15 +265,16 @@ async def _after_a_kill(service: PostdateProcess | RealPulsar, topics: int) -> F
 
 
 async def _processor_share(pid: int, seconds: float) -> float:
-    before, begin = _processor_s(pid), time.monotonic()
+    before, begin = processor_s(pid), time.monotonic()
     await asyncio.sleep(seconds)
-    return (_processor_s(pid) - before) / (time.monotonic() - begin)
+    return (processor_s(pid) - before) / (time.monotonic() - begin)
 
 
-def _processor_s(pid: int) -> float:
+def processor_s(pid: int) -> float:
+    """Return the processor time of a process and of those that it has started."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = (int(fields[11]) + int(fields[12])) / 100
-    return own + sum(map(_processor_s, child_pids(pid)))
+    return own + sum(map(processor_s, child_pids(pid)))
 
 
 def memory_bytes(pid: int, kind: str = "Pss") -> int:

@@ -42,9 +42,9 @@ LOOK_SECONDS = 0.25
 """The shortest time between two such rounds on request (`look_again`)."""
 LOOK_SECONDS_MAX = 0.5
 """How long such a request waits: a health check has a second."""
-PARTICIPANTS_MAX = 64
-"""Topics and cursors in one round: each takes 30 µs of the event loop, and its listeners 60. With thousands of topics a
-synced write for so many is shared by enough of them."""
+PARTICIPANTS_MAX = 32
+"""Topics and cursors in one round: each takes 30 µs of the event loop, and what follows in the same turn, such as the
+rest of a subscribe, up to 250. With thousands of topics a synced write for so many is shared by enough of them."""
 MARK_SECONDS = 1.0
 """How long after a synced round the log is marked: one more small synced file a second, none while idle."""
 

@@ -133,6 +133,20 @@ def limit_tls_buffers() -> None:
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
 
 
+_TLS_READ_BUFFER: Final = bytearray(TLS_BUFFER_BYTES)
+
+
+def _share_read_buffer(transport: asyncio.Transport) -> None:
+    """Let a connection with TLS read into one buffer with all others: it is emptied in the same turn of the loop.
+
+    asyncio has no other way to it than its own attributes; without them, a connection keeps a buffer of its own.
+    """
+    protocol = getattr(transport, "_ssl_protocol", None)
+    if protocol is not None:
+        protocol._ssl_buffer = _TLS_READ_BUFFER
+        protocol._ssl_buffer_view = memoryview(_TLS_READ_BUFFER)
+
+
 async def listen(port: Port) -> "Listener":
     """Listen on a port.
 
@@ -252,9 +266,10 @@ class Listener:
 
     async def _hand_over(self, connection: socket.socket, accepted: Accepted) -> None:
         try:
-            await self._loop.connect_accepted_socket(
+            transport, _ = await self._loop.connect_accepted_socket(
                 lambda: self._port.factory(accepted), connection, **self._tls_options(accepted)
             )
+            _share_read_buffer(transport)
         except BaseException as error:
             accepted.leave()
             if not isinstance(error, OSError):
