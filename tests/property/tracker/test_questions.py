@@ -1,0 +1,148 @@
+"""A question changes nothing: a core that is asked everything at every step does what one does that is never asked."""
+
+import asyncio
+from random import Random
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+from managed_ledger.position import Position
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tracker.config import TrackerConfig
+from tracker.core.actions import Action, ActionFailed
+from tracker.core.tracker_core import TrackerCore
+from tracker.delayed_delivery_tracker import TrackerContext
+from tracker.shell.snapshot_work import SnapshotWork, StorageWork
+from tracker.shell.storage_worker import is_lost
+from tracker.testing import FakeCursor, run_inline
+
+LEDGERS = range(6)
+CONFIG = TrackerConfig(
+    index_count_per_bucket_min=3,
+    bucket_count_max=2,
+    segment_step_ms_max=10,
+    segment_row_count_max=2,
+    prefetch_ms=20,
+    loaded_row_count_max=6,
+)
+DELAYS_MS = st.one_of(st.integers(0, 100), st.integers(50_000, 50_100))
+"""Some are due long after the cache has forgotten their positions."""
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 5), DELAYS_MS),
+        st.tuples(st.just("add many"), st.integers(0, 5), DELAYS_MS),
+        st.tuples(st.just("pass time"), st.integers(1, 40) | st.just(15_000), st.just(0)),
+        st.tuples(st.just("poll"), st.integers(1, 5), st.just(0)),
+        st.tuples(st.just("acknowledge"), st.integers(0, 5), st.integers(0, 30)),
+        st.tuples(st.just("trim"), st.integers(0, 3), st.just(0)),
+        st.tuples(st.just("read"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.just("answer"), st.just(0), st.just(0)),
+        st.tuples(st.just("answer"), st.just(0), st.just(0)),
+        st.tuples(st.just("fail"), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+class AskedCore:
+    """A core with a storage in memory, whose actions wait until they are answered."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.runner = runner
+        self.now_ms = 1_000
+        self.entries = 0
+        self.pending: list[Action] = []
+        cursor = FakeCursor()
+        storage = MemoryBucketSnapshotStorage()
+        runner.run(storage.start())
+        context = TrackerContext(topic_name="t", cursor_name="c", cursor=cursor, on_available=lambda: None)
+        self.cursor = cursor
+        self.work = SnapshotWork(CONFIG, context, StorageWork(storage, run_inline))
+        self.core = TrackerCore(CONFIG, acknowledged_in=cursor.acknowledged_in, rng=Random(1))
+        self.core.recover({}, now_ms=self.now_ms)
+
+    def ask_everything(self) -> None:
+        core, now_ms = self.core, self.now_ms
+        for ledger_id in LEDGERS:
+            core.tracked_in(ledger_id)
+            core.is_recovering(ledger_id)
+            core.contains_message(ledger_id, 1)
+        core.tracked_ledger_ids()
+        core.due_positions(now_ms=now_ms)
+        core.future_count(now_ms=now_ms)
+        core.first_deliver_at_ms(now_ms=now_ms)
+        core.first_withheld_ms(now_ms=now_ms)
+        core.next_deliver_at_ms()
+        core.next_wakeup_ms(now_ms=now_ms)
+        core.should_pause(now_ms=now_ms)
+        core.buckets()
+        assert core.message_count >= 0
+        assert core.bucket_total >= 1
+        assert core.loaded_row_count >= 0
+        assert core.snapshot_size_bytes >= 0
+        assert core.unsettled_count >= 0
+
+    def do(self, what: str, number: int, more: int) -> Any:
+        """Take a step; return what can be seen of it."""
+        core, seen = self.core, None
+        match what:
+            case "add":
+                self.entries += 1
+                seen = core.add_message(number, self.entries, self.now_ms + more, self.now_ms)
+            case "add many":
+                rows = range(self.entries + 1, self.entries + 4)
+                self.entries += 3
+                seen = core.add_messages(
+                    [number] * 3, rows, [self.now_ms + more + k for k in range(3)], now_ms=self.now_ms
+                ).tolist()
+            case "pass time":
+                self.now_ms += number
+            case "poll":
+                seen = core.pop_due(now_ms=self.now_ms, limit=number).to_rows()
+            case "acknowledge":
+                core.note_acknowledged(number, BitMap([more]))
+            case "trim":
+                self.cursor.mark_delete_position = Position(number, -1)
+                core.trim(number)
+            case "read":
+                core.want(number)
+            case "answer":
+                # All that comes of it, too.
+                while self.pending:
+                    self._answer(self.pending[0])
+                    self.pending += core.plan(now_ms=self.now_ms)
+            case "fail":
+                if self.pending:
+                    core.handle(ActionFailed(self.pending.pop(0), False, "down"), now_ms=self.now_ms)
+        started = core.plan(now_ms=self.now_ms)
+        self.pending += started
+        return seen, [(type(action).__name__, action.serial) for action in started]
+
+    def _answer(self, action: Action) -> None:
+        self.pending.remove(action)
+        try:
+            event = self.runner.run(self.work.run(action))
+        except LookupError as error:
+            event = ActionFailed(action, is_lost(error), str(error))
+        self.core.handle(event, now_ms=self.now_ms)
+
+
+_IDLE = ("pass time", 15_000, 0)
+
+
+# A bucket whose positions are forgotten: to ask whether they are known must not have them read.
+@example(steps=[("add many", 1, 50_000), ("add many", 2, 50_000), ("answer", 0, 0), _IDLE, _IDLE], asked_from=5)
+@given(steps=STEPS, asked_from=st.integers(0, 60))
+def test_a_core_that_is_asked_everything_does_what_one_does_that_is_not(
+    steps: list[tuple[str, int, int]], asked_from: int
+) -> None:
+    with asyncio.Runner() as runner:
+        asked, left_alone = AskedCore(runner), AskedCore(runner)
+        for number, step in enumerate(
+            [*steps, ("pass time", 60_000, 0), ("poll", 5, 0), ("answer", 0, 0), ("poll", 100, 0)]
+        ):
+            if number >= asked_from:
+                asked.ask_everything()
+            assert asked.do(*step) == left_alone.do(*step)
