@@ -8,11 +8,15 @@ for long enough is waived, until its barrier moves or the clock is put back.
 
 import heapq
 from collections.abc import Mapping
+from typing import Final
 
 from tracker.columns.row_order import NEVER, RowKey, last_key_at
 from tracker.config import UNLIMITED
 from tracker.core.bucket import Bucket
 from tracker.core.timers import Timers, Why
+
+STALE_ENTRIES_MAX: Final = 64
+"""A heap that may not be looked at for long has so many stale entries at most, besides twice as many as buckets."""
 
 
 class Barriers:
@@ -46,6 +50,9 @@ class Barriers:
         self._barriers[bucket.serial] = entry[0]
         heapq.heappush(self._holding_up, entry)
         if bucket.has_unloaded:
+            if len(self._unloaded) > 2 * len(self._barriers) + STALE_ENTRIES_MAX:
+                self._unloaded = [one for one in self._unloaded if self._barriers.get(one[1]) == one[0]]
+                heapq.heapify(self._unloaded)
             heapq.heappush(self._unloaded, entry)
         self._timers.wake(Why.ORDER_WAIT)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tracker.columns.row_order import NEVER, RowKey
+from tracker.core.barriers import STALE_ENTRIES_MAX
 from tracker.core.bucket import Bucket
 from tracker.core.circuit_breakers import CircuitBreaker
 from tracker.core.timers import Timers, Why
@@ -47,7 +48,8 @@ class LoadQueue:
         self._queued: list[tuple[RowKey, int]] = []
         self._ready: list[tuple[RowKey, int]] = []
         self._tries: list[tuple[int, RowKey, int]] = []
-        """The buckets that are queued or ready, by failures."""
+        """The buckets that are queued or ready, by failures; looked at while loads seem to be down, and therefore freed
+        of stale entries when it has too many."""
         self._in_flight: dict[int, None] = {}
         self._waiting: list[tuple[int, int]] = []
         """By when it may be tried again."""
@@ -133,6 +135,9 @@ class LoadQueue:
     def _queue(self, bucket: Bucket) -> None:
         barrier = self._barriers[bucket.serial]
         heapq.heappush(self._queued, (barrier, bucket.serial))
+        if len(self._tries) > 2 * len(self._due) + STALE_ENTRIES_MAX:
+            self._tries = list({entry for entry in self._tries if self._is_next_try(entry)})
+            heapq.heapify(self._tries)
         heapq.heappush(self._tries, (bucket.load_attempts.failures, barrier, bucket.serial))
 
     # Planning, in the order of a plan.
@@ -185,14 +190,18 @@ class LoadQueue:
     def _next_try(self) -> Bucket | None:
         """Return the bucket that has failed least, then the one that holds up hand-out first."""
         while self._tries:
-            attempts, barrier, serial = self._tries[0]
-            bucket = self._due.get(serial)
-            is_current = bucket is not None and bucket.load is None and bucket.load_attempts.failures == attempts
-            is_current = is_current and self._barriers[serial] == barrier
-            if bucket is not None and is_current and serial not in self.unknown:
-                return bucket
+            _, _, serial = self._tries[0]
+            if self._is_next_try(self._tries[0]) and serial not in self.unknown:
+                return self._due[serial]
             heapq.heappop(self._tries)
         return None
+
+    def _is_next_try(self, entry: tuple[int, RowKey, int]) -> bool:
+        """Whether an entry of the heap by failures says how its bucket is now."""
+        attempts, barrier, serial = entry
+        bucket = self._due.get(serial)
+        is_current = bucket is not None and bucket.load is None and bucket.load_attempts.failures == attempts
+        return is_current and self._barriers[serial] == barrier
 
     def may_start(self, bucket: Bucket, now_ms: int) -> bool:
         """Whether a load of a due bucket may start now, room or not; where it has only to wait, the timer is set."""

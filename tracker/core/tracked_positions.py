@@ -34,6 +34,9 @@ _LEDGERS_LOOKED_AT_MAX: Final = 1_000
 _TAKEN_ROWS_MAX: Final = 65_536
 """Rows that were handed out and whose positions are still to be forgotten: 1 MiB."""
 
+_TAKEN_PARTS_MAX: Final = 256
+"""By so many polls: the columns of a few rows take most of a KiB, however few they are."""
+
 
 class TrackedPositions:
     """The positions of one tracker that are in memory, and what must not come back."""
@@ -238,7 +241,7 @@ class TrackedPositions:
         """
         self._taken.append((ledger_ids, entry_ids))
         self._taken_count += len(ledger_ids)
-        if self._taken_count >= _TAKEN_ROWS_MAX:
+        if self._taken_count >= _TAKEN_ROWS_MAX or len(self._taken) >= _TAKEN_PARTS_MAX:
             self._forget_taken()
 
     def _forget_taken(self) -> None:
