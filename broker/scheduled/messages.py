@@ -28,8 +28,7 @@ Json = dict[str, Any]
 
 READ_ENTRIES: Final = 1_024
 """Entries whose metadata is read in one slice."""
-SORT_IN_THREAD_ROWS: Final = 8_192
-"""So many rows are sorted in a thread: on the loop it would take a millisecond."""
+_SORT_IN_THREAD_ROWS: Final = 8_192
 PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The most bytes of entries behind one page, since an answer is written at once; a larger page ends early."""
 
@@ -162,7 +161,7 @@ async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> Mask:
     Entries are looked at in the order of the log, where neighbours share a block.
     """
     is_meant = np.zeros(len(rows), np.bool_)
-    is_small = len(rows) < SORT_IN_THREAD_ROWS
+    is_small = len(rows) < _SORT_IN_THREAD_ROWS
     order = rows.by_position() if is_small else await asyncio.to_thread(rows.by_position)
     turns = Turns()
     for begin in range(0, len(rows), READ_ENTRIES):

@@ -19,7 +19,7 @@ import numpy as np
 
 from broker.protocol.entries import with_delivery_time
 from broker.scheduled.ledger_schedule import Int64s
-from broker.scheduled.messages import SORT_IN_THREAD_ROWS, MessageFilter, MessageId, ids_of
+from broker.scheduled.messages import MessageFilter, MessageId, ids_of
 from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.slices import Turns
@@ -43,8 +43,6 @@ _CANCEL_ENTRIES: Final = 200
 _MOVE_ENTRIES: Final = 256
 _PORTIONS_MAX: Final = 4
 _HOLDERS_PER_TURN: Final = 2_000
-_SOON_MS: Final = 60_000
-"""Longer than half a million messages take to be cancelled."""
 _LOG_INTERVAL_S: Final = 5.0
 
 
@@ -151,12 +149,7 @@ class Operations:
         Raises:
             LedgerWriteError: The acknowledgements are in memory but not durable yet; they are written later.
         """
-        soon_ms = self._now_ms() + _SOON_MS
-        if len(matched.rows) < SORT_IN_THREAD_ROWS:
-            rows = _in_order_of_cancelling(matched.rows, soon_ms)
-        else:
-            rows = await asyncio.to_thread(_in_order_of_cancelling, matched.rows, soon_ms)
-        done = 0
+        rows, done = matched.rows, 0
         turns = Turns()
         portion = self._cancel_portion()
         for begin in range(0, len(rows), portion):
@@ -366,16 +359,6 @@ class Operations:
 
 async def _nothing_moved() -> Moved:
     return {}
-
-
-def _in_order_of_cancelling(rows: Rows, soon_ms: int) -> Rows:
-    """Order rows so that those come first that would be delivered meanwhile, and the others as in the log.
-
-    Each ledger has a bitmap of its own, so a portion of few ledgers costs less.
-    """
-    soon = int(np.searchsorted(rows.deliver_at_ms, soon_ms))
-    later = soon + rows.take(slice(soon, None)).by_position()
-    return rows.take(np.concatenate([np.arange(soon), later]))
 
 
 def _in_order_of_appending(rows: Rows, new_ms: Int64s) -> tuple[Rows, Int64s]:
