@@ -64,6 +64,8 @@ class LedgerStore:
         config: ManagedLedgerConfig,
         now_ms: Clock,
         new_executor: NewExecutor = ThreadPoolExecutor,
+        *,
+        compact_again_s: float = COMPACT_AGAIN_SECONDS,
     ) -> None:
         self.committer = Committer(database, stamp=self._put_counters, executor=new_executor(1, "ledger-commit"))
         self._database = database
@@ -83,6 +85,7 @@ class LedgerStore:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._trimmed_ids: list[int] = []
         self._trimmed_bytes = 0
+        self._compact_again_s = compact_again_s
         self._services = self._new_services()
         self._is_closed = False
 
@@ -95,6 +98,7 @@ class LedgerStore:
         now_ms: Clock,
         open_database: OpenDatabase = open_rocksdb,
         new_executor: NewExecutor = ThreadPoolExecutor,
+        compact_again_s: float = COMPACT_AGAIN_SECONDS,
     ) -> "LedgerStore":
         """Open the folder, or create it.
 
@@ -104,6 +108,7 @@ class LedgerStore:
             now_ms: The clock.
             open_database: Opens the database; tests pass one that counts or fails.
             new_executor: Makes what runs blocking work; a simulation passes one without threads.
+            compact_again_s: The pause before space is given back once more, where there was no room to do it.
 
         Raises:
             StoreLockedError: A process has it open.
@@ -113,7 +118,7 @@ class LedgerStore:
         """
         loop = asyncio.get_running_loop()
         database = await loop.run_in_executor(None, open_database, path, config)
-        store = cls(database, config, now_ms, new_executor)
+        store = cls(database, config, now_ms, new_executor, compact_again_s=compact_again_s)
         try:
             await loop.run_in_executor(store._readers, store._load)
         except LedgerError:
@@ -364,7 +369,7 @@ class LedgerStore:
     def _compact_again(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
         self._note_trimmed(ledger_ids, size_bytes)
         if not self._is_closed:
-            self._loop.call_later(COMPACT_AGAIN_SECONDS, self.compact_trimmed)
+            self._loop.call_later(self._compact_again_s, self.compact_trimmed)
 
     def _note_trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
         self._trimmed_ids += ledger_ids

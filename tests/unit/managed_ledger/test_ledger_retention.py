@@ -12,7 +12,7 @@ from managed_ledger.position import Position
 from tests.helpers.fakes.managed_ledger_fakes import START_MS, LedgerClock, MemoryDatabase, append_all, open_store
 
 
-async def _ledger(database: MemoryDatabase, payloads: int = 10, **limits: int) -> ManagedLedger:
+async def _ledger(database: MemoryDatabase, payloads: int = 10, **limits: float) -> ManagedLedger:
     store = await open_store(database, entries_per_ledger_max=4, **limits)
     ledger = await store.open_managed_ledger("orders")
     if payloads:
@@ -267,13 +267,12 @@ class _TooFullToCompact(MemoryDatabase):
         self.compacted[family].set()
 
 
-def test_space_that_had_no_room_to_be_given_back_is_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_that_had_no_room_to_be_given_back_is_given_back_later() -> None:
     """Nobody asks again: neither another trim nor the housekeeping of a service."""
-    monkeypatch.setattr("managed_ledger.ledger_store.COMPACT_AGAIN_SECONDS", 0.001)
 
     async def scenario() -> None:
         database = _TooFullToCompact(refusals=3)
-        ledger = await _ledger(database, compact_bytes_min=1)
+        ledger = await _ledger(database, compact_bytes_min=1, compact_again_s=0.001)
 
         assert await ledger.trim() == 2
 
