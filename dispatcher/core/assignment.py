@@ -65,7 +65,11 @@ class Assignment:
         if self._is_busy:
             owner: int = _table(self._runs)[1][slot]
             return owner
-        return int(self._owners[bisect_left(self._last_slots, slot)])
+        # An array's elements would be objects of numpy, of which a comparison costs ten times as much.
+        runs = memoryview(self._runs).cast("i")
+        run_count = len(self._last_slots)
+        owner = runs[run_count + bisect_left(runs, slot, 0, run_count)]
+        return owner
 
     def take(self, slots: NDArray[np.int32]) -> NDArray[np.signedinteger]:
         """Return the owners of a batch of slots. Its size says which way the next single slots are looked up."""
