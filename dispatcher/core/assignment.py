@@ -68,8 +68,7 @@ class Assignment:
         # An array's elements would be objects of numpy, of which a comparison costs ten times as much.
         runs = memoryview(self._runs).cast("i")
         run_count = len(self._last_slots)
-        owner = runs[run_count + bisect_left(runs, slot, 0, run_count)]
-        return owner
+        return runs[run_count + bisect_left(runs, slot, 0, run_count)]
 
     def take(self, slots: NDArray[np.int32]) -> NDArray[np.signedinteger]:
         """Return the owners of a batch of slots. Its size says which way the next single slots are looked up."""
