@@ -35,7 +35,7 @@ from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.explanation import explain_key, explain_message
 from broker.scheduled.listing import list_messages, topic_summary
 from broker.scheduled.messages import both
-from broker.scheduled.operations import Matched, Operations, Progress, Selector
+from broker.scheduled.operations import Matched, Operations, Progress, Selector, early_ms_of
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
 from broker.server.slices import in_slices
@@ -402,8 +402,7 @@ class _Routes:
             self._operations[name] = operation
             while len(self._operations) > _OPERATIONS_MAX:
                 self._operations.popitem(last=False)
-        tracker = self._service.config.tracker
-        early_ms = 0 if tracker.is_deliver_at_time_strict else tracker.tick_time_ms
+        early_ms = early_ms_of(topic, is_strict=self._service.config.tracker.is_deliver_at_time_strict)
         try:
             yield Operations(schedule, now_ms=now_ms, early_ms=early_ms, progress=operation.progress)
         except Exception as error:

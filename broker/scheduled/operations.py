@@ -24,6 +24,7 @@ from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
+from broker.topics.topic import Topic
 from dispatcher.slots import sticky_hash
 from managed_ledger.completion import completed
 from managed_ledger.cursor import Cursor
@@ -93,6 +94,11 @@ class Progress:
 
     matched: int = 0
     done: int = 0
+
+
+def early_ms_of(topic: Topic, *, is_strict: bool) -> int:
+    """Return how early a topic's messages may be delivered: by a tick of its policies, unless times are strict."""
+    return 0 if is_strict else topic.delayed_delivery.tick_time_ms
 
 
 class Operations:

@@ -13,7 +13,7 @@ import numpy as np
 from broker.errors import BrokerError
 from broker.scheduled.ledger_schedule import Int64s
 from broker.scheduled.messages import MessageId
-from broker.scheduled.operations import Operations, Progress, Selector
+from broker.scheduled.operations import Operations, Progress, Selector, early_ms_of
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.topics.pause import NOT_PAUSED, PauseState
 from broker.topics.subscription import Subscription
@@ -186,11 +186,10 @@ def _delays(sim: "Simulation", sub: SubscriptionModel) -> bool:
 def _operations(sim: "Simulation", subs: list[SubscriptionModel]) -> Operations:
     """Return the operations as the web port makes them."""
     chosen = [found for sub in subs if (found := sim.subscription(sub)) is not None]
-    tracker = sim.variant.config.tracker
     return Operations(
         TopicSchedule(sim.life.topic, sim.life.service.catalog, chosen, sim.clock.now_ms),
         now_ms=sim.clock.now_ms,
-        early_ms=0 if tracker.is_deliver_at_time_strict else tracker.tick_time_ms,
+        early_ms=early_ms_of(sim.life.topic, is_strict=sim.variant.config.tracker.is_deliver_at_time_strict),
         progress=Progress(),
     )
 

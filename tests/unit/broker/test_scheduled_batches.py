@@ -13,10 +13,11 @@ from broker.protocol.entries import messages_of
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.scheduled.listing import list_messages
 from broker.scheduled.messages import MessageId
-from broker.scheduled.operations import Matched, Operations, Progress, Selector
+from broker.scheduled.operations import Matched, Operations, Progress, Selector, early_ms_of
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.service import Service
+from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.pb.pulsar_metadata_pb2 import ZLIB, MessageMetadata, SingleMessageMetadata
@@ -115,6 +116,22 @@ def test_a_message_of_a_batch_is_cancelled_alone_and_for_good(tmp_path: Path, *,
         assert known[position] == (0b101,)
         assert (rest, await listed(service, topic)) == (2, [])
         assert topic.subscriptions["sub"].cursor.backlog == 0
+        await service.close()
+
+    asyncio.run(story())
+
+
+def test_messages_may_be_early_by_the_tick_of_their_topic_and_strict_ones_never(tmp_path: Path) -> None:
+    """What may have been delivered is not moved; a topic's policies can have a longer tick than the broker."""
+
+    async def story() -> None:
+        service = await open_service(tmp_path)
+        _, topic = await subscribed(service)
+        policies = DelayedDeliveryPolicies(is_active=True, tick_time_ms=7_000, delay_ms_max=0)
+        await service.set_policies(topic.name, policies)
+
+        assert early_ms_of(topic, is_strict=False) == 7_000
+        assert early_ms_of(topic, is_strict=True) == 0
         await service.close()
 
     asyncio.run(story())
