@@ -490,14 +490,14 @@ class Oracle:
     def replaced(self, copies: Sequence[PublishedEntry], gone: Mapping[str, Collection[Key]], content: Content) -> None:
         """Note that entries give way to copies for some subscriptions: nobody may have them, or get them any more."""
         for copy in copies:
-            assert copy.copy_of is not None
-            old = self.entries[copy.copy_of]
-            is_same = content(copy.payload) == content(old.payload)
-            if not is_same or (copy.hash, copy.count) != (old.hash, old.count):
-                self.complain(f"{copy.key} is no copy of {old.key}")
+            old = None if copy.copy_of is None else self.entries[copy.copy_of]
+            if old is not None:
+                is_same = content(copy.payload) == content(old.payload)
+                if not is_same or (copy.hash, copy.count) != (old.hash, old.count):
+                    self.complain(f"{copy.key} is no copy of {old.key}")
             self.appended(copy)
             for sub in self.subs.values():
-                if old.key in gone.get(sub.name, ()):
+                if old is not None and old.key in gone.get(sub.name, ()):
                     self._gives_way(sub, old.key, copy.key)
                 else:
                     sub.hidden.add(copy.key)

@@ -372,7 +372,9 @@ class Simulation:
                 copy = PublishedEntry(
                     tuple(position), new.payload, new.sticky_hash, new.deliver_at_ms, new.message_count, now_ms, now_s
                 )
-                copy.copy_of = olds[number_of(new.payload)].pop()
+                # Without one, the subscription is gone for which it was to be moved.
+                found = olds.get(number_of(new.payload))
+                copy.copy_of = found.pop() if found else None
                 self.uncommitted[copy.key] = copy
                 copies.append(copy)
                 self.note(f"{copy.copy_of} gives way to {copy.key} for {[n for n in gone if copy.copy_of in gone[n]]}")
