@@ -277,7 +277,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
             return
         self._is_closed = True
         self._context.cursor.remove_listener(self._on_mark_delete_moved)
-        self._timer.cancel()
+        self._timer.close()
         if self._turn_handle is not None:
             self._turn_handle.cancel()
         self._members = PositionSet()

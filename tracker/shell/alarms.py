@@ -165,6 +165,15 @@ class TrackerTimer:
             self._alarms.cancel(self._alarm)
         self._alarm = self.at_ms = None
 
+    def close(self) -> None:
+        """Set it for no time, and refer to the tracker no more: what is closed is to go without a search for cycles."""
+        self.cancel()
+        self._on_time = _nothing
+
     def _on_alarm(self) -> None:
         self._alarm = self.at_ms = None
         self._on_time()
+
+
+def _nothing() -> None:
+    """Stand for a tracker that is closed."""

@@ -317,7 +317,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._is_settled.set()
         if self._turn_handle is not None:
             self._turn_handle.cancel()
-        self._timer.cancel()
+        self._timer.close()
         self._actions.cancel_storage_calls()
 
     def stop_for_defect(self, defect: Exception) -> None:

@@ -300,3 +300,25 @@ def test_a_closed_topic_gives_its_memory_back_without_a_search_for_cycles(tmp_pa
             gc.enable()
 
     play(tmp_path, story)
+
+
+def test_a_connection_that_ended_gives_its_memory_back_without_a_search_for_cycles(tmp_path: Path) -> None:
+    async def story(service: Service, clock: FakeClock) -> None:
+        peer = await _subscribe(service)
+        await peer.request(BaseCommand.PRODUCER, "producer", topic="t", producer_id=1, producer_name="p")
+        gone = weakref.ref(peer.connection)
+        topic = service.topics[NAME]
+        gc.collect()
+        gc.disable()
+        try:
+            peer.connection.connection_lost(None)
+            peer.transport.connection = None
+            del peer
+            await until(lambda: not topic.is_used)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert gone() is None
+        finally:
+            gc.enable()
+
+    play(tmp_path, story)
