@@ -98,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._dismissed_producers: set[int] = set()
         self._pauses: set[str] = set()
         self._is_leaving = False
+        self._has_left = False
 
     # ---- transport ----
 
@@ -148,6 +149,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See `asyncio.BufferedProtocol`; one pass over all frames of the chunk."""
+        if self._has_left:
+            # The end of TLS may bring bytes of before.
+            return
         self._has_received = True
         try:
             for frame in self._splitter.feed(bytes(self.service.receive_buffer[:nbytes])):
@@ -430,6 +434,9 @@ class Connection(asyncio.BufferedProtocol):
         async for consumer, topic in in_slices(list(self.consumers.values())):
             await topic.consumer_left(consumer)
         self.consumers.clear()
+        # Both refer to the connection: what has ended is to go at once, and not when cycles are looked for.
+        self._has_left = True
+        del self._publisher, self._requests
 
 
 def _topic_of(found: tuple[object, Topic] | None) -> TopicName | None:
