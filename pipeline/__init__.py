@@ -1,8 +1,8 @@
 """The delayed index in bulk, on Spark: work that takes one broker minutes, on as many machines as Spark has.
 
 - `logs`: headers of messages, from a service's folder or an export.
-- `index`: where snapshots are, the cursors whose properties name them, and the one step that makes staged snapshots
-  an index.
+- `index`: where snapshots are, the cursors whose properties name them, the one step that makes staged snapshots an
+  index, and the plan of a copy (`postdate snapshots copy` has it too).
 - `planning`: the ledgers that make a bucket, as the live tracker would have sealed them, and the task that builds it.
 - `tasks`: the work of one task, without Spark: from headers to the snapshot of a bucket, merging, comparing,
   cancelling.

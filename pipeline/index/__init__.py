@@ -1,1 +1,1 @@
-"""The place of an index, its owners, and the one step that makes staged snapshots the index. Without Spark."""
+"""The place of an index, its owners, the step that makes staged snapshots the index, and its copy. Without Spark."""

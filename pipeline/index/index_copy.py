@@ -12,13 +12,12 @@ interrupted run is resumed by the next one, and a second run copies nothing. The
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
-from pipeline.index.readable import is_own
 from pipeline.index.selection import Selection
 from snapshot_storage.inspection import BucketProperty, is_bucket_property, matched
 from snapshot_storage.readable_infos import readable_infos
@@ -126,7 +125,7 @@ async def copy_index(
         await _delete_leftovers(there, wanted, properties, copied)
     copied.cursors_left = updates_cursors and bool(copied.failed)
     if updates_cursors and not copied.failed:
-        copied.cursors_updated = await asyncio.to_thread(_update_cursors, cursors, chosen, copied.new_ids)
+        copied.cursors_updated = await asyncio.to_thread(_update_cursors, cursors, copied)
         if deletes_source:
             copied.deleted = await _delete_source(here, cursors, copied)
     return copied
@@ -141,9 +140,17 @@ def _bucket_properties(properties: Mapping[CursorName, Mapping[str, str]]) -> li
     ]
 
 
-def is_named(info: BucketSnapshotInfo, by: BucketProperty) -> bool:
+Owner = tuple[int | None, str, str, str]
+"""The id of a snapshot with the topic, the cursor and the key of the property that names it."""
+
+
+def is_named(info: BucketSnapshotInfo, owners: Collection[Owner]) -> bool:
     """Whether a property names a snapshot: an id alone is no proof, as each storage gives its own."""
-    return info.bucket_id == by.bucket_id and is_own(info, CursorName(by.topic_name, by.cursor_name), by.key)
+    return _owner(info) in owners
+
+
+def _owner(info: BucketSnapshotInfo) -> Owner:
+    return info.bucket_id, info.topic_name, info.cursor_name, info.bucket_key
 
 
 async def _plan(
@@ -154,26 +161,27 @@ async def _plan(
     copied: Copied,
 ) -> list[SnapshotToCopy]:
     """Find the snapshots to copy, those that an earlier run has moved, and those that are damaged or missing."""
-    named = {one.bucket_id: one for one in properties if one.bucket_id is not None}
+    named = {one.bucket_id for one in properties if one.bucket_id is not None}
+    owners = {(one.bucket_id, *one[:3]) for one in properties}
     in_target = await there.list_bucket_snapshots()
-    moved = {info.bucket_id for info in in_target if info.bucket_id in named and is_named(info, named[info.bucket_id])}
-    infos, damaged = await readable_infos(here, named.keys())
-    infos = [info for info in infos if chosen.has(CursorName(info.topic_name, info.cursor_name))]
-    found = {info.bucket_id for info in infos}
-    # The properties name a snapshot of the target only after a move, so the one that is here has the same id by chance.
+    moved = {info.bucket_id for info in in_target if is_named(info, owners)}
+    # After a move, the ids are the target's. A snapshot that is here under one of them has it by chance.
     copied.moved_before = len(moved)
+    infos, damaged = await readable_infos(here, named)
+    infos = [info for info in infos if chosen.has(CursorName(info.topic_name, info.cursor_name))]
+    copied.infos = [info for info in infos if info.bucket_id in named and info.bucket_id not in moved]
+    copied.unnamed = len({info.bucket_id for info in infos} - named)
     for bucket_id, reason in damaged.items():
         if bucket_id is not None and bucket_id in named and bucket_id not in moved:
             copied.failed[bucket_id] = reason
         elif chosen == Selection():
             # The owner of a damaged snapshot is unknown, so a selection leaves it out.
             copied.unnamed_damaged[bucket_id] = reason
-    copied.unnamed = len(found - named.keys())
-    copied.infos = [info for info in infos if info.bucket_id in named and info.bucket_id not in moved]
-    for bucket_id, one in named.items():
-        if bucket_id not in found and bucket_id not in moved:
+    found = {info.bucket_id for info in infos} | moved
+    for one in properties:
+        if one.bucket_id is not None and one.bucket_id not in found:
             reason = f"{one.key} of {one.cursor_name}, {one.topic_name} names it: it is missing"
-            copied.failed.setdefault(bucket_id, reason)
+            copied.failed.setdefault(one.bucket_id, reason)
     candidates = matched(copied.infos, [info for info in in_target if info.bucket_id not in moved])
     return [SnapshotToCopy(info, tuple(candidates[info.bucket_id])) for info in copied.infos]
 
@@ -206,15 +214,19 @@ async def _delete_leftovers(
         await there.delete_bucket_snapshot(bucket_id)
 
 
-def _update_cursors(cursors: CursorPropertiesFolder, chosen: Selection, new_ids: Mapping[int, int]) -> int:
-    """Point every property of a copied snapshot to its copy, in one durable write."""
+def _update_cursors(cursors: CursorPropertiesFolder, copied: Copied) -> int:
+    """Point every property of a copied snapshot to its copy, in one durable write.
+
+    A property that names another cursor's snapshot is left alone: its tracker drops it, and reads the log.
+    """
+    new_ids = {_owner(info): str(copied.new_ids[info.bucket_id]) for info in copied.infos}
     now = cursors.read()
     changed: dict[CursorName, dict[str, str]] = {}
     for one in _bucket_properties(now):
-        name = CursorName(one.topic_name, one.cursor_name)
-        new_id = None if one.bucket_id is None or not chosen.has(name) else new_ids.get(one.bucket_id)
+        new_id = new_ids.get((one.bucket_id, *one[:3]))
         if new_id is not None:
-            changed.setdefault(name, dict(now[name]))[one.key] = str(new_id)
+            name = CursorName(one.topic_name, one.cursor_name)
+            changed.setdefault(name, dict(now[name]))[one.key] = new_id
     if changed:
         cursors.put(changed)
     return len(changed)

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from broker.configuration.config import BrokerConfig
 from managed_ledger.cursor_properties import CursorName
 from managed_ledger.errors import NameNotFoundError
 from pipeline.index.cursor_log import CursorLog
@@ -18,9 +19,10 @@ from pipeline.tasks.bucket_rows import build_bucket
 from pipeline.tasks.merge_rows import NamedBucket, count_buckets
 from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
-from snapshot_storage.inspection import BucketProperty
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo
+from snapshot_tools.copy import LocalCopies, copy_snapshots
+from snapshot_tools.place import Filter
 from tests.helpers.live_index import NOW_MS
 from tests.helpers.spark.bulk_data import bucket_ids, write_log
 
@@ -127,7 +129,29 @@ def test_a_snapshot_is_moved_already_only_if_all_its_names_say_so(cursor: Cursor
     """An id alone proves nothing: each storage gives its own."""
     info = BucketSnapshotInfo(7, key, *cursor, segment_count=1, length_bytes=9)
 
-    assert is_named(info, BucketProperty(*B, KEY, "7")) == is_moved
+    assert is_named(info, {(7, *B, KEY)}) == is_moved
+
+
+def test_a_copy_moves_what_its_owner_names_and_leaves_a_wrong_property_alone(data: Path) -> None:
+    """The wrong property of A still names the old snapshot, which therefore stays."""
+    (old,) = bucket_ids(data, B)
+    target = data / "elsewhere"
+
+    copied = asyncio.run(
+        copy_snapshots(
+            BrokerConfig(data_directory=data),
+            BrokerConfig(data_directory=target),
+            Filter(),
+            lambda _done, _total: None,
+            workers=LocalCopies(),
+            updates_cursors=True,
+            deletes_source=True,
+        )
+    )
+
+    assert (copied.failed, copied.cursors_updated, copied.deleted) == ({}, 1, 0)
+    assert bucket_ids(data, B) == _ids(target) == [copied.new_ids[old]]
+    assert bucket_ids(data, A) == _ids(data) == [old]
 
 
 def test_a_selection_that_matches_nothing_is_an_error() -> None:
