@@ -220,8 +220,8 @@ DISPATCHER: Final = [
     Mutant(
         "popped-before-a-seek",
         "dispatcher/reader.py",
-        '        """Drop what is on its way: the core was reset, and finds it again by reading."""\n        self._popped = None\n',
-        '        """Drop what is on its way: the core was reset, and finds it again by reading."""\n',
+        '        """Drop reads on their way: the core was reset, and reads their entries again."""\n        self._popped = None\n',
+        '        """Drop reads on their way: the core was reset, and reads their entries again."""\n',
         "what left the tracker before a seek is let in after it",
     ),
     Mutant(
@@ -257,16 +257,16 @@ TRACKER: Final = [
     ),
     Mutant(
         "timer-without-turn",
-        "tracker/shell/bucket_tracker.py",
-        "        self._timer = None\n        self._timer_at_ms = None\n        self._turn_soon()",
-        "        self._timer = None\n        self._timer_at_ms = None",
+        "tracker/shell/alarms.py",
+        "        self._alarm = self.at_ms = None\n        self._on_time()\n",
+        "        self._alarm = self.at_ms = None\n",
         "a missing wake-up: the tracker's timer does nothing",
     ),
     Mutant(
         "memory-timer-late",
         "tracker/in_memory.py",
         "            self._add_rows(rows)\n            self._turn_soon()\n",
-        "            self._add_rows(rows)\n            if self._timer_at_ms is None:\n                self._turn_soon()\n",
+        "            self._add_rows(rows)\n            if self._timer.at_ms is None:\n                self._turn_soon()\n",
         "in memory: the timer is not set forward for an earlier message",
     ),
     Mutant(
