@@ -220,8 +220,8 @@ DISPATCHER: Final = [
     Mutant(
         "popped-before-a-seek",
         "dispatcher/reader.py",
-        '        """Drop reads on their way: the core was reset, and reads their entries again."""\n        self._popped = None\n',
-        '        """Drop reads on their way: the core was reset, and reads their entries again."""\n',
+        "        self._popped = None\n        self._is_tracker_dry = False\n        self._untracked.clear()\n",
+        "        self._is_tracker_dry = False\n        self._untracked.clear()\n",
         "what left the tracker before a seek is let in after it",
     ),
     Mutant(
