@@ -14,6 +14,7 @@ is taken when the service has visited every topic once (`broker.server.resting`)
 import argparse
 import asyncio
 import json
+import math
 import struct
 import sys
 import tempfile
@@ -328,6 +329,9 @@ def draw(measured: dict[str, Figures], path: Path) -> None:
             ]
             axes.plot(*zip(*points, strict=True), marker="o", label=who)
         axes.set(title=names[key], xscale="log", yscale="log", xlabel="topics")
+        # Whole decades: on less, noise would look like growth.
+        low, high = axes.get_ylim()
+        axes.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=110)
