@@ -41,6 +41,9 @@ SPANS_PER_BUCKET: Final = 200
 """A bucket of the least size has about so many spans at most, for any distribution of times: a tenth of a byte a
 row."""
 
+METADATA_AT_ONCE_BYTES_MAX: Final = 65_536
+"""Metadata is decoded together up to so many bytes, which take some MiB meanwhile; that of a large bucket is alone."""
+
 POSITIONS_AT_ONCE_MAX: Final = 65_536
 """Bitmaps of segments are decoded together up to so many positions, which take some MiB meanwhile."""
 
@@ -133,15 +136,30 @@ def metadata_answers(
             own.append((action, head))
         else:
             answers[action.serial] = SnapshotIsAlien(action.serial, f"{head.info.topic_name} / {head.info.cursor_name}")
-    try:
-        answers |= {event.serial: event for event in _metadata_read(own, span_rows(owner.config), bitmaps_max)}
-    except Exception as error:  # Any error of one snapshot is the answer to it alone.
-        if len(own) == 1:
-            answers[own[0][0].serial] = error
-        else:
-            for action, head in own:
-                (answers[action.serial],) = metadata_answers(owner, [action], [head], bitmaps_max)
+    for part in _parts(own):
+        try:
+            answers |= {event.serial: event for event in _metadata_read(part, span_rows(owner.config), bitmaps_max)}
+        except Exception as error:  # Any error of one snapshot is the answer to it alone.
+            if len(part) == 1:
+                answers[part[0][0].serial] = error
+            else:
+                for action, head in part:
+                    (answers[action.serial],) = metadata_answers(owner, [action], [head], bitmaps_max)
     return [answers[action.serial] for action in actions]
+
+
+def _parts(
+    read: Sequence[tuple[ReadMetadata, BucketSnapshotHead]],
+) -> Iterator[Sequence[tuple[ReadMetadata, BucketSnapshotHead]]]:
+    """Cut what was read into parts that are decoded together."""
+    start = size_bytes = 0
+    for number, (_, head) in enumerate(read):
+        size_bytes += len(head.metadata)
+        if size_bytes > METADATA_AT_ONCE_BYTES_MAX and number > start:
+            yield read[start:number]
+            start, size_bytes = number, len(head.metadata)
+    if start < len(read):
+        yield read[start:]
 
 
 def _metadata_read(
