@@ -10,6 +10,8 @@
 - `topics`: topics, subscriptions, their policies and limits.
 - `scheduled`: scheduled messages: listing, cancelling, rescheduling, pausing and explaining them.
 - `admin`: the web port: health, metrics, Pulsar's admin paths.
+- `monitoring`: the Grafana dashboard and the alert rules that come with the service.
+- `page`: the page at `/` of the web port.
 
 Left out: the choice of a consumer for a message (`dispatcher`), the index of delivery times (`tracker`), and the log
 (`managed_ledger`).

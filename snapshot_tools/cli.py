@@ -67,7 +67,9 @@ _HISTOGRAM_BINS_MAX = 16
 def snapshots() -> None:
     """Look at the snapshots of the delayed index, check, clean up, copy, back up and export them.
 
-    Everything but `gc`, `checkpoint` and `copy --update-cursors` only reads, and works beside a running service.
+    `list`, `show`, `verify`, `export` and `put-aside` only read, and work beside a running service. `copy` and
+    `checkpoint` write to the place that they are given, and `copy --update-cursors` to the log too. `gc`, `drop` and
+    `put-aside --remove` delete.
     """
 
 

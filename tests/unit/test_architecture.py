@@ -40,6 +40,17 @@ def test_each_tool_is_told_of_each_room() -> None:
     assert [room for room in sorted(rooms) if f"**`{room}/`**" not in (ROOT / "ARCHITECTURE.md").read_text()] == []
 
 
+def test_the_head_of_each_room_names_its_sub_rooms() -> None:
+    unnamed = [
+        str(sub.parent.relative_to(ROOT))
+        for room in ROOT.glob("*/__init__.py")
+        for sub in room.parent.glob("*/__init__.py")
+        if sub.parent.name != "pb" and not re.search(rf"\b{sub.parent.name}\b", room.read_text())
+    ]
+
+    assert unnamed == []
+
+
 def test_no_two_classes_have_one_name() -> None:
     """A reader who meets a name knows which class it is, in every room, in the benchmarks and in the tests."""
     places: dict[str, list[str]] = {}
