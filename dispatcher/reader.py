@@ -169,6 +169,7 @@ class Reader:
         self._is_tracker_dry = False
         self._untracked.clear()
         self._untracked_parts.clear()
+        self._note_rereading()
 
     def resume(self) -> None:
         """Read again, from the cursor's position."""
@@ -203,6 +204,7 @@ class Reader:
             self._core.reset()
         else:
             self._untracked.extend((ledger_id, BitMap(entry_ids)) for ledger_id, entry_ids in entries.items())
+            self._note_rereading()
         self.wake()
 
     def forget_delayed(self, positions: list[Key]) -> None:
@@ -358,7 +360,13 @@ class Reader:
                 for ledger in self._log.ledgers()
                 if first_ledger_id <= ledger.ledger_id <= last_ledger_id
             )
+        self._note_rereading()
         self.wake()
+
+    def _note_rereading(self) -> None:
+        """Tell the core whether due entries wait for what the tracker lost: it may be due before them."""
+        if self._intake is not None:
+            self._intake.is_rereading = bool(self._untracked or self._untracked_parts)
 
     def _look_at_tracker(self) -> bool:
         """Tell the core when the tracker's first message was due; return whether the tracker can give it now."""
@@ -419,6 +427,7 @@ class Reader:
             del self._untracked[0]
             if len(lost) > entries_max:
                 self._untracked.insert(0, (ledger_id, lost[entries_max:]))
+            self._note_rereading()
             self._core.advance(self._now_ms())
             self._run_actions(self._intake.on_untracked(headers))
         return True
@@ -444,6 +453,7 @@ class Reader:
             del self._untracked_parts[0]
             if part.first < read.next_position <= part.through:
                 self._untracked_parts.insert(0, _LogPart(read.next_position, part.through))
+            self._note_rereading()
             self._core.advance(self._now_ms())
             self._run_actions(self._intake.on_untracked(self._untracked_of(read.headers)))
         return True

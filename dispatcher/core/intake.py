@@ -1,10 +1,11 @@
 """The next reads and the entries that become ready: the log, the tracker, and the order between the two.
 
 Delayed entries of the future go to the tracker. Those that were due when they were read are *held* in columns and
-admitted in order of time together with what the tracker has available. After a start nothing that is due is admitted
-before the scan has seen the whole log as it was then (`_is_holding_due`), so what fell due during an outage comes out
-in order of time. That wait is bounded: by `_SCAN_PATIENCE_MS`, for a range still in recovery by
-`_RECOVERY_PATIENCE_MS`, and for held rows by their number.
+admitted in order of time together with what the tracker has available. Nothing that is due is admitted while a part of
+the log is unread that may hold earlier entries (`_is_holding_due`): what the scan after a start has not come by, and
+what the tracker has lost with a snapshot. So what fell due during an outage comes out in order of time. That wait is
+bounded: by `_UNREAD_PATIENCE_MS`, for a range still in recovery by `_RECOVERY_PATIENCE_MS`, and for held rows by their
+number.
 
 Whether an entry is acknowledged is asked in one place, `_not_acknowledged`: when an entry is taken in, and when a held
 one is admitted. From then on an acknowledgement finds the entry where it waits (`waiting.py`) or at its consumer.
@@ -32,9 +33,9 @@ from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from tracker.columns.row_order import NEVER, first_key_at, key_of
 
-_SCAN_PATIENCE_MS: Final = 5_000
-"""How long due entries wait for the scan after a start: enough for some millions of headers. Behind a longer backlog
-being on time comes first."""
+_UNREAD_PATIENCE_MS: Final = 5_000
+"""How long due entries wait for the log to be read that may hold earlier ones: enough for some millions of headers.
+Behind a longer backlog being on time comes first."""
 
 _RECOVERY_PATIENCE_MS: Final = 1_000
 """How long due entries wait for the index of other ledgers after a start. Recovery takes tens of milliseconds; being on
@@ -56,13 +57,14 @@ class Intake(SubscriptionCore):
         "_cursor",
         "_last_confirmed",
         "_mark_deleted_through",
-        "_may_admit_due",
         "_scan_target",
         "_started_ms",
+        "_unread_since_ms",
         "config",
         "delays_through",
         "has_delays",
         "held_due",
+        "is_rereading",
         "tracker_deliver_at_ms",
         "waiting",
     )
@@ -86,7 +88,10 @@ class Intake(SubscriptionCore):
         self._last_confirmed = Position(-1, -1)
         self._scan_target = Position(-1, -1)
         self._started_ms = 0
-        self._may_admit_due = False
+        self._unread_since_ms: int | None = None
+        """Since when a part of the log is unread that may hold earlier due entries; None where none is."""
+        self.is_rereading = False
+        """Whether entries that the tracker lost are still to be read again; the shell keeps it up to date."""
         self.delays_through = AFTER_EVERYTHING
         """The last entry of which the delivery time is heeded when it is scanned; those behind it are due."""
 
@@ -117,8 +122,7 @@ class Intake(SubscriptionCore):
         self._mark_deleted_through = (-1, -1)
         self.plan = ReadPlan.start(first, extents, is_recovering, has_delays=self.has_delays)
         self._scan_target = self._last_confirmed = last_confirmed
-        self._started_ms = self.now_ms
-        self._may_admit_due = False
+        self._started_ms = self._unread_since_ms = self.now_ms
 
     def next_read(self, last_confirmed: Position) -> ReadRequest | None:
         """See base."""
@@ -275,30 +279,40 @@ class Intake(SubscriptionCore):
     def _is_holding_due(self) -> bool:
         assert self.plan is not None
 
-        if self._may_admit_due or len(self.held_due) >= self.config.held_entries_max:
+        self._note_unread()
+        if len(self.held_due) >= self.config.held_entries_max:
             return False
+        hold_until_ms = self._hold_until_ms()
+        return hold_until_ms is not None and self.now_ms < hold_until_ms
+
+    def _note_unread(self) -> None:
+        """Note when a part of the log that may hold earlier due entries came to be unread, and when none is."""
+        assert self.plan is not None
+
         # A clock that is put back must not make the wait longer.
         self._started_ms = min(self._started_ms, self.now_ms)
-        hold_until_ms = self._hold_until_ms()
-        if hold_until_ms is not None and self.now_ms < hold_until_ms:
-            return True
-        self._may_admit_due = True
-        return False
+        if not self.is_rereading and self.plan.is_scanned_through(self._scan_target):
+            self._unread_since_ms = None
+        elif self._unread_since_ms is None:
+            self._unread_since_ms = self.now_ms
+        else:
+            self._unread_since_ms = min(self._unread_since_ms, self.now_ms)
 
     def _hold_until_ms(self) -> int | None:
         """Return when due entries wait no longer for the order of time, or None when it is known already."""
         assert self.plan is not None
 
-        if not self.plan.is_scanned_through(self._scan_target):
-            return self._started_ms + _SCAN_PATIENCE_MS
+        if self._unread_since_ms is not None:
+            return self._unread_since_ms + _UNREAD_PATIENCE_MS
         if self.plan.has_recovering:
             return self._started_ms + _RECOVERY_PATIENCE_MS
         return None
 
     def next_wakeup_ms(self) -> int | None:
         """See base."""
-        if self.plan is None or self._may_admit_due:
+        if self.plan is None:
             return None
+        self._note_unread()
         hold_until_ms = self._hold_until_ms()
         return hold_until_ms if hold_until_ms is not None and self.now_ms < hold_until_ms else None
 

@@ -185,7 +185,8 @@ def _put_aside(path: Path, damage: str) -> None:
         "the snapshots in %s cannot be used (%s): the folder was put aside as %s, and the index is read again from the "
         "log. No program reads that folder any more: it can be removed",
         path,
-        damage,
+        # RocksDB's own text of a damage may have several lines.
+        " ".join(damage.split()),
         aside,
     )
 

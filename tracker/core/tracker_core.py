@@ -261,6 +261,11 @@ class TrackerCore:
         ranges, reports.untracked_ranges = reports.untracked_ranges, []
         return ranges
 
+    @property
+    def has_losses(self) -> bool:
+        """Whether `take_losses` has something new."""
+        return bool(self._state.reports.losses)
+
     def take_losses(self) -> list[tuple[str, str]]:
         """Return property key and reason of buckets that were given up, once."""
         reports = self._state.reports

@@ -360,6 +360,11 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         if self._turn_handle is None and not self._is_closed:
             self._turn_handle = asyncio.get_running_loop().call_soon(self._turn)
 
+    def _turn_at_once(self) -> None:
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
+        self._turn()
+
     def _turn_if_needed(self) -> None:
         if self._core.has_work:
             self._turn_soon()
@@ -420,4 +425,8 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         # Ranges that became readable are news, as is anything due.
         is_readable = isinstance(event, SegmentsLoaded | PositionsRead | MetadataRead)
         self._is_news = self._is_news or is_readable
-        self._turn_soon()
+        if self._core.has_losses:
+            # No later row may be handed out before the dispatcher knows that an earlier one is to be read again.
+            self._turn_at_once()
+        else:
+            self._turn_soon()

@@ -148,6 +148,7 @@ def test_a_damaged_file_costs_time_and_is_never_data(
     assert len(errors) == len(aside) <= 1
     if aside:
         assert f"put aside as {aside[0]}" in errors[0]
+        assert len(errors[0].splitlines()) == 1
         assert lost == written.keys()
         assert not listed
         assert {file.name for file in aside[0].iterdir()} >= before.keys() - {"."} - {"CURRENT", "LOG", "OPTIONS"}
