@@ -10,10 +10,18 @@ from pathlib import Path
 
 from broker.configuration.config import BrokerConfig
 from broker.server.snapshot_storages import RETRIES, patient_storage_of, snapshots_folder
-from pipeline.index.index_copy import Copied, CopyResult, CopyWorkers, OnCopied, SnapshotToCopy, copy_index
+from pipeline.index.index_copy import (
+    Copied,
+    CopyResult,
+    CopyWorkers,
+    OnCopied,
+    SnapshotToCopy,
+    copy_index,
+    find_or_copy,
+)
 from pipeline.index.selection import Selection
-from snapshot_storage.copying import copy_snapshot, found_copy
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, StorageAccessError
+from snapshot_storage.copying import copy_snapshot
+from snapshot_storage.errors import StorageAccessError
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 from snapshot_tools.place import Filter, open_place, refuse_inside
@@ -24,25 +32,15 @@ class LocalCopies:
 
     may_repeat = False
 
-    async def copies(
+    def copies(
         self, here: BucketSnapshotStorage, there: BucketSnapshotStorage, wanted: Sequence[SnapshotToCopy]
     ) -> AsyncGenerator[CopyResult, None]:
-        """See `CopyWorkers`."""
-        taken: set[int] = set()
-        for info, candidates in wanted:
-            try:
-                metadata = await here.get_bucket_snapshot_metadata(info.bucket_id)
-                free = [one for one in candidates if one not in taken]
-                new_id = await found_copy(here, there, info, metadata, free)
-                is_new = new_id is None
-                if new_id is None:
-                    # All of it is tried again: a copy without an answer is found by the next run, or is an orphan.
-                    new_id = await RETRIES.run(partial(copy_snapshot, here, there, info, metadata))
-            except (SnapshotCorruptedError, BucketNotFoundError) as error:
-                yield CopyResult(info.bucket_id, error=str(error))
-            else:
-                taken.add(new_id)
-                yield CopyResult(info.bucket_id, new_id, is_new)
+        """Write all of a copy again where the storage did not answer: the next run finds it, or it is an orphan."""
+
+        async def write(info: BucketSnapshotInfo, metadata: bytes) -> int:
+            return await RETRIES.run(partial(copy_snapshot, here, there, info, metadata))
+
+        return find_or_copy(here, there, wanted, write)
 
 
 async def copy_snapshots(

@@ -30,20 +30,19 @@ FAILED_SHOWN = 10
     "--to", "target", metavar="INDEX", required=True, help="Where to: s3://BUCKET/PREFIX, file:///FOLDER or a folder."
 )
 @click.option("--delete-source", is_flag=True, help="Delete the old snapshots in the end.")
-@job_options(has_index=False)
+@job_options(has_index=False, has_topics=False, has_cursors=False)
 def migrate(
     data: str,
     source: str | None,
     target: str,
-    topics: tuple[str, ...],
-    cursors: tuple[str, ...],
     delete_source: bool,
     master: str,
     is_json: bool,
 ) -> None:
     """Move the delayed index from RocksDB to S3 or back; the cursors name the copies in one step at the end.
 
-    The older name of `postdate snapshots copy --update-cursors --workers spark`; for `spark-submit`, and any locations.
+    The older name of `postdate snapshots copy --update-cursors --workers spark`, with the same plan and rules: all of
+    the index moves. It is kept for `spark-submit`, and for places that no configuration names.
 
     DATA is a service's data directory; the service must be stopped, and bucketSnapshotStorage must say the new place
     before it starts again. Every copy is read again and compared. An interrupted run is resumed by the next one. An S3
@@ -54,7 +53,7 @@ def migrate(
 
     # Before Spark takes its seconds to start.
     source = data if source is None else source
-    check_index(source, cursor_folder(data, None), topics, cursors)
+    check_index(source, cursor_folder(data, None), (), ())
     if is_uri(source) == is_uri(target):
         raise ValueError(
             "one place must be a folder, the other a URI: `postdate snapshots copy` copies between folders"
@@ -65,8 +64,6 @@ def migrate(
             data,
             source,
             target,
-            topics=topics or None,
-            cursors=cursors or None,
             deletes_source=delete_source,
             advance=advance,
         )

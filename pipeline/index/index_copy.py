@@ -8,17 +8,20 @@ interrupted run is resumed by the next one, and a second run copies nothing. The
 2. the properties of all cursors are changed to the new ids in one durable write;
 3. only then, if requested, the old snapshots are deleted.
 
-`CopyWorkers` carry out step 1: `snapshot_tools.copy` in this process, `pipeline.jobs.migrate` on Spark.
+`CopyWorkers` carry out step 1, each with `find_or_copy`: `snapshot_tools.copy` in this process, `pipeline.jobs.migrate`
+in tasks of Spark.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from managed_ledger.cursor_properties import CursorName, CursorPropertiesFolder
 from pipeline.index.selection import Selection
+from snapshot_storage.copying import found_copy
+from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.inspection import BucketProperty, is_bucket_property, matched
 from snapshot_storage.readable_infos import readable_infos
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
@@ -60,6 +63,37 @@ class CopyWorkers(Protocol):
             SnapshotStorageError: One of the storages does not answer.
         """
         ...
+
+
+async def find_or_copy(
+    here: BucketSnapshotStorage,
+    there: BucketSnapshotStorage,
+    wanted: Sequence[SnapshotToCopy],
+    write: Callable[[BucketSnapshotInfo, bytes], Awaitable[int | None]],
+) -> AsyncGenerator[CopyResult, None]:
+    """Find the copy of each snapshot, or make it, one after the other; no two get the same copy.
+
+    Args:
+        here: The storage of the index.
+        there: The target.
+        wanted: The snapshots, with the candidates for their copies.
+        write: Makes a copy from an info and entry 0, and returns its id; None if it gets one only later.
+
+    Raises:
+        SnapshotStorageError: One of the storages does not answer.
+    """
+    taken: set[int] = set()
+    for info, candidates in wanted:
+        try:
+            metadata = await here.get_bucket_snapshot_metadata(info.bucket_id)
+            free = [bucket_id for bucket_id in candidates if bucket_id not in taken]
+            found_id = await found_copy(here, there, info, metadata, free)
+            new_id = await write(info, metadata) if found_id is None else found_id
+        except (SnapshotCorruptedError, BucketNotFoundError) as error:
+            yield CopyResult(info.bucket_id, error=str(error))
+        else:
+            taken.update(() if new_id is None else (new_id,))
+            yield CopyResult(info.bucket_id, new_id, is_new=found_id is None)
 
 
 @dataclass(slots=True)

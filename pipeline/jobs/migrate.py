@@ -18,15 +18,14 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from managed_ledger.cursor_properties import CursorPropertiesFolder
-from pipeline.index.index_copy import Copied, CopyResult, OnCopied, SnapshotToCopy, copy_index
+from pipeline.index.index_copy import Copied, CopyResult, OnCopied, SnapshotToCopy, copy_index, find_or_copy
 from pipeline.index.place import cursor_folder, may_have_index, open_index, own_index, staging_place, with_indexes
-from pipeline.index.selection import Selection, select
+from pipeline.index.selection import Selection
 from pipeline.index.staging import StagedSnapshot, StagingFolder, StagingWriter
 from pipeline.logs.s3_location import is_s3
 from pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
-from snapshot_storage.copying import check_copy, copy_snapshot, found_copy, segment_pieces
+from snapshot_storage.copying import check_copy, copy_snapshot, segment_pieces
 from snapshot_storage.encoding.codec import decode_metadata
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
 
@@ -83,20 +82,18 @@ def migrate(
     source: str,
     target: str,
     *,
-    topics: Sequence[str] | None = None,
-    cursors: Sequence[str] | None = None,
     deletes_source: bool = False,
     advance: OnCopied = lambda _done, _total: None,
 ) -> Copied:
     """Copy the snapshots that cursors name, and let the cursors name the copies.
+
+    All of them, as a service has one snapshot storage, and would find only a part in either.
 
     Args:
         spark: The session; it needs no preparation.
         data: The data directory of a service that is stopped; its cursors are updated.
         source: The location of the index (`index_place`).
         target: The location of the copies.
-        topics: Only these, by their short or whole names; None for all.
-        cursors: Only subscriptions of these names; None for all.
         deletes_source: Whether to delete the old snapshots in the end.
         advance: Told of the progress, in bytes.
 
@@ -107,7 +104,7 @@ def migrate(
     log = cursor_folder(data, None)
     source, target = own_index(source, log), own_index(target, log)
 
-    async def main(owners: CursorPropertiesFolder, chosen: Selection) -> Copied:
+    async def main(owners: CursorPropertiesFolder) -> Copied:
         async with AsyncExitStack() as stack:
             there = await stack.enter_async_context(open_index(target, log=log))
             # After a move the old folder may be gone, and there is nothing left to copy.
@@ -120,14 +117,14 @@ def migrate(
                 there,
                 owners,
                 SparkCopies(lambda: nullcontext(spark), source, target, log),
-                chosen=chosen,
+                chosen=Selection(),
                 updates_cursors=True,
                 deletes_source=deletes_source,
                 advance=advance,
             )
 
     with CursorPropertiesFolder(log, is_read_only=False) as owners:
-        return asyncio.run(main(owners, select(owners.read().keys(), owners.topics(), topics, cursors)))
+        return asyncio.run(main(owners))
 
 
 def packed(snapshots: Sequence[SnapshotToCopy], count: int) -> Iterator[list[SnapshotToCopy]]:
@@ -152,51 +149,35 @@ def _copy(snapshots: list[SnapshotToCopy], *, source: str, target: str, job: str
     with StagingWriter(staging, attempt_name()) as writer:
 
         async def copy(here: BucketSnapshotStorage, there: BucketSnapshotStorage) -> list[TaskResult]:
-            taken: set[int] = set()
-            copied = []
-            for info, candidates in snapshots:
-                free = [bucket_id for bucket_id in candidates if bucket_id not in taken]
-                one = await _copy_one(here, there, info, free, None if is_s3(target) else writer)
-                taken.update(() if one.result.new_id is None else (one.result.new_id,))
-                copied.append(one)
-            return copied
+            staged: dict[int, StagedSnapshot] = {}
+
+            async def stage(info: BucketSnapshotInfo, metadata: bytes) -> None:
+                staged[info.bucket_id] = await _stage(here, info, metadata, writer)
+
+            write = partial(copy_snapshot, here, there) if is_s3(target) else stage
+            results = find_or_copy(here, there, snapshots, write)
+            return [TaskResult(result, staged.get(result.old_id)) async for result in results]
 
         return with_indexes((source, target), job, copy)
 
 
-async def _copy_one(
-    here: BucketSnapshotStorage,
-    there: BucketSnapshotStorage,
-    info: BucketSnapshotInfo,
-    candidates: Sequence[int],
-    staging: StagingWriter | None,
-) -> TaskResult:
-    """Find the copy of a snapshot, or make it: there, or where there is a staging writer, for the driver to store.
+async def _stage(
+    here: BucketSnapshotStorage, info: BucketSnapshotInfo, metadata: bytes, writer: StagingWriter
+) -> StagedSnapshot:
+    """Write a snapshot to the staging folder, for the driver to store.
 
     Raises:
-        SnapshotStorageError: One of the storages does not answer.
+        SnapshotCorruptedError: It is damaged.
+        SnapshotStorageError: The storage does not answer.
     """
-    old_id = info.bucket_id
-    try:
-        metadata = await here.get_bucket_snapshot_metadata(old_id)
-        new_id = await found_copy(here, there, info, metadata, candidates)
-        if new_id is not None:
-            return TaskResult(CopyResult(old_id, new_id))
-        if staging is None:
-            return TaskResult(CopyResult(old_id, await copy_snapshot(here, there, info, metadata), is_new=True))
-        segments = [segment async for _, piece in segment_pieces(here, info) for segment in piece]
-        row_count = sum(segment.row_count for segment in decode_metadata(metadata))
-    except (SnapshotCorruptedError, BucketNotFoundError) as error:
-        return TaskResult(CopyResult(old_id, error=str(error)))
-    staged = staging.put(
+    return writer.put(
         metadata,
-        segments,
+        [segment async for _, piece in segment_pieces(here, info) for segment in piece],
         topic=info.topic_name,
         cursor=info.cursor_name,
         bucket_key=info.bucket_key,
-        row_count=row_count,
+        row_count=sum(segment.row_count for segment in decode_metadata(metadata)),
     )
-    return TaskResult(CopyResult(old_id, is_new=True), staged)
 
 
 async def _store(there: BucketSnapshotStorage, staged: StagedSnapshot) -> int:

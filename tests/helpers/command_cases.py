@@ -415,14 +415,16 @@ CASES: dict[str, Cases] = {
     ),
     "pipeline migrate": Cases(
         (
-            *_selecting("pipeline migrate", "--to file://{tmp}/moved"),
+            *_job("pipeline migrate", "--to file://{tmp}/moved"),
+            _refused("pipeline migrate {data} --to file://{tmp}/moved --topic orders", "No such option"),
+            _refused("pipeline migrate {data} --to file://{tmp}/moved --cursor billing", "No such option"),
             _refused("pipeline migrate {data}", _MISSING),
             _refused("pipeline migrate {data} --to {tmp}/other", "one place must be a folder"),
             _refused("pipeline migrate {data} --to ftp://x", "is no folder for an index"),
         ),
         (
             _done("pipeline migrate {data} --to file://{tmp}/moved --delete-source", ""),
-            _done("pipeline migrate {data} --from file://{tmp}/moved --to {data} --cursor 's2 ü'", ""),
+            _done("pipeline migrate {data} --from file://{tmp}/moved --to {data}", ""),
         ),
         needs_spark=True,
     ),

@@ -200,9 +200,8 @@ class SparkWorld:
 
     def migrate(self) -> None:
         target = self.away if self.place == str(self.data) else str(self.data)
-        chosen = {"topics": None, "cursors": None}
         deletes = self.random.random() < 0.5
-        report = migrate(self.spark, str(self.data), self.place, target, deletes_source=deletes, **chosen)
+        report = migrate(self.spark, str(self.data), self.place, target, deletes_source=deletes)
         assert not report.failed
         self.place = target
 
