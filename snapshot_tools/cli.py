@@ -21,6 +21,7 @@ from command_line.endings import EXIT_CODE_WRONG, help_end, say
 from command_line.output import counted, json_option, print_json, size
 from command_line.progress import Steps, bytes_bar
 from managed_ledger.cursor_properties import CursorName
+from pipeline.cli.common import master_option, new_session
 from pipeline.index.index_copy import CopyWorkers
 from snapshot_storage.encoding.codec import decode_metadata, decode_segment
 from snapshot_storage.errors import SnapshotCorruptedError
@@ -289,7 +290,7 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> 
     show_default=True,
     help="Where the copy runs: in this process, or on Spark, which needs the extra `spark`.",
 )
-@click.option("--master", default="local[*]", show_default=True, help="With --workers spark: where Spark runs.")
+@master_option
 @json_option()
 def copy(
     config: BrokerConfig,
@@ -321,7 +322,6 @@ def copy(
     copies: CopyWorkers = LocalCopies()
     if workers == "spark":
         # Spark is an extra, and slow to import.
-        from pipeline.cli.common import new_session
         from pipeline.jobs.migrate import SparkCopies
 
         source, there = task_location(config), task_location(where)

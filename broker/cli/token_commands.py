@@ -42,7 +42,7 @@ _TOKEN_OPTIONS: Final = (
     click.argument("token_text", metavar="[TOKEN]", required=False),
     click.option("-i", "--stdin", "from_stdin", is_flag=True, help="Read the token from the first line of the input."),
     click.option("-f", "--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Read it from FILE."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    json_option(),
 )
 
 
@@ -189,12 +189,12 @@ def create(
 )
 @_takes_token
 @_refused
-def show(token_text: str | None, from_stdin: bool, token_file: Path | None, as_json: bool) -> None:
+def show(token_text: str | None, from_stdin: bool, token_file: Path | None, is_json: bool) -> None:
     """Print what stands in a token, header and claims; its signature is not looked at."""
     from broker.authentication.token_making import token_parts
 
     header, claims = token_parts(_token(token_text, from_stdin, token_file))
-    if as_json:
+    if is_json:
         click.echo(json.dumps({"header": header, "claims": claims}))
         return
     click.echo(f"{_json(header)}\n---\n{_json(claims)}")
@@ -216,7 +216,7 @@ def validate(
     token_text: str | None,
     from_stdin: bool,
     token_file: Path | None,
-    as_json: bool,
+    is_json: bool,
     secret_key: str | None,
     public_key: str | None,
     algorithm: str,
@@ -239,9 +239,9 @@ def validate(
         TokenProvider(TokenRules(key=key)).authenticate(shown, None, now_ms=_now_s() * 1000)
         claims = verified_claims(shown, key)
     except AuthenticationError as error:
-        click.echo(json.dumps({"valid": False, "reason": str(error)}) if as_json else str(error), err=not as_json)
+        click.echo(json.dumps({"valid": False, "reason": str(error)}) if is_json else str(error), err=not is_json)
         sys.exit(EXIT_CODE_WRONG)
-    click.echo(json.dumps({"valid": True, "claims": claims}) if as_json else _json(claims))
+    click.echo(json.dumps({"valid": True, "claims": claims}) if is_json else _json(claims))
 
 
 @contextmanager

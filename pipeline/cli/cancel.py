@@ -33,7 +33,6 @@ def _time_option(name: str, what: str) -> Callable[[Command], Command]:
         wrong="not all is cancelled: a position is not in the log or is none, or a bucket cannot be read",
     )
 )
-@click.option("--cursor", "cursors", multiple=True, required=True, metavar="NAME", help="Subscription; repeatable.")
 @click.option("--positions", metavar="FILE", help="Parquet or .csv with a header: topic, ledger_id, entry_id.")
 @click.option("--key", "message_keys", multiple=True, metavar="KEY", help="Only messages of this key; repeatable.")
 @click.option(
@@ -43,9 +42,8 @@ def _time_option(name: str, what: str) -> Callable[[Command], Command]:
 @_time_option("--deliver-before", "Only messages that are due before this time.")
 @_time_option("--publish-from", "Only messages that were published at this time or later.")
 @_time_option("--publish-before", "Only messages that were published before this time.")
-@click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 @click.option("--acknowledge-only", is_flag=True, help="Leave the index alone, as when it is not in DATA.")
-@job_options(has_cursors=False)
+@job_options(needs_cursors=True, has_dry_run=True)
 def cancel(
     data: str,
     cursors: tuple[str, ...],

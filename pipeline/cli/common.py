@@ -70,7 +70,13 @@ refusing = refusing_of(LedgerError, SnapshotStorageError, ValueError, RuntimeErr
 
 
 def job_options(
-    *, has_index: bool = True, has_topics: bool = True, has_cursors: bool = True
+    *,
+    has_index: bool = True,
+    has_topics: bool = True,
+    has_cursors: bool = True,
+    needs_cursors: bool = False,
+    has_dry_run: bool = False,
+    json: str = "one object",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add what the jobs on a service's data have in common: DATA, `--master`, `--json` and refusals in one line.
 
@@ -78,14 +84,21 @@ def job_options(
         has_index: Whether there is `--index`.
         has_topics: Whether there is `--topic`, repeatable.
         has_cursors: Whether there is `--cursor`, repeatable.
+        needs_cursors: Whether at least one must be named.
+        has_dry_run: Whether there is `--dry-run`.
+        json: The content of the JSON, for the help text.
     """
     index = "Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA."
-    cursors = "Only subscriptions of this name; repeatable."
+    cursors = "Subscription; repeatable." if needs_cursors else "Only subscriptions of this name; repeatable."
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        command = master_option(json_option()(refusing(command)))
+        command = master_option(json_option(json)(refusing(command)))
+        if has_dry_run:
+            command = click.option("--dry-run", is_flag=True, help="Only count; change nothing.")(command)
         if has_cursors:
-            command = click.option("--cursor", "cursors", multiple=True, metavar="NAME", help=cursors)(command)
+            command = click.option(
+                "--cursor", "cursors", multiple=True, required=needs_cursors, metavar="NAME", help=cursors
+            )(command)
         if has_topics:
             command = topics_option(command)
         if has_index:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
-from command_line.output import iso, json_option, print_json
+from command_line.output import iso, print_json
 from command_line.progress import Steps
-from pipeline.cli.common import INT_MAX, cause_of, master_option, new_session, refusing
+from pipeline.cli.common import INT_MAX, cause_of, job_options, new_session
 
 if TYPE_CHECKING:
     from pipeline.jobs.ingest import IngestedBatch
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
         wrong="rows that no index can hold were left out",
     )
 )
-@click.argument("data")
-@click.argument("source")
-@click.option("--cursor", "cursors", multiple=True, required=True, metavar="NAME", help="Subscription; repeatable.")
 @click.option("--checkpoint", required=True, metavar="FOLDER", help="Spark's record of the stream's position.")
 @click.option("--format", "file_format", type=click.Choice(["parquet", "csv", "json"]), default="parquet")
 @click.option(
@@ -36,9 +33,8 @@ if TYPE_CHECKING:
 )
 @click.option("--follow", is_flag=True, help="Go on with new files until Ctrl-C; otherwise end after the present ones.")
 @click.option("--rejects", metavar="FOLDER", help="Write rows that no index can hold to Parquet files below it.")
-@master_option
-@json_option("one object a line for each batch")
-@refusing
+@job_options(has_index=False, has_topics=False, needs_cursors=True, json="one object a line for each batch")
+@click.argument("source")
 def ingest(
     data: str,
     source: str,

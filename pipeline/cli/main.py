@@ -9,6 +9,7 @@ it runs, so `--help` works without them.
 import sys
 import time
 from contextlib import closing
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +24,6 @@ from pipeline.cli.cancel import cancel
 from pipeline.cli.common import (
     INT_MAX,
     job_options,
-    master_option,
     new_session,
     refusing,
     segment_options,
@@ -174,7 +174,6 @@ def rebuild(
         "postdate pipeline forecast --topic persistent://public/default/orders s3://bucket/log",
     )
 )
-@click.argument("data")
 @click.option(
     "--of",
     "source",
@@ -184,13 +183,10 @@ def rebuild(
     help="Count each message of the log once, or each index of every subscription.",
 )
 @click.option("--out", metavar="FOLDER", default="forecast", show_default=True, help="Where the files go.")
-@click.option("--topic", metavar="TOPIC", help="Only this topic.")
 @click.option("--now", "--now-ms", "now_ms", type=TIME, help="Messages due at this time are left out. Default: now.")
-@master_option
-@json_option("the figures of every topic")
-@refusing
+@job_options(has_index=False, has_cursors=False, json="the figures of every topic")
 def forecast(
-    data: str, source: str, out: str, topic: str | None, now_ms: int | None, master: str, is_json: bool
+    data: str, source: str, out: str, topics: tuple[str, ...], now_ms: int | None, master: str, is_json: bool
 ) -> None:
     """Foresee deliveries by minute and topic, how far ahead they are, and the peak.
 
@@ -213,14 +209,15 @@ def forecast(
         log.close()
     else:
         known = topics_of_index(data)
-    wanted = None if topic is None else find_topic(topic, known)
+    wanted = sorted({find_topic(topic, known) for topic in topics})
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     with new_session(master) as spark, Steps().shown() as steps:
         name = {"log": "postdate_ledger", "index": "postdate_index"}[source]
-        rows = spark.read.format(name).option("deliver_at_ms_min", min(now_ms + 1, TIME_MS_MAX))
-        if wanted is not None:
-            rows = rows.option("topic", wanted)
-        found = foresee(rows.load(data), now_ms=now_ms, on_stage=steps.begin, on_step=steps.advance)
+        reader = spark.read.format(name).option("deliver_at_ms_min", min(now_ms + 1, TIME_MS_MAX))
+        # The option of the source, as a filter of the query would read every topic.
+        tables = [reader.option("topic", topic).load(data) for topic in wanted] or [reader.load(data)]
+        rows = reduce(lambda one, other: one.unionAll(other), tables)
+        found = foresee(rows, now_ms=now_ms, on_stage=steps.begin, on_step=steps.advance)
     write_forecast(found, out)
     files = _draw_if_installed(found, Path(out))
     if is_json:

@@ -39,8 +39,7 @@ UNREADABLE_SHOWN = 10
     help="Most buckets of a subscription.",
 )
 @segment_options
-@click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
-@job_options()
+@job_options(has_dry_run=True)
 def merge(
     data: str,
     bucket_count_max: int,

@@ -344,11 +344,13 @@ CASES: dict[str, Cases] = {
             _refused("pipeline forecast --of index {none}", "there is no index"),
             _refused("pipeline forecast --of index file://{none}", "of snapshots"),
             _refused("pipeline forecast {data} --topic order", _NO_TOPIC),
+            _refused("pipeline forecast {data} --topic orders --topic order", _NO_TOPIC),
             _refused("pipeline forecast --of index {data} --topic order", _NO_TOPIC),
             _refused("pipeline forecast {data} --now 99999999999999999999", "Invalid value"),
         ),
         (
             _done("pipeline forecast {data} --topic orders --now-ms 0 --out {tmp}/ahead", "ahead"),
+            _done("pipeline forecast {data} --topic orders --topic reminders --now-ms 0 --out {tmp}/both", "both"),
             _done("pipeline forecast --of index {data} --now-ms 9223372036854775807 --out {tmp}/ahead", "ahead"),
         ),
         needs_spark=True,

@@ -80,6 +80,8 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
     torn = figures("pipeline audit {torn} --now-ms 0")
     repaired = figures("pipeline audit {torn} --now-ms 0 --repair")
     ingested = figures("pipeline ingest {data} {stream} --format csv --cursor billing --checkpoint {tmp}/c")
+    ahead = figures("pipeline forecast {data} --topic orders --topic reminders --now-ms 0 --out {tmp}/both")
+    ahead_of_one = figures("pipeline forecast {data} --topic orders --now-ms 0 --out {tmp}/ahead")
     moved = figures("pipeline migrate {data} --to file://{tmp}/moved --delete-source")
 
     assert cancelled["cancelled"] == [
@@ -90,6 +92,9 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
     assert (repaired["is_clean"], repaired["left"]["is_clean"], repaired["found"]["is_clean"]) == (True, True, False)
     assert (ingested["messages"], ingested["bad_rows"]) == (9, 0)
     assert (moved["snapshots"], moved["written"], moved["deleted"]) == (4, 4, 4)
+    topics = [None, *(f"persistent://public/default/{name}" for name in ("orders", "reminders"))]
+    assert {one["topic"] for one in ahead["ahead"]} == set(topics)
+    assert [one["topic"] for one in ahead_of_one["ahead"]] == [None, topics[1]]
 
 
 def _started(data: Path) -> "subprocess.Popen[str]":
