@@ -11,6 +11,9 @@ S3_SERVERS := build/s3-servers
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 
+# A path that mypy reads too, in place of a finder that it does not run.
+EDITABLE := --config-settings editable_mode=compat --editable
+
 .PHONY: help setup run demo test test-fast test-all simulate test-s3 test-installation s3-servers check lint types imports proto proto-check docs bench clean
 
 help: ## Show this help
@@ -21,7 +24,7 @@ setup: $(STAMP) ## Create .venv with Postdate and everything it can use
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Postdate needs Python 3.11 or later: make PYTHON=python3.12 setup")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,s3,charts,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt $(EDITABLE) '.[demo,s3,charts,dev]'
 	@touch $@
 
 run: setup ## Set up, then start the service on embedded defaults (RocksDB in ./data)

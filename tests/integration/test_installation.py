@@ -6,6 +6,7 @@ what the extra alone would bring, and each library is unpacked once.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 
 from command_line.extras import MODULES_OF_EXTRAS
 from demo.process import free_ports
-from tests.helpers.pages import example_of
+from tests.helpers.pages import PAGES, example_of
 from tests.helpers.wheels import built_wheel, can_reach_an_index
 
 pytestmark = [pytest.mark.installation, pytest.mark.timeout(600)]
@@ -121,7 +122,7 @@ print(google.protobuf.__version__)
 class Environment:
     """A virtual environment without anything but what is installed from the wheel."""
 
-    def __init__(self, folder: Path, wheel: Path) -> None:
+    def __init__(self, folder: Path, wheel: Path | None = None) -> None:
         self._wheel = wheel
         self.bin = folder / "bin"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
@@ -198,32 +199,54 @@ def test_the_wheel_holds_the_packages_their_types_and_the_commented_configuratio
     assert {f"{room}/py.typed" for room in rooms} <= names
 
 
-def test_a_core_install_embeds_a_tracker(wheel: Path, tmp_path: Path) -> None:
-    """The example runs and is clean for mypy, commands say what they need, and nothing else is installed."""
-    environment = Environment(tmp_path / "core", wheel)
-    environment.install_extra(None)
-    program, output = example_of("docs/embedding.md")
-    example = tmp_path / "example.py"
-    example.write_text(program)
-
-    ran = environment.run(str(example))
-    command = environment.run("serve", program="postdate")
-    types = subprocess.run(
+def checked_types(example: Path, environment: Environment) -> subprocess.CompletedProcess[str]:
+    """Run `mypy --strict` away from the checkout, with the packages of an environment."""
+    return subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--python-executable", environment.bin / "python", example],
-        cwd=tmp_path,
+        cwd=example.parent,
         env=clean_environment(),
         capture_output=True,
         text=True,
         check=False,
     )
 
+
+def test_mypy_finds_the_packages_of_an_editable_install(tmp_path: Path) -> None:
+    """As `make setup` installs them, from any folder: mypy does not run a finder."""
+    if "CI" not in os.environ and not can_reach_an_index():
+        pytest.skip("no package index answers")
+    editable = re.search(r"^EDITABLE := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert editable is not None
+    environment = Environment(tmp_path / "editable")
+    environment.install("--no-deps", *editable[1].split(), str(ROOT))
+    environment.install("numpy")
+
+    for page in PAGES:
+        example = tmp_path / "example.py"
+        example.write_text(example_of(page)[0])
+        types = checked_types(example, environment)
+        assert types.returncode == 0, types.stdout
+
+
+def test_a_core_install_embeds_a_tracker(wheel: Path, tmp_path: Path) -> None:
+    """The examples run and are clean for mypy, commands say what they need, and nothing else is installed."""
+    environment = Environment(tmp_path / "core", wheel)
+    environment.install_extra(None)
+    command = environment.run("serve", program="postdate")
+
     check_imports(environment, None)
-    assert (ran.stdout, ran.stderr) == (output, "")
+    for page in PAGES:
+        program, output = example_of(page)
+        example = tmp_path / "example.py"
+        example.write_text(program)
+        ran = environment.run(str(example))
+        assert (ran.stdout, ran.stderr) == (output, ""), page
+        types = checked_types(example, environment)
+        assert types.returncode == 0, types.stdout
     assert (command.returncode, command.stderr) == (
         2,
         "postdate: click is not installed: pip install 'postdate[service]'\n",
     )
-    assert types.returncode == 0, types.stdout
     packages = {path.name.partition("-")[0] for path in environment.bin.parent.glob("lib/*/site-packages/*.dist-info")}
     assert packages == {"postdate", "numpy", "protobuf", "pyroaring"}
 
