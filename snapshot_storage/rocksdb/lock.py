@@ -7,6 +7,7 @@ go when the process ends, however it does.
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import Self
 
@@ -30,6 +31,7 @@ class WriterLock:
             StorageLockedError: Another process, or another storage of this one, has it.
             OSError: The system refuses.
         """
+        _clear(path / _FILE)
         descriptor = os.open(path / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,3 +50,9 @@ class WriterLock:
     def release(self) -> None:
         """Let others write; once."""
         os.close(self._descriptor)
+
+
+def _clear(file: Path) -> None:
+    """Rename what is no file in the place of the lock, which has nothing to lose; RocksDB's own lock still holds."""
+    if os.path.lexists(file) and not file.is_file():
+        file.rename(file.with_name(f"{_FILE}-was-no-file-{time.time_ns()}"))

@@ -2,9 +2,10 @@
 
 Snapshots are derived from the log, so none is worth a repair. A folder that a writer cannot open, that is empty though
 it has tables, or that has another layout, is renamed and kept, an empty one takes its place, and the trackers read
-again from the log what cursor properties name and the folder no longer has. One line of the log at level ERROR names
-the folder. A folder that cannot be opened for another reason stays where it is, and the opening raises an error:
-another process has the folder open, rights are missing, the disk is full.
+again from the log what cursor properties name and the folder no longer has. So is one in which a folder or a link to
+nowhere stands where RocksDB has a file, and what stands in the folder's own place: no further try helps. One line of
+the log at level ERROR names the folder. A folder that cannot be opened for another reason stays where it is, and the
+opening raises an error: another process has the folder open, rights are missing, the disk is full, the disk fails.
 
 RocksDB does not notice that its newest log is gone, or the end of it. This module does not notice it either, and need
 not: the properties of the cursors name the snapshots that were in it, and no id is given again, as ids follow the clock
@@ -28,10 +29,11 @@ blocks of 16 KiB are large enough. Lz4 reads faster, but a segment is read once 
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from managed_ledger.rocksdb_store.failures import translated
 from managed_ledger.rocksdb_store.opening import (
@@ -53,9 +55,12 @@ from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.failures import error_of
 from snapshot_storage.rocksdb.layout import FORMAT, FORMAT_KEY, HEADERS, NEXT_ID_KEY, UNFINISHED
 from snapshot_storage.rocksdb.lock import WriterLock
-from snapshot_storage.rocksdb.put_aside import new_place
+from snapshot_storage.rocksdb.put_aside import put_aside
 
 log = logging.getLogger(__name__)
+
+_FILES: Final = ("CURRENT", "MANIFEST-*", "IDENTITY", "LOCK", "LOG", "rocksdict-config.json", "*.sst", "*.log")
+"""The files without which RocksDB and rocksdict do not open a folder."""
 
 BLOCK_BYTES = 16 * 2**10
 """Below 16 KiB tiny segments compress worse, above it nothing is won."""
@@ -95,6 +100,10 @@ def open_to_write(path: Path, *, memory: RocksDBMemory, damage: str | None = Non
                 return _opened(path, memory, lock)
             except StorageCorruptedError as error:
                 damage = error.reason
+            except StorageUnavailableError:
+                damage = _misplaced_in(path)
+                if damage is None:
+                    raise
             except SnapshotVersionError as error:
                 damage = f"it has the layout {error.found}, and this program reads {error.supported}"
         _put_aside(path, damage)
@@ -144,8 +153,21 @@ def open_to_read(path: Path, *, memory: RocksDBMemory, pause: Callable[[float], 
 
 def _locked(path: Path) -> WriterLock:
     with translated(error_of, path, "use the folder"):
+        is_something_else = os.path.lexists(path) and not path.is_dir()
+    if is_something_else:
+        _put_aside(path, "it is no folder")
+    with translated(error_of, path, "use the folder"):
         path.mkdir(parents=True, exist_ok=True)
         return WriterLock.take(path)
+
+
+def _misplaced_in(path: Path) -> str | None:
+    """Say what stands in a folder where RocksDB has a file: another try does not make one of it."""
+    with translated(error_of, path, "look at the files of the folder"):
+        for file in path.iterdir():
+            if any(file.match(pattern) for pattern in _FILES) and not file.is_file():
+                return f"{file.name} is no file"
+    return None
 
 
 def _opened(path: Path, memory: RocksDBMemory, lock: WriterLock) -> OpenDatabase:
@@ -177,10 +199,8 @@ def _format_in(store: RocksDBStore, path: Path) -> bytes | None:
 
 
 def _put_aside(path: Path, damage: str) -> None:
-    """Rename a folder, so that an empty one can take its place."""
-    aside = new_place(path)
     with translated(error_of, path, "put aside the folder"):
-        path.rename(aside)
+        aside = put_aside(path)
     log.error(
         "the snapshots in %s cannot be used (%s): the folder was put aside as %s, and the index is read again from the "
         "log. No program reads that folder any more: it can be removed",

@@ -1,7 +1,8 @@
 """Folders of snapshots that were put aside because they are damaged: their names, their sizes, and their removal.
 
 A folder is put aside by a rename, `snapshots` to `snapshots-put-aside-<time>`. No program reads it any more: its index
-was read from the log again. It is kept as evidence of the disk's fault, until an operator removes it.
+was read from the log again. It is kept as evidence of the disk's fault, until an operator removes it. A file or a link
+that stands where the folder should be is put aside in the same way.
 """
 
 import os
@@ -22,9 +23,22 @@ class PutAside:
     """Of its files, as far as they can be looked at."""
 
 
-def new_place(path: Path) -> Path:
-    """Return the name under which a folder is put aside now."""
-    return path.with_name(f"{path.name}{_MARK}{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}")
+def put_aside(path: Path) -> Path:
+    """Rename what is at the place of a folder, so that an empty one can take its place, and return the new name.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    aside = path.with_name(f"{path.name}{_MARK}{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}")
+    if path.is_dir():
+        return path.rename(aside)
+    # No folder is renamed onto a file. So the second of two programs does not take what the first has made here.
+    aside.touch(exist_ok=False)
+    try:
+        return path.rename(aside)
+    except OSError:
+        aside.unlink()
+        raise
 
 
 def put_aside_folders(path: Path) -> list[PutAside]:
@@ -35,8 +49,8 @@ def put_aside_folders(path: Path) -> list[PutAside]:
     """
     if not path.parent.exists():
         return []
-    names = [one.name for one in os.scandir(path.parent) if one.is_dir(follow_symlinks=False)]
-    return sorted(_measured(path.with_name(name)) for name in names if name.startswith(f"{path.name}{_MARK}"))
+    names = [one.name for one in os.scandir(path.parent) if one.name.startswith(f"{path.name}{_MARK}")]
+    return sorted(_measured(path.with_name(name)) for name in names)
 
 
 def remove_put_aside(folder: PutAside) -> None:
@@ -47,10 +61,15 @@ def remove_put_aside(folder: PutAside) -> None:
     """
     assert _MARK in folder.path.name
 
-    shutil.rmtree(folder.path)
+    if folder.path.is_dir() and not folder.path.is_symlink():
+        shutil.rmtree(folder.path)
+    else:
+        folder.path.unlink()
 
 
 def _measured(path: Path) -> PutAside:
+    if path.is_symlink() or not path.is_dir():
+        return PutAside(path, path.lstat().st_size)
     size_bytes = 0
     for folder, _, files in os.walk(path):
         for file in files:

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ from snapshot_storage.errors import (
 )
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.rocksdb.folder import RocksDBFolder
+from snapshot_storage.rocksdb.put_aside import put_aside, put_aside_folders, remove_put_aside
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 
 MEMORY = RocksDBMemory()
@@ -313,6 +315,143 @@ def test_a_folder_in_use_is_not_put_aside(tmp_path: Path) -> None:
     assert not _read_all(folder, written)
     folder.close()
     assert not _aside(path)
+
+
+def _make_folder(place: Path) -> None:
+    place.mkdir()
+    (place / "file").touch()
+
+
+def _make_dangling_link(place: Path) -> None:
+    place.symlink_to(place.with_name("nowhere") / "there")
+
+
+def _make_looping_link(place: Path) -> None:
+    place.symlink_to(place)
+
+
+def _make_link_to_a_file(place: Path) -> None:
+    other = place.with_name("other")
+    other.write_text("not ours")
+    place.symlink_to(other)
+
+
+NOTICED = ("CURRENT", "MANIFEST-*", "IDENTITY", "LOCK", "rocksdict-config.json", "*.sst")
+"""What RocksDB and rocksdict cannot open a folder without; other files of it are made anew."""
+
+
+@pytest.mark.parametrize("make", [_make_folder, _make_dangling_link, _make_looping_link])
+@pytest.mark.parametrize("pattern", FILES)
+def test_what_is_no_file_in_the_place_of_one_is_damage_for_good(
+    tmp_path: Path, pattern: str, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No further try makes a file of it: the folder opens, and what is read is what was written."""
+    path = tmp_path / "crashed"
+    written = _crashed(path)
+    place = max(path.glob(pattern))
+    place.unlink()
+    make(place)
+
+    with caplog.at_level(logging.ERROR):
+        folder = _opened(path)
+    lost = _read_all(folder, written)
+    new = _fill(folder, 2)
+    folder.close()
+
+    aside = _aside(path)
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == len(aside) <= 1
+    if make is _make_folder:
+        assert bool(aside) == (pattern in NOTICED)
+    if aside:
+        assert lost == written.keys()
+        assert os.path.lexists(aside[0] / place.name)
+    again = _opened(path)
+    assert not _read_all(again, new)
+    again.close()
+    assert _aside(path) == aside
+
+
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, _make_dangling_link, _make_looping_link, _make_link_to_a_file])
+def test_what_is_no_folder_in_the_place_of_the_folder_is_put_aside(
+    tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "snapshots"
+    make(path)
+    kind = path.lstat().st_mode
+
+    with caplog.at_level(logging.ERROR):
+        folder = _opened(path)
+    written = _fill(folder, 2)
+    folder.close()
+
+    (aside,) = _aside(path)
+    assert aside.lstat().st_mode == kind
+    (error,) = caplog.records
+    assert f"(it is no folder): the folder was put aside as {aside}" in error.getMessage()
+    again = _opened(path)
+    assert not _read_all(again, written)
+    again.close()
+    assert [one.path for one in put_aside_folders(path)] == [aside]
+    remove_put_aside(*put_aside_folders(path))
+    assert not os.path.lexists(aside)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["other", "snapshots"][make is not _make_link_to_a_file :]
+
+
+def test_a_folder_that_took_the_place_meanwhile_is_not_put_aside(tmp_path: Path) -> None:
+    """Two programs start at once, and both have seen a file in the place of the folder."""
+    path = tmp_path / "snapshots"
+    path.touch()
+
+    class Meanwhile(type(path)):  # type: ignore[misc]
+        """The path as the second program sees it: the first one makes the folder right after its look."""
+
+        def is_dir(self) -> bool:
+            path.unlink(missing_ok=True)
+            path.mkdir(exist_ok=True)
+            return False
+
+    with pytest.raises(NotADirectoryError):
+        put_aside(Meanwhile(path))
+
+    assert path.is_dir()
+    assert not _aside(path)
+
+
+def test_rights_that_are_missing_put_nothing_aside(tmp_path: Path) -> None:
+    """As in a folder that is mounted with other owners: it is mended, and everything is there."""
+    path = tmp_path / "snapshots"
+    folder = _opened(path)
+    written = _fill(folder, 3)
+    folder.close()
+    program = """
+import os, sys
+from pathlib import Path
+from snapshot_storage.errors import StorageAccessError
+from snapshot_storage.rocksdb.config import RocksDBMemory
+from snapshot_storage.rocksdb.folder import RocksDBFolder
+if os.geteuid() == 0:
+    os.seteuid(65534)
+try:
+    RocksDBFolder.open(Path(sys.argv[1]), memory=RocksDBMemory(), is_read_only=False)
+except StorageAccessError as error:
+    print(error)
+"""
+    (path / "CURRENT").chmod(0)
+    path.chmod(0o000)
+    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
+        if parent.is_relative_to(Path(tempfile.gettempdir())) and parent != Path(tempfile.gettempdir()):
+            parent.chmod(0o777)
+
+    run = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)
+
+    path.chmod(0o755)
+    (path / "CURRENT").chmod(0o644)
+    assert (run.returncode, "ermission denied" in run.stdout) == (0, True), run.stdout + run.stderr
+    assert not _aside(path)
+    folder = _opened(path)
+    assert not _read_all(folder, written)
+    folder.close()
 
 
 def _fill_the_disk(ballast: Path) -> None:
