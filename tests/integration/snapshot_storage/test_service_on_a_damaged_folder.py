@@ -2,11 +2,15 @@
 
 The folder is what a kill leaves: a table from the start before, and the rest in the write-ahead log. Messages are due
 in the reverse of the order in which they were published, so the order of the log is never the right one.
+
+In a second folder a bucket has many segments in several blocks. There one block is damaged, with entry 0 or with
+segments alone, and all else is whole: that bucket alone is given up. Each bucket reaches over the whole time there, so
+what is read again belongs between the rows of the others.
 """
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,8 +33,20 @@ SETTINGS = {
 }
 
 
-def new_service(folder: Path) -> PostdateProcess:
-    service = make_service(POSTDATE, folder, SETTINGS)
+BLOCKS_PER_LEDGER = 2_500
+BLOCKS_DELAYED = 3 * BLOCKS_PER_LEDGER + 1
+"""Messages of the second folder: three buckets of 50 segments, and a message that none has."""
+BLOCKS_DUE_AFTER_MS = 20_000
+SETTINGS_OF_BLOCKS = {
+    "managedLedgerMaxEntriesPerLedger": str(BLOCKS_PER_LEDGER),
+    "delayedDeliveryMinIndexCountPerBucket": str(BLOCKS_PER_LEDGER),
+    "delayedDeliveryMaxIndexesPerBucketSnapshotSegment": "50",
+    "delayedDeliveryRetryBackoffMaxMillis": "1000",
+}
+
+
+def new_service(folder: Path, settings: Mapping[str, str] = SETTINGS) -> PostdateProcess:
+    service = make_service(POSTDATE, folder, settings)
     assert isinstance(service, PostdateProcess)
     return service
 
@@ -67,9 +83,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return service.folder / "data"
 
 
-def flip(file: Path) -> None:
+def flip(file: Path, place: float = 0.5) -> None:
     data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 0x10
+    data[int(len(data) * place)] ^= 0x10
     file.write_bytes(data)
 
 
@@ -130,3 +146,69 @@ def test_all_is_delivered_in_order_whichever_file_is_damaged(
     finally:
         clients.close()
         assert service.stop() == 0
+
+
+def due_before_ms(number: int) -> int:
+    """Return how long before the last one a message of the second folder is due: each ledger goes over 7.5 s."""
+    return number * 1_009 % BLOCKS_DELAYED
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The second folder, all buckets of which are in one table, and when the last message is due."""
+    service = new_service(tmp_path_factory.mktemp("blocks"), SETTINGS_OF_BLOCKS)
+    service.start()
+    deliver_at_ms = time.time_ns() // 1_000_000 + BLOCKS_DUE_AFTER_MS
+    clients = Clients(service.url)
+    try:
+        client = clients.new()
+        subscribe(client, "orders", ConsumerType.KeyShared).close()
+        producer = client.create_producer(
+            "orders", batching_enabled=False, max_pending_messages=BLOCKS_DELAYED, block_if_queue_full=True
+        )
+        for number in range(BLOCKS_DELAYED):
+            producer.send_async(
+                str(number).encode(),
+                lambda *_: None,
+                partition_key=str(number % KEYS),
+                deliver_at=deliver_at_ms - due_before_ms(number),
+            )
+        producer.flush()
+        wait_until(lambda: named_snapshots(service) == 3, timeout_s=TIMEOUT_S)
+    finally:
+        clients.close()
+    service.stop()
+    # What is in the write-ahead log goes to a table at the next start.
+    service.start()
+    service.kill()
+    return service.folder / "data", deliver_at_ms
+
+
+@pytest.mark.parametrize("is_due", [False, True], ids=["due later", "due at the start"])
+@pytest.mark.parametrize(("place", "is_entry_0"), [(0.02, True), (0.24, False), (0.58, False)])
+def test_a_bucket_that_is_given_up_keeps_its_place_in_the_order_of_time(
+    blocks: tuple[Path, int], tmp_path: Path, place: float, is_entry_0: bool, is_due: bool
+) -> None:
+    """One flipped bit in a block: its messages come between those of the other buckets, each once."""
+    folder, last_ms = blocks
+    service = new_service(tmp_path / "service", SETTINGS_OF_BLOCKS)
+    shutil.copytree(folder, service.folder / "data")
+    flip(max((service.folder / "data" / "snapshots").glob("*.sst"), key=lambda file: file.stat().st_size), place)
+    if is_due:
+        wait_until(lambda: time.time_ns() // 1_000_000 > last_ms, timeout_s=TIMEOUT_S)
+    service.start()
+    clients = Clients(service.url)
+    try:
+        consumer = subscribe(clients.new(), "orders", ConsumerType.KeyShared)
+        received = receive(consumer, BLOCKS_DELAYED, timeout_ms=TIMEOUT_S * 1_000)
+        numbers = list(map(int, texts(received)))
+    finally:
+        clients.close()
+        assert service.stop() == 0
+    assert sorted(numbers) == list(range(BLOCKS_DELAYED))
+    for key in range(KEYS):
+        of_key = [number for number in numbers if number % KEYS == key]
+        assert of_key == sorted(of_key, key=due_before_ms, reverse=True)
+    lost = [line for line in service.log_path.read_text().splitlines() if "gave up the bucket" in line]
+    assert len(lost) == 1
+    assert ("entry 0 of" in lost[0]) == is_entry_0
