@@ -17,7 +17,6 @@ class BuildWithCommentedConfig(build_py):
             copyfile("config/broker.conf", Path(self.build_lib, "broker/configuration/broker.conf"))
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        """See base."""
         copied = [] if self.editable_mode else [str(Path(self.build_lib, "broker/configuration/broker.conf"))]
         return [*super().get_outputs(include_bytecode), *copied]
 

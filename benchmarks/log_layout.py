@@ -145,26 +145,21 @@ class PerEntry(Layout):
     """One header key and one payload key per entry."""
 
     def put(self, batch: WriteBatch, first: int, rows: bytes, payloads: Sequence[bytes]) -> None:
-        """See base."""
         for index, payload in enumerate(payloads):
             key = KEY.pack(LEDGER_ID, first + index)
             batch.put(key, rows[32 * index : 32 * index + 32], self.headers_handle)
             batch.put(key, payload, self.payloads_handle)
 
     def scan_headers(self) -> int:
-        """See base."""
         return len(np.frombuffer(b"".join(value for _, value in scan(self.headers)), ROW))
 
     def scan_payloads(self) -> int:
-        """See base."""
         return len([value for _, value in scan(self.payloads)])
 
     def header_at(self, entry_id: int) -> bytes:
-        """See base."""
         return bytes(self.headers.get(KEY.pack(LEDGER_ID, entry_id)) or b"")
 
     def payload_at(self, entry_id: int) -> bytes:
-        """See base."""
         return bytes(self.payloads.get(KEY.pack(LEDGER_ID, entry_id)) or b"")
 
 
@@ -172,26 +167,21 @@ class PerCommit(Layout):
     """One value per commit: the row count, the rows, the payloads."""
 
     def put(self, batch: WriteBatch, first: int, rows: bytes, payloads: Sequence[bytes]) -> None:
-        """See base."""
         value = b"".join((struct.pack("<I", len(payloads)), rows, pack_block(payloads)))
         batch.put(KEY.pack(LEDGER_ID, first), value, self.payloads_handle)
 
     def scan_headers(self) -> int:
-        """See base."""
         rows = (value[4 : 4 + 32 * struct.unpack_from("<I", value)[0]] for _, value in scan(self.payloads))
         return len(np.frombuffer(b"".join(rows), ROW))
 
     def scan_payloads(self) -> int:
-        """See base."""
         return sum(len(payloads_of(self._block(value))) for _, value in scan(self.payloads))
 
     def header_at(self, entry_id: int) -> bytes:
-        """See base."""
         first, value = block_before(self.payloads, entry_id)
         return value[4 + 32 * (entry_id - first) : 36 + 32 * (entry_id - first)]
 
     def payload_at(self, entry_id: int) -> bytes:
-        """See base."""
         first, value = block_before(self.payloads, entry_id)
         return payload_in(self._block(value), entry_id - first)
 
@@ -204,7 +194,6 @@ class Blocks(Layout):
     """Per commit one block of header rows, and payload blocks of at most 16 KiB."""
 
     def put(self, batch: WriteBatch, first: int, rows: bytes, payloads: Sequence[bytes]) -> None:
-        """See base."""
         batch.put(KEY.pack(LEDGER_ID, first), self.pack_rows(rows), self.headers_handle)
         start = size = 0
         for index, payload in enumerate(payloads):
@@ -219,20 +208,16 @@ class Blocks(Layout):
         batch.put(KEY.pack(LEDGER_ID, first + start), pack_block(payloads[start:]), self.payloads_handle)
 
     def scan_headers(self) -> int:
-        """See base."""
         return len(np.frombuffer(b"".join(value for _, value in scan(self.headers)), ROW))
 
     def scan_payloads(self) -> int:
-        """See base."""
         return sum(len(payloads_of(value)) for _, value in scan(self.payloads))
 
     def header_at(self, entry_id: int) -> bytes:
-        """See base."""
         first, value = block_before(self.headers, entry_id)
         return value[32 * (entry_id - first) : 32 * (entry_id - first) + 32]
 
     def payload_at(self, entry_id: int) -> bytes:
-        """See base."""
         first, value = block_before(self.payloads, entry_id)
         return payload_in(value, entry_id - first)
 
@@ -245,17 +230,14 @@ class BlocksColumns(Blocks):
     """Like `Blocks`, with the header block in columns."""
 
     def pack_rows(self, rows: bytes) -> bytes:
-        """See base."""
         table = np.frombuffer(rows, ROW)
         return b"".join(table[name].tobytes() for name in ROW.names or ())
 
     def scan_headers(self) -> int:
-        """See base."""
         columns = [self._columns(value) for _, value in scan(self.headers)]
         return len(next(np.concatenate(parts) for parts in zip(*columns, strict=True)))
 
     def header_at(self, entry_id: int) -> bytes:
-        """See base."""
         first, value = block_before(self.headers, entry_id)
         return b"".join(column[entry_id - first].tobytes() for column in self._columns(value))
 

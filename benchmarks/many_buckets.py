@@ -80,30 +80,25 @@ class SlowStorage(MemoryBucketSnapshotStorage):
         self.are_segments_down = False
 
     async def create_bucket_snapshot(self, *args: Any, **kwargs: Any) -> int:
-        """See base."""
         await self._answers.turn()
         return await super().create_bucket_snapshot(*args, **kwargs)
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """See base."""
         await self._answers.turn()
         head = await super().read_bucket_snapshot_head(bucket_id)
         return replace(head, first_segments=()) if self.are_segments_down else head
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """See base."""
         await self._answers.turn()
         return await super().get_bucket_snapshot_metadata(bucket_id)
 
     async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        """See base."""
         await self._answers.turn()
         if self.are_segments_down:
             raise StorageUnavailableError("segments cannot be read for now")
         return await super().get_bucket_snapshot_segment(bucket_id, first_entry, last_entry)
 
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        """See base."""
         await self._answers.turn()
         await super().delete_bucket_snapshot(bucket_id)
 
@@ -118,7 +113,6 @@ class OneByOneCursor(FakeCursor):
         self._is_met = asyncio.Event()
 
     async def update_properties(self, **changes: Any) -> None:
-        """See base."""
         await self._answers.turn()
         await super().update_properties(**changes)
         if self._waits_for is not None and self._waits_for(self.properties):

@@ -138,12 +138,10 @@ class ManyTopicsClient(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See base."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See base."""
         self._error = exc or ConnectionError("the service ended the connection")
         for answer in self._answers.values():
             if not answer.done():
@@ -151,7 +149,6 @@ class ManyTopicsClient(asyncio.Protocol):
         self._answers.clear()
 
     def data_received(self, data: bytes) -> None:
-        """See base."""
         data = self._data + data if self._data else data
         at = 0
         while at + 8 <= len(data):

@@ -4,7 +4,7 @@
     python -m benchmarks.service_load consume '{"url": "pulsar://127.0.0.1:6650", "topic": "t", "messages": 1000}'
 
 The order is one JSON object, a `ProduceOrder` or `ConsumeOrder`. A program answers with JSON lines and goes on when it
-gets a line, so that whoever measures decides when it begins:
+gets a line, so that the benchmark decides when it begins:
 
     loaded ── line ──► connected: ready ── line ──► (progress ...) result | failed
 
@@ -235,7 +235,7 @@ def _tell(event: str, **values: Any) -> None:
 
 def _wait_for_line() -> None:
     if not sys.stdin.readline():
-        raise SystemExit("whoever gave the order has gone")
+        raise SystemExit("the benchmark has gone")
 
 
 def main(arguments: list[str]) -> int:

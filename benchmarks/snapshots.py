@@ -144,19 +144,15 @@ class StoredInFiles(Contender):
         self._entry = segment_count // 2 + 1
 
     async def create(self, snapshot: Snapshot) -> int:
-        """See base."""
         return await asyncio.to_thread(self._files.create, snapshot)
 
     async def read_segment(self, bucket_id: int) -> bytes:
-        """See base."""
         return await asyncio.to_thread(self._files.read, bucket_id, self._entry)
 
     async def recover(self, bucket_id: int) -> bytes:
-        """See base."""
         return await asyncio.to_thread(self._files.read, bucket_id, 0)
 
     async def delete(self, bucket_id: int) -> None:
-        """See base."""
         await asyncio.to_thread(self._files.delete, bucket_id)
 
 
@@ -169,24 +165,19 @@ class Stored(Contender):
         self._entry = segment_count // 2 + 1
 
     async def create(self, snapshot: Snapshot) -> int:
-        """See base."""
         return await self.storage.create_bucket_snapshot(snapshot.metadata, snapshot.segments, **NAMES)
 
     async def read_segment(self, bucket_id: int) -> bytes:
-        """See base."""
         (segment,) = await self.storage.get_bucket_snapshot_segment(bucket_id, self._entry, self._entry)
         return segment
 
     async def recover(self, bucket_id: int) -> bytes:
-        """See base."""
         return (await self.storage.read_bucket_snapshot_head(bucket_id)).metadata
 
     async def delete(self, bucket_id: int) -> None:
-        """See base."""
         await self.storage.delete_bucket_snapshot(bucket_id)
 
     async def reopen(self) -> None:
-        """See base."""
         await self.storage.close()
         self.storage = self._make()
         await self.storage.start()
@@ -201,7 +192,6 @@ class StoredOnS3(Stored):
         self._calls = self._bytes = 0
 
     async def reopen(self) -> None:
-        """See base."""
         await super().reopen()
         # The benchmark counts below the interface: nothing of it is part of what is measured.
         events = self.storage._open.snapshots._client._client.meta.events  # type: ignore[attr-defined]
@@ -217,7 +207,6 @@ class StoredOnS3(Stored):
         self._bytes += int(http_response.headers.get("content-length", 0))
 
     def traffic(self) -> tuple[int, int]:
-        """See base."""
         return self._calls, self._bytes
 
 

@@ -53,7 +53,6 @@ class CountingProcess(SnapshotProcess):
         self._rows_deleted = 0
 
     async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
-        """See base."""
         if isinstance(action, ReadPositions) or (isinstance(action, LoadSegments) and not action.data):
             self.read_count += 1
         if isinstance(action, DeleteSnapshot) and self._counts_rows:
@@ -61,7 +60,6 @@ class CountingProcess(SnapshotProcess):
         return await super().run_action(owner, action)
 
     async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
-        """See base."""
         self.read_count += sum(not isinstance(action, LoadSegments) or not action.data for action in actions)
         if self._counts_rows:
             for action in actions:

@@ -50,7 +50,7 @@ _DRAIN: Final = (
     "and plans it in 10; the other one reads it in 10, decodes in 9, sends in 5, and hands it on between three threads"
 )
 _CONTAINS: Final = (
-    "contains, one by one: three Python calls, 0.15 us, where Java inlines them; who reads a ledger asks for all of it"
+    "contains, one by one: three Python calls, 0.15 us, where Java inlines them; a reader of a ledger asks for all"
 )
 _RECOVERY: Final = (
     "recovery: a small bucket costs the event loop 30 us, for its state, positions and barriers, and the other process "

@@ -32,7 +32,6 @@ class TimeMs(_ParamType):
     name = "TIME"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """See base."""
         try:
             return parse_time_ms(str(value))
         except ValueError as error:
@@ -55,7 +54,6 @@ class SpanMs(_ParamType):
         self._has_sign = has_sign
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """See base."""
         if isinstance(value, int):
             return value
         text = str(value).strip()

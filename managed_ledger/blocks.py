@@ -80,7 +80,6 @@ class FreshPayloads:
         self._payloads = payloads
 
     def joined(self, following: PayloadBlock) -> PayloadBlock | None:
-        """See base."""
         entries = following.end - self.first
         size = self.cost + following.cost - 2 * BLOCK_OVERHEAD_BYTES - PAYLOAD_OVERHEAD_BYTES * entries
         if not isinstance(following, FreshPayloads) or entries > JOINED_ENTRIES_MAX or size > JOINED_PAYLOAD_BYTES:
@@ -88,7 +87,6 @@ class FreshPayloads:
         return FreshPayloads(self.first, [*self._payloads, *following._payloads], size)
 
     def payload(self, entry_id: int) -> bytes:
-        """See base."""
         return self._payloads[entry_id - self.first]
 
 
@@ -109,7 +107,6 @@ class StoredPayloads:
         return None
 
     def payload(self, entry_id: int) -> bytes:
-        """See base."""
         return payload_at(self._block, entry_id - self.first)
 
 

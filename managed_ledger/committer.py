@@ -280,10 +280,10 @@ class _Probe:
     """Has nothing to write: the round with its stamp is what it wants to happen."""
 
     def fill(self, batch: Batch) -> None:
-        """See base."""
+        """Put nothing."""
 
     def settle(self, error: LedgerWriteError | None) -> None:
-        """See base."""
+        """Nothing waits for it."""
 
 
 class _Draft:

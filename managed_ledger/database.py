@@ -187,7 +187,6 @@ class RocksDatabase(RocksDBStore):
         return self
 
     def write(self, batch: StoreBatch, *, sync: bool) -> None:
-        """See base."""
         self._unmeasured_bytes += batch.size_bytes
         super().write(batch, sync=sync)
         if sync:
@@ -195,7 +194,7 @@ class RocksDatabase(RocksDBStore):
             self._synced_sequence = self.latest_sequence_number()
 
     def mark_synced(self) -> None:
-        """See base."""
+        """Write the mark where the last synced write went beyond it; a disk that refuses leaves the old one."""
         sequence = self._synced_sequence
         if sequence <= self._marked_sequence:
             return
@@ -209,7 +208,6 @@ class RocksDatabase(RocksDBStore):
             self._marked_sequence, self._is_marking = sequence, True
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
-        """See base."""
         # Looked at now: what was measured for the last commit may be older than the room that a trim has made since.
         room = self._room_now()
         if (
@@ -257,7 +255,6 @@ class RocksDatabase(RocksDBStore):
         self._is_compacting = is_compacting
 
     def close(self) -> None:
-        """See base."""
         try:
             self.sync()
             with checked(self._path, "close the log"):

@@ -58,44 +58,36 @@ class ReopeningDatabase:
         """Room that the last large commit lacked."""
 
     def new_batch(self) -> Batch:
-        """See base."""
         return self._opened().new_batch()
 
     def write(self, batch: StoreBatch, *, sync: bool) -> None:
-        """See base."""
         if batch.size_bytes > SMALL_COMMIT_BYTES:
             self._check_room(batch.size_bytes)
         self._opened().write(batch, sync=sync)
 
     def mark_synced(self) -> None:
-        """See base."""
         # Opening it again marks how far it has come.
         if self._database is not None:
             self._database.mark_synced()
 
     def get(self, family: Family, key: bytes) -> bytes | None:
-        """See base."""
         with self._gate.passed():
             return self._opened().get(family, key)
 
     @contextmanager
     def rows(self, family: Family) -> Iterator[RowIterator]:
-        """See base."""
         with self._gate.passed(), self._opened().rows(family) as rows:
             yield rows
 
     def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See base."""
         with self._gate.passed():
             yield from self._opened().scan(family, start, end)
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
-        """See base."""
         with self._gate.passed():
             self._opened().compact(family, start, end)
 
     def room(self, *, was_short: bool) -> Room | None:
-        """See base."""
         if self._database is None:
             return None
         if self._database.has_failed_behind:
@@ -135,7 +127,6 @@ class ReopeningDatabase:
         return room and replace(room, wanted_bytes=self._wanted_bytes)
 
     def mend(self) -> None:
-        """See base."""
         if self._monotonic() < self._next_try_s or not has_room_to_open(self._path):
             return
         try:
@@ -146,7 +137,6 @@ class ReopeningDatabase:
         self._next_try_s = self._monotonic() + REOPEN_SECONDS
 
     def close(self) -> None:
-        """See base."""
         database, self._database = self._database, None
         if database is not None:
             database.close()

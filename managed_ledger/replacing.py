@@ -52,7 +52,6 @@ class Replacement:
             cursor.withhold(entries)
 
     def put(self, batch: Batch) -> None:
-        """See base."""
         for cursor, entries in self._acknowledged.items():
             if self._has_failed:
                 cursor.put_without_withheld(batch)
@@ -60,7 +59,6 @@ class Replacement:
                 cursor.put_withheld(batch, entries)
 
     def settle(self, error: LedgerWriteError | None) -> bool:
-        """See base."""
         if not self._has_failed:
             for cursor, entries in self._acknowledged.items():
                 cursor.settle_withheld(entries, is_durable=error is None)

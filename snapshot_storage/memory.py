@@ -35,11 +35,9 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
         self._is_open = False
 
     async def start(self) -> None:
-        """See base."""
         self._is_open = True
 
     async def close(self) -> None:
-        """See base."""
         self._is_open = False
 
     async def create_bucket_snapshot(
@@ -51,7 +49,6 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
         topic_name: str,
         cursor_name: str,
     ) -> int:
-        """See base."""
         self._check_open("create a snapshot")
         bucket_id = self._next_bucket_id
         self._next_bucket_id += 1
@@ -67,7 +64,6 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
         return bucket_id
 
     def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        """See base."""
         self._check_open("create a snapshot")
         return _MemoryWriter(self, bucket_key, topic_name, cursor_name)
 
@@ -77,27 +73,22 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
         return BucketSnapshotHead(stored.info, stored.metadata, stored.segments)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """See base."""
         return self._stored("read metadata", bucket_id).metadata
 
     async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        """See base."""
         check_segment_range(first_entry, last_entry)
         return list(self._stored("read segments", bucket_id).segments[first_entry - 1 : last_entry])
 
     async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
-        """See base."""
         return self._stored("read a length", bucket_id).info.length_bytes
 
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        """See base."""
         self._check_open("delete a snapshot")
         self.snapshots.pop(bucket_id, None)
 
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None
     ) -> list[BucketSnapshotInfo]:
-        """See base."""
         self._check_open("list snapshots")
         return [stored.info for stored in self.snapshots.values() if stored.info.belongs_to(topic_name, cursor_name)]
 
@@ -124,18 +115,15 @@ class _MemoryWriter(BucketSnapshotWriter):
         self._segments: list[bytes] | None = []
 
     async def write_segments(self, segments: Sequence[bytes]) -> None:
-        """See base."""
         collected = self._collected()
         self._storage._check_open("write segments")
         collected.extend(map(bytes, segments))
 
     async def commit(self, metadata: bytes) -> int:
-        """See base."""
         collected, self._segments = self._collected(), None
         return await self._storage.create_bucket_snapshot(metadata, collected, **self._names)
 
     async def abort(self) -> None:
-        """See base."""
         self._segments = None
 
     def _collected(self) -> list[bytes]:

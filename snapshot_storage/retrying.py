@@ -76,11 +76,9 @@ class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
         self._retries = retries
 
     async def start(self) -> None:
-        """See base."""
         await self._retries.run(self._storage.start)
 
     async def close(self) -> None:
-        """See base."""
         await self._storage.close()
 
     async def create_bucket_snapshot(
@@ -96,15 +94,12 @@ class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
         return self._storage.new_bucket_snapshot(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """See base."""
         return await self._read(bucket_id, lambda: self._storage.read_bucket_snapshot_head(bucket_id))
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """See base."""
         return await self._read(bucket_id, lambda: self._storage.get_bucket_snapshot_metadata(bucket_id))
 
     async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        """See base."""
         return await self._read(
             bucket_id,
             lambda: self._storage.get_bucket_snapshot_segment(bucket_id, first_entry, last_entry),
@@ -112,7 +107,6 @@ class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
         )
 
     async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
-        """See base."""
         return await self._read(bucket_id, lambda: self._storage.get_bucket_snapshot_length(bucket_id))
 
     async def _read(self, bucket_id: int, read: Callable[[], Awaitable[_Result]], entry: int | None = None) -> _Result:
@@ -123,15 +117,12 @@ class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
             raise SnapshotCorruptedError(reason, bucket_id=bucket_id, entry=entry) from error
 
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        """See base."""
         await self._retries.run(lambda: self._storage.delete_bucket_snapshot(bucket_id))
 
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None
     ) -> list[BucketSnapshotInfo]:
-        """See base."""
         return await self._retries.run(lambda: self._storage.list_bucket_snapshots(topic_name, cursor_name))
 
     async def find_damage(self) -> list[SnapshotStorageError]:
-        """See base."""
         return await self._retries.run(self._storage.find_damage)

@@ -88,17 +88,14 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         self._damage_at_rest[bucket_id, entry] = fault, len(self._damage_at_rest)
 
     async def start(self) -> None:
-        """See base."""
         await self._storage.start()
 
     async def close(self) -> None:
-        """See base."""
         await self._storage.close()
 
     async def create_bucket_snapshot(
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
-        """See base."""
         segments = tuple(segments)
         return await self._create(
             lambda: self._storage.create_bucket_snapshot(
@@ -107,14 +104,12 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         )
 
     def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        """See base."""
         writer = self._storage.new_bucket_snapshot(
             bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
         )
         return _FaultInjectingWriter(writer, self._call, self._create)
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """See base."""
         infos: list[BucketSnapshotInfo] = []
 
         async def read() -> list[bytes]:
@@ -126,7 +121,6 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         return BucketSnapshotHead(infos[0], metadata, segments)
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """See base."""
 
         async def read() -> list[bytes]:
             return [await self._storage.get_bucket_snapshot_metadata(bucket_id)]
@@ -134,7 +128,6 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         return (await self._read(Operation.METADATA, read, bucket_id, METADATA_ENTRY))[0]
 
     async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        """See base."""
         check_segment_range(first_entry, last_entry)
         assert first_entry >= FIRST_SEGMENT_ENTRY
         return await self._read(
@@ -145,17 +138,14 @@ class FaultInjectingBucketSnapshotStorage(BucketSnapshotStorage):
         )
 
     async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
-        """See base."""
         return await self._call(Operation.LENGTH, lambda: self._storage.get_bucket_snapshot_length(bucket_id))
 
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        """See base."""
         await self._call(Operation.DELETE, lambda: self._storage.delete_bucket_snapshot(bucket_id))
 
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None
     ) -> list[BucketSnapshotInfo]:
-        """See base."""
         return await self._call(Operation.LIST, lambda: self._storage.list_bucket_snapshots(topic_name, cursor_name))
 
     async def _create(self, create: Callable[[], Awaitable[int]]) -> int:
@@ -258,20 +248,17 @@ class _FaultInjectingWriter(BucketSnapshotWriter):
         self._is_done = False
 
     async def write_segments(self, segments: Sequence[bytes]) -> None:
-        """See base."""
         segments = tuple(segments)
         write = partial(self._writer.write_segments, segments)
         await self._once(lambda: self._call(Operation.WRITE, write))
 
     async def commit(self, metadata: bytes) -> int:
-        """See base."""
         commit = partial(self._writer.commit, metadata)
         bucket_id = await self._once(lambda: self._create(commit))
         self._is_done = True
         return bucket_id
 
     async def abort(self) -> None:
-        """See base."""
         self._is_done = True
         await self._writer.abort()
 

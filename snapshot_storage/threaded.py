@@ -192,7 +192,6 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         topic_name: str,
         cursor_name: str,
     ) -> int:
-        """See base."""
         return await self._run(
             "create a snapshot",
             lambda snapshots: snapshots.create(
@@ -201,7 +200,6 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         )
 
     def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        """See base."""
         if self._open is None:
             if not self._is_reopening_due:
                 raise StorageClosedError("create a snapshot")
@@ -211,33 +209,27 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         return _ThreadedWriter(writing, self._run)
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """See base."""
         return await self._run("read a head", lambda snapshots: snapshots.read_head(bucket_id))
 
     async def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        """See base."""
         return await self._run("read metadata", lambda snapshots: snapshots.read_metadata(bucket_id))
 
     async def get_bucket_snapshot_segment(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        """See base."""
         check_segment_range(first_entry, last_entry)
         return await self._run(
             "read segments", lambda snapshots: snapshots.read_segments(bucket_id, first_entry, last_entry)
         )
 
     async def get_bucket_snapshot_length(self, bucket_id: int) -> int:
-        """See base."""
         info = await self._run("read a length", lambda snapshots: snapshots.info(bucket_id))
         return info.length_bytes
 
     async def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        """See base."""
         await self._run("delete a snapshot", lambda snapshots: snapshots.delete(bucket_id))
 
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None
     ) -> list[BucketSnapshotInfo]:
-        """See base."""
         return await self._run("list snapshots", lambda snapshots: snapshots.list(topic_name, cursor_name))
 
     def _reopen_behind(self) -> None:
@@ -285,20 +277,17 @@ class _ThreadedWriter(BucketSnapshotWriter):
         self._needs_abort = False
 
     async def write_segments(self, segments: Sequence[bytes]) -> None:
-        """See base."""
         self._begin_step()
         await self._run("write segments", lambda _: self._writing.add(segments))
         self._is_done = False
 
     async def commit(self, metadata: bytes) -> int:
-        """See base."""
         self._begin_step()
         bucket_id = await self._run("create a snapshot", lambda _: self._writing.commit(metadata))
         self._needs_abort = False
         return bucket_id
 
     async def abort(self) -> None:
-        """See base."""
         self._is_done = True
         if not self._needs_abort:
             return

@@ -70,7 +70,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         context.cursor.add_listener(self._on_mark_delete_moved)
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
-        """See base."""
         self._check_open()
         ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at)
         if deliver_at_ms < 0 or deliver_at_ms <= self._cutoff_ms():
@@ -89,7 +88,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         return True
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
-        """See base."""
         self._check_open()
         ledgers, entries, deliver_at_ms = columns_of(ledger_ids, entry_ids, deliver_ats)
         rows = DelayedIndexes(deliver_at_ms, ledgers, entries)
@@ -170,22 +168,18 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         return self._cutoff_ms() - (0 if self._is_strict else (1 << self._bits) - 1)
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
-        """See base."""
         return self._members.contains(ledger_id, entry_id)
 
     def tracked_in(self, ledger_id: int) -> BitMap | None:
-        """See base."""
         return self._members.bitmaps.get(ledger_id)
 
     def has_message_available(self) -> bool:
-        """See base."""
         is_available = self._first_deliver_at_ms() is not None
         if not is_available:
             self._wake_up.note_nothing_due()
         return is_available
 
     def next_delivery_time(self) -> int | None:
-        """See base."""
         return self._windows.first_ms(self._members)
 
     def _first_deliver_at_ms(self) -> int | None:
@@ -202,7 +196,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         return rows
 
     def number_of_delayed_messages(self) -> int:
-        """See base."""
         return self._members.count
 
     def number_of_future_messages(self) -> int:
@@ -214,7 +207,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         return max(0, self._members.count - due)
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """See base."""
         self._refuse(ledger_id, entry_ids)
 
     def should_pause_all_deliveries(self) -> bool:
@@ -264,7 +256,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._have_fixed_delays = True
 
     async def clear(self) -> None:
-        """See base."""
         self._members = PositionSet()
         self._windows.clear()
         self._forgotten.clear()
@@ -272,7 +263,6 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_soon()
 
     async def close(self) -> None:
-        """See base."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -318,5 +308,4 @@ class InMemoryDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         self._alarms = Alarms(now_ms)
 
     def new_tracker(self, context: TrackerContext) -> InMemoryDelayedDeliveryTracker:
-        """See base."""
         return InMemoryDelayedDeliveryTracker(context, self._config, now_ms=self._now_ms, alarms=self._alarms)

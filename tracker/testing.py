@@ -26,7 +26,6 @@ class FakeCursor(MemoryCursor):
         self.property_error: Exception | None = None
 
     async def update_properties(self, *, put: Mapping[str, str] = {}, remove: Collection[str] = ()) -> None:
-        """See `TrackedCursor`."""
         if self.property_error is not None:
             raise self.property_error
         await super().update_properties(put=put, remove=remove)
@@ -79,7 +78,6 @@ class _JumpingSelector(selectors.SelectSelector):
         self._jump = jump
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """See base."""
         if timeout is None or timeout > 0:
             self._jump(timeout)
         return super().select(0)

@@ -47,13 +47,11 @@ class HeadLimit(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See base."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._handler.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """See base."""
         if self._is_answering:
             self._has_more = True
         elif self._timer is None:
@@ -61,19 +59,15 @@ class HeadLimit(asyncio.Protocol):
         self._handler.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """See base."""
         return self._handler.eof_received()
 
     def pause_writing(self) -> None:
-        """See base."""
         self._handler.pause_writing()
 
     def resume_writing(self) -> None:
-        """See base."""
         self._handler.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See base."""
         self._stop_timer()
         self._transport = None
         self._handler.connection_lost(exc)

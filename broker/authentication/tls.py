@@ -38,7 +38,6 @@ class TlsProvider:
     def authenticate(
         self, auth_data: bytes, peer_certificate: PeerCertificate | None, *, now_ms: int
     ) -> AuthenticatedRole:
-        """See `AuthenticationProvider`."""
         del auth_data, now_ms
         if peer_certificate is None:
             raise AuthenticationError("Client unable to authenticate with TLS certificate: the connection has none")

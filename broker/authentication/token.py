@@ -81,7 +81,6 @@ class TokenProvider:
     def authenticate(
         self, auth_data: bytes, peer_certificate: PeerCertificate | None, *, now_ms: int
     ) -> AuthenticatedRole:
-        """See `AuthenticationProvider`."""
         del peer_certificate
         if not auth_data:
             raise AuthenticationError("no token is sent")

@@ -28,11 +28,9 @@ class InstalledCommands(click.Group):
             ctx.exit(EXIT_CODE_INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """See base."""
         return sorted({*super().list_commands(ctx), *_found()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """See base."""
         own = super().get_command(ctx, cmd_name)
         found = _found()
         if own is not None or cmd_name not in found:

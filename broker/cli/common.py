@@ -36,7 +36,7 @@ class OneLineFormatter(logging.Formatter):
         return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """See base."""
+        """Write line breaks as escapes."""
         return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
 
 
@@ -44,7 +44,6 @@ class MalformedRequests(logging.Filter):
     """Logs a request that is no HTTP in one line: any caller can send one, and a traceback helps no operator."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See base."""
         error = record.exc_info[1] if record.exc_info else None
         # By name: the commands that need no web server do not import one.
         if error is not None and type(error).__module__ == "aiohttp.http_exceptions":

@@ -103,7 +103,6 @@ class Connection(asyncio.BufferedProtocol):
     # ---- transport ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.BufferedProtocol`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.peer = "{}:{}".format(*transport.get_extra_info("peername", ("?", "?"))[:2])
@@ -121,7 +120,6 @@ class Connection(asyncio.BufferedProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.BufferedProtocol`."""
         if exc is not None:
             log.info("connection %s lost: %s", self.peer, exc)
         self._transport = None
@@ -135,7 +133,6 @@ class Connection(asyncio.BufferedProtocol):
         self.is_writable = False
 
     def resume_writing(self) -> None:
-        """See `asyncio.BufferedProtocol`."""
         self.is_writable = True
         for consumer, topic in self.consumers.values():
             dispatcher = topic.dispatcher_of(consumer)
@@ -143,7 +140,6 @@ class Connection(asyncio.BufferedProtocol):
                 dispatcher.consumer_writable(consumer)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See `asyncio.BufferedProtocol`."""
         del sizehint
         return self.service.receive_buffer
 

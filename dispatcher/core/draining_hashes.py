@@ -62,7 +62,6 @@ class DrainingHashesTracker(OrderFence):
 
     @property
     def is_active(self) -> bool:
-        """See base."""
         return bool(self._columns["slots"])
 
     def get(self, slot: int) -> DrainingHashEntry | None:
@@ -146,11 +145,9 @@ class DrainingHashesTracker(OrderFence):
     # Questions and messages of the core.
 
     def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
-        """See base."""
         return item[SLOT] in self.slots
 
     def note_blocked(self, slot: int, entries: int) -> None:
-        """See base."""
         if slot in self.slots:
             self._columns["blocked"][self._row(slot)] += entries
 
@@ -158,7 +155,6 @@ class DrainingHashesTracker(OrderFence):
         """See base; the assignment says it all."""
 
     def settle(self, consumers: Consumers, before: Assignment, after: Assignment, now_ms: int) -> None:
-        """See base."""
         holding = [consumer for consumer in consumers.values() if consumer.pending.slot_counts]
         if not holding:
             return
@@ -181,7 +177,6 @@ class DrainingHashesTracker(OrderFence):
         self.add_entries(holders[is_new], held[is_new], references[is_new], now_ms=now_ms)
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
-        """See base."""
         drained = self._clear_rows(np.asarray(self._columns["owners"]) == consumer.index) if self.slots else []
         self._cleared_totals.pop(consumer.index, None)
         return drained
@@ -203,7 +198,6 @@ class DrainingHashesTracker(OrderFence):
         return self._clear_rows(references == 0)
 
     def clear(self) -> None:
-        """See base."""
         self.slots.clear()
         self._columns = _NO_COLUMNS
         self._cleared_totals.clear()

@@ -78,19 +78,16 @@ class NoFence(OrderFence):
 
     @property
     def is_active(self) -> bool:
-        """See base."""
         return False
 
     def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
-        """See base."""
         return False
 
     def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
-        """See base."""
+        """Remember nothing: no consumer is fenced."""
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
-        """See base."""
         return []
 
     def clear(self) -> None:
-        """See base."""
+        """There is nothing to forget."""

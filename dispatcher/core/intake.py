@@ -115,7 +115,6 @@ class Intake(SubscriptionCore):
         is_recovering: Callable[[int], bool],
         last_confirmed: Position,
     ) -> None:
-        """See base."""
         assert self.plan is None
 
         # A seek may have gone back.
@@ -125,7 +124,6 @@ class Intake(SubscriptionCore):
         self._started_ms = self._unread_since_ms = self.now_ms
 
     def next_read(self, last_confirmed: Position) -> ReadRequest | None:
-        """See base."""
         if self.plan is None:
             return None
         self._last_confirmed = last_confirmed
@@ -136,7 +134,6 @@ class Intake(SubscriptionCore):
         return self.plan.next_request(last_confirmed, immediates_max=immediates_max, scan_entries_max=scan_entries_max)
 
     def on_headers(self, request: ReadRequest, headers: EntryHeaders, next_position: Position) -> list[Action]:
-        """See base."""
         assert self.plan is not None
 
         self.entries_read_total += len(headers)
@@ -309,7 +306,6 @@ class Intake(SubscriptionCore):
         return None
 
     def next_wakeup_ms(self) -> int | None:
-        """See base."""
         if self.plan is None:
             return None
         self._note_unread()

@@ -85,21 +85,19 @@ class KeySharedCore(MultipleConsumersCore):
         self._set_look_ahead()
 
     def advance(self, now_ms: int) -> None:
-        """See base."""
         super().advance(now_ms)
         if self._unblock_at_ms is not None:
             # A clock that is put back must not make the wait longer.
             self._unblock_at_ms = min(self._unblock_at_ms, now_ms + self.config.key_shared_unblocking_interval_ms)
 
     def owner_of_slot(self, slot: int) -> int:
-        """See base."""
+        """Return the index of the consumer to which the selector gives a slot."""
         return self.selector.owners[slot]
 
     # Entries.
 
     @property
     def is_by_position(self) -> bool:
-        """See base."""
         return self.fence.is_by_position
 
     def _make_ready(self, headers: EntryHeaders, orders_ms: NDArray[np.int64]) -> list[Action]:
@@ -161,7 +159,6 @@ class KeySharedCore(MultipleConsumersCore):
         self.waiting.slot_entries_max = self.config.look_ahead_per_hash
 
     def waiting_max(self) -> int:
-        """See base."""
         return self.look_ahead_limit() + self.config.parked_entries_max
 
     def _offer(self, slot: int) -> None:
@@ -244,7 +241,6 @@ class KeySharedCore(MultipleConsumersCore):
         super()._take_back(items, slot_counts)
 
     def note_unacknowledged_from(self, position: Position) -> list[Action]:
-        """See base."""
         for slot in self.fence.note_unacknowledged_from(position, self.waiting.heaps):
             self._offer(slot)
         return self._serve_all()
@@ -266,12 +262,10 @@ class KeySharedCore(MultipleConsumersCore):
             self._offer(slot)
 
     def next_wakeup_ms(self) -> int | None:
-        """See base."""
         times = [at for at in (super().next_wakeup_ms(), self._unblock_at_ms) if at is not None]
         return min(times, default=None)
 
     def on_timer(self) -> list[Action]:
-        """See base."""
         if self._unblock_at_ms is not None and self.now_ms >= self._unblock_at_ms:
             self._offer_unblocked()
         return super().on_timer()
@@ -279,7 +273,6 @@ class KeySharedCore(MultipleConsumersCore):
     # PositionSet.
 
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
-        """See base."""
         is_first = not self.consumers
         if not is_first and (consumer.policy.mode, consumer.policy.allow_out_of_order_delivery) != (
             self.policy.mode,
@@ -300,7 +293,6 @@ class KeySharedCore(MultipleConsumersCore):
         return self._serve_all()
 
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
-        """See base."""
         # The selector goes first, or its entries would be offered to itself.
         before = self.selector.owners
         self.selector.remove_consumer(consumer)
@@ -335,13 +327,11 @@ class KeySharedCore(MultipleConsumersCore):
             self.reset()
 
     def reset(self) -> None:
-        """See base."""
         self._forget_everything()
         self.fence.clear()
         self.unblocked, self._unblock_at_ms = [], None
 
     def check(self) -> None:
-        """See base."""
         super().check()
         self.fence.check(self.consumers, self.selector.owners)
         for slot, heap in self.waiting.heaps.items():

@@ -64,7 +64,6 @@ class MultipleConsumersCore(Intake):
         """Give consumers the entries that wait for them, within their permits and limits."""
 
     def flow(self, consumer: ConsumerState, permits: int) -> list[Action]:
-        """See base."""
         super().flow(consumer, permits)
         self.to_serve[consumer.index] = consumer
         return self._serve_all()
@@ -136,7 +135,6 @@ class MultipleConsumersCore(Intake):
         self._offer_all(self.waiting.take_back(items, slot_counts))
 
     def next_wakeup_ms(self) -> int | None:
-        """See base."""
         has_work = self.to_serve or self.waiting.returning or self.expired
         if has_work:
             return self.now_ms
@@ -144,7 +142,6 @@ class MultipleConsumersCore(Intake):
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def on_timer(self) -> list[Action]:
-        """See base."""
         if self.expired:
             self._forget_expired_portion()
         if self.waiting.returning:
@@ -152,13 +149,11 @@ class MultipleConsumersCore(Intake):
         return self._serve_all()
 
     def open_gate(self, rate_per_second: float | None) -> list[Action]:
-        """See base."""
         super().open_gate(rate_per_second)
         self.to_serve.update(self.consumers)
         return self._serve_all()
 
     def is_drained(self, last_confirmed: Position) -> bool:
-        """See base."""
         if self.plan is None or not self._has_demand() or len(self.waiting) or self.held_due:
             return False
         is_due = self.tracker_deliver_at_ms is not None and self.tracker_deliver_at_ms <= self.now_ms
@@ -172,7 +167,6 @@ class MultipleConsumersCore(Intake):
         positions: Sequence[Key],
         ack_sets: Mapping[Key, AckSet],
     ) -> tuple[list[Key], list[Action]]:
-        """See base."""
         if consumer is not None:
             consumer.last_acked_ms = self.now_ms
         acknowledged: list[Key] = []
@@ -264,7 +258,6 @@ class MultipleConsumersCore(Intake):
         positions: Collection[Key] | None,
         unsent: Collection[Key],
     ) -> list[Action]:
-        """See base."""
         self._forget_all_expired()
         items, slot_counts = consumer.pending.take_all() if positions is None else consumer.pending.take(positions)
         messages = consumer.unacked if positions is None else sum([self._unacked_of(one) for one in items.values()])
@@ -287,7 +280,6 @@ class MultipleConsumersCore(Intake):
         self._take_back(*consumer.pending.take_all())
 
     def mark_deleted(self, through: Position) -> list[Action]:
-        """See base."""
         self._note_mark_deleted(through)
         self._offer_all(self.waiting.discard_through(through))
         for consumer in self.consumers.values():
@@ -320,7 +312,6 @@ class MultipleConsumersCore(Intake):
             self._forget_expired_portion()
 
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
-        """See base."""
         # An entry that has expired belongs to no consumer, also while consumers forget it in portions.
         return position in consumer.pending.items and position > self._mark_deleted_through
 
@@ -343,7 +334,6 @@ class MultipleConsumersCore(Intake):
             consumer.is_blocked = False
 
     def check(self) -> None:
-        """See base."""
         super().check()
         assert self.unacked == sum(consumer.unacked for consumer in self.consumers.values())
         holders: dict[Key, int] = {}

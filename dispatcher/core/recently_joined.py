@@ -67,11 +67,9 @@ class RecentlyJoinedFence(OrderFence):
 
     @property
     def is_active(self) -> bool:
-        """See base."""
         return bool(self.bounds)
 
     def blocks(self, item: Item, owner_index: int, *, is_fresh: bool) -> bool:
-        """See base."""
         bound = self.bounds.get(owner_index)
         if bound is None:
             return False
@@ -88,7 +86,6 @@ class RecentlyJoinedFence(OrderFence):
         """Return what the stats tell of a consumer's join."""
 
     def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
-        """See base."""
         if read_position is None:
             return
         bound = self._bound(consumers, read_position)
@@ -111,14 +108,12 @@ class RecentlyJoinedFence(OrderFence):
         return list(waiting) if len(self.bounds) != before else []
 
     def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
-        """See base."""
         released = [index for index, bound in self.bounds.items() if bound <= position]
         for index in released:
             del self.bounds[index]
         return list(waiting) if released else []
 
     def clear(self) -> None:
-        """See base."""
         self.bounds.clear()
         self.bounds_when_joining.clear()
 
@@ -156,12 +151,10 @@ class ReadPositionFence(RecentlyJoinedFence):
         return _NONE_AWAITED
 
     def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
-        """See base."""
         del position
         return super().note_unacknowledged_from(Position(*self._drop_acknowledged()), waiting)
 
     def clear(self) -> None:
-        """See base."""
         super().clear()
         self._awaited.clear()
 
@@ -185,19 +178,16 @@ class LastSentPositionFence(RecentlyJoinedFence):
         _add(self._waits_again, positions)
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
-        """See base."""
         if not consumers:
             self._waits_again.clear()
         return super().leaves(consumer, consumers, waiting)
 
     def note_unacknowledged_from(self, position: Position, waiting: Collection[int]) -> list[int]:
-        """See base."""
         for ledger_id in [ledger_id for ledger_id in self._waits_again if ledger_id < position.ledger_id]:
             del self._waits_again[ledger_id]
         return super().note_unacknowledged_from(position, waiting)
 
     def clear(self) -> None:
-        """See base."""
         super().clear()
         self._waits_again.clear()
 

@@ -62,12 +62,10 @@ class SharedCore(MultipleConsumersCore):
         return items
 
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
-        """See base."""
         self.consumers[consumer.index] = consumer
         return []
 
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
-        """See base."""
         del self.consumers[consumer.index]
         self.to_serve.pop(consumer.index, None)
         self._leave_behind(consumer)
@@ -77,5 +75,4 @@ class SharedCore(MultipleConsumersCore):
         return self._serve_all()
 
     def reset(self) -> None:
-        """See base."""
         self._forget_everything()

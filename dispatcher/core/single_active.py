@@ -63,14 +63,12 @@ class SingleActiveCore(SubscriptionCore):
         is_recovering: Callable[[int], bool],
         last_confirmed: Position,
     ) -> None:
-        """See base."""
         del last_confirmed  # Nothing is delayed, so nothing is due that a scan could have missed.
         assert self.plan is None
 
         self.plan = ReadPlan.start(first, extents, is_recovering, has_delays=False)
 
     def next_read(self, last_confirmed: Position) -> ReadRequest | None:
-        """See base."""
         if self.plan is None or self.active is None or self.active.permits <= 0:
             return None
         budget = self.gate.budget(self.now_ms)
@@ -80,7 +78,6 @@ class SingleActiveCore(SubscriptionCore):
         return self.plan.next_request(last_confirmed, immediates_max=entries_max, scan_entries_max=0)
 
     def on_headers(self, request: ReadRequest, headers: EntryHeaders, next_position: Position) -> list[Action]:
-        """See base."""
         assert self.plan is not None
 
         self.entries_read_total += len(headers)
@@ -104,17 +101,14 @@ class SingleActiveCore(SubscriptionCore):
         return [Deliver(self.active, items)]
 
     def next_wakeup_ms(self) -> int | None:
-        """See base."""
         return self.gate.next_grant_ms(self.now_ms)
 
     def is_drained(self, last_confirmed: Position) -> bool:
-        """See base."""
         if self.plan is None or self.active is None or self.active.permits <= 0 or self.gate.budget(self.now_ms) <= 0:
             return False
         return self.plan.next_immediate > last_confirmed
 
     def add_consumer(self, consumer: ConsumerState) -> list[Action]:
-        """See base."""
         if self.consumers and not self._is_failover:
             raise ConsumerBusyError("Exclusive consumer is already connected")
         self.consumers[consumer.index] = consumer
@@ -124,7 +118,6 @@ class SingleActiveCore(SubscriptionCore):
         return actions
 
     def remove_consumer(self, consumer: ConsumerState) -> list[Action]:
-        """See base."""
         del self.consumers[consumer.index]
         if self.consumers:
             return self._choose_active()
@@ -151,7 +144,6 @@ class SingleActiveCore(SubscriptionCore):
         positions: Sequence[Key],
         ack_sets: Mapping[Key, AckSet],
     ) -> tuple[list[Key], list[Action]]:
-        """See base."""
         acknowledged = []
         for position in positions:
             theirs = ack_sets.get(position)
@@ -172,7 +164,6 @@ class SingleActiveCore(SubscriptionCore):
         positions: Collection[Key] | None,
         unsent: Collection[Key],
     ) -> list[Action]:
-        """See base."""
         # Single entries cannot be redelivered without breaking the order, so everything is.
         del positions, unsent
         if consumer is self.active:
@@ -180,7 +171,6 @@ class SingleActiveCore(SubscriptionCore):
         return []
 
     def mark_deleted(self, through: Position) -> list[Action]:
-        """See base."""
         self.ack_sets = {at: words for at, words in self.ack_sets.items() if at > through}
         return []
 
@@ -189,7 +179,6 @@ class SingleActiveCore(SubscriptionCore):
         return consumer is self.active and not self._cursor.is_acknowledged(*position)
 
     def reset(self) -> None:
-        """See base."""
         self.plan = None
         self.ack_sets.clear()
 

@@ -18,7 +18,6 @@ class PulsarEntries:
     """See `managed_ledger.repair.survey.EntryFormat`."""
 
     def header_row(self, entry: bytes) -> bytes | None:
-        """See base."""
         if not entry.startswith(MAGIC):
             return None
         if google_crc32c.value(entry[_CHECKED]) != int.from_bytes(entry[_CHECKSUM]):

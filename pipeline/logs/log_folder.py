@@ -55,7 +55,6 @@ class LogFolder:
             self._read_only.release()
 
     def topics(self) -> list[str]:
-        """See base."""
         return sorted(self._owner_ids)
 
     def ledgers(self, topics: Collection[str] | None = None) -> list[LedgerExtent]:
@@ -108,11 +107,11 @@ class LogFolder:
         return EntryHeaders.from_rows(*_positions(part, len(rows)), rows)
 
     def read_batch(self, part: HeaderRange) -> pa.RecordBatch:
-        """See base, and `read`."""
+        """See base; raises what `read` raises."""
         return header_batch(part.topic, self.read(part))
 
     def read_times(self, part: HeaderRange) -> DelayedIndexes:
-        """See base, and `read`."""
+        """See base; raises what `read` raises."""
         rows = self._rows(part)
         return DelayedIndexes(np.ascontiguousarray(rows[:, 0]), *_positions(part, len(rows)))
 

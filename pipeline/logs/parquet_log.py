@@ -86,14 +86,12 @@ class ParquetLog:
         self._ledgers, self._folders = _read_ledgers(self._system, self._path, location)
 
     def topics(self) -> list[str]:
-        """See base."""
         return sorted({ledger.topic for ledger in self._ledgers})
 
     def close(self) -> None:
-        """See base."""
+        """Nothing stays open between two reads."""
 
     def ledgers(self, topics: Collection[str] | None = None) -> list[LedgerExtent]:
-        """See base."""
         return [ledger for ledger in self._ledgers if topics is None or ledger.topic in topics]
 
     def read_batch(self, part: HeaderRange) -> pa.RecordBatch:
@@ -101,7 +99,6 @@ class ParquetLog:
         return self._read(part, HEADER_SCHEMA.names)
 
     def read_times(self, part: HeaderRange) -> DelayedIndexes:
-        """See base."""
         batch = self._read(part, ["deliver_at_ms", "ledger_id", "entry_id"])
         return DelayedIndexes(*(column.fill_null(MISSING).to_numpy() for column in batch.columns))
 

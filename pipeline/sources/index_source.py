@@ -64,32 +64,28 @@ class IndexPartition(InputPartition):
 
 
 class IndexDataSource(DataSource):
-    """See module."""
+    """The format `postdate_index`: which options it has, and what reads and writes it."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
 
     @classmethod
     def name(cls) -> str:
-        """See base."""
         return "postdate_index"
 
     def schema(self) -> str:
-        """See base."""
         return (
             "topic string, cursor string, bucket_id bigint, segment int, ledger_id bigint, entry_id bigint, "
             "deliver_at_ms bigint"
         )
 
     def reader(self, schema: StructType) -> "IndexReader":  # noqa: ARG002 - Spark's signature
-        """See base."""
         reader = FilteringIndexReader if is_pushing(self.options) else IndexReader
         filters = PushedFilters.of_options(self.options, INDEX_SCHEMA.names)
         location = own_index(required_path(self.options, "postdate_index"), None, is_read_only=True)
         return reader(location, filters)
 
     def writer(self, schema: StructType, overwrite: bool) -> IndexWriter:
-        """See base."""
         location = required_path(self.options, "postdate_index")
         check_types({field.name: field.dataType.simpleString() for field in schema}, WRITTEN_COLUMNS, "an index needs")
         return IndexWriter(location, self.options, schema.names, overwrite=overwrite)
@@ -104,7 +100,6 @@ class IndexReader(DataSourceReader):
         self._job = uuid4().hex
 
     def partitions(self) -> Sequence[IndexPartition]:
-        """See base."""
         infos = with_index(self._location, self._job, lambda storage: storage.list_bucket_snapshots())
         return [IndexPartition(info) for info in infos if self._allows(info)] or [IndexPartition(None)]
 
@@ -115,7 +110,6 @@ class IndexReader(DataSourceReader):
         ) and (ledgers is None or self._filters.allow_up_to(ledger_id=ledgers.last_ledger_id))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """See base."""
         assert isinstance(partition, IndexPartition)
         # Spark takes what comes for Arrow batches only if the first thing that comes is one.
         yield pa.RecordBatch.from_pylist([], schema=INDEX_SCHEMA)
@@ -137,7 +131,6 @@ class FilteringIndexReader(IndexReader):
     """Takes the filters of the query too."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """See base."""
         self._filters = PushedFilters((*self._filters, *PushedFilters.of(filters, INDEX_SCHEMA.names)))
         return filters
 

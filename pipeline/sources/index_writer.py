@@ -70,7 +70,7 @@ class StagedParts(WriterCommitMessage):
 
 
 class IndexWriter(DataSourceArrowWriter):
-    """See module; made on the driver, sent to the tasks, and asked to commit on the driver."""
+    """Writes an index: made on the driver, sent to the tasks, and asked to commit on the driver."""
 
     def __init__(self, location: str, options: Mapping[str, str], columns: Sequence[str], *, overwrite: bool) -> None:
         self._location = location

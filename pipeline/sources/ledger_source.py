@@ -40,25 +40,22 @@ class LedgerPartition(InputPartition):
 
 
 class LedgerDataSource(DataSource):
-    """See module."""
+    """The format `postdate_ledger`: which options it has, and what reads it."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
 
     @classmethod
     def name(cls) -> str:
-        """See base."""
         return "postdate_ledger"
 
     def schema(self) -> str:
-        """See base."""
         return (
             "topic string, ledger_id bigint, entry_id bigint, publish_time_ms bigint, deliver_at_ms bigint, "
             "sticky_hash int, size int"
         )
 
     def reader(self, schema: StructType) -> "LedgerReader":  # noqa: ARG002 - Spark's signature
-        """See base."""
         reader = FilteringLedgerReader if is_pushing(self.options) else LedgerReader
         return reader(
             required_path(self.options, "postdate_ledger"),
@@ -85,7 +82,6 @@ class LedgerReader(DataSourceReader):
         self._job = uuid4().hex
 
     def partitions(self) -> Sequence[LedgerPartition]:
-        """See base."""
         log = open_log(self._location)
         try:
             ledgers = [ledger for ledger in log.ledgers() if self._allows(ledger)]
@@ -101,7 +97,6 @@ class LedgerReader(DataSourceReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """See base."""
         assert isinstance(partition, LedgerPartition)
         # Spark takes what comes for Arrow batches only if the first thing that comes is one.
         yield pa.RecordBatch.from_pylist([], schema=HEADER_SCHEMA)
@@ -118,7 +113,6 @@ class FilteringLedgerReader(LedgerReader):
     """Takes the filters of the query too."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """See base."""
         self._filters = PushedFilters((*self._filters, *PushedFilters.of(filters, FILTERED_COLUMNS)))
         return filters
 

@@ -156,11 +156,9 @@ class _Appending(AccumulatorParam[list[Any]]):
     """Collects what tasks add."""
 
     def zero(self, value: list[Any]) -> list[Any]:  # noqa: ARG002 - Spark's signature
-        """See base."""
         return []
 
     def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802 - Spark's name
-        """See base."""
         value1 += value2
         return value1
 

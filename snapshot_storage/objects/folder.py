@@ -113,7 +113,6 @@ class ObjectFolder:
                 writing.forget()
 
     def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> "FileWriting":
-        """See base."""
         if self._is_read_only:
             raise StorageReadOnlyError("create a snapshot")
         names = SnapshotNames(bucket_key, topic_name, cursor_name)
@@ -124,7 +123,6 @@ class ObjectFolder:
     def create(
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
-        """See base."""
         writing = self.writing(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
         try:
             writing.add(segments)
@@ -134,7 +132,6 @@ class ObjectFolder:
             raise
 
     def read_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """See base."""
         with self._opened(bucket_id) as (file, size):
             head = _head_of(file, size, bucket_id)
             metadata_end = int(head.starts()[METADATA_ENTRY + 1])
@@ -143,14 +140,12 @@ class ObjectFolder:
         return BucketSnapshotHead(head.info(bucket_id), metadata, segments)
 
     def read_metadata(self, bucket_id: int) -> bytes:
-        """See base."""
         with self._opened(bucket_id) as (file, size):
             head = _head_of(file, size, bucket_id)
             data = file.read(int(head.table["length"][METADATA_ENTRY]))
         return checked_entries(head, METADATA_ENTRY, data, bucket_id=bucket_id)[METADATA_ENTRY]
 
     def read_segments(self, bucket_id: int, first_entry: int, last_entry: int) -> list[bytes]:
-        """See base."""
         with self._opened(bucket_id) as (file, size):
             head = _head_of(file, size, bucket_id)
             starts = head.starts()
@@ -162,7 +157,6 @@ class ObjectFolder:
         return checked_entries(head, first_entry, data, bucket_id=bucket_id)[: end_entry - first_entry]
 
     def info(self, bucket_id: int) -> BucketSnapshotInfo:
-        """See base."""
         with self._opened(bucket_id) as (file, size):
             front = file.read(FRONT_BYTES)
             extent = object_extent(front, object_bytes=size, bucket_id=bucket_id)
@@ -170,7 +164,6 @@ class ObjectFolder:
         return decode_object_info(data, object_bytes=size, bucket_id=bucket_id)
 
     def delete(self, bucket_id: int) -> None:
-        """See base."""
         if self._is_read_only:
             raise StorageReadOnlyError("delete a snapshot")
         if bucket_id in _BUCKET_IDS:
@@ -238,14 +231,12 @@ class FileWriting:
         self._turn = threading.Lock()
 
     def add(self, segments: Sequence[bytes]) -> None:
-        """See base."""
         with self._turn, _mapped("create a snapshot"):
             self._tables.append(table_of(segments))
             with self._waiting.open("ab") as file:
                 file.writelines(segments)
 
     def commit(self, metadata: bytes) -> int:
-        """See base."""
         with self._turn, _mapped("create a snapshot"):
             head = encode_object_head(self._names, np.concatenate([table_of([metadata]), *self._tables]))
             with self._whole.open("xb") as whole:
@@ -274,7 +265,6 @@ class FileWriting:
         return bucket_id
 
     def abort(self) -> None:
-        """See base."""
         with self._turn, _mapped("remove what was written"):
             self._remove_parts()
             if self._made is not None:

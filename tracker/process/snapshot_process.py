@@ -165,7 +165,6 @@ class SnapshotProcess(StorageWorker):
     # The work of trackers.
 
     async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
-        """See base."""
         # Each call of a merge has its own time, there.
         own_time_s = None if isinstance(action, MergeBuckets) else owner.config.operation_timeout_ms / 1_000
         time_s = None if own_time_s is None else own_time_s + ANSWER_WAIT_S
@@ -178,23 +177,19 @@ class SnapshotProcess(StorageWorker):
 
     @property
     def actions_at_once_max(self) -> int:
-        """See base."""
         return self._actions_at_once_max
 
     async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
-        """See base."""
         async with asyncio.timeout(owner.config.operation_timeout_ms / 1_000 + ANSWER_WAIT_S):
             answers: Sequence[Event | Exception] = await self._call("run_together", owner, actions)
         self._heap.note_freed(sum(map(rows_handled, answers)))
         return answers
 
     async def list_snapshots(self, topic_name: str | None = None) -> list[BucketSnapshotInfo]:
-        """See base."""
         infos: list[BucketSnapshotInfo] = await self._call("list_snapshots", topic_name)
         return infos
 
     async def delete_snapshot(self, bucket_id: int) -> None:
-        """See base."""
         await self._call("delete_snapshot", bucket_id)
 
     async def _call(self, method: str, *args: Any) -> Any:

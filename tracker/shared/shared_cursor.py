@@ -51,7 +51,6 @@ class SharedCursor:
         self._listeners.append(on_mark_delete_moved)
 
     def remove_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
-        """See `TrackedCursor`."""
         self._listeners.remove(on_mark_delete_moved)
 
     def refresh(self) -> None:

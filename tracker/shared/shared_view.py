@@ -104,7 +104,6 @@ class SharedIndexView(DelayedDeliveryTracker):
     # The tracker's interface.
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
-        """See base."""
         self._check_open()
         ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at)
         if deliver_at_ms < 0:
@@ -136,7 +135,6 @@ class SharedIndexView(DelayedDeliveryTracker):
             raise TrackerClosedError("add a message")
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
-        """See base."""
         return self._rows.queued.contains(ledger_id, entry_id) or self._index.tracker.contains_message(
             ledger_id, entry_id
         )
@@ -147,7 +145,6 @@ class SharedIndexView(DelayedDeliveryTracker):
         return indexed | claimed if indexed and claimed else indexed or claimed
 
     def tracked_meanwhile(self, ledger_ids: Int64Array, entry_ids: Int64Array) -> Mask | None:
-        """See base."""
         is_tracked = self._index.mask(ledger_ids, entry_ids)
         if self._rows.queued:
             is_tracked |= self._rows.queued.mask(ledger_ids, entry_ids)
@@ -156,7 +153,6 @@ class SharedIndexView(DelayedDeliveryTracker):
         return is_tracked if is_tracked.any() else None
 
     def is_recovering(self, ledger_id: int) -> bool:
-        """See base."""
         return self._index.tracker.is_recovering(ledger_id)
 
     def take_untracked(self) -> Mapping[int, BitMap]:
@@ -164,16 +160,13 @@ class SharedIndexView(DelayedDeliveryTracker):
         return self._rows.take_to_read()
 
     def take_untracked_ranges(self) -> Sequence[LedgerRange]:
-        """See base; likewise."""
         return self._rows.take_ranges_to_read()
 
     def has_message_available(self) -> bool:
-        """See base."""
         rows = self._rows
         return rows.has_row_through(self._through()) or rows.wants_refill or self._index.tracker.has_message_available()
 
     def next_delivery_time(self) -> int | None:
-        """See base."""
         indexed_ms = self._index.tracker.next_delivery_time()
         deliver_at_ms = self._rows.next_ms
         if deliver_at_ms == NEVER:
@@ -181,7 +174,6 @@ class SharedIndexView(DelayedDeliveryTracker):
         return deliver_at_ms if indexed_ms is None else min(deliver_at_ms, indexed_ms)
 
     def first_withheld_time(self) -> int | None:
-        """See base."""
         withheld_ms = (self._index.tracker.first_withheld_time(), self._rows.first_withheld_ms)
         return min((time_ms for time_ms in withheld_ms if time_ms is not None), default=None)
 
@@ -271,7 +263,6 @@ class SharedIndexView(DelayedDeliveryTracker):
         return len(entry_ids) - (entry_ids.intersection_cardinality(acknowledged) if acknowledged else 0)
 
     def should_pause_all_deliveries(self) -> bool:
-        """See base."""
         return self._index.tracker.should_pause_all_deliveries() and not self._rows.queued
 
     def reset_tick_time(self, tick_time_ms: int) -> None:

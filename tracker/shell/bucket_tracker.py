@@ -124,7 +124,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     # The tracker's interface.
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
-        """See base."""
         if self._is_closed:
             raise TrackerClosedError("add a message")
         core, now_ms = self._core, self._now_ms
@@ -140,14 +139,12 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     @_guarded
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> NDArray[np.bool_]:
-        """See base."""
         self._check_open("add messages")
         is_tracked = self._core.add_messages(ledger_ids, entry_ids, deliver_ats, now_ms=self._now_ms())
         self._turn_soon()
         return is_tracked
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
-        """See base."""
         core = self._core
         try:
             is_tracked = core.contains_message(ledger_id, entry_id)
@@ -168,7 +165,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     @_guarded
     def tracked_in(self, ledger_id: int) -> BitMap | None:
-        """See base."""
         tracked = self._core.tracked_in(ledger_id)
         self._want(ledger_id)
         return tracked
@@ -179,40 +175,33 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     @_guarded
     def is_recovering(self, ledger_id: int) -> bool:
-        """See base."""
         is_recovering = self._core.is_recovering(ledger_id)
         self._want(ledger_id)
         return is_recovering
 
     def take_untracked(self) -> Mapping[int, BitMap]:
-        """See base."""
         return self._core.take_untracked()
 
     def take_untracked_ranges(self) -> Sequence[LedgerRange]:
-        """See base."""
         return self._core.take_untracked_ranges()
 
     @_guarded
     def has_message_available(self) -> bool:
-        """See base."""
         is_available = self._core.has_due(now_ms=self._now_ms())
         if not is_available:
             self._wake_up.note_nothing_due()
         return is_available
 
     def next_delivery_time(self) -> int | None:
-        """See base."""
         return self._core.next_deliver_at_ms()
 
     def first_withheld_time(self) -> int | None:
-        """See base."""
         withheld_ms = self._core.first_withheld_ms(now_ms=self._now_ms())
         self._wake_up.note_withheld(withheld_ms)
         return withheld_ms
 
     @_guarded
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
-        """See base."""
         if self.failure is not None:
             # A dispatcher that only polls must hear of it.
             raise TrackerClosedError("hand out messages") from self.failure
@@ -222,7 +211,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         return rows
 
     def number_of_delayed_messages(self) -> int:
-        """See base."""
         return self._core.message_count
 
     def number_of_future_messages(self) -> int:
@@ -243,14 +231,12 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_soon()
 
     def should_pause_all_deliveries(self) -> bool:
-        """See base."""
         is_paused = self._core.should_pause(now_ms=self._now_ms())
         self._wake_up.note_paused(is_paused)
         return is_paused
 
     @_guarded
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """See base."""
         self._core.set_tick_time(tick_time_ms)
         self._turn_soon()
 
@@ -297,7 +283,6 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
                 await self._is_settled.wait()
 
     def abandon(self) -> None:
-        """See base."""
         self._is_abandoned = True
 
     async def _stop(self) -> None:

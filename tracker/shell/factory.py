@@ -43,7 +43,6 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         await self._worker.close()
 
     def new_tracker(self, context: TrackerContext) -> BucketDelayedDeliveryTracker:
-        """See base."""
         tracker = BucketDelayedDeliveryTracker(
             context,
             self.config,

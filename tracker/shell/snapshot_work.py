@@ -131,7 +131,6 @@ class StorageWork(StorageWorker):
         self._bitmaps_at_once_max = bitmaps_at_once_max
 
     async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
-        """See base."""
         if isinstance(action, MergeBuckets):
             event = await self._merge(owner, action)
         else:
@@ -142,11 +141,9 @@ class StorageWork(StorageWorker):
 
     @property
     def actions_at_once_max(self) -> int:
-        """See base."""
         return self._storage.snapshots_at_once_max
 
     async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
-        """See base."""
         async with _in_time(owner):
             answers = await self._run_together(owner, actions)
         self._heap.note_freed(sum(map(rows_handled, answers)))
@@ -193,7 +190,6 @@ class StorageWork(StorageWorker):
         return [errors[action.serial] or SnapshotDeleted(action.serial) for action in actions]
 
     async def start(self) -> None:
-        """See base."""
         await self._storage.start()
 
     async def close(self) -> None:
@@ -202,11 +198,9 @@ class StorageWork(StorageWorker):
         await self._creates.close()
 
     async def list_snapshots(self, topic_name: str | None = None) -> Sequence[BucketSnapshotInfo]:
-        """See base."""
         return await self._storage.list_bucket_snapshots(topic_name)
 
     async def delete_snapshot(self, bucket_id: int) -> None:
-        """See base."""
         await self._storage.delete_bucket_snapshot(bucket_id)
 
     async def _run(self, owner: SnapshotOwner, action: SingleCall) -> Event:

@@ -87,7 +87,7 @@ class MemoryRows:
 
 
 class MemoryDatabase:
-    """See the module; it survives `close`, so that a test can open it again."""
+    """Keeps the rows of each family in memory; they survive `close`, so that a test can open it again."""
 
     def __init__(self) -> None:
         self.tables: Tables = {family: {} for family in Family}

@@ -64,7 +64,6 @@ class CountingStorage(MemoryBucketSnapshotStorage):
     async def create_bucket_snapshot(
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
-        """See base."""
         self.row_count += len(decode_segments(segments, first_entry=1))
         return await super().create_bucket_snapshot(
             metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name

@@ -75,10 +75,8 @@ class SimulatedConsumer(Consumer):
         self.is_leaving = False
 
     def send_messages(self, deliveries: Sequence[Delivery]) -> None:
-        """See base."""
         self._on_delivery(self, deliveries)
 
     def active_consumer_changed(self, is_active: bool) -> None:
-        """See base."""
         if is_active:
             self._on_active(self)

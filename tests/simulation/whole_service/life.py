@@ -66,7 +66,6 @@ class LifeLoop(SimulationLoop):
         return super().run_in_executor(executor or self._pool, func, *args)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        """See base."""
         self.timers_set += 1
         return super().call_at(when, callback, *args, context=context)
 
