@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
@@ -71,8 +72,42 @@ def play(folder: Path, story: Callable[[WebServer, Peer], Awaitable[None]]) -> N
     asyncio.run(whole())
 
 
-def test_the_document_is_valid_openapi_3_1() -> None:
-    OpenAPIV31SpecValidator(document()).validate()
+def _drop_the_title(broken: dict[str, Any]) -> None:
+    del broken["info"]["title"]
+
+
+def _declare_no_parameters(broken: dict[str, Any]) -> None:
+    path = next(path for path in broken["paths"] if "{" in path)
+    broken["paths"][path]["get"]["parameters"] = []
+    broken["paths"][path].pop("parameters", None)
+
+
+def _number_the_description(broken: dict[str, Any]) -> None:
+    path = next(iter(broken["paths"]))
+    broken["paths"][path]["get"]["responses"]["200"]["description"] = 7
+
+
+def _errors(of: dict[str, Any]) -> list[str]:
+    return [error.message for error in OpenAPIV31SpecValidator(of).iter_errors()]
+
+
+@pytest.mark.parametrize(
+    ("harm", "error"),
+    [
+        (_drop_the_title, "'title' is a required property"),
+        (_declare_no_parameters, "Path parameter"),
+        (_number_the_description, "7 is not of type 'string'"),
+    ],
+)
+def test_the_document_is_valid_openapi_3_1(harm: Callable[[dict[str, Any]], None], error: str) -> None:
+    """And the same validator refuses a copy that is broken in one place."""
+    whole = document()
+    broken = copy.deepcopy(whole)
+    harm(broken)
+
+    assert whole["openapi"].startswith("3.1.")
+    assert _errors(whole) == []
+    assert any(error in one for one in _errors(broken)), _errors(broken)
 
 
 def test_every_path_that_is_served_is_in_the_document_and_no_other(tmp_path: Path) -> None:
