@@ -252,7 +252,8 @@ def complaints_on(commit: str, seeds: Sequence[int]) -> dict[int, list[str]]:
         take_out(commit, Path(name))
         ran = subprocess.run(
             [sys.executable, "-P", str(Path(name) / "tests/simulation/before_fixes.py"), "--run", json.dumps(seeds)],
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": name},
+            # The product of that time went through sets of words in an order that changed from process to process.
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": name, "PYTHONHASHSEED": "0"},
             capture_output=True,
             text=True,
             check=False,

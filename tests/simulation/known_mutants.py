@@ -245,6 +245,20 @@ DISPATCHER: Final = [
         'permits, side="right"',
         "off by one: an active consumer is sent one entry more than it asked for",
     ),
+    Mutant(
+        "smooth-resume-ends-at-once",
+        "dispatcher/reader.py",
+        "if gate.rate_per_second is not None and self._core.is_drained(self._log.last_confirmed_position):",
+        "if gate.rate_per_second is not None:",
+        "a resume at a rate is over while messages wait that it held",
+    ),
+    Mutant(
+        "rate-not-restored",
+        "broker/topics/subscription.py",
+        "        if self.pause != NOT_PAUSED:\n            self._apply_pause()\n",
+        "        if self.pause.is_paused:\n            self._apply_pause()\n",
+        "a resume at a rate ends with a restart",
+    ),
 ]
 
 TRACKER: Final = [

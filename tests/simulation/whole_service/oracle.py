@@ -111,6 +111,9 @@ class SmoothResume:
 
     rate_per_second: float
     since_s: float
+    held: set[Key]
+    """What was due and waited when they went on, and has not been sent since: it comes at the rate."""
+
     sent: int = 0
     """How many messages have been."""
 
@@ -528,7 +531,10 @@ class Oracle:
     def resumed(self, sub: SubscriptionModel, rate_per_second: float | None, unsent: set[Key]) -> None:
         """Note that deliveries go on."""
         sub.is_paused, sub.unsent = False, unsent
-        sub.smooth = None if rate_per_second is None else SmoothResume(rate_per_second, self._times.now_s())
+        sub.smooth = None
+        if rate_per_second is not None:
+            held = {entry.key for entry in self.overdue(sub, since_s=0)} - unsent
+            sub.smooth = SmoothResume(rate_per_second, self._times.now_s(), held)
 
     def _judge_pause(self, sub: SubscriptionModel, entry: PublishedEntry) -> None:
         if entry.key in sub.unsent:
@@ -539,8 +545,12 @@ class Oracle:
         smooth = sub.smooth
         if smooth is None:
             return
+        is_held = entry.key in smooth.held
+        smooth.held.discard(entry.key)
         if self.rate_of(sub) is None:
-            # It is over: nothing waited any more.
+            # It is over when nothing waits any more, and what was held from the first has been sent then.
+            if is_held and not self._has_clock_steps:
+                self.complain(f"{sub.name}: {entry.key} waited when deliveries went on smoothly, and no rate holds now")
             sub.smooth = None
             return
         # A clock that is put forth grants more.
