@@ -242,6 +242,25 @@ def test_permits_count_messages_and_a_batch_is_never_split(kind: SubscriptionTyp
 
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
+def test_a_batch_that_uses_up_the_permits_is_the_last_one(kind: SubscriptionType) -> None:
+    async def scenario() -> None:
+        world = ShellWorld(kind)
+        for number in range(6):
+            world.log.append(b"%d" % number, key_hash=7, message_count=5)
+        consumer = world.join("c", permits=10)
+        await settle()
+        assert len(consumer.deliveries) == 2
+        assert world.dispatcher.stats().consumers[0].available_permits == 0
+
+        world.dispatcher.consumer_flow(consumer, 5)
+        await settle()
+        assert len(consumer.deliveries) == 3
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", list(SubscriptionType))
 def test_a_batch_is_acknowledged_when_its_last_message_is(kind: SubscriptionType) -> None:
     async def scenario() -> None:
         world = ShellWorld(kind)
@@ -580,6 +599,25 @@ def test_what_was_skipped_is_forgotten() -> None:
         world.dispatcher.consumer_flow(consumer, 100)
         await settle()
         assert consumer.payloads[10:] == [b"%d" % n for n in range(20, 30)]
+        await world.dispatcher.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+def test_delayed_messages_that_expired_are_not_counted(kind: SubscriptionType) -> None:
+    """A tracker of which rows are not in memory learns from the dispatcher which of them mark-delete has passed."""
+
+    async def scenario() -> None:
+        world = ShellWorld(kind)
+        world.join("c")
+        world.publish(30, delay_ms=60_000)
+        await settle()
+        assert world.dispatcher.stats().msg_delayed == 30
+
+        world.cursor.acknowledge_cumulative(Position(1, 19))
+        world.dispatcher.mark_delete_advanced()
+        assert world.dispatcher.stats().msg_delayed == 10
         await world.dispatcher.close()
 
     run(scenario())
