@@ -330,12 +330,19 @@ class Simulation:
         cancel, cancel_parts = found.cancel, found.cancel_parts
 
         def on_cancel(positions: Sequence[Key]) -> None:
+            if found.cursor.is_closed:
+                # The service stops: it is refused, and nothing is cancelled.
+                cancel(positions)
+                return
             self.note(f"{sub.name}: cancelled are {list(positions)[:20]}")
             self.oracle.sync(sub)
             self.oracle.acknowledged(sub, positions)
             cancel(positions)
 
         async def on_cancel_parts(parts: Sequence[tuple[Position, int, int]]) -> None:
+            if found.cursor.is_closed:
+                await cancel_parts(parts)
+                return
             self.note(f"{sub.name}: cancelled are {list(parts)} of batches")
             self.oracle.sync(sub)
             for position, place, _ in parts:
