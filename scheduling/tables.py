@@ -5,8 +5,10 @@ replaced, so that a producer's text cannot move the cursor of an operator's term
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from textwrap import wrap
 from typing import Any, Final
+from unicodedata import east_asian_width
 
 from command_line.output import counted, iso, size
 
@@ -19,11 +21,33 @@ _BAR: Final = 28
 def cut(text: str, width: int) -> str:
     r"""Cut a text to a column, and replace unprintable characters.
 
-    >>> cut("customer-4711", 8), cut("a\tb", 8)
-    ('custome…', 'a?b')
+    >>> cut("customer-4711", 8), cut("a\tb", 8), cut("東京東京東", 8)
+    ('custome…', 'a?b', '東京東…')
     """
     text = "".join(sign if sign.isprintable() else "?" for sign in text)
-    return text if len(text) <= width else text[: width - 1] + "…"
+    if columns(text) <= width:
+        return text
+    ends = accumulate(columns(sign) for sign in text[:width])
+    return text[: sum(end < width for end in ends)] + "…"
+
+
+def columns(text: str) -> int:
+    """Return the most columns of a terminal that a text takes: wide characters take two.
+
+    >>> columns("tokyo"), columns("東京")
+    (5, 4)
+    """
+    return sum(2 if east_asian_width(sign) in "WF" else 1 for sign in text)
+
+
+def padded(text: str, width: int) -> str:
+    """Return a text that is cut to a column and fills it.
+
+    >>> padded("東京", 6) + "|"
+    '東京  |'
+    """
+    text = cut(text, width)
+    return text + " " * (width - columns(text))
 
 
 def topic_lines(topics: Sequence[Json]) -> list[str]:
@@ -46,7 +70,7 @@ def topic_lines(topics: Sequence[Json]) -> list[str]:
 
 def _topic_line(name: str, one: Json, *, is_paused: bool) -> str:
     due = "paused" if is_paused else "-" if one["nextDueMs"] is None else iso(one["nextDueMs"])
-    return f"{cut(name, 30):<30} {one['delayed']:>10,} {one['backlog']:>10,}  {due}"
+    return f"{padded(name, 30)} {one['delayed']:>10,} {one['backlog']:>10,}  {due}"
 
 
 def message_lines(messages: Sequence[Json], *, is_more: bool) -> list[str]:
@@ -63,9 +87,9 @@ def message_lines(messages: Sequence[Json], *, is_more: bool) -> list[str]:
         key = one["key"] if one["key"] is not None else one["keyBase64"] or "-"
         properties = ",".join(f"{name}={value}" for name, value in one["properties"].items())
         line = (
-            f"{iso(one['deliverAtMs']):<24}  {one['messageId']:<15}  {cut(key, 15):<15}  {size(one['sizeBytes']):>8}  "
+            f"{iso(one['deliverAtMs']):<24}  {one['messageId']:<15}  {padded(key, 15)}  {size(one['sizeBytes']):>8}  "
         )
-        lines.append((line + cut(properties, max(1, WIDTH - len(line)))).rstrip())
+        lines.append((line + cut(properties, max(1, WIDTH - columns(line)))).rstrip())
     if is_more:
         lines.append("There are more: narrow by time, key or property, or raise --limit.")
     return lines
@@ -158,4 +182,15 @@ def folded(*sentences: str) -> list[str]:
     >>> [len(line) for line in folded("word " * 30)]
     [79, 71]
     """
-    return [line for one in sentences for line in wrap(one, WIDTH, subsequent_indent="  ", break_on_hyphens=False)]
+    return [line for one in sentences for line in _wrapped(one)]
+
+
+def _wrapped(sentence: str) -> list[str]:
+    """Return lines of at most 80 columns; `wrap` counts characters, so a sentence with wide ones gets fewer of them."""
+    width = WIDTH
+    while True:
+        lines = wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)
+        excess = max(map(columns, lines), default=0) - WIDTH
+        if excess <= 0:
+            return lines
+        width -= -(-excess // 2)
