@@ -306,7 +306,7 @@ SUBSCRIPTION_FIGURES: Final[tuple[Metric[SubscriptionSnapshot], ...]] = (
     Metric("postdate_subscription_paused", "1 while a pause holds what is due.", lambda one: one.is_paused),
     Metric(
         "postdate_subscription_held_by_pause",
-        "Delayed entries that came due since the pause began.",
+        "Entries that a pause holds: the backlog without what is delayed and what consumers have.",
         lambda one: one.held_by_pause,
     ),
     Metric(

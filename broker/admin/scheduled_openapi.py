@@ -48,12 +48,13 @@ def scheduled_paths() -> Json:
             "parameters": topic_parts(),
             "get": operation(
                 "listScheduled",
-                "What is scheduled, in order of time and position; a page may end early, `next` is null at the end",
+                "What is scheduled, in order of time and position; a page may end early, `next` is null at the end. "
+                "A list of nothing is an answer",
                 ref("Page"),
                 [
                     _SUBSCRIPTION,
                     *_RANGE,
-                    in_query("key", TEXT, "An ordering key, or where there is none a partition key"),
+                    in_query("key", TEXT, "The ordering key; the partition key of a message without one"),
                     in_query("keyBase64", TEXT, "A key that is no text"),
                     in_query("property", {"type": "array", "items": TEXT}, "name=value; all that are given must hold"),
                     in_query(
@@ -97,7 +98,8 @@ def scheduled_paths() -> Json:
         ),
         f"{_TOPIC}/pause": _change(
             "pause",
-            "Hold everything of a subscription that is due, what has no delay included; across restarts",
+            "Hold everything of a subscription that is due, what has no delay included; across restarts. Without a "
+            "subscription: of all there are and of those that are made meanwhile; 404 where there is none",
             "Pause",
             "Pauses",
         ),
@@ -116,7 +118,7 @@ def scheduled_paths() -> Json:
                 [
                     _SUBSCRIPTION,
                     in_query("messageId", TEXT, "ledger:entry, or ledger:entry:index; either this or a key"),
-                    in_query("key", TEXT, "An ordering key, or where there is none a partition key"),
+                    in_query("key", TEXT, "The ordering key; the partition key of a message without one"),
                     in_query("keyBase64", TEXT, "A key that is no text"),
                 ],
             ),
@@ -134,7 +136,7 @@ def scheduled_schemas() -> Json:
         "deliverAt": TEXT_TIME,
         "publishTimeMs": MS,
         "publishTime": TEXT_TIME,
-        "key": TEXT_OR_NULL,
+        "key": {**TEXT_OR_NULL, "description": "The ordering key; the partition key of a message without one"},
         "keyBase64": {**TEXT_OR_NULL, "description": "The key, where it is no text"},
         "properties": {"type": "object", "additionalProperties": TEXT},
         "sizeBytes": COUNT,
@@ -146,13 +148,17 @@ def scheduled_schemas() -> Json:
     }
     state = {
         "subscription": TEXT,
-        "state": {"enum": ["delayed", "held", "waiting", "pending", "acknowledged", "expired"]},
+        "state": {"enum": ["delayed", "held", "waiting", "pending", "acknowledged"]},
         "sentence": TEXT,
         "consumer": {**TEXT_OR_NULL, "description": "The consumer that has it, or that it waits for"},
         "sinceMs": MS,
         "since": TEXT_TIME,
         "slot": {"type": ["integer", "null"], "description": "The hash slot of its key"},
         "reason": {**TEXT_OR_NULL, "description": "What it waits for"},
+        "mayHaveExpired": {
+            **BOOL,
+            "description": "Whether it is acknowledged and its time to live has ended: expiry acknowledges too",
+        },
     }
     selection: Json = {
         "messageIds": {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 10_000},

@@ -273,11 +273,17 @@ class _Routes:
     async def pause(self, request: web.Request) -> Json:
         """Pause delivery: due messages are held."""
         body = await _body(request, ("subscription",), is_optional=True)
-        topic = await self._topic(request)
-        for subscription in _named(topic, requests.parse_subscription(body)):
-            if not subscription.pause.is_paused:
-                await subscription.set_pause(PauseState(paused_since_ms=self._service.now_ms()))
-        return _pauses(topic, requests.parse_subscription(body))
+        topic, name = await self._topic(request), requests.parse_subscription(body)
+        if not topic.subscriptions:
+            advice = "Pause it once it has a subscription; later ones then join the pause"
+            raise RequestError(404, "The topic has no subscription to pause", field="subscription", advice=advice)
+        # A subscription that is made while another's pause is being stored is found by the next round.
+        while to_pause := [one for one in _named(topic, name) if not _is_paused(one, is_of_topic=name is None)]:
+            for subscription in to_pause:
+                since_ms = subscription.pause.paused_since_ms
+                since_ms = self._service.now_ms() if since_ms is None else since_ms
+                await subscription.set_pause(PauseState(since_ms, is_of_topic=name is None))
+        return _pauses(topic, name)
 
     async def resume(self, request: web.Request) -> Json:
         """Resume delivery: held messages go out at once, or at a limited rate."""
@@ -455,6 +461,12 @@ def _pauses(topic: Topic, name: str | None) -> Json:
                 "ratePerSecond": one.pause.rate_per_second,
             }
             for one in _named(topic, name)
+def _is_paused(subscription: Subscription, *, is_of_topic: bool) -> bool:
+    """Whether a subscription is paused; where a pause of the whole topic is wanted, whether by such a one."""
+    pause = subscription.pause
+    return pause.is_paused and (pause.is_of_topic or not is_of_topic)
+
+
         ]
     }
 

@@ -4,8 +4,10 @@ delayed        its time has not come
 held           it is due, and a pause holds it
 waiting        it is due, and its consumer cannot take it yet
 pending        a consumer has it and has not acknowledged it
-acknowledged   delivered and acknowledged, or cancelled, or replaced by a copy with another time
-expired        the same, after its time to live
+acknowledged   delivered and acknowledged, or cancelled, or replaced by a copy with another time, or expired
+
+An expired message is an acknowledged one: neither log nor cursor tells the two apart. So the sentence names expiry
+where the time to live has ended, the field `mayHaveExpired` is true then, and the state is what is certain.
 """
 
 from dataclasses import replace
@@ -95,7 +97,7 @@ def _explained(
         sentence = f"{message_id} is in the log, and the topic has no subscription that would get it."
     else:
         # A state before the acknowledgement says more than one after it.
-        first = min(states, key=lambda one: one["state"] in ("acknowledged", "expired"))
+        first = min(states, key=lambda one: one["state"] == "acknowledged")
         sentence = first["sentence"]
         if len(states) > 1:
             sentence = f"{first['subscription']}: {sentence}"
@@ -120,6 +122,7 @@ def _of_subscription(
         **both("since", None),
         "slot": None,
         "reason": None,
+        "mayHaveExpired": False,
     }
     deliver_at_ms = int(headers.deliver_at_ms[row])
     is_delayed = (
@@ -170,8 +173,12 @@ def _of_subscription(
 
 
 def _ended(message_id: MessageId, lives_from_ms: int, now_ms: int, ttl_ms: int) -> Json:
-    if ttl_ms and lives_from_ms + ttl_ms <= now_ms:
-        sentence = f"{message_id} was acknowledged, or expired: its time to live ended {iso(lives_from_ms + ttl_ms)}."
-        return {"state": "expired", "sentence": sentence}
-    sentence = f"{message_id} is acknowledged: it was delivered, cancelled, or replaced by a copy with another time."
-    return {"state": "acknowledged", "sentence": sentence}
+    ends = "delivered, cancelled, or replaced by a copy with another time"
+    may_have_expired = 0 < ttl_ms <= now_ms - lives_from_ms
+    if may_have_expired:
+        ends += f", or it expired: its time to live ended {iso(lives_from_ms + ttl_ms)}"
+    return {
+        "state": "acknowledged",
+        "sentence": f"{message_id} is acknowledged: it was {ends}.",
+        "mayHaveExpired": may_have_expired,
+    }

@@ -141,11 +141,11 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable
 
 
 async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> None:
-    """Note at a topic when its next and last messages come due, and how many a pause holds; for metrics.
+    """Note at a topic when its next and last messages come due; for metrics.
 
     The values are exact for a log of up to `EXACT_ENTRIES_MAX`. Metrics are read all the time, and must not bring the
-    columns of a longer log into memory. There the delayed indexes give the next time and the held messages, and the
-    ledgers an upper bound of the last time.
+    columns of a longer log into memory. There the delayed indexes give the next time, and the ledgers an upper
+    bound of the last time.
 
     Raises:
         LedgerError: The log cannot be read.
@@ -156,12 +156,20 @@ async def note_due_times(topic: Topic, catalog: ScheduleCatalog, now_ms: Callabl
         return
     totals = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
     topic.next_deliver_at_ms, topic.last_deliver_at_ms = totals.next_ms or 0, totals.last_ms or 0
+
+
+def note_held(topic: Topic) -> None:
+    """Note how many entries a pause holds, of each subscription: all that are neither delayed nor at a consumer.
+
+    Delayed ones are those of the last count in the log (`broker.scheduled.delayed_counts`).
+    """
     for subscription in topic.subscriptions.values():
-        since_ms = subscription.pause.paused_since_ms
         subscription.held_by_pause = 0
-        if since_ms is not None and subscription.has_delays:
-            schedule = TopicSchedule(topic, catalog, [subscription], now_ms)
-            subscription.held_by_pause = await schedule.count(since_ms + 1, now_ms() + 1)
+        if subscription.pause.is_paused:
+            stats = subscription.stats()
+            pending = 0 if stats is None else sum(one.pending_entries for one in stats.consumers)
+            held = subscription.cursor.backlog - subscription.delayed_in_log.count - pending
+            subscription.held_by_pause = max(0, held)
 
 
 def _note_roughly(topic: Topic, delaying: Sequence[Subscription], now_ms: int) -> None:
@@ -173,9 +181,3 @@ def _note_roughly(topic: Topic, delaying: Sequence[Subscription], now_ms: int) -
     first = min((one.cursor.next_unacknowledged_position for one in delaying), default=AFTER_EVERYTHING)
     last_ms = topic.ledger.last_due_ms_behind(first)
     topic.last_deliver_at_ms = last_ms if last_ms is not None and last_ms > now_ms else 0
-    for subscription in topic.subscriptions.values():
-        tracker = trackers.get(subscription)
-        subscription.held_by_pause = 0
-        if tracker is not None and subscription.pause.is_paused:
-            held = tracker.number_of_delayed_messages() - tracker.number_of_future_messages()
-            subscription.held_by_pause = max(0, held)

@@ -34,7 +34,7 @@ from broker.errors import NotAllowedError, ServiceStartError
 from broker.network.hosts import is_wildcard
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import note_delayed
-from broker.scheduled.listing import note_due_times
+from broker.scheduled.listing import note_due_times, note_held
 from broker.server.event_loop import turns_of
 from broker.server.resting import REST_CHECK_INTERVAL_S, RestingTopics
 from broker.server.scheduler import Job
@@ -275,11 +275,12 @@ class Service:
         await self._note_due_times(topic, ScheduleCatalog(bytes_max=0))
 
     async def _note_due_times(self, topic: Topic, catalog: ScheduleCatalog) -> None:
+        await note_delayed(topic, catalog, self.now_ms)
+        note_held(topic)
         try:
             await note_due_times(topic, catalog, self.now_ms)
         except LedgerError as error:
             log.warning("%s: cannot tell when messages are due: %s", topic.name, error)
-        await note_delayed(topic, catalog, self.now_ms)
 
     async def metrics(self) -> AsyncIterator[bytes]:
         """Give the text for `/metrics`, a slice at a time."""

@@ -1,4 +1,8 @@
-"""The pause of a subscription's deliveries, as its cursor stores it: one property, so one synced write."""
+"""The pause of a subscription's deliveries, as its cursor stores it: one property, so one synced write.
+
+A pause of a whole topic is one of each of its subscriptions, marked as such: a subscription that is made meanwhile
+takes it over from another.
+"""
 
 import json
 from collections.abc import Mapping
@@ -15,6 +19,8 @@ class PauseState:
 
     paused_since_ms: int | None = None
     rate_per_second: float | None = None
+    is_of_topic: bool = False
+    """Whether it is a pause of all subscriptions, which later ones join."""
 
     @property
     def is_paused(self) -> bool:
@@ -26,19 +32,24 @@ class PauseState:
         """Read the state from a cursor's properties.
 
         >>> PauseState.of(PauseState(paused_since_ms=5).to_properties())
-        PauseState(paused_since_ms=5, rate_per_second=None)
+        PauseState(paused_since_ms=5, rate_per_second=None, is_of_topic=False)
         """
         text = properties.get(PAUSE_PROPERTY)
         if text is None:
             return NOT_PAUSED
         stored = json.loads(text)
-        return cls(stored.get("pausedSinceMs"), stored.get("ratePerSecond"))
+        return cls(stored.get("pausedSinceMs"), stored.get("ratePerSecond"), stored.get("isOfTopic", False))
 
     def to_properties(self) -> dict[str, str]:
         """Return the property to be stored, none for running deliveries."""
         if self == NOT_PAUSED:
             return {}
-        stored = {"pausedSinceMs": self.paused_since_ms, "ratePerSecond": self.rate_per_second}
+        stored: dict[str, float | bool | None] = {
+            "pausedSinceMs": self.paused_since_ms,
+            "ratePerSecond": self.rate_per_second,
+        }
+        if self.is_of_topic:
+            stored["isOfTopic"] = True
         return {PAUSE_PROPERTY: json.dumps(stored, separators=(",", ":"))}
 
 

@@ -51,6 +51,10 @@ _REBUILDS_FORGOTTEN_AFTER_MS: Final = 600_000
 DELAYS_THROUGH_PROPERTY: Final = "#postdate.delays-through"
 """The cursor's property with the last position that was in the log when delays were switched off."""
 
+TYPE_PROPERTY: Final = "#postdate.type"
+"""The cursor's property with the type of a subscription that heeds no delivery times; absent for one that does."""
+_WITHOUT_DELAYS: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+
 NewDispatcher = Callable[[SubscriptionType, ManagedLedger, Cursor], Dispatcher]
 
 
@@ -119,9 +123,9 @@ class Subscription:
         self.expiry = Expiry(RateMeter(now_ms(), 1))
         self.mark_delete_advanced_ms = 0
         self.held_by_pause = 0
-        """Delayed entries that came due since a pause began, at the last count."""
+        """The number of entries that a pause holds, at the last count."""
         self.delayed_in_log = DelayedInLog()
-        """The last count of delayed messages; without a meaning while there is a dispatcher, which knows."""
+        """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
         self.lateness: LatenessHistogram | None = None
         """The histogram of lateness; None without one that outlives a dispatcher."""
         self.cancelled_total = 0
@@ -263,8 +267,10 @@ class Subscription:
 
     @property
     def has_delays(self) -> bool:
-        """Whether delivery times are heeded: in Shared and Key_Shared, and while the type is not known yet."""
-        return self._type not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+        """Whether delivery times are heeded: in Shared and Key_Shared; without a dispatcher, the last type decides."""
+        if self._type is None:
+            return TYPE_PROPERTY not in self.cursor.properties
+        return self._type not in _WITHOUT_DELAYS
 
     async def set_pause(self, state: PauseState) -> None:
         """Pause or resume deliveries; durable on return.
@@ -479,6 +485,7 @@ class Subscription:
         if self.consumers:
             raise ConsumerBusyError("Subscription is of different type")
         await self._drop_dispatcher()
+        await self._note_type(subscription_type)
         self.dispatcher = self._new_dispatcher(subscription_type, self._ledger, self.cursor)
         self.dispatcher.on_failure = self._on_dispatcher_failure
         if self.lateness is not None:
@@ -487,6 +494,19 @@ class Subscription:
         if self.pause != NOT_PAUSED:
             self._apply_pause()
         self._type = subscription_type
+
+    async def _note_type(self, subscription_type: SubscriptionType) -> None:
+        """Note durably whether the type delays: without it a cancel of all that delay would reach others later."""
+        noted = self.cursor.properties.get(TYPE_PROPERTY)
+        wanted = subscription_type.value if subscription_type in _WITHOUT_DELAYS else None
+        if noted == wanted or not self.cursor.is_durable:
+            return
+        put = {} if wanted is None else {TYPE_PROPERTY: wanted}
+        try:
+            await self.cursor.update_properties(put=put, remove=(TYPE_PROPERTY,))
+        except LedgerError as error:
+            # Consumers are served all the same: on a full disk, what they acknowledge makes room.
+            log.warning("%s / %s: its type could not be noted: %s", self._ledger.name, self.name, error)
 
     def _on_dispatcher_failure(self) -> None:
         now_ms = self._now_ms()

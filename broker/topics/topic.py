@@ -24,7 +24,7 @@ from broker.topics.limits import LimitsConfig
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import RateMeter
 from broker.topics.snapshot_sweep import SnapshotSweep, Spawn
-from broker.topics.subscription import Subscription
+from broker.topics.subscription import TYPE_PROPERTY, Subscription
 from broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slowest
 from broker.topics.topic_name import TopicName
 from dispatcher.config import SubscriptionType
@@ -32,6 +32,7 @@ from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import ConsumerBusyError
 from dispatcher.lateness import LatenessHistogram
 from managed_ledger.cursor import Cursor
+from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of
 from managed_ledger.position import Position
@@ -238,6 +239,7 @@ class Topic:
                     raise NotAllowedError(f"Exceed the maximum number of subscriptions of the topic: {self.name}")
                 cursor = await self.ledger.open_cursor(cursor_name_of(name), initial_position=start, durable=durable)
                 subscription = self._add_subscription(name, cursor)
+                await self._join_pause(subscription)
             if self._index is not None:
                 await self._index.prepare()
         had_tracker = subscription.has_bucket_tracker
@@ -246,6 +248,21 @@ class Topic:
             # A snapshot that it was storing has no owner now.
             self._sweep.note_left()
         return subscription
+
+    async def _join_pause(self, subscription: Subscription) -> None:
+        """Let a new subscription take part in the pause of the whole topic, before its first consumer is attached.
+
+        Raises:
+            LedgerError: The pause could not be stored, and there is no subscription.
+        """
+        pauses = (one.pause for one in self.subscriptions.values())
+        pause = next((one for one in pauses if one.is_paused and one.is_of_topic), None)
+        if pause is not None:
+            try:
+                await subscription.set_pause(pause)
+            except LedgerError:
+                await self._delete(subscription)
+                raise
 
     async def unsubscribe(self, consumer: Consumer) -> None:
         """Delete the consumer's subscription; its snapshots follow in the background.
@@ -464,7 +481,9 @@ class Topic:
 
     async def _delete(self, subscription: Subscription) -> None:
         """Delete a subscription. Once its cursor is gone, its snapshots have no owner, also after a crash."""
-        has_index = subscription.index_counters_before is not None or bool(subscription.cursor.properties)
+        has_index = subscription.index_counters_before is not None or bool(
+            subscription.cursor.properties.keys() - {TYPE_PROPERTY}
+        )
         del self.subscriptions[subscription.name]
         subscription.let_go()
         self._index_counters_before = summed(self._index_counters_before, subscription.index_counters_before)
