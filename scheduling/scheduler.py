@@ -51,8 +51,8 @@ class Scheduler:
         admin_url: The service's web port, like `http://127.0.0.1:8080`.
         topic: The topic, in any form that Pulsar's clients take.
         subscription: The subscription whose messages are looked at and changed; None for all that delay.
-        token: A token, or a function that gives one, where the service authenticates callers. Changes need a role that
-            may administer; looking needs one that may produce or consume.
+        token: A token, or a function that gives one, where the service authenticates callers. Its role
+            needs the grants to produce and to consume, or only the second one to look and to cancel.
         tls_trust_certs_file: The authorities to trust for `pulsar+ssl` and `https`; None for those of the system.
 
     Raises:

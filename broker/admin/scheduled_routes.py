@@ -12,8 +12,7 @@
     GET  /operations/{operation}                                    how far one is, by its own `Operation-Id`
 
 Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in `scheduled_requests` and carried out in
-`broker.scheduled`. Reading needs the permission to produce or to consume, changing is for super users
-(`broker.admin.web_access`).
+`broker.scheduled`. Each needs its permission (`broker.admin.web_access`).
 """
 
 import json
@@ -53,13 +52,23 @@ _TOPIC: Final = PREFIX + "/topics/{tenant}/{namespace}/{topic}"
 _TOPICS: Final = PREFIX + "/topics"
 _SCHEDULED: Final = f"{_TOPIC}/scheduled"
 _HISTOGRAM: Final = f"{_SCHEDULED}/histogram"
+_CANCEL: Final = f"{_SCHEDULED}/cancel"
+_RESCHEDULE: Final = f"{_SCHEDULED}/reschedule"
+_DELIVER_NOW: Final = f"{_SCHEDULED}/deliver-now"
 _EXPLAIN: Final = f"{_TOPIC}/explain"
+_OPERATION: Final = f"{PREFIX}/operations/{{operation}}"
 _OPENAPI: Final = f"{PREFIX}/openapi.json"
 
-SCHEDULED_READ_PATHS: Final = frozenset({_TOPIC, _SCHEDULED, _HISTOGRAM, _EXPLAIN})
-"""Endpoints for callers that may produce to the topic or consume from it."""
-SCHEDULED_KNOWN_PATHS: Final = frozenset({_TOPICS, _OPENAPI})
-"""Endpoints for every authenticated caller; the list has only the topics that the caller may see."""
+SCHEDULED_READ_PATHS: Final = frozenset({_TOPIC, _HISTOGRAM})
+"""Endpoints for callers that may produce to the topic or consume from it: counts and times."""
+SCHEDULED_CONTENT_PATHS: Final = frozenset({_SCHEDULED, _EXPLAIN})
+"""Endpoints for callers that may consume from the topic: they give keys, properties and payloads."""
+SCHEDULED_CANCEL_PATHS: Final = frozenset({_CANCEL})
+"""Changes for callers that may consume from the topic: a cancelled message is an acknowledged one."""
+SCHEDULED_MOVE_PATHS: Final = frozenset({_RESCHEDULE, _DELIVER_NOW})
+"""Changes for callers that may consume from the topic and produce to it: an acknowledgement and a copy."""
+SCHEDULED_KNOWN_PATHS: Final = frozenset({_TOPICS, _OPENAPI, _OPERATION})
+"""Endpoints for every authenticated caller; the answers are about topics that the caller may see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +129,9 @@ def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
     """Return the routes, to be given to `start_web`."""
     routes = _Routes(service)
     post = {
-        f"{_SCHEDULED}/cancel": routes.cancel,
-        f"{_SCHEDULED}/reschedule": routes.reschedule,
-        f"{_SCHEDULED}/deliver-now": routes.deliver_now,
+        _CANCEL: routes.cancel,
+        _RESCHEDULE: routes.reschedule,
+        _DELIVER_NOW: routes.deliver_now,
         f"{_TOPIC}/pause": routes.pause,
         f"{_TOPIC}/resume": routes.resume,
     }
@@ -132,7 +141,7 @@ def scheduled_routes(service: ScheduleService) -> list[web.RouteDef]:
         _SCHEDULED: routes.scheduled,
         _HISTOGRAM: routes.histogram,
         _EXPLAIN: routes.explain,
-        f"{PREFIX}/operations/{{operation}}": routes.operation,
+        _OPERATION: routes.operation,
         _OPENAPI: routes.openapi,
     }
     return [
@@ -327,7 +336,8 @@ class _Routes:
         """The progress of an operation."""
         name = request.match_info["operation"]
         operation = self._operations.get(name)
-        if operation is None:
+        caller = request.get(CALLER)
+        if operation is None or (caller is not None and not caller.may_see(TopicName.parse(operation.topic))):
             advice = f"Send the header {_OPERATION_ID} with a request, and ask by it while that is answered"
             raise RequestError(404, f"There is no operation {name}", field="operation", advice=advice)
         return {
@@ -451,6 +461,12 @@ def _named(topic: Topic, name: str | None) -> list[Subscription]:
     return [topic.subscriptions[name]]
 
 
+def _is_paused(subscription: Subscription, *, is_of_topic: bool) -> bool:
+    """Whether a subscription is paused; where a pause of the whole topic is wanted, whether by such a one."""
+    pause = subscription.pause
+    return pause.is_paused and (pause.is_of_topic or not is_of_topic)
+
+
 def _pauses(topic: Topic, name: str | None) -> Json:
     return {
         "subscriptions": [
@@ -461,12 +477,6 @@ def _pauses(topic: Topic, name: str | None) -> Json:
                 "ratePerSecond": one.pause.rate_per_second,
             }
             for one in _named(topic, name)
-def _is_paused(subscription: Subscription, *, is_of_topic: bool) -> bool:
-    """Whether a subscription is paused; where a pause of the whole topic is wanted, whether by such a one."""
-    pause = subscription.pause
-    return pause.is_paused and (pause.is_of_topic or not is_of_topic)
-
-
         ]
     }
 

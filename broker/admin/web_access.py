@@ -4,7 +4,11 @@
     / and /page/..., the page's files  every caller; the files hold no data
     /metrics                           every caller; with authenticateMetricsEndpoint every authenticated caller
     endpoints of one topic             callers that may produce to it or consume from it
+    scheduled messages, explain        callers that may consume from the topic, since keys and properties are shown
+    cancel                             callers that may consume from the topic
+    reschedule, deliver-now            callers that may both consume from the topic and produce to it
     the list of topics for schedules   every authenticated caller; it has only the topics that the caller may see
+    the progress of an operation       every authenticated caller that may see its topic
     every other endpoint               super users
 
 So a new endpoint is closed until this module opens it. Where authorization is switched off, every authenticated caller
@@ -13,15 +17,25 @@ may do everything, as in Pulsar. 401 means that credentials are missing or wrong
 """
 
 from collections.abc import Awaitable, Callable
+from itertools import product
 from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from broker.admin.scheduled_routes import CALLER, SCHEDULED_KNOWN_PATHS, SCHEDULED_READ_PATHS, Caller
+from broker.admin.scheduled_routes import (
+    CALLER,
+    SCHEDULED_CANCEL_PATHS,
+    SCHEDULED_CONTENT_PATHS,
+    SCHEDULED_KNOWN_PATHS,
+    SCHEDULED_MOVE_PATHS,
+    SCHEDULED_READ_PATHS,
+    Caller,
+)
 from broker.admin.stats_routes import READ_PATHS
 from broker.authentication.authenticator import Authenticator
 from broker.authentication.provider import AuthenticationError
+from broker.authorization.grants import Action
 from broker.authorization.permissions import Authorizer
 from broker.errors import BrokerError
 from broker.page.routes import PAGE_PATHS
@@ -31,6 +45,12 @@ _OPEN: Final = frozenset({"/health"}) | PAGE_PATHS
 _METRICS: Final = frozenset({"/metrics", "/metrics/"})
 _READ_PATHS: Final = READ_PATHS | SCHEDULED_READ_PATHS
 _READING: Final = frozenset({"GET", "HEAD"})
+_ACTIONS: Final = {
+    **dict.fromkeys(product(SCHEDULED_CONTENT_PATHS, sorted(_READING)), (Action.CONSUME,)),
+    **dict.fromkeys(product(SCHEDULED_CANCEL_PATHS, ["POST"]), (Action.CONSUME,)),
+    **dict.fromkeys(product(SCHEDULED_MOVE_PATHS, ["POST"]), (Action.CONSUME, Action.PRODUCE)),
+}
+"""The actions that endpoints of one topic need, all of them, by path and method."""
 _PROXIED: Final = "X-Original-Principal"
 
 
@@ -83,6 +103,9 @@ def _authorize(request: web.Request, path: str, role: str, authorizer: Authorize
         return
     if path in _READ_PATHS and request.method in _READING:
         is_allowed = authorizer.may_look_up(role, _topic(request))
+    elif (actions := _ACTIONS.get((path, request.method))) is not None:
+        topic = _topic(request)
+        is_allowed = all(authorizer.may(role, action, topic) for action in actions)
     else:
         is_allowed = authorizer.is_super_user(role)
     if not is_allowed:

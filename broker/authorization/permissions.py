@@ -2,7 +2,9 @@
 
     super user      everything
     produce         to look up, to see the statistics, to produce
-    consume         to look up, to see the statistics, to subscribe, to acknowledge and to seek
+    consume         to look up, to see the statistics, to subscribe, to acknowledge and to seek, to list and
+                    to cancel scheduled messages
+    both            to reschedule scheduled messages, and to deliver them now
 
 Every other change is for super users.
 

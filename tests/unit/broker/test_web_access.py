@@ -12,6 +12,7 @@ import pytest
 
 from broker.admin.permission_routes import permission_routes
 from broker.admin.policy_routes import policy_routes
+from broker.admin.scheduled_routes import scheduled_routes
 from broker.admin.stats_routes import stats_routes
 from broker.admin.web import start_web
 from broker.page.routes import page_routes
@@ -48,7 +49,13 @@ def play_web(folder: Path, story: Story, **access: Any) -> None:
             metrics=_metrics,
             health=lambda: {"pid": 7},
             problems=_problems,
-            routes=[*policy_routes(service), *permission_routes(service), *stats_routes(service), *page_routes()],
+            routes=[
+                *policy_routes(service),
+                *permission_routes(service),
+                *stats_routes(service),
+                *scheduled_routes(service),
+                *page_routes(),
+            ],
             access=access_of(service),
         )
 
@@ -164,6 +171,55 @@ def test_reading_one_topic_needs_a_grant_and_everything_else_a_super_user(tmp_pa
         assert service.grants is not None
         assert service.grants.of("shop/eu").of("orders") == {"anna": granted}
         assert service.grants.of("shop/eu").roles == {}
+
+    play_web(tmp_path, story)
+
+
+SCHEDULED = {
+    ("GET", ""): {"produce", "consume"},
+    ("GET", "/scheduled/histogram"): {"produce", "consume"},
+    ("GET", "/scheduled"): {"consume"},
+    ("GET", "/scheduled?payload=true"): {"consume"},
+    ("HEAD", "/scheduled"): {"consume"},
+    ("GET", "/explain?key=k"): {"consume"},
+    ("POST", "/scheduled/cancel"): {"consume"},
+    ("POST", "/scheduled/reschedule"): set(),
+    ("POST", "/scheduled/deliver-now"): set(),
+    ("POST", "/pause"): set(),
+    ("POST", "/resume"): set(),
+}
+"""The single grants that each endpoint of scheduled messages takes."""
+WITH_BOTH = {"/scheduled/reschedule", "/scheduled/deliver-now"}
+
+
+@pytest.mark.parametrize("granted", [PRODUCE, CONSUME, PRODUCE | CONSUME, NOTHING])
+def test_contents_and_cancels_need_consume_and_moves_need_both_grants(tmp_path: Path, granted: Any) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        await produce_request(connect(service, token("root")))
+        await service.set_grant(ORDERS, "anna", granted)
+        for (method, what), single in SCHEDULED.items():
+            path = f"/postdate/v1/topics/shop/eu/orders{what}"
+            is_allowed = bool(single & granted) or (what in WITH_BOTH and granted == PRODUCE | CONSUME)
+            # An empty body says nothing, so what is allowed is refused for that.
+            status = (await ask("anna", method, path, {} if method == "POST" else None))[0]
+            assert (status == 403) is not is_allowed, (method, what, status)
+            assert (await ask("root", method, path, {} if method == "POST" else None))[0] != 403
+            assert (await ask("anna", method, path.replace("orders", "others")))[0] == 403
+        assert (await ask("anna", "GET", "/postdate/v1/operations/none"))[0] == 404
+
+    play_web(tmp_path, story)
+
+
+def test_the_progress_of_an_operation_is_for_roles_that_may_see_its_topic(tmp_path: Path) -> None:
+    async def story(service: Service, ask: Ask) -> None:
+        await produce_request(connect(service, token("root")))
+        await service.set_grant(ORDERS, "anna", CONSUME)
+        path = "/postdate/v1/topics/shop/eu/orders/scheduled/cancel"
+        assert (await ask("anna", "POST", path, {"all": True}, {"Operation-Id": "mine"}))[0] == 404
+
+        statuses = [(await ask(role, "GET", "/postdate/v1/operations/mine"))[0] for role in ("anna", "berta", "root")]
+
+        assert statuses == [200, 404, 200]
 
     play_web(tmp_path, story)
 
