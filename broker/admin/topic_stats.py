@@ -179,8 +179,8 @@ def _add_newcomers(shown: Json, newcomers: NewcomerStats, handles: list[Consumer
         if position is not None:
             consumer[name] = _text(position)
         if position is not None and is_waiting:
-            consumer = f"consumerName={handle.name}, consumerId={handle.consumer_id}, address=/{handle.link.peer}"
-            shown["consumersAfterMarkDeletePosition"][consumer] = _text(position)
+            newcomer = f"consumerName={handle.name}, consumerId={handle.consumer_id}, address=/{handle.link.peer}"
+            shown["consumersAfterMarkDeletePosition"][newcomer] = _text(position)
         if is_classic and "keyHashRangeArrays" in consumer:
             consumer["keyHashRanges"] = [str(one) for one in consumer.pop("keyHashRangeArrays")]
     if newcomers.last_sent_position is not None:
