@@ -185,7 +185,7 @@ def scheduled_schemas() -> Json:
         "shiftMs": {"type": "integer", "description": "From each one's own time"},
     }
     matched: Json = {
-        "matched": {**COUNT, "description": "What is meant and scheduled"},
+        "matched": {**COUNT, "description": "What is meant and scheduled: entries, and single messages of batches"},
         "alreadyDue": {**COUNT, "description": "Of that, what is due: cancelled all the same, but not moved"},
         "unknown": {**COUNT, "description": "Ids of nothing that is scheduled"},
     }

@@ -17,7 +17,7 @@ Errors are `{"error": ..., "field": ..., "advice": ...}`. Requests are parsed in
 
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
@@ -33,8 +33,9 @@ from broker.errors import BrokerError
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.explanation import explain_key, explain_message
 from broker.scheduled.listing import list_messages, topic_summary
+from broker.scheduled.matched import Matched
 from broker.scheduled.messages import both
-from broker.scheduled.operations import Matched, Operations, Progress, Selector, early_ms_of
+from broker.scheduled.operations import Operations, Progress, Selector, early_ms_of
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TooManyRowsError, TopicSchedule
 from broker.server.slices import in_slices
@@ -43,6 +44,7 @@ from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
 from managed_ledger.errors import AppendRefusedError, LedgerError
+from managed_ledger.position import Position
 
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -83,6 +85,7 @@ CALLER: Final = web.RequestKey("caller", Caller)
 
 _OPERATION_ID: Final = "Operation-Id"
 _OPERATIONS_MAX: Final = 100
+_BATCHES_SHOWN_MAX: Final = 10
 _MATCHES_NOTHING: Final = "GET .../scheduled lists the scheduled messages; delivered and cancelled ones are gone"
 
 
@@ -361,6 +364,7 @@ class _Routes:
                 raise RequestError(400, f"{one} is a message of a batch", field="messageIds", advice=advice)
         with self._begun(request, kind, topic, body) as operations:
             matched = await self._find(operations, selector, body)
+            _refuse_batches_in_part(operations.batches_in_part(matched), body)
             movable = await operations.movable(matched)
             if new_time is not None:
                 self._check_new_times(topic, movable, new_time)
@@ -449,6 +453,21 @@ class _Routes:
             advice = "Only Shared and Key_Shared subscriptions delay; this one gets everything at once"
             raise RequestError(409, f"Subscription {name} delays nothing", field="subscription", advice=advice)
         return TopicSchedule(topic, self._service.catalog, delaying, self._service.now_ms)
+
+
+def _refuse_batches_in_part(batches: Sequence[Position], body: Json) -> None:
+    """Refuse to move a part of a batch: a copy is whole, and would bring cancelled and acknowledged messages back."""
+    if batches:
+        given = next(name for name in requests.SELECTORS if name in body)
+        shown = ", ".join(map(str, batches[:_BATCHES_SHOWN_MAX])) + (
+            ", ..." if len(batches) > _BATCHES_SHOWN_MAX else ""
+        )
+        raise RequestError(
+            409,
+            f"A batch is moved whole, and of {shown} only some messages are meant or left",
+            field=given,
+            advice="Leave these batches out; cancel their messages one by one, and publish anew what is to come later",
+        )
 
 
 def _named(topic: Topic, name: str | None) -> list[Subscription]:

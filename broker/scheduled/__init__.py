@@ -3,6 +3,7 @@
 - `ledger_schedule`, `catalog`: the delivery times of a topic, as columns by ledger; a bounded cache over the log.
 - `selection`: the rows that a request selects, a page of them, a histogram. Pure.
 - `messages`: the messages of an entry of the log.
+- `matched`: the messages that a request means: whole entries, messages of batches, all chunks of a message.
 - `operations`: cancel, reschedule, deliver now; whole topics at a time.
 - `explanation`: the state of one message, and the reason.
 

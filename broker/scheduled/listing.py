@@ -50,10 +50,13 @@ async def list_messages(
             place = RowKey(int(headers.deliver_at_ms[row]), int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
             wanted = replace(wanted, after=place)
             bytes_read += int(headers.sizes[row])
-            if entry is None or not (selector.filter.is_trivial or selector.filter.takes(entry)):
+            chosen = entry is not None and (selector.filter.is_trivial or selector.filter.chosen(entry))
+            if entry is None or not chosen:
                 continue
             left = _parts_left(schedule, place)
             found = described(entry, row, headers, has_payload=has_payload, left=left)
+            if chosen is not True:
+                found = [one for one in found if one[0].batch_index in chosen]
             if after is not None and place == after.place and after.batch_index != WHOLE:
                 found = [one for one in found if (one[0].batch_index or 0) > after.batch_index]
             room = limit - len(messages)

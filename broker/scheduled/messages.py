@@ -58,39 +58,54 @@ class MessageFilter:
         return self.key is None and not self.properties
 
     def takes(self, entry: bytes) -> bool:
-        """Whether an entry matches; of a batch, one message must have all of the properties."""
+        """Whether an entry matches, for a batch one of its messages."""
+        return bool(self.chosen(entry))
+
+    def chosen(self, entry: bytes) -> bool | frozenset[int]:
+        """Return whether an entry matches; of a batch that matches in part, the indexes of the messages that do.
+
+        A message of a batch needs all of the properties, and its own key where it has one.
+        """
         # A search for bytes costs a tenth of parsing the metadata, and nearly always decides.
         if self.properties and not all(
             name.encode() in entry and value.encode() in entry for name, value in self.properties.items()
         ):
-            return self._is_hidden(entry)
+            return self._chosen_of_compressed(entry)
         try:
             metadata = metadata_of(entry)
             if self.key is not None and key_of(metadata) != self.key:
                 return False
-            if not self.properties:
-                return True
-            if not metadata.HasField("num_messages_in_batch"):
-                return self._has_properties({one.key: one.value for one in metadata.properties})
-            return any(self._has_properties(one.properties) for one in messages_of(entry))
+            if metadata.HasField("num_messages_in_batch"):
+                return self._chosen_of_batch(entry)
+            return self._has_properties({one.key: one.value for one in metadata.properties})
         except ProtocolError:
             return False
 
-    def _is_hidden(self, entry: bytes) -> bool:
-        """Whether an entry may match without the bytes: a compressed batch."""
+    def _chosen_of_compressed(self, entry: bytes) -> bool | frozenset[int]:
+        """Return what is chosen of an entry that can match without the bytes: a compressed batch."""
         try:
             metadata = metadata_of(entry)
             if not metadata.compression or not metadata.HasField("num_messages_in_batch"):
                 return False
             if self.key is not None and key_of(metadata) != self.key:
                 return False
-            return any(self._has_properties(one.properties) for one in messages_of(entry))
+            return self._chosen_of_batch(entry)
         except ProtocolError:
             return False
 
+    def _chosen_of_batch(self, entry: bytes) -> bool | frozenset[int]:
+        messages = messages_of(entry)
+        found = [
+            one
+            for one in messages
+            if self._has_properties(one.properties) and (self.key is None or one.key in (None, self.key))
+        ]
+        if len(found) in (0, len(messages)):
+            return bool(found)
+        return frozenset(one.batch_index or 0 for one in found)
+
     def _has_properties(self, properties: Mapping[str, str]) -> bool:
-        assert self.properties
-        return all(properties.get(name) == value for name, value in self.properties.items())
+        return all(properties.get(name) == value for name, value in (self.properties or {}).items())
 
 
 def both(name: str, at_ms: int | None) -> Json:
@@ -155,12 +170,17 @@ def _is_left(left: AckSet, index: int) -> bool:
     return word < len(left) and bool(left[word] >> bit & 1)
 
 
-async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> Mask:
-    """Return a mask of the rows that match, computed in slices.
+Chosen = dict[Position, frozenset[int]]
+"""The messages that are chosen of batches, others of which are not."""
+
+
+async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> tuple[Mask, Chosen]:
+    """Return a mask of the rows that match, and which messages of batches that match in part; computed in slices.
 
     Entries are looked at in the order of the log, where neighbours share a block.
     """
     is_meant = np.zeros(len(rows), np.bool_)
+    chosen: Chosen = {}
     is_small = len(rows) < _SORT_IN_THREAD_ROWS
     order = rows.by_position() if is_small else await asyncio.to_thread(rows.by_position)
     turns = Turns()
@@ -168,10 +188,13 @@ async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> Mask:
         portion = order[begin : begin + READ_ENTRIES]
         entries = await log.read_payloads(rows.ledger_ids[portion], rows.entry_ids[portion])
         for row, entry in zip(portion.tolist(), entries, strict=True):
-            if entry is not None and wanted.takes(entry):
+            found = entry is not None and wanted.chosen(entry)
+            if found:
                 is_meant[row] = True
+                if found is not True:
+                    chosen[Position(int(rows.ledger_ids[row]), int(rows.entry_ids[row]))] = found
             await turns.give_way()
-    return is_meant
+    return is_meant, chosen
 
 
 def fitting(headers: EntryHeaders, bytes_max: int) -> int:

@@ -12,15 +12,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from broker.protocol.entries import with_delivery_time
 from broker.scheduled.ledger_schedule import Int64s
+from broker.scheduled.matched import Matched, batches_in_part, match_ids, match_rows, portion_end
 from broker.scheduled.messages import MessageFilter, MessageId, ids_of
-from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered
+from broker.scheduled.selection import Rows, Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
@@ -74,21 +75,6 @@ Moved = dict[Position, Position]
 
 
 @dataclass(slots=True)
-class Matched:
-    """The messages that a selector has found."""
-
-    rows: Rows = NO_ROWS
-    """Whole entries."""
-    parts: list[MessageId] = field(default_factory=list)
-    """Messages of batches."""
-    unknown: int = 0
-    """Ids that belong to no scheduled message."""
-
-    def __len__(self) -> int:
-        return len(self.rows) + len(self.parts)
-
-
-@dataclass(slots=True)
 class Progress:
     """The progress of an operation."""
 
@@ -130,15 +116,22 @@ class Operations:
             LedgerError: The log cannot be read.
         """
         if selector.message_ids is not None:
-            return await self._find_ids(selector.message_ids)
-        takes = None if selector.filter.is_trivial else selector.filter
-        rows = await self._schedule.rows(selector.wanted, takes)
-        self._progress.matched = len(rows)
-        return Matched(rows)
+            matched = await match_ids(self._schedule, selector.message_ids)
+        else:
+            takes = None if selector.filter.is_trivial else selector.filter
+            matched = match_rows(self._schedule, *await self._schedule.rows(selector.wanted, takes))
+        self._progress.matched = len(matched)
+        return matched
+
+    def batches_in_part(self, matched: Matched) -> list[Position]:
+        """Return the batches that cannot be moved: they are meant or left in part alone."""
+        return batches_in_part(self._schedule, matched)
 
     def due_count(self, matched: Matched) -> int:
-        """Return how many of the entries are due already."""
-        return int(np.count_nonzero(matched.rows.deliver_at_ms <= self._now_ms()))
+        """Return how many of the messages are due already."""
+        now_ms = self._now_ms()
+        of_batches = sum(deliver_at_ms <= now_ms for deliver_at_ms in matched.parts.values())
+        return int(np.count_nonzero(matched.rows.deliver_at_ms <= now_ms)) + of_batches
 
     async def movable(self, matched: Matched) -> Matched:
         """Leave out messages that a consumer may have got: those that are due and were not held before their time."""
@@ -146,7 +139,7 @@ class Operations:
         is_movable = np.zeros(len(rows), np.bool_)
         for subscription in self._subscriptions:
             is_movable |= rows.deliver_at_ms > self._got_through_ms(subscription)
-        return Matched(await asyncio.to_thread(rows.take, is_movable), [], matched.unknown)
+        return Matched(await asyncio.to_thread(rows.take, is_movable), {}, matched.unknown)
 
     @completed
     async def cancel(self, matched: Matched) -> int:
@@ -211,9 +204,12 @@ class Operations:
             self._note(size)
 
         try:
-            for begin in range(0, len(rows), _MOVE_ENTRIES):
-                part = rows.take(slice(begin, begin + _MOVE_ENTRIES))
-                under_way.append((len(part), await self._move_portion(part, new_ms[begin : begin + _MOVE_ENTRIES])))
+            begin = 0
+            while begin < len(rows):
+                end = await portion_end(self._topic.ledger, rows, begin, _MOVE_ENTRIES)
+                part = rows.take(slice(begin, end))
+                under_way.append((len(part), await self._move_portion(part, new_ms[begin:end])))
+                begin = end
                 # Cached rows and finished portions are taken without suspending.
                 await asyncio.sleep(0)
                 # Several at a time, as the cost of a synced write does not depend on its size.
@@ -286,7 +282,7 @@ class Operations:
         for subscription in self._subscriptions:
             through_ms = self._got_through_ms(subscription)
             cursor = subscription.cursor
-            given = subscription.in_hand(copies.keys())
+            given = subscription.in_hand(copies.keys()) | subscription.batches_in_part()
             gone[cursor] = [
                 position
                 for position in copies
@@ -311,34 +307,6 @@ class Operations:
         """Return the time up to which messages may have been delivered."""
         paused_since_ms = subscription.pause.paused_since_ms
         return (self._now_ms() if paused_since_ms is None else paused_since_ms) + self._early_ms
-
-    async def _find_ids(self, ids: Sequence[MessageId]) -> Matched:
-        unique = list(dict.fromkeys(ids))
-        headers = await self._topic.ledger.read_headers_at(*ids_of(unique))
-        known = await self._schedule.known(headers)
-        places = set(zip(known.ledger_ids.tolist(), known.entry_ids.tolist(), strict=True))
-        counts = dict(
-            zip(
-                zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True),
-                headers.message_counts.tolist(),
-                strict=True,
-            )
-        )
-        whole = {one.position for one in unique if one.batch_index is None and one.position in places}
-        parts = [
-            one
-            for one in unique
-            if one.batch_index is not None
-            and one.position in places
-            and one.position not in whole
-            and one.batch_index < counts[one.position]
-            and any(subscription.has_part(one.position, one.batch_index) for subscription in self._subscriptions)
-        ]
-        matched_ids = len([one for one in unique if one.position in whole]) + len(parts)
-        is_whole = np.array([at in whole for at in zip(known.ledger_ids, known.entry_ids, strict=True)], np.bool_)
-        rows = known.take(is_whole) if len(known) else NO_ROWS
-        self._progress.matched = len(rows) + len(parts)
-        return Matched(ordered([rows]), parts, len(unique) - matched_ids)
 
     async def _message_counts(self, parts: Sequence[MessageId]) -> list[int]:
         headers = await self._topic.ledger.read_headers_at(*ids_of(parts))

@@ -14,7 +14,7 @@ from pyroaring import BitMap
 
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule
-from broker.scheduled.messages import MessageFilter, matching
+from broker.scheduled.messages import Chosen, MessageFilter, matching
 from broker.scheduled.selection import (
     PageBuilder,
     Rows,
@@ -124,8 +124,8 @@ class TopicSchedule:
             await turns.give_way()
         return page.rows()
 
-    async def rows(self, wanted: Wanted, takes: MessageFilter | None = None) -> Rows:
-        """Return all rows that match, in order of delivery.
+    async def rows(self, wanted: Wanted, takes: MessageFilter | None = None) -> tuple[Rows, Chosen]:
+        """Return all rows that match, in order of delivery, and which messages of batches that match in part.
 
         Ledgers are filtered one by one, so that only what matches is in memory.
 
@@ -138,16 +138,19 @@ class TopicSchedule:
             LedgerError: The log cannot be read.
         """
         parts: list[Rows] = []
+        chosen: Chosen = {}
         count = 0
         async for schedule in self._schedules(wanted.first_ms, wanted.until_ms):
             rows = rows_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), wanted)
             if takes is not None:
-                rows = rows.take(await matching(self.topic.ledger, rows, takes))
+                is_meant, of_batches = await matching(self.topic.ledger, rows, takes)
+                rows = rows.take(is_meant)
+                chosen |= of_batches
             count += len(rows)
             if count > ROWS_MAX:
                 raise TooManyRowsError(f"more than {ROWS_MAX} messages are meant")
             parts.append(rows)
-        return await _in_order(parts)
+        return await _in_order(parts), chosen
 
     async def histogram(self, from_ms: int | None, until_ms: int | None, buckets: int) -> Histogram:
         """Count messages in equal parts of a span of time, by default from the first to the last one.

@@ -333,6 +333,13 @@ class Subscription:
         known = None if self.dispatcher is None else self.dispatcher.core.ack_sets.get(position)
         return parts_of(self.cursor.properties).get(position) if known is None else known
 
+    def batches_in_part(self) -> set[tuple[int, int]]:
+        """Return the batches of which a message is acknowledged and another is not."""
+        known: set[tuple[int, int]] = set(parts_of(self.cursor.properties))
+        if self.dispatcher is not None:
+            known.update(self.dispatcher.core.ack_sets)
+        return {at for at in known if not self.cursor.is_acknowledged(*at)}
+
     def _restore_parts(self) -> None:
         """Tell the dispatcher the cancelled messages of batches; a new or reset dispatcher does not know them."""
         assert self.dispatcher is not None

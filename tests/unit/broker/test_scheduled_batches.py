@@ -12,8 +12,9 @@ from broker.protocol.commands import frame
 from broker.protocol.entries import messages_of
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from broker.scheduled.listing import list_messages
+from broker.scheduled.matched import Matched
 from broker.scheduled.messages import MessageId
-from broker.scheduled.operations import Matched, Operations, Progress, Selector, early_ms_of
+from broker.scheduled.operations import Operations, Progress, Selector, early_ms_of
 from broker.scheduled.page_token import PageToken
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.service import Service

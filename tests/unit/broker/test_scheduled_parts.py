@@ -1,0 +1,204 @@
+"""Changes that mean a part of a batch, a chunk, or the same message twice: what is meant changes, or nothing does."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import google_crc32c
+import pytest
+
+from broker.admin.web import WebServer
+from broker.protocol.commands import frame
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from managed_ledger.replacing import NewEntry, Replacement
+from tests.helpers.fakes.service_fakes import Peer, until
+from tests.unit.broker.test_openapi import TOPIC, play
+from tests.unit.broker.test_scheduled_batches import NOW_MS, batch_frame
+
+DUE_MS = NOW_MS + 60_000
+NEW_MS = NOW_MS + 90_000
+
+
+class ScheduledApi:
+    """The requests about the scheduled messages of one topic; the topic begins with the batch a, b."""
+
+    def __init__(self, server: WebServer, peer: Peer) -> None:
+        self._url = f"http://127.0.0.1:{server.port}/postdate/v1/topics/{TOPIC}"
+        self._peer = peer
+
+    async def listed(self, query: str = "") -> list[dict[str, Any]]:
+        async with aiohttp.request("GET", f"{self._url}/scheduled{query}") as reply:
+            assert reply.status == 200
+            return list((await reply.json())["messages"])
+
+    async def ids(self, query: str = "") -> list[str]:
+        return [one["messageId"] for one in await self.listed(query)]
+
+    async def post(self, change: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        async with aiohttp.request("POST", f"{self._url}/scheduled/{change}", json=body) as reply:
+            return reply.status, await reply.json()
+
+    async def publish(self, data: bytes, count: int) -> list[str]:
+        """Publish, and return the ids of all once the topic has so many."""
+        self._peer.send_bytes(data)
+        return list(await until(lambda: self._all_of(count)))
+
+    async def _all_of(self, count: int) -> list[str]:
+        ids = await self.ids()
+        return ids if len(ids) == count else []
+
+
+def plain_frame(payload: bytes, **values: Any) -> bytes:
+    """A SEND of producer 1: one message, with these fields of its metadata."""
+    metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, deliver_at_time=DUE_MS, **values)
+    data = metadata.SerializeToString()
+    covered = len(data).to_bytes(4, "big") + data + payload
+    entry = b"\x0e\x01" + google_crc32c.value(covered).to_bytes(4, "big") + covered
+    send = {"producer_id": 1, "sequence_id": 1, "num_messages": 1}
+    simple = frame(BaseCommand(type=BaseCommand.SEND, send=send))
+    return (int.from_bytes(simple[:4], "big") + len(entry)).to_bytes(4, "big") + simple[4:] + entry
+
+
+def chunk_frame(chunk: int, *, uuid: str = "p-1", of: int = 3) -> bytes:
+    """One chunk of a message, as clients send it: the properties, time and sequence id of the message on each."""
+    return plain_frame(b"chunk", uuid=uuid, chunk_id=chunk, num_chunks_from_msg=of, total_chunk_msg_size=15)
+
+
+def entry_of(message_id: str) -> str:
+    """The id of the entry of a message of a batch."""
+    return message_id.rpartition(":")[0]
+
+
+def test_a_property_cancels_the_messages_of_a_batch_that_have_it_and_no_other(tmp_path: Path) -> None:
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        a, b = await api.ids()
+
+        listed = await api.ids("?property=name=a")
+        dry = await api.post("cancel", property="name=a", dryRun=True)
+        done = await api.post("cancel", property="name=a")
+
+        assert listed == [a]
+        assert dry == (200, {"matched": 1, "alreadyDue": 0, "unknown": 0})
+        assert done == (200, dry[1] | {"cancelled": 1})
+        assert await api.ids() == [b]
+        assert (await api.post("cancel", property="name=a"))[0] == 404
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("change", ["reschedule", "deliver-now"])
+def test_a_part_of_a_batch_is_not_moved(tmp_path: Path, change: str) -> None:
+    more = {"deliverAtMs": NEW_MS} if change == "reschedule" else {}
+
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        before = await api.listed()
+        batch = entry_of(before[0]["messageId"])
+
+        status, answer = await api.post(change, property="name=a", **more)
+
+        assert (status, answer["field"]) == (409, "property")
+        assert batch in answer["error"]
+        assert answer["advice"]
+        assert await api.listed() == before
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("selector", ["messageIds", "key", "all", "from"])
+@pytest.mark.parametrize("change", ["reschedule", "deliver-now"])
+def test_moving_a_batch_never_brings_a_cancelled_message_back(tmp_path: Path, change: str, selector: str) -> None:
+    more = {"deliverAtMs": NEW_MS} if change == "reschedule" else {}
+
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        a, b = await api.ids()
+        await api.post("cancel", messageIds=[b])
+        body: dict[str, Any] = {"messageIds": [entry_of(a)], "key": "k", "all": True, "from": DUE_MS}
+
+        status, answer = await api.post(change, **{selector: body[selector]}, **more)
+
+        assert (status, answer["field"]) == (409, selector)
+        (left,) = await api.listed()
+        assert (left["messageId"], left["deliverAtMs"]) == (a, DUE_MS)
+
+    play(tmp_path, story)
+
+
+def test_each_message_counts_once_however_often_and_by_whatever_id_it_is_named(tmp_path: Path) -> None:
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        a, b, plain = await api.publish(plain_frame(b"plain"), 3)
+        ids = [plain, f"{plain}:0", f"{plain}:7", plain]
+        batch = entry_of(a)
+
+        of_plain = await api.post("cancel", messageIds=ids)
+        of_batch = await api.post("cancel", messageIds=[batch, a, b, f"{batch}:2"], dryRun=True)
+
+        assert of_plain == (200, {"matched": 1, "alreadyDue": 0, "unknown": 1, "cancelled": 1})
+        assert of_batch == (200, {"matched": 1, "alreadyDue": 0, "unknown": 1})
+        assert await api.ids() == [a, b]
+
+    play(tmp_path, story)
+
+
+def test_due_messages_of_a_batch_count_as_due(tmp_path: Path) -> None:
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        due = (await api.publish(batch_frame(["c", "d"], deliver_at_ms=NOW_MS - 5), 4))[0]
+
+        answer = await api.post("cancel", messageIds=[due])
+
+        assert answer == (200, {"matched": 1, "alreadyDue": 1, "unknown": 0, "cancelled": 1})
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("named", [0, 2])
+def test_an_id_of_a_chunk_means_all_chunks_of_its_message(tmp_path: Path, named: int) -> None:
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        data = b"".join(
+            (chunk_frame(0), chunk_frame(0, uuid="p-other"), chunk_frame(1), plain_frame(b"x"), chunk_frame(2))
+        )
+        a, b, *rest = await api.publish(data, 7)
+        chunks, others = [rest[0], rest[2], rest[4]], [rest[1], rest[3]]
+
+        moved = await api.post("reschedule", messageIds=[chunks[named]], deliverAtMs=NEW_MS)
+        new = [one["messageId"] for one in await api.listed() if one["deliverAtMs"] == NEW_MS]
+        cancelled = await api.post("cancel", messageIds=[new[named]])
+
+        ids = dict(zip(chunks, new, strict=True))
+        assert moved == (200, {"matched": 3, "alreadyDue": 0, "unknown": 0, "rescheduled": 3, "ids": ids})
+        assert cancelled == (200, {"matched": 3, "alreadyDue": 0, "unknown": 0, "cancelled": 3})
+        assert await api.ids() == [a, b, *others]
+
+    play(tmp_path, story)
+
+
+def test_the_chunks_of_a_message_are_moved_in_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between two writes would leave chunks of two times, and the message would reach nobody."""
+    monkeypatch.setattr("broker.scheduled.operations._MOVE_ENTRIES", 2)
+    sizes: list[int] = []
+    replace = ManagedLedger.replace
+
+    def replace_and_note(log: ManagedLedger, entries: Sequence[NewEntry], **values: Any) -> Replacement:
+        sizes.append(len(entries))
+        return replace(log, entries, **values)
+
+    monkeypatch.setattr(ManagedLedger, "replace", replace_and_note)
+
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        await api.publish(b"".join([*map(chunk_frame, range(3)), plain_frame(b"x")]), 6)
+
+        status, answer = await api.post("reschedule", all=True, deliverAtMs=NEW_MS)
+
+        assert (status, answer["rescheduled"]) == (200, 5)
+        assert sizes == [4, 1]
+
+    play(tmp_path, story)
