@@ -131,8 +131,6 @@ async def _with_other_chunks(schedule: TopicSchedule, rows: Rows) -> Rows:
     ):
         if metadata is not None and metadata.num_chunks_from_msg > 1:
             wanted.setdefault((at_ms, hashes[at]), set()).add((metadata.producer_name, metadata.uuid))
-    if not wanted:
-        return rows
     there = set(_positions(rows))
     found = [rows]
     for (at_ms, sticky_hash), messages in wanted.items():

@@ -35,4 +35,8 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(5006, "4,781 due rows of sealed buckets stayed in memory, of 30 that may be loaded"),
     FailedSeed(41, "the simulation itself did not know a copy for a subscription that was gone"),
     FailedSeed(2137877790, "the simulation itself counted a cancellation that a closed subscription had refused"),
+    FailedSeed(
+        440856744,
+        "messages of several ledgers that were moved by their ids were copied ledger by ledger, not in order of time",
+    ),
 ]

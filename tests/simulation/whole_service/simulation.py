@@ -374,9 +374,13 @@ class Simulation:
                 for cursor, of_cursor in acknowledged.items()
                 if cursor in names
             }
-            # After a seek there can be several copies of one message.
+            # After a seek there can be several copies of one message: they are replaced in the order of time.
             olds: dict[int, list[Key]] = {}
-            for key in sorted({key for keys in gone.values() for key in keys}, reverse=True):
+            for key in sorted(
+                {key for keys in gone.values() for key in keys},
+                key=lambda one: (self.oracle.entries[one].deliver_at_ms, one),
+                reverse=True,
+            ):
                 olds.setdefault(number_of(self.oracle.entries[key].payload), []).append(key)
             now_ms, now_s = self.clock.now_ms(), self.clock.now_s()
             copies = []

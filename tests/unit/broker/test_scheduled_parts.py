@@ -202,3 +202,20 @@ def test_the_chunks_of_a_message_are_moved_in_one_write(tmp_path: Path, monkeypa
         assert sizes == [4, 1]
 
     play(tmp_path, story)
+
+
+def test_messages_that_move_to_one_time_by_their_ids_keep_the_order_of_their_times(tmp_path: Path) -> None:
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        await api.post("cancel", all=True)
+        (late,) = await api.publish(plain_frame(b"late", partition_key=b"k"), 1)
+        assert (await api.post("reschedule", messageIds=[late], shiftMs=5_000))[0] == 200
+        early_id, late_id = await api.publish(plain_frame(b"early", partition_key=b"k"), 2)
+        # The log has them the other way round.
+        assert int(late_id.partition(":")[2]) < int(early_id.partition(":")[2])
+
+        _, answer = await api.post("reschedule", messageIds=[late_id, early_id], deliverAtMs=NEW_MS)
+
+        assert await api.ids() == [answer["ids"][early_id], answer["ids"][late_id]]
+
+    play(tmp_path, story)
