@@ -133,7 +133,7 @@ def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
 def named_snapshots(service: PostdateProcess) -> int:
     stats = service.read_json("/admin/v2/persistent/public/default/orders/stats")
     (subscription,) = stats["subscriptions"].values()
-    return len(subscription["subscriptionProperties"])
+    return sum(name.startswith("#pulsar.internal.delayed.bucket_") for name in subscription["subscriptionProperties"])
 
 
 def counted(service: PostdateProcess, name: str) -> float:

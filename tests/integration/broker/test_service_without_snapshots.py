@@ -254,10 +254,9 @@ def test_a_process_for_snapshots_that_cannot_start_is_an_outage(tmp_path: Path) 
 
 
 def test_a_snapshots_folder_that_cannot_be_made_is_an_outage(tmp_path: Path) -> None:
-    """A file is in its place until somebody looks into it."""
-    (tmp_path / "data").mkdir()
+    """A file is in the place of the data folder until an operator looks into it."""
     folder = tmp_path / "data" / "snapshots"
-    folder.write_text("in the way")
+    folder.parent.write_text("in the way")
 
     async def main() -> None:
         storage = SnapshotProcess(partial(RocksDBBucketSnapshotStorage, folder))
