@@ -21,7 +21,6 @@ from tests.helpers.fakes.service_fakes import Peer, until
 from tracker.config import BUCKET_FACTORY, TrackerConfig
 
 _NOW_MS = 1_800_000_000_000
-_STARTED_NS = time.monotonic_ns()
 _TOPIC = TopicName.parse("t")
 
 
@@ -33,9 +32,13 @@ class _FullDisk(LedgerStore):
         return "There is no room for the log: no space left"
 
 
-def now_ms() -> int:
-    """A clock that goes on, since an outage ends with a retry."""
-    return _NOW_MS + (time.monotonic_ns() - _STARTED_NS) // 1_000_000
+def running_clock() -> Callable[[], int]:
+    """A clock that goes on from `_NOW_MS`, since an outage ends with a retry.
+
+    It begins with the story: a worker may have imported this module a long run of other tests ago.
+    """
+    started_ns = time.monotonic_ns()
+    return lambda: _NOW_MS + (time.monotonic_ns() - started_ns) // 1_000_000
 
 
 def play(
@@ -55,6 +58,7 @@ def play(
             retry_backoff_ms_max=2,
         )
         config = BrokerConfig(data_directory=folder, tracker=tracker)
+        now_ms = running_clock()
         store = await store_class.open(
             folder / "ledgers", config.managed_ledger, now_ms=now_ms, open_database=open_database
         )
