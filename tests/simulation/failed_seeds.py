@@ -39,4 +39,5 @@ FAILED_SEEDS: list[FailedSeed] = [
         440856744,
         "messages of several ledgers that were moved by their ids were copied ledger by ledger, not in order of time",
     ),
+    FailedSeed(3780758999, "the simulation itself judged by a new rate what was sent before the rate was in force"),
 ]

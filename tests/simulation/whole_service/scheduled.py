@@ -70,11 +70,13 @@ async def let_go(sim: "Simulation", sub: SubscriptionModel, rate_per_second: flo
         return
     sim.did("resume" if rate_per_second is None else "resume at a rate")
     sim.note(f"{sub.name} goes on with {rate_per_second} messages a second")
-    sim.oracle.resumed(sub, rate_per_second, sim.unsent(sub))
-    await _set_pause(sim, sub, found, PauseState(rate_per_second=rate_per_second))
+    # Until it is noted durably, the state before is in force: a rate is promised from then on.
+    sim.oracle.resumed(sub, None, sim.unsent(sub))
+    if await _set_pause(sim, sub, found, PauseState(rate_per_second=rate_per_second)):
+        sim.oracle.resumed(sub, rate_per_second, sim.unsent(sub))
 
 
-async def _set_pause(sim: "Simulation", sub: SubscriptionModel, found: Subscription, state: PauseState) -> None:
+async def _set_pause(sim: "Simulation", sub: SubscriptionModel, found: Subscription, state: PauseState) -> bool:
     # A kill meanwhile leaves the one or the other.
     sub.is_pausing = True
     sub.pauses_possible = {found.pause, state}
@@ -82,6 +84,7 @@ async def _set_pause(sim: "Simulation", sub: SubscriptionModel, found: Subscript
         await sim.in_time(f"{sub.name}: the pause or its end", found.set_pause(state), ADMINISTRATION_S)
         sub.pauses_possible = {state}
     sub.is_pausing = False
+    return sub.pauses_possible == {state}
 
 
 def adopt_pause(sim: "Simulation", sub: SubscriptionModel) -> None:
