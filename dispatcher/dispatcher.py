@@ -24,6 +24,7 @@ from dispatcher.consumer import ConsumerHandle
 from dispatcher.core.ack_sets import AckSet
 from dispatcher.core.actions import Action, Deliver, DropUnsent, ForgetDelayed, NotifyActive, TrackDelayed
 from dispatcher.core.consumers import ConsumerState
+from dispatcher.core.gate import DeliveryGate
 from dispatcher.core.items import Item, Key, key_of
 from dispatcher.core.key_shared import KeySharedCore
 from dispatcher.core.single_active import SingleActiveCore
@@ -271,6 +272,10 @@ class Dispatcher:
         self._decide(redeliver)
 
     # Pause and resume.
+
+    def use_gate(self, gate: DeliveryGate) -> None:
+        """Use the gate of the dispatcher before this one, so that a rate counts what that one has sent."""
+        self.core.gate = gate
 
     def pause_deliveries(self) -> None:
         """Give consumers nothing more until `resume_deliveries`; due messages wait, in order."""

@@ -23,12 +23,13 @@ from broker.clients.consumer import Consumer
 from broker.clients.link import ClientLink
 from broker.errors import MetadataError
 from broker.topics.cancelled_parts import PARTS_PROPERTY, parts_of, to_property, without
-from broker.topics.pause import NOT_PAUSED, PAUSE_PROPERTY, PauseState
+from broker.topics.pause import PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import ConsumerCounters, RateMeter
 from broker.topics.snapshot_sweep import Spawn
 from dispatcher.config import SubscriptionType
 from dispatcher.core.ack_sets import AckSet
+from dispatcher.core.gate import DeliveryGate
 from dispatcher.dispatcher import Dispatcher
 from dispatcher.errors import ConsumerBusyError, DispatcherClosedError, RangeConflictError
 from dispatcher.lateness import LatenessHistogram
@@ -126,6 +127,8 @@ class Subscription:
         """The number of entries that a pause holds, at the last count."""
         self.delayed_in_log = DelayedInLog()
         """The last count of delayed messages; without a meaning while an unpaused dispatcher knows."""
+        self._gate = DeliveryGate()
+        """Of all its dispatchers, one after the other."""
         self.lateness: LatenessHistogram | None = None
         """The histogram of lateness; None without one that outlives a dispatcher."""
         self.cancelled_total = 0
@@ -498,8 +501,8 @@ class Subscription:
         if self.lateness is not None:
             self.dispatcher.lateness = self.lateness
         self._restore_parts()
-        if self.pause != NOT_PAUSED:
-            self._apply_pause()
+        self.dispatcher.use_gate(self._gate)
+        self._apply_pause()
         self._type = subscription_type
 
     async def _note_type(self, subscription_type: SubscriptionType) -> None:

@@ -14,7 +14,9 @@ _GRANTS_PER_SECOND: Final = 50
 
 
 class DeliveryGate:
-    """Open at first."""
+    """Open at first; it outlives the dispatchers that use it, and what a batch took beyond its grant with it."""
+
+    __slots__ = ("_granted", "_granted_ms", "is_closed", "rate_per_second")
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -34,8 +36,10 @@ class DeliveryGate:
         self.rate_per_second = None
 
     def open(self, now_ms: int, rate_per_second: float | None = None) -> None:
-        """Let everything pass, or so many messages a second."""
+        """Let everything pass, or so many messages a second; a rate that is in force goes on as it is."""
         assert rate_per_second is None or rate_per_second > 0
+        if rate_per_second is not None and rate_per_second == self.rate_per_second:
+            return
         self.is_closed = False
         self.rate_per_second = rate_per_second
         self._granted, self._granted_ms = 0.0, now_ms

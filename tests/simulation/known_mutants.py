@@ -255,8 +255,8 @@ DISPATCHER: Final = [
     Mutant(
         "rate-not-restored",
         "broker/topics/subscription.py",
-        "        if self.pause != NOT_PAUSED:\n            self._apply_pause()\n",
-        "        if self.pause.is_paused:\n            self._apply_pause()\n",
+        "        self.dispatcher.use_gate(self._gate)\n        self._apply_pause()\n",
+        "        self.dispatcher.use_gate(self._gate)\n        if self.pause.is_paused:\n            self._apply_pause()\n",
         "a resume at a rate ends with a restart",
     ),
 ]
