@@ -40,4 +40,6 @@ FAILED_SEEDS: list[FailedSeed] = [
         "messages of several ledgers that were moved by their ids were copied ledger by ledger, not in order of time",
     ),
     FailedSeed(3780758999, "the simulation itself judged by a new rate what was sent before the rate was in force"),
+    FailedSeed(2808193559, "a small poll merged 16,384 due rows, whatever might be loaded"),
+    FailedSeed(2808194023, "the simulation itself wanted the positions of more copies than an answer has"),
 ]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tracker.columns.row_order import NEVER, Columns, RowKey
-from tracker.columns.row_queue import RowQueue, pop_sorted
+from tracker.columns.row_queue import POP_ROWS_MIN, QueueSizes, RowQueue, pop_sorted
 
 MUTABLE: Final = -1
 """Stands for the mutable bucket where others are named by their serial."""
@@ -34,11 +34,16 @@ class Popped(NamedTuple):
 
 
 class DueRows:
-    """All queues of one tracker."""
+    """All queues of one tracker.
 
-    def __init__(self) -> None:
-        self.loaded = RowQueue()
-        self.mutable = RowQueue()
+    Args:
+        loaded_row_count_max: As in the configuration: small polls merge this many rows at a time, if not fewer.
+    """
+
+    def __init__(self, loaded_row_count_max: int) -> None:
+        self._sizes = QueueSizes(pop_rows_min=min(POP_ROWS_MIN, loaded_row_count_max))
+        self.loaded = RowQueue(self._sizes)
+        self.mutable = RowQueue(self._sizes)
         self._unsealed: dict[int, RowQueue] = {}
         """By the bucket's serial, in the order in which they came."""
         self._unsealed_times: list[tuple[int, int]] = []
@@ -107,7 +112,7 @@ class DueRows:
 
     def seal_mutable(self, serial: int) -> RowQueue:
         """Let the mutable bucket's rows be those of an unsealed one, and begin a new queue."""
-        queue, self.mutable = self.mutable, RowQueue()
+        queue, self.mutable = self.mutable, RowQueue(self._sizes)
         assert len(queue)
         self._unsealed[serial] = queue
         self._unsealed_row_count += len(queue)
@@ -116,7 +121,7 @@ class DueRows:
 
     def drop_mutable(self) -> None:
         """Forget the mutable bucket's rows."""
-        self.mutable = RowQueue()
+        self.mutable = RowQueue(self._sizes)
 
     def take_unsealed(self, serial: int) -> RowQueue:
         """Let go of an unsealed bucket's rows, and return them."""
@@ -164,7 +169,7 @@ class DueRows:
 
     def clear(self) -> None:
         """Forget every row."""
-        self.loaded, self.mutable = RowQueue(), RowQueue()
+        self.loaded, self.mutable = RowQueue(self._sizes), RowQueue(self._sizes)
         self._unsealed, self._unsealed_times, self._empty, self.popped = {}, [], {}, {}
         self._unsealed_row_count = 0
 

@@ -137,7 +137,7 @@ class TrackerState:
         """The property keys that no new bucket may have."""
         self.ranges = LedgerRanges()
         """The ranges of the buckets that are served, by serial."""
-        self.rows = DueRows()
+        self.rows = DueRows(config.loaded_row_count_max)
         self.positions = TrackedPositions(acknowledged_in)
         self.cache = PositionCache(self.timers, keeps_all=keeps_positions, bytes_max=cached_bytes_max)
         self.calls = Calls(config, rng, self.timers)
