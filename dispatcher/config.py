@@ -106,6 +106,13 @@ class DispatcherConfig:
     unacked_per_subscription_max: int = field(default=200_000, metadata={"key": "maxUnackedMessagesPerSubscription"})
     """Messages a subscription may hold unacknowledged; served again at half. 0 is no limit. Default 200,000."""
 
+    order_wait_ms_max: int = 5_000
+    """How long due entries wait for the log to be read that may hold earlier ones; -1 is for ever.
+
+    5,000 is enough for some millions of headers; behind more, being on time comes first. No key of its own: the service
+    gives the tracker's bound (`delayedDeliveryMaxOrderWaitMillis`), so that one key bounds both waits. Default 5,000.
+    """
+
     # How much is done in one turn of the loop. Not keys of `broker.conf`: the simulation makes them small, so that work
     # in portions is met in every run.
 
@@ -157,6 +164,7 @@ class DispatcherConfig:
             "unacked_per_subscription_max",
         ):
             _require_at_least(0, name, getattr(self, name))
+        _require_at_least(-1, "order_wait_ms_max", self.order_wait_ms_max)
         _require_at_least(1, "round_robin_batch_entries_max", self.round_robin_batch_entries_max)
         _require_at_least(self.retry_backoff_initial_ms, "retry_backoff_max_ms", self.retry_backoff_max_ms)
         _require_at_least(

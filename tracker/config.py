@@ -125,7 +125,8 @@ class TrackerConfig:
     """How long due messages wait for an earlier part of the index that cannot be read yet (ours).
 
     Within it, messages come out in order even when snapshots are slow to read or are read again after a failure;
-    beyond it, being on time comes first. -1 waits for ever. Default 5,000.
+    beyond it, being on time comes first. -1 waits for ever. A dispatcher waits as long for the log to be read, after a
+    start and where a damaged snapshot was lost (`DispatcherConfig.order_wait_ms_max`). Default 5,000.
     """
 
     retry_backoff_ms_min: int = field(default=100, metadata={"key": "delayedDeliveryRetryBackoffMinMillis"})

@@ -127,6 +127,7 @@ class Service:
         """How long a stop waits at most for the snapshot storage, and for all that it does in the background."""
         sealing_ms = round(SEALING_SHARE * config.tracker.close_timeout_ms)
         of_trackers = replace(config.tracker, close_timeout_ms=sealing_ms)
+        self._of_dispatchers = replace(config.dispatcher, order_wait_ms_max=config.tracker.order_wait_ms_max)
         self._tracker_factory = tracker_factory(of_trackers, self._storage, now_ms=now_ms, rng=rng)
         self._residual = ResidualSnapshots(self._storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
@@ -472,7 +473,7 @@ class Service:
             ledger,
             cursor,
             trackers,
-            self.config.dispatcher,
+            self._of_dispatchers,
             self.now_ms,
             topic_name=ledger.name,
             tick_time_ms=policies.tick_time_ms,

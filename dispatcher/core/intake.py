@@ -4,8 +4,8 @@ Delayed entries of the future go to the tracker. Those that were due when they w
 admitted in order of time together with what the tracker has available. Nothing that is due is admitted while a part of
 the log is unread that may hold earlier entries (`_is_holding_due`): what the scan after a start has not come by, and
 what the tracker has lost with a snapshot. So what fell due during an outage comes out in order of time. That wait is
-bounded: by `_UNREAD_PATIENCE_MS`, for a range still in recovery by `_RECOVERY_PATIENCE_MS`, and for held rows by their
-number.
+bounded: by `DispatcherConfig.order_wait_ms_max`, for a range still in recovery by `_RECOVERY_WAIT_MS_MAX` too, and for
+held rows by their number.
 
 Whether an entry is acknowledged is asked in one place, `_not_acknowledged`: when an entry is taken in, and when a held
 one is admitted. From then on an acknowledgement finds the entry where it waits (`waiting.py`) or at its consumer.
@@ -33,11 +33,7 @@ from managed_ledger.headers import NOT_DELAYED, EntryHeaders, Int64s
 from managed_ledger.position import AFTER_EVERYTHING, Position
 from tracker.columns.row_order import NEVER, first_key_at, key_of
 
-_UNREAD_PATIENCE_MS: Final = 5_000
-"""How long due entries wait for the log to be read that may hold earlier ones: enough for some millions of headers.
-Behind a longer backlog being on time comes first."""
-
-_RECOVERY_PATIENCE_MS: Final = 1_000
+_RECOVERY_WAIT_MS_MAX: Final = 1_000
 """How long due entries wait for the index of other ledgers after a start. Recovery takes tens of milliseconds; being on
 time comes before order across a ledger that takes longer."""
 
@@ -299,10 +295,11 @@ class Intake(SubscriptionCore):
         """Return when due entries wait no longer for the order of time, or None when it is known already."""
         assert self.plan is not None
 
+        wait_ms_max = self.config.order_wait_ms_max if self.config.order_wait_ms_max >= 0 else UNLIMITED
         if self._unread_since_ms is not None:
-            return self._unread_since_ms + _UNREAD_PATIENCE_MS
+            return self._unread_since_ms + wait_ms_max
         if self.plan.has_recovering:
-            return self._started_ms + _RECOVERY_PATIENCE_MS
+            return self._started_ms + min(_RECOVERY_WAIT_MS_MAX, wait_ms_max)
         return None
 
     def next_wakeup_ms(self) -> int | None:
@@ -310,7 +307,7 @@ class Intake(SubscriptionCore):
             return None
         self._note_unread()
         hold_until_ms = self._hold_until_ms()
-        return hold_until_ms if hold_until_ms is not None and self.now_ms < hold_until_ms else None
+        return hold_until_ms if hold_until_ms is not None and self.now_ms < hold_until_ms < UNLIMITED else None
 
     # Room.
 

@@ -1,5 +1,6 @@
 """The configuration: where values come from, what is refused, and how that is said."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,9 @@ import pytest
 from broker.configuration.config import BrokerConfig, ConfigError, load_config, settings
 from broker.configuration.table import config_lines
 from broker.configuration.text import check_unknown_key, parse_config_text
+from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
+from dispatcher.core.intake import Intake
+from tests.helpers.fakes.service_fakes import Peer, open_service
 
 REPOSITORY = Path(__file__).parents[3]
 PULSAR_FILE = REPOSITORY / "tests/golden/pulsar_config/broker-4.2.4.conf"
@@ -499,3 +503,29 @@ def test_the_text_is_read_as_java_reads_properties() -> None:
         "e": ("", 9),
         "f": ("end", 10),
     }
+
+
+@pytest.mark.parametrize("text", ["0", "1234", "-1"])
+def test_the_bound_of_the_wait_for_order_is_that_of_the_dispatchers_too(tmp_path: Path, text: str) -> None:
+    async def scenario() -> None:
+        config = load_config(None, environment={}, overrides=[f"delayedDeliveryMaxOrderWaitMillis={text}"])
+        service = await open_service(tmp_path, tracker=config.tracker)
+        try:
+            await Peer(service).request(
+                BaseCommand.SUBSCRIBE,
+                "subscribe",
+                topic="t",
+                subscription="s",
+                subType=CommandSubscribe.Key_Shared,
+                consumer_id=1,
+            )
+            (topic,) = service.topics.values()
+            dispatcher = topic.subscriptions["s"].dispatcher
+
+            assert dispatcher is not None
+            assert isinstance(dispatcher.core, Intake)
+            assert dispatcher.core.config.order_wait_ms_max == int(text)
+        finally:
+            await service.close()
+
+    asyncio.run(scenario())
