@@ -16,6 +16,7 @@ import click
 
 from broker.cli.common import auth_params_option
 from command_line.endings import EXIT_CODE_WRONG, help_end, refusing_of
+from command_line.options import dry_run_option, yes_option
 from command_line.output import counted, json_option, print_json
 from command_line.progress import Steps
 from command_line.times import SIGNED_SPAN, SPAN, TIME
@@ -70,15 +71,22 @@ def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _subscription = click.option("--subscription", help="Only for this subscription. Default: all that delay.")
+_confirmation = _options(
+    dry_run_option("print the number of messages"),
+    yes_option("Do not ask before more than one message is changed."),
+)
+_times = _options(
+    click.option(
+        "--from", "from_ms", type=TIME, help="Only messages due at this time or later: ISO 8601 or milliseconds."
+    ),
+    click.option("--until", "until_ms", type=TIME, help="Only messages due before this time."),
+)
 _filters = _options(
     click.option("--key", help="Only messages of this key."),
     click.option(
         "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only messages with it; repeatable."
     ),
-    click.option(
-        "--from", "from_ms", type=TIME, help="Only messages due at this time or later: ISO 8601 or milliseconds."
-    ),
-    click.option("--until", "until_ms", type=TIME, help="Only messages due before this time."),
+    _times,
 )
 
 
@@ -167,8 +175,7 @@ def list_scheduled(
     ),
 )
 @click.argument("topic")
-@click.option("--from", "from_ms", type=TIME, help="Only messages due at this time or later: ISO 8601 or milliseconds.")
-@click.option("--until", "until_ms", type=TIME, help="Only messages due before this time.")
+@_times
 @_subscription
 @click.option("--buckets", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Bars of a histogram.")
 @json_option("the answer of GET .../scheduled/histogram")
@@ -197,8 +204,7 @@ _changing = _options(
     _filters,
     click.option("--all", "is_all", is_flag=True, help="Every scheduled message of the topic."),
     _subscription,
-    click.option("--dry-run", "is_dry_run", is_flag=True, help="Only print the number of messages."),
-    click.option("--yes", "is_sure", is_flag=True, help="Do not ask before more than one message is changed."),
+    _confirmation,
     json_option("the answer of the service"),
 )
 
@@ -338,8 +344,7 @@ def _progress(api: ScheduleApi, verb: str, matched: int) -> Iterator[str | None]
 _holding = _options(
     click.argument("topic"),
     _subscription,
-    click.option("--dry-run", "is_dry_run", is_flag=True, help="Only print the number of messages."),
-    click.option("--yes", "is_sure", is_flag=True, help="Do not ask before more than one message is changed."),
+    _confirmation,
     json_option("the subscriptions and whether they are paused"),
 )
 

@@ -18,6 +18,7 @@ from rich.markup import escape
 from broker.configuration.config import BrokerConfig
 from broker.server.snapshot_storages import snapshots_folder
 from command_line.endings import EXIT_CODE_WRONG, help_end, say
+from command_line.options import dry_run_option, move_options, yes_option
 from command_line.output import counted, json_option, print_json, size
 from command_line.progress import Steps, bytes_bar
 from managed_ledger.cursor_properties import CursorName
@@ -240,21 +241,21 @@ def verify_(config: BrokerConfig, *, which: Filter, second_look_after_s: float, 
 )
 @on_config
 @filters
-@click.option("--dry-run", is_flag=True, help="Only name the snapshots to delete; works beside a running service.")
+@dry_run_option("name the snapshots to delete, also beside a running service")
 @json_option()
-def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> None:
+def gc(config: BrokerConfig, *, which: Filter, is_dry_run: bool, is_json: bool) -> None:
     """Delete the snapshots that no cursor names. Refuses beside a running service, which cleans up by itself.
 
     Beside a running service, --dry-run may name a snapshot that is just being made.
     """
     with Steps().shown() as steps:
         garbage = asyncio.run(
-            collect_garbage(config, which, is_dry_run=dry_run, on_begin=steps.begin, on_step=steps.advance)
+            collect_garbage(config, which, is_dry_run=is_dry_run, on_begin=steps.begin, on_step=steps.advance)
         )
     if is_json:
-        print_json(garbage_json(garbage, is_dry_run=dry_run))
+        print_json(garbage_json(garbage, is_dry_run=is_dry_run))
     else:
-        print_garbage(make_console(), garbage, is_dry_run=dry_run)
+        print_garbage(make_console(), garbage, is_dry_run=is_dry_run)
     _tell_damage(garbage.damaged)
 
 
@@ -270,19 +271,16 @@ def gc(config: BrokerConfig, *, which: Filter, dry_run: bool, is_json: bool) -> 
 )
 @on_config
 @filters
-@click.option(
-    "--to",
-    "target",
-    required=True,
+@move_options(
+    target="s3://BUCKET/PREFIX (access as in the configuration), or a data folder, whose `snapshots` they go to.",
     metavar="TARGET",
-    help="s3://BUCKET/PREFIX (access as in the configuration), or a data folder, whose `snapshots` they go to.",
+    delete_source="After --update-cursors: delete what was copied here.",
 )
 @click.option(
     "--update-cursors",
     is_flag=True,
     help="Let the cursors name the copies, once all are there: one durable write, on a stopped service.",
 )
-@click.option("--delete-source", is_flag=True, help="After --update-cursors: delete what was copied here.")
 @click.option(
     "--workers",
     type=click.Choice(["local", "spark"]),
@@ -375,7 +373,7 @@ def checkpoint(config: BrokerConfig, *, path: Path, is_json: bool) -> None:
 )
 @click.argument("bucket_id", type=int)
 @on_config
-@click.option("--yes", "is_sure", is_flag=True, help="Do not ask before a snapshot that can be read is given up.")
+@yes_option("Do not ask before a snapshot that can be read is given up.")
 @json_option("one object")
 def drop(config: BrokerConfig, *, bucket_id: int, is_sure: bool, is_json: bool) -> None:
     """Give up a snapshot that cannot be read: its messages are read from the log again.

@@ -7,6 +7,7 @@ from rich.table import Table
 from broker.configuration.config import BrokerConfig
 from broker.server.snapshot_storages import snapshots_folder
 from command_line.endings import help_end
+from command_line.options import yes_option
 from command_line.output import counted, json_option, print_json, size
 from snapshot_storage.rocksdb.put_aside import PutAside, put_aside_folders, remove_put_aside
 from snapshot_tools.options import make_console, on_config
@@ -23,7 +24,7 @@ from snapshot_tools.options import make_console, on_config
 )
 @on_config
 @click.option("--remove", "is_removing", is_flag=True, help="Delete them, after asking; also beside a running service.")
-@click.option("--yes", "is_sure", is_flag=True, help="With --remove: do not ask.")
+@yes_option("With --remove: do not ask.")
 @json_option("a list of objects, sizes in bytes")
 def put_aside(config: BrokerConfig, *, is_removing: bool, is_sure: bool, is_json: bool) -> None:
     """Show the folders of snapshots in RocksDB that were put aside because they are damaged, with their sizes.

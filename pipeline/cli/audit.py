@@ -9,12 +9,8 @@ import click
 from command_line.endings import EXIT_CODE_WRONG, help_end
 from command_line.output import iso, print_json
 from command_line.progress import Steps
-from command_line.times import TIME
 from managed_ledger.cursor_properties import CursorName
-from pipeline.cli.common import (
-    job_options,
-    new_session,
-)
+from pipeline.cli.common import job_options, new_session
 
 if TYPE_CHECKING:
     from pipeline.jobs.audit import AuditReport
@@ -28,10 +24,9 @@ if TYPE_CHECKING:
         wrong="a fault was found; with --repair, a fault is left",
     )
 )
-@click.option("--now", "--now-ms", "now_ms", type=TIME, help="Messages due at this time need no index. Default: now.")
 @click.option("--positions", metavar="FILE", help="Write the faults of positions to this Parquet file.")
 @click.option("--repair", "is_repairing", is_flag=True, help="Rebuild faulty indexes; the service must be stopped.")
-@job_options()
+@job_options(now="Messages due at this time need no index.")
 def audit(
     data: str,
     index: str | None,

@@ -56,7 +56,7 @@ def cancel(
     deliver_before_ms: int | None,
     publish_from_ms: int | None,
     publish_before_ms: int | None,
-    dry_run: bool,
+    is_dry_run: bool,
     acknowledge_only: bool,
     master: str,
     is_json: bool,
@@ -98,7 +98,7 @@ def cancel(
             index or data,
             cursors=cursors,
             cursor_log=data,
-            is_dry_run=dry_run,
+            is_dry_run=is_dry_run,
             has_index=not acknowledge_only,
             on_stage=steps.begin,
             on_step=steps.advance,
@@ -106,9 +106,9 @@ def cancel(
     # Positions that a search finds in topics without such a subscription were not asked for.
     left_out = report.unsubscribed if positions is not None else 0
     if is_json:
-        print_json(cancel_json(report, is_dry_run=dry_run))
+        print_json(cancel_json(report, is_dry_run=is_dry_run))
     else:
-        _tell_cancelled(report, left_out, is_dry_run=dry_run)
+        _tell_cancelled(report, left_out, is_dry_run=is_dry_run)
     if left_out or report.unknown or report.bad_rows or report.buckets_unreadable:
         sys.exit(EXIT_CODE_WRONG)
 

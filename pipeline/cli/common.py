@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from command_line.endings import explain_os_error, refusing_of
+from command_line.options import dry_run_option
 from command_line.output import json_option
+from command_line.times import TIME
 from managed_ledger.errors import LedgerError
 from snapshot_storage.errors import SnapshotStorageError
 
@@ -76,6 +78,7 @@ def job_options(
     has_cursors: bool = True,
     needs_cursors: bool = False,
     has_dry_run: bool = False,
+    now: str | None = None,
     json: str = "one object",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add what the jobs on a service's data have in common: DATA, `--master`, `--json` and refusals in one line.
@@ -86,6 +89,7 @@ def job_options(
         has_cursors: Whether there is `--cursor`, repeatable.
         needs_cursors: Whether at least one must be named.
         has_dry_run: Whether there is `--dry-run`.
+        now: The meaning of the time that `--now` gives, for the help text; None where there is no such option.
         json: The content of the JSON, for the help text.
     """
     index = "Snapshots are here: a folder, s3://BUCKET/PREFIX or file:///FOLDER. Default: in DATA."
@@ -94,7 +98,9 @@ def job_options(
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         command = master_option(json_option(json)(refusing(command)))
         if has_dry_run:
-            command = click.option("--dry-run", is_flag=True, help="Only count; change nothing.")(command)
+            command = dry_run_option("count")(command)
+        if now is not None:
+            command = click.option("--now", "--now-ms", "now_ms", type=TIME, help=f"{now} Default: now.")(command)
         if has_cursors:
             command = click.option(
                 "--cursor", "cursors", multiple=True, required=needs_cursors, metavar="NAME", help=cursors

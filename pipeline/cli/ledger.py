@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from command_line.endings import EXIT_CODE_DONE, EXIT_CODE_WRONG, help_end
+from command_line.options import yes_option
 from command_line.output import json_option, print_json
 from command_line.progress import Steps
 from managed_ledger.errors import StoreUnavailableError
@@ -52,10 +53,10 @@ def verify(data: str, is_json: bool) -> None:
 
 @click.command(epilog=help_end("postdate ledger repair data --yes", "postdate ledger repair --json data --yes"))
 @click.argument("data")
-@click.option("--yes", "is_confirmed", is_flag=True, help="Repair the log; without this option nothing is changed.")
+@yes_option("Repair the log; without this option nothing is changed.")
 @json_option()
 @refusing
-def repair(data: str, is_confirmed: bool, is_json: bool) -> None:
+def repair(data: str, is_sure: bool, is_json: bool) -> None:
     """Keep the whole entries of a damaged log, so that the service starts.
 
     DATA is a service's data directory; the service must be stopped. Whole entries go to a new folder, which takes the
@@ -67,7 +68,7 @@ def repair(data: str, is_confirmed: bool, is_json: bool) -> None:
     from pipeline.logs.entry_format import PulsarEntries
 
     folder = log_in(data)
-    if not is_confirmed:
+    if not is_sure:
         raise click.UsageError(f"This puts another log in the place of {folder}: say --yes. Try `ledger verify` first")
     with Steps().shown() as steps:
         outcome = repair_log(

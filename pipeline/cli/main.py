@@ -18,7 +18,7 @@ from command_line.endings import EXIT_CODE_WRONG, help_end, say
 from command_line.extras import install_advice
 from command_line.output import counted, iso, iso_or_none, json_option, print_json
 from command_line.progress import Steps
-from command_line.times import TIME, TIME_MS_MAX
+from command_line.times import TIME_MS_MAX
 from pipeline.cli.audit import audit
 from pipeline.cli.cancel import cancel
 from pipeline.cli.common import (
@@ -102,7 +102,6 @@ def pipeline() -> None:
     )
 )
 @click.option("--log", metavar="LOG", help="Read headers from here: a log's folder or an export. Default: DATA.")
-@click.option("--now", "--now-ms", "now_ms", type=TIME, help="Messages due at this time are left out. Default: now.")
 @segment_options
 @click.option(
     "--bucket-indexes",
@@ -112,7 +111,7 @@ def pipeline() -> None:
     help="Fewest indexes of a bucket.",
 )
 @click.option("--rejects", metavar="FILE", help="Write rows that no index can hold to this Parquet file.")
-@job_options()
+@job_options(now="Messages due at this time are left out.")
 def rebuild(
     data: str,
     log: str | None,
@@ -183,8 +182,12 @@ def rebuild(
     help="Count each message of the log once, or each index of every subscription.",
 )
 @click.option("--out", metavar="FOLDER", default="forecast", show_default=True, help="Where the files go.")
-@click.option("--now", "--now-ms", "now_ms", type=TIME, help="Messages due at this time are left out. Default: now.")
-@job_options(has_index=False, has_cursors=False, json="the figures of every topic")
+@job_options(
+    has_index=False,
+    has_cursors=False,
+    now="Messages due at this time are left out.",
+    json="the figures of every topic",
+)
 def forecast(
     data: str, source: str, out: str, topics: tuple[str, ...], now_ms: int | None, master: str, is_json: bool
 ) -> None:

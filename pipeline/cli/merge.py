@@ -48,7 +48,7 @@ def merge(
     cursors: tuple[str, ...],
     segment_seconds: int,
     segment_indexes: int,
-    dry_run: bool,
+    is_dry_run: bool,
     master: str,
     is_json: bool,
 ) -> None:
@@ -74,14 +74,14 @@ def merge(
             rules=rules,
             topics=topics or None,
             cursors=cursors or None,
-            is_dry_run=dry_run,
+            is_dry_run=is_dry_run,
             on_stage=steps.begin,
             on_step=steps.advance,
         )
     if is_json:
-        print_json(merge_json(report, is_dry_run=dry_run))
+        print_json(merge_json(report, is_dry_run=is_dry_run))
     else:
-        _tell_merged(report, bucket_count_max, is_dry_run=dry_run)
+        _tell_merged(report, bucket_count_max, is_dry_run=is_dry_run)
     if report.unreadable:
         sys.exit(EXIT_CODE_WRONG)
 

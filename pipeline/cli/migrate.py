@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from command_line.endings import EXIT_CODE_WRONG, help_end
+from command_line.options import move_options
 from command_line.output import print_json
 from command_line.progress import bytes_bar
 from pipeline.cli.common import job_options, new_session
@@ -26,10 +27,11 @@ FAILED_SHOWN = 10
     )
 )
 @click.option("--from", "source", metavar="INDEX", help="Snapshots are here. Default: in DATA.")
-@click.option(
-    "--to", "target", metavar="INDEX", required=True, help="Where to: s3://BUCKET/PREFIX, file:///FOLDER or a folder."
+@move_options(
+    target="Where to: s3://BUCKET/PREFIX, file:///FOLDER or a folder.",
+    metavar="INDEX",
+    delete_source="Delete the old snapshots in the end.",
 )
-@click.option("--delete-source", is_flag=True, help="Delete the old snapshots in the end.")
 @job_options(has_index=False, has_topics=False, has_cursors=False)
 def migrate(
     data: str,

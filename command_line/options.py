@@ -1,0 +1,39 @@
+"""Options of several commands, each defined once; `json_option` is beside what prints JSON (`output.py`)."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def dry_run_option(what: str) -> Callable[[Command], Command]:
+    """Add `--dry-run`, which a command gets as `is_dry_run`.
+
+    Args:
+        what: The part of the work that is done all the same, for the help text.
+    """
+    return click.option("--dry-run", "is_dry_run", is_flag=True, help=f"Only {what}; change nothing.")
+
+
+def yes_option(what: str = "Do not ask.") -> Callable[[Command], Command]:
+    """Add `--yes`, which a command gets as `is_sure`.
+
+    Args:
+        what: The help text.
+    """
+    return click.option("--yes", "is_sure", is_flag=True, help=what)
+
+
+def move_options(*, target: str, metavar: str, delete_source: str) -> Callable[[Command], Command]:
+    """Add what the commands that copy an index elsewhere have in common: `--to` as `target`, and `--delete-source`.
+
+    Args:
+        target: The places that `--to` can name, for the help text.
+        metavar: The name of such a place there.
+        delete_source: The help text of `--delete-source`.
+    """
+    to = click.option("--to", "target", metavar=metavar, required=True, help=target)
+    deletion = click.option("--delete-source", is_flag=True, help=delete_source)
+    return lambda command: to(deletion(command))
