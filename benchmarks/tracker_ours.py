@@ -31,11 +31,19 @@ from benchmarks.tracker_workload import (
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.config import TrackerConfig
-from tracker.core.actions import DeleteSnapshot, Event, LoadSegments, MetadataRead, ReadMetadata, ReadPositions
+from tracker.core.actions import (
+    DeleteSnapshot,
+    Event,
+    LoadSegments,
+    MetadataRead,
+    ReadMetadata,
+    ReadPositions,
+    StorageAction,
+)
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.process import SnapshotProcess
 from tracker.process.tuning import tune_process
-from tracker.shell.storage_worker import SmallAction, SnapshotOwner, StorageAction
+from tracker.shell.storage_worker import SnapshotOwner
 from tracker.testing import FakeClock, FakeCursor
 
 BATCH_ROWS = 1_000
@@ -52,20 +60,13 @@ class CountingProcess(SnapshotProcess):
         self._counts_rows = counts_rows
         self._rows_deleted = 0
 
-    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
-        if isinstance(action, ReadPositions) or (isinstance(action, LoadSegments) and not action.data):
-            self.read_count += 1
-        if isinstance(action, DeleteSnapshot) and self._counts_rows:
-            self._rows_deleted += await self._row_count(action.bucket_id)
-        return await super().run_action(owner, action)
-
-    async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
-        self.read_count += sum(not isinstance(action, LoadSegments) or not action.data for action in actions)
-        if self._counts_rows:
-            for action in actions:
-                if isinstance(action, DeleteSnapshot):
-                    self._rows_deleted += await self._row_count(action.bucket_id)
-        return await super().run_together(owner, actions)
+    async def run_actions(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
+        for action in actions:
+            is_load = isinstance(action, LoadSegments) and not action.data
+            self.read_count += is_load or isinstance(action, ReadMetadata | ReadPositions)
+            if isinstance(action, DeleteSnapshot) and self._counts_rows:
+                self._rows_deleted += await self._row_count(action.bucket_id)
+        return await super().run_actions(owner, actions)
 
     async def rows_stored(self) -> int:
         """Return how many rows the snapshots have."""
@@ -77,7 +78,7 @@ class CountingProcess(SnapshotProcess):
 
     async def _row_count(self, bucket_id: int) -> int:
         owner = SnapshotOwner("bench", "sub", TrackerConfig())
-        event = await super().run_action(owner, ReadMetadata(-1, bucket_id, through_ms=0, row_count_max=0))
+        (event,) = await super().run_actions(owner, [ReadMetadata(-1, bucket_id, through_ms=0, row_count_max=0)])
         assert isinstance(event, MetadataRead)
         return event.table.row_count
 

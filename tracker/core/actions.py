@@ -122,17 +122,15 @@ class ListSnapshots:
     serial: int
 
 
-Action = (
-    PersistBucket
-    | MergeBuckets
-    | PutProperty
-    | ReadMetadata
-    | ReadPositions
-    | LoadSegments
-    | DeleteSnapshot
-    | RemoveProperty
-    | ListSnapshots
+StorageAction = (
+    PersistBucket | MergeBuckets | ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot | ListSnapshots
 )
+"""The actions that need the storage and not the cursor."""
+
+PropertyAction = PutProperty | RemoveProperty
+"""The actions that write to the cursor."""
+
+Action = StorageAction | PropertyAction
 
 
 @dataclass(frozen=True, slots=True, eq=False)

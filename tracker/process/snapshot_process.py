@@ -2,7 +2,7 @@
 
 Threads of one interpreter take turns: while one encodes a bucket or waits inside RocksDB, an add waits for it on any
 number of cores. So a program can give its trackers a `SnapshotProcess` as their storage: the storage is made and opened
-in another process, trackers send it their actions whole (`run_action`), and only the part of the answer that they need
+in another process, trackers send it their actions whole (`run_actions`), and only the part of the answer that they need
 comes back. An error there is the same error here as of a storage in this process. If the process itself ends, calls
 fail as in an outage, and the next one starts it again.
 
@@ -23,17 +23,10 @@ from typing import Any, Final
 from snapshot_storage.backoff import Backoff
 from snapshot_storage.errors import SnapshotStorageError, StorageClosedError, StorageUnavailableError
 from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
-from tracker.core.actions import Event, MergeBuckets, PersistBucket, SnapshotCreated
+from tracker.core.actions import Event, MergeBuckets, PersistBucket, SnapshotCreated, StorageAction
 from tracker.process.child import START_WAIT_S, Child, Recipe, in_words, started
 from tracker.shell.heap import Heap, trim_of_c_library
-from tracker.shell.storage_worker import (
-    SmallAction,
-    SnapshotOwner,
-    StorageAction,
-    StorageWorker,
-    in_thread,
-    rows_handled,
-)
+from tracker.shell.storage_worker import SnapshotOwner, StorageWorker, in_thread, rows_handled
 
 log = logging.getLogger(__name__)
 
@@ -164,24 +157,18 @@ class SnapshotProcess(StorageWorker):
 
     # The work of trackers.
 
-    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
-        # Each call of a merge has its own time, there.
-        own_time_s = None if isinstance(action, MergeBuckets) else owner.config.operation_timeout_ms / 1_000
-        time_s = None if own_time_s is None else own_time_s + ANSWER_WAIT_S
-        turn = self._persisting if isinstance(action, PersistBucket) else nullcontext()
-        async with turn, asyncio.timeout(time_s):
-            event: Event = await self._call("run_action", owner, action)
-        # Memory of data that came over the connection is free here, too, once the data is handed out.
-        self._heap.note_freed(rows_handled(event))
-        return event
-
     @property
     def actions_at_once_max(self) -> int:
         return self._actions_at_once_max
 
-    async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
-        async with asyncio.timeout(owner.config.operation_timeout_ms / 1_000 + ANSWER_WAIT_S):
-            answers: Sequence[Event | Exception] = await self._call("run_together", owner, actions)
+    async def run_actions(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
+        # Each call of a merge has its own time, there.
+        is_merge = isinstance(actions[0], MergeBuckets)
+        time_s = None if is_merge else owner.config.operation_timeout_ms / 1_000 + ANSWER_WAIT_S
+        turn = self._persisting if isinstance(actions[0], PersistBucket) else nullcontext()
+        async with turn, asyncio.timeout(time_s):
+            answers: Sequence[Event | Exception] = await self._call("run_actions", owner, actions)
+        # Memory of data that came over the connection is free here, too, once the data is handed out.
         self._heap.note_freed(sum(map(rows_handled, answers)))
         return answers
 

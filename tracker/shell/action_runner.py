@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final
 
 from tracker.core.actions import (
@@ -30,7 +31,7 @@ class ActionRunner:
     """The actions in flight.
 
     Args:
-        work: Runs one action, or several of a kind.
+        work: Runs actions of a kind.
         outages: Is told what works and what fails.
         stats: Count the actions.
         calls_in_flight_max: How many calls of a kind at once.
@@ -74,13 +75,13 @@ class ActionRunner:
             if type(action) in _CALLED_TOGETHER:
                 together.setdefault(type(action), []).append(action)
             else:
-                self._start(self._run(action))
+                self._start(self._run([action], nullcontext()))
         for kind, group in together.items():
             is_of_log = kind in (PutProperty, RemoveProperty)
             calls = self._calls.setdefault(kind, asyncio.Semaphore(self._calls_max))
             at_once_max = PROPERTIES_AT_ONCE_MAX if is_of_log else self._work.actions_at_once_max
             for part in _parts(group, at_once_max):
-                task = self._start(self._run_together(part, calls))
+                task = self._start(self._run(part, calls))
                 if is_of_log:
                     self._log_tasks[task] = None
                     task.add_done_callback(self._log_tasks.pop)
@@ -102,38 +103,19 @@ class ActionRunner:
         task.add_done_callback(self._tasks.pop)
         return task
 
-    async def _run(self, action: Action) -> None:
-        self._count([action])
-        started_at_ms = self._now_ms()
-        answer: Event | Exception
-        try:
-            answer = await self._work.run(action)
-        except Exception as error:  # A supervisor: any error in an action is an answer to the core.
-            answer = error
-        self._give_back(action, answer, started_at_ms)
-
-    async def _run_together(self, actions: Sequence[Action], calls: asyncio.Semaphore) -> None:
-        """Run several actions of one kind in one call."""
+    async def _run(self, actions: Sequence[Action], calls: AbstractAsyncContextManager[None]) -> None:
+        """Run actions of one kind in one call, and give back the answer to each."""
         self._count(actions)
         answers: Sequence[Event | Exception]
+        started_at_ms = self._now_ms()
         try:
             async with calls:
                 started_at_ms = self._now_ms()
-                answers = await self._answers(actions)
-        except Exception as error:  # A supervisor, as in `_run`.
-            started_at_ms = self._now_ms()
+                answers = await self._work.run(actions)
+        except Exception as error:  # A supervisor: any error in an action is an answer to the core.
             answers = [error] * len(actions)
         for action, answer in zip(actions, answers, strict=True):
             self._give_back(action, answer, started_at_ms)
-
-    async def _answers(self, actions: Sequence[Action]) -> Sequence[Event | Exception]:
-        writes = [action for action in actions if isinstance(action, PutProperty | RemoveProperty)]
-        if writes:
-            return await self._work.write_properties(writes)
-        small = [action for action in actions if isinstance(action, ReadMetadata | LoadSegments | DeleteSnapshot)]
-        if len(small) == 1:
-            return [await self._work.run(small[0])]
-        return await self._work.run_together(small)
 
     def _count(self, actions: Sequence[Action]) -> None:
         operation = operation_of(actions[0])

@@ -7,10 +7,10 @@ Decoding and encoding are in `snapshot_answers`.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, ParamSpec, TypeVar, assert_never
+from typing import Final, ParamSpec, TypeVar
 
 from snapshot_storage.encoding.columns import DelayedIndexes
-from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError, SnapshotStorageError
+from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import (
     BucketSnapshotHead,
     BucketSnapshotInfo,
@@ -27,6 +27,7 @@ from tracker.core.actions import (
     MergeBuckets,
     PersistBucket,
     PositionsRead,
+    PropertyAction,
     PropertyPut,
     PropertyRemoved,
     PutProperty,
@@ -36,21 +37,14 @@ from tracker.core.actions import (
     SnapshotCreated,
     SnapshotDeleted,
     SnapshotsListed,
+    StorageAction,
 )
 from tracker.delayed_delivery_tracker import TrackerContext
 from tracker.shell.heap import Heap, trim_of_c_library
 from tracker.shell.snapshot_answers import built, loaded, metadata_answers, positions_read, rows_of, span_rows
 from tracker.shell.snapshot_creates import SnapshotCreates
 from tracker.shell.snapshot_merge import RunBlocking, SegmentCutter, merged_segments, source_readers
-from tracker.shell.storage_worker import (
-    SingleCall,
-    SmallAction,
-    SnapshotOwner,
-    StorageAction,
-    StorageWorker,
-    in_thread,
-    rows_handled,
-)
+from tracker.shell.storage_worker import SnapshotOwner, StorageWorker, in_thread, is_lost, rows_handled
 
 BITMAPS_AT_ONCE_MAX: Final = 64
 """Recovery decodes the bitmaps of a snapshot at once up to this number: about 0.1 ms."""
@@ -63,31 +57,27 @@ T = TypeVar("T")
 
 
 class SnapshotWork:
-    """Runs one action of one tracker and gives its answer; raises what the storage and the cursor raise."""
+    """Runs actions of one tracker and gives their answers; raises what the storage and the cursor raise of all."""
 
     def __init__(self, config: TrackerConfig, context: TrackerContext, worker: StorageWorker) -> None:
         self._owner = SnapshotOwner(context.topic_name, context.cursor_name, config)
         self._cursor = context.cursor
         self._worker = worker
 
-    async def run(self, action: Action) -> Event:
-        """Run an action to its end, within the configured time."""
-        if isinstance(action, PutProperty | RemoveProperty):
-            (event,) = await self.write_properties([action])
-            return event
-        return await self._worker.run_action(self._owner, action)
-
     @property
     def actions_at_once_max(self) -> int:
-        """How many actions `run_together` should be given."""
+        """How many actions `run` should be given."""
         return self._worker.actions_at_once_max
 
-    async def run_together(self, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
-        """Run several of one kind at once: a way to the storage and back takes longer than what is done there."""
-        return await self._worker.run_together(self._owner, actions)
+    async def run(self, actions: Sequence[Action]) -> Sequence[Event | Exception]:
+        """Run actions of one kind, properties in one write, others as `StorageWorker.run_actions`."""
+        writes = [action for action in actions if isinstance(action, PutProperty | RemoveProperty)]
+        if writes:
+            return await self._write_properties(writes)
+        on_storage = [action for action in actions if not isinstance(action, PutProperty | RemoveProperty)]
+        return await self._worker.run_actions(self._owner, on_storage)
 
-    async def write_properties(self, actions: Sequence[PutProperty | RemoveProperty]) -> Sequence[Event]:
-        """Put or remove several properties in one write."""
+    async def _write_properties(self, actions: Sequence[PropertyAction]) -> Sequence[Event]:
         put = {action.bucket_key: str(action.bucket_id) for action in actions if isinstance(action, PutProperty)}
         remove = [action.bucket_key for action in actions if isinstance(action, RemoveProperty)]
         async with asyncio.timeout(self._owner.config.operation_timeout_ms / 1_000):
@@ -130,33 +120,32 @@ class StorageWork(StorageWorker):
         self._decoded_at_once_bytes_max = decoded_at_once_bytes_max
         self._bitmaps_at_once_max = bitmaps_at_once_max
 
-    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
-        if isinstance(action, MergeBuckets):
-            event = await self._merge(owner, action)
-        else:
-            async with _in_time(owner):
-                event = await self._run(owner, action)
-        self._heap.note_freed(rows_handled(event))
-        return event
-
     @property
     def actions_at_once_max(self) -> int:
         return self._storage.snapshots_at_once_max
 
-    async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
-        async with _in_time(owner):
-            answers = await self._run_together(owner, actions)
+    async def run_actions(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
+        merges = [action for action in actions if isinstance(action, MergeBuckets)]
+        answers: Sequence[Event | Exception]
+        if merges:
+            answers = [await self._merge(owner, action) for action in merges]
+        else:
+            async with _in_time(owner):
+                answers = await self._answers(owner, actions)
         self._heap.note_freed(sum(map(rows_handled, answers)))
         return answers
 
-    async def _run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
+    async def _answers(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
         reads = [action for action in actions if isinstance(action, ReadMetadata)]
         if reads:
             return await self._read_metadata(owner, reads)
         loads = [action for action in actions if isinstance(action, LoadSegments)]
         if loads:
-            return await self._load_together(loads)
-        return await self._delete(owner, [action for action in actions if isinstance(action, DeleteSnapshot)])
+            return await self._load(loads)
+        deletions = [action for action in actions if isinstance(action, DeleteSnapshot)]
+        if deletions:
+            return await self._delete(owner, deletions)
+        return [await self._run_alone(owner, action) for action in actions]
 
     async def _read_metadata(
         self, owner: SnapshotOwner, actions: Sequence[ReadMetadata]
@@ -167,7 +156,7 @@ class StorageWork(StorageWorker):
             lambda: metadata_answers(owner, actions, heads, self._bitmaps_at_once_max),
         )
 
-    async def _load_together(self, actions: Sequence[LoadSegments]) -> Sequence[Event | Exception]:
+    async def _load(self, actions: Sequence[LoadSegments]) -> Sequence[Event | Exception]:
         unread = [action for action in actions if not action.data]
         ranges = [SegmentRange(action.bucket_id, action.first_segment, action.last_segment) for action in unread]
         read = await self._storage.read_bucket_snapshot_segments(ranges) if ranges else ()
@@ -177,13 +166,15 @@ class StorageWork(StorageWorker):
         return await self._decode(size_bytes, lambda: loaded(actions, data))
 
     async def _delete(self, owner: SnapshotOwner, actions: Sequence[DeleteSnapshot]) -> Sequence[Event | Exception]:
-        errors: dict[int, SnapshotStorageError | None] = {}
-        for action in actions:
-            try:
-                if not (action.is_own or await self._is_deletable(owner, action.bucket_id)):
-                    errors[action.serial] = None
-            except SnapshotStorageError as error:
-                errors[action.serial] = error
+        unsure = [action for action in actions if not action.is_own]
+        unsure_ids = [action.bucket_id for action in unsure]
+        heads = await self._storage.read_bucket_snapshot_heads(unsure_ids) if unsure else ()
+        # The errors of those that are not to be deleted, None of those that are another cursor's.
+        errors = {
+            action.serial: head if isinstance(head, SnapshotStorageError) else None
+            for action, head in zip(unsure, heads, strict=True)
+            if not _is_deletable(owner, head)
+        }
         deletable = [action for action in actions if action.serial not in errors]
         answers = await self._storage.delete_bucket_snapshots([action.bucket_id for action in deletable])
         errors |= {action.serial: answer for action, answer in zip(deletable, answers, strict=True)}
@@ -203,32 +194,17 @@ class StorageWork(StorageWorker):
     async def delete_snapshot(self, bucket_id: int) -> None:
         await self._storage.delete_bucket_snapshot(bucket_id)
 
-    async def _run(self, owner: SnapshotOwner, action: SingleCall) -> Event:
+    async def _run_alone(self, owner: SnapshotOwner, action: StorageAction) -> Event:
         match action:
             case PersistBucket():
                 return await self._persist(owner, action)
-            case ReadMetadata():
-                head = await self._storage.read_bucket_snapshot_head(action.bucket_id)
-                (answer,) = await self._decode(
-                    len(head.metadata),
-                    lambda: metadata_answers(owner, [action], [head], self._bitmaps_at_once_max),
-                )
-                if isinstance(answer, Exception):
-                    raise answer
-                return answer
             case ReadPositions():
                 return await self._read_positions(action)
-            case LoadSegments():
-                return await self._load(action)
-            case DeleteSnapshot():
-                if action.is_own or await self._is_deletable(owner, action.bucket_id):
-                    await self._storage.delete_bucket_snapshot(action.bucket_id)
-                return SnapshotDeleted(action.serial)
             case ListSnapshots():
                 infos = await self._storage.list_bucket_snapshots(owner.topic_name, owner.cursor_name)
                 return SnapshotsListed(action.serial, [info.bucket_id for info in infos])
             case _:
-                assert_never(action)
+                raise AssertionError(f"the actions are of several kinds, of which one is a {type(action).__name__}")
 
     async def _persist(self, owner: SnapshotOwner, action: PersistBucket) -> Event:
         async with self._building:
@@ -242,23 +218,9 @@ class StorageWork(StorageWorker):
         )
         return SnapshotCreated(action.serial, bucket_id, snapshot.length_bytes, table)
 
-    async def _is_deletable(self, owner: SnapshotOwner, bucket_id: int) -> bool:
-        """Whether no other cursor can miss this snapshot: it is this cursor's, or it cannot be read."""
-        try:
-            head = await self._storage.read_bucket_snapshot_head(bucket_id)
-        except (BucketNotFoundError, SnapshotCorruptedError):
-            return True
-        return head.info.belongs_to(owner.topic_name, owner.cursor_name)
-
     async def _read_positions(self, action: ReadPositions) -> PositionsRead:
         data = await self._storage.get_bucket_snapshot_metadata(action.bucket_id)
         return await self._decode(len(data), lambda: positions_read(action, data))
-
-    async def _load(self, action: LoadSegments) -> Event:
-        (answer,) = await self._load_together([action])
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     async def _segments(self, bucket_id: int, first_segment: int, last_segment: int) -> DelayedIndexes:
         data = await self._storage.get_bucket_snapshot_segment(bucket_id, first_segment, last_segment)
@@ -298,6 +260,13 @@ class StorageWork(StorageWorker):
 def worker_on(storage: BucketSnapshotStorage | StorageWorker, run_blocking: RunBlocking = in_thread) -> StorageWorker:
     """Return the worker of a storage: itself if it is one, else threads of this process."""
     return storage if isinstance(storage, StorageWorker) else StorageWork(storage, run_blocking)
+
+
+def _is_deletable(owner: SnapshotOwner, head: BucketSnapshotHead | SnapshotStorageError) -> bool:
+    """Whether no other cursor can miss this snapshot: it is this cursor's, or it cannot be read."""
+    if isinstance(head, SnapshotStorageError):
+        return is_lost(head)
+    return head.info.belongs_to(owner.topic_name, owner.cursor_name)
 
 
 def _in_time(owner: SnapshotOwner) -> asyncio.Timeout:

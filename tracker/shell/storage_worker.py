@@ -16,28 +16,9 @@ from snapshot_storage.storage import (
     BucketSnapshotInfo,
 )
 from tracker.config import TrackerConfig
-from tracker.core.actions import (
-    DeleteSnapshot,
-    Event,
-    ListSnapshots,
-    LoadSegments,
-    MergeBuckets,
-    MetadataRead,
-    PersistBucket,
-    ReadMetadata,
-    ReadPositions,
-    SegmentsLoaded,
-    SnapshotCreated,
-)
+from tracker.core.actions import Event, MetadataRead, SegmentsLoaded, SnapshotCreated, StorageAction
 
 T = TypeVar("T")
-
-SingleCall = PersistBucket | ReadMetadata | ReadPositions | LoadSegments | DeleteSnapshot | ListSnapshots
-SmallAction = ReadMetadata | LoadSegments | DeleteSnapshot
-"""The actions that run for many buckets in one round."""
-
-StorageAction = SingleCall | MergeBuckets
-"""The actions that need the storage and not the cursor."""
 
 
 def in_thread(function: Callable[[], T], /) -> Awaitable[T]:
@@ -60,7 +41,7 @@ class StorageWorker(ABC):
     @property
     @abstractmethod
     def actions_at_once_max(self) -> int:
-        """How many actions `run_together` should be given."""
+        """How many actions `run_actions` should be given."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -71,22 +52,24 @@ class StorageWorker(ABC):
         """Close the storage, and let go of what is still done in the background. Idempotent; never raises."""
 
     @abstractmethod
-    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
-        """Run an action to its end, within the configured time; of a merge, which is many calls, each of them.
+    async def run_actions(self, owner: SnapshotOwner, actions: Sequence[StorageAction]) -> Sequence[Event | Exception]:
+        """Run actions of one kind to their end; return the answer to each or what it raised, in this order.
+
+        All are given the configured time together; of a merge, which is many calls, each of them. Reads of metadata,
+        loads and deletions are one round, as a way to the storage and back takes longer than what is done there; the
+        others are run one after the other.
 
         Raises:
-            SnapshotStorageError: As the storage's calls do.
+            SnapshotStorageError: All of them failed, as the storage's calls do.
             TimeoutError: It took too long; it may still take effect.
         """
 
-    @abstractmethod
-    async def run_together(self, owner: SnapshotOwner, actions: Sequence[SmallAction]) -> Sequence[Event | Exception]:
-        """Run several actions of one kind in one round; return the answer to each or what it raised, in this order.
-
-        Raises:
-            SnapshotStorageError: None of them was run.
-            TimeoutError: It took too long.
-        """
+    async def run_action(self, owner: SnapshotOwner, action: StorageAction) -> Event:
+        """Run one action; raise what it raised."""
+        (answer,) = await self.run_actions(owner, [action])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     @abstractmethod
     async def list_snapshots(self, topic_name: str | None = None) -> Sequence[BucketSnapshotInfo]:

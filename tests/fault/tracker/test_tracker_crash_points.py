@@ -19,6 +19,7 @@ from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed, Event
 from tracker.core.tracker_core import TrackerCore
@@ -132,7 +133,7 @@ class CoreLife:
         event: Event
         with self.crash_point(type(action).__name__):
             try:
-                event = self.runner.run(self.work.run(action))
+                event = self.runner.run(answer_to(self.work, action))
             except SnapshotStorageError as error:
                 event = ActionFailed(action, is_lost(error), str(error), lost_bucket_id(error))
         self.core.handle(event, now_ms=self.now_ms)

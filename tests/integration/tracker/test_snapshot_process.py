@@ -121,7 +121,7 @@ def test_errors_arrive_as_they_were_raised() -> None:
             with pytest.raises(BucketNotFoundError) as not_found:
                 await storage.run_action(OWNER, read)
             assert not_found.value.bucket_id == 7
-            (answer,) = await storage.run_together(OWNER, [read])
+            (answer,) = await storage.run_actions(OWNER, [read])
             assert isinstance(answer, BucketNotFoundError)
 
     asyncio.run(scenario())

@@ -16,6 +16,7 @@ import pytest
 from snapshot_storage.encoding.codec import decode_metadata, decode_segments
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -159,7 +160,7 @@ class Run:
 
     async def event_of(self, action: Action) -> Event:
         try:
-            event = await self.work.run(action)
+            event = await answer_to(self.work, action)
             if isinstance(action, MergeBuckets) and isinstance(event, SnapshotCreated):
                 await self.check_merge(action, event)
             return event

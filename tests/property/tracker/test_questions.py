@@ -10,6 +10,7 @@ from pyroaring import BitMap
 
 from managed_ledger.position import Position
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed
 from tracker.core.tracker_core import TrackerCore
@@ -123,7 +124,7 @@ class AskedCore:
     def _answer(self, action: Action) -> None:
         self.pending.remove(action)
         try:
-            event = self.runner.run(self.work.run(action))
+            event = self.runner.run(answer_to(self.work, action))
         except LookupError as error:
             event = ActionFailed(action, is_lost(error), str(error))
         self.core.handle(event, now_ms=self.now_ms)

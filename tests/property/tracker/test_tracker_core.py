@@ -20,6 +20,7 @@ from snapshot_storage.errors import BucketNotFoundError, SnapshotStorageError
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import Action, ActionFailed, Event, MetadataRead
 from tracker.core.tracker_core import TrackerCore
@@ -314,7 +315,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def event_of(self, action: Action) -> Event:
         try:
-            event = self.loop.run_until_complete(self.work.run(action))
+            event = self.loop.run_until_complete(answer_to(self.work, action))
             # Where a snapshot has many bitmaps, recovery does not decode them.
             is_cold = isinstance(event, MetadataRead) and not self.is_warm_at_once
             return replace(event, positions=None) if is_cold else event

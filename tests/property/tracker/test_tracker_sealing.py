@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
+from tests.helpers.snapshot_work import answer_to
 from tracker.columns.positions import LEDGER_ID_MAX
 from tracker.config import TrackerConfig
 from tracker.core.tracker_core import TrackerCore
@@ -40,7 +41,7 @@ class SealingWorld:
     def settle(self, core: TrackerCore) -> None:
         while actions := core.plan(now_ms=0):
             for action in actions:
-                core.handle(self.loop.run(self.work.run(action)), now_ms=0)
+                core.handle(self.loop.run(answer_to(self.work, action)), now_ms=0)
 
 
 # The range from the first ledger to the last one has one name, which two buckets would need.

@@ -15,6 +15,7 @@ from snapshot_storage.encoding.codec import encode_metadata, encode_segment, seg
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.lines import lines_run
+from tests.helpers.snapshot_work import answer_to
 from tracker.config import TrackerConfig
 from tracker.core.actions import (
     Action,
@@ -96,7 +97,7 @@ class Driver:
         """Run an action and give its answer."""
         self.pending.remove(action)
         try:
-            self.core.handle(self.runner.run(self.work.run(action)), now_ms=self.now_ms)
+            self.core.handle(self.runner.run(answer_to(self.work, action)), now_ms=self.now_ms)
         except LookupError as error:
             self.core.handle(
                 ActionFailed(action, is_lost(error), str(error), lost_bucket_id(error)), now_ms=self.now_ms
@@ -1003,7 +1004,7 @@ def test_a_snapshot_whose_creation_is_not_answered_yet_is_no_orphan(driver: Driv
     listing = driver.waiting(ListSnapshots)[0]
     driver.add(*((60_000 + n, n, n) for n in range(1, 7)))
     persist = driver.waiting(PersistBucket)[0]
-    created = driver.runner.run(driver.work.run(persist))
+    created = driver.runner.run(answer_to(driver.work, persist))
     driver.answer(listing)
 
     driver.pending.remove(persist)

@@ -17,6 +17,7 @@ from snapshot_storage.faults import Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage, BucketSnapshotWriter
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
+from tests.helpers.snapshot_work import answer_to
 from tracker.columns.segment_table import tables_of
 from tracker.config import TrackerConfig
 from tracker.core.actions import MergeBuckets, MergeSource, SnapshotCreated
@@ -116,7 +117,7 @@ def test_a_merge_stores_what_sealing_all_rows_at_once_would() -> None:
     storage = MemoryBucketSnapshotStorage()
 
     async def main() -> SnapshotCreated:
-        event = await work_on(storage).run(await merge_of(storage, *parts))
+        event = await answer_to(work_on(storage), await merge_of(storage, *parts))
         assert isinstance(event, SnapshotCreated)
         return event
 
@@ -158,7 +159,7 @@ def test_a_merge_leaves_out_what_was_handed_out_and_what_comes_twice() -> None:
             1, "merged", sources, loaded={1: BitMap([1])}, settled={1: BitMap([4])}, first_ledger_id=0, may_repeat=True
         )
         context = TrackerContext(cursor=FakeCursor(), on_available=lambda: None, **NAMES)
-        event = await SnapshotWork(config, context, StorageWork(storage, run_inline)).run(merge)
+        event = await answer_to(SnapshotWork(config, context, StorageWork(storage, run_inline)), merge)
         assert isinstance(event, SnapshotCreated)
         data = await storage.get_bucket_snapshot_segment(event.bucket_id, 1, event.table.segment_count)
         return decode_segments(data).to_rows()
@@ -179,7 +180,7 @@ def test_a_merge_of_rows_that_are_not_the_named_positions_fails(stored: list[int
         segments = (encode_segment(DelayedIndexes.of([10] * len(stored), [1] * len(stored), stored)),)
         storage.snapshots[bad_id] = replace(snapshot, segments=segments)
         with pytest.raises(SnapshotCorruptedError, match="entry 0") as raised:
-            await work_on(storage).run(merge)
+            await answer_to(work_on(storage), merge)
         assert raised.value.bucket_id == bad_id
         assert len(storage.snapshots) == 2
 
@@ -192,7 +193,7 @@ def test_a_merge_of_nothing_stores_an_empty_snapshot() -> None:
 
     async def main() -> SnapshotCreated:
         merge = await merge_of(storage, rows_of(1, 10))
-        event = await work_on(storage).run(replace(merge, first_ledger_id=2))
+        event = await answer_to(work_on(storage), replace(merge, first_ledger_id=2))
         assert isinstance(event, SnapshotCreated)
         return event
 
@@ -210,7 +211,7 @@ def peak_bytes_of_merging(row_count: int) -> int:
         merge = await merge_of(storage, *(DelayedIndexes.of(rows, np.full(row_count, n), rows) for n in (1, 2)))
         tracemalloc.start()
         try:
-            await work_on(storage).run(merge)
+            await answer_to(work_on(storage), merge)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -237,7 +238,7 @@ def test_a_merge_that_fails_leaves_nothing(operation: Operation) -> None:
         number = 0 if operation is Operation.CREATE else 1
         faulty = FaultInjectingBucketSnapshotStorage(storage, FaultPlan(at={(operation, number): Fault.FAILURE_BEFORE}))
         with pytest.raises(SnapshotStorageError):
-            await work_on(faulty).run(merge)
+            await answer_to(work_on(faulty), merge)
         assert storage.aborted == 1
         assert len(await storage.list_bucket_snapshots()) == 2
 
@@ -251,7 +252,7 @@ def test_a_merge_that_is_cancelled_leaves_nothing() -> None:
         storage = WatchedStorage()
         merge = await merge_of(storage, rows_of(1, 20_000), rows_of(2, 20_000))
         faulty = FaultInjectingBucketSnapshotStorage(storage, FaultPlan(at={(Operation.WRITE, 1): Fault.HANG}))
-        merging = asyncio.create_task(work_on(faulty).run(merge))
+        merging = asyncio.create_task(answer_to(work_on(faulty), merge))
         await asyncio.sleep(1)
         merging.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -269,7 +270,8 @@ def test_a_merge_may_take_longer_than_one_call_may() -> None:
         storage = MemoryBucketSnapshotStorage()
         merge = await merge_of(storage, rows_of(1, 200_000), rows_of(2, 20_000))
         plan = FaultPlan(rate=1, faults=(Fault.LATENCY,), latency_ms_max=59_000)
-        assert isinstance(await work_on(FaultInjectingBucketSnapshotStorage(storage, plan)).run(merge), SnapshotCreated)
+        slow = FaultInjectingBucketSnapshotStorage(storage, plan)
+        assert isinstance(await answer_to(work_on(slow), merge), SnapshotCreated)
         assert asyncio.get_running_loop().time() > 60
 
     run_virtually(main())
@@ -284,7 +286,7 @@ def test_a_merge_whose_storage_hangs_is_given_up() -> None:
         faulty = FaultInjectingBucketSnapshotStorage(storage)
         faulty.is_hanging = True
         with pytest.raises(TimeoutError):
-            await work_on(faulty).run(merge)
+            await answer_to(work_on(faulty), merge)
         assert 60 <= asyncio.get_running_loop().time() < 61
 
     run_virtually(main())

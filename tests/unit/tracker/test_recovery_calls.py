@@ -56,7 +56,8 @@ def test_many_buckets_are_recovered_in_a_few_calls_and_one_that_is_lost_costs_it
         second = tracker()
         await asyncio.sleep(10)
 
-        assert storage.calls <= BUCKETS // 32 + 1
+        # Before the lost one is deleted, another call looks whether it is another cursor's.
+        assert storage.calls <= BUCKETS // 32 + 1 + 1
         assert second.number_of_delayed_messages() == BUCKETS - 1
         assert second.stats().buckets_lost == 1
         assert not second.is_recovering(7)
