@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import ClassVar, NamedTuple, Self, TypeVar
 
 from snapshot_storage.errors import SnapshotStorageError, StorageClosedError
+from snapshot_storage.opening import Opening
 
 T = TypeVar("T")
 
@@ -145,7 +146,7 @@ async def _answer_of(call: Awaitable[T]) -> T | SnapshotStorageError:
         return error
 
 
-class BucketSnapshotStorage(ABC):
+class BucketSnapshotStorage(Opening):
     """Keeps the snapshots of buckets, each whole or not at all.
 
     Every method but `start` and `close` raises `StorageClosedError` before `start` and after `close`, and
@@ -307,18 +308,6 @@ class BucketSnapshotStorage(ABC):
         Entries are not read. A retry is always safe.
         """
         return []
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 def check_segment_range(first_entry: int, last_entry: int) -> None:

@@ -16,9 +16,7 @@ from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.metadata_columns import MetadataColumns
 from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
-from snapshot_storage.storage import (
-    BucketSnapshotHead,
-)
+from snapshot_storage.storage import BucketSnapshotHead
 from tracker.columns.position_set import PositionSet
 from tracker.columns.position_sums import sum_of, sums_of, wrapped
 from tracker.columns.positions import ledger_bitmaps

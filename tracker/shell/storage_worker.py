@@ -5,16 +5,14 @@ all that it needs, so it can be sent.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from snapshot_storage.errors import BucketNotFoundError, SnapshotCorruptedError
-from snapshot_storage.storage import (
-    BucketSnapshotInfo,
-)
+from snapshot_storage.opening import Opening
+from snapshot_storage.storage import BucketSnapshotInfo
 from tracker.config import TrackerConfig
 from tracker.core.actions import Event, MetadataRead, SegmentsLoaded, SnapshotCreated, StorageAction
 
@@ -35,7 +33,7 @@ class SnapshotOwner:
     config: TrackerConfig
 
 
-class StorageWorker(ABC):
+class StorageWorker(Opening):
     """Does the work on a storage, for any number of trackers, and the little that must be done without one."""
 
     @property
@@ -78,18 +76,6 @@ class StorageWorker(ABC):
     @abstractmethod
     async def delete_snapshot(self, bucket_id: int) -> None:
         """Delete a snapshot, whosever it is: see `BucketSnapshotStorage.delete_bucket_snapshot`."""
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 def is_lost(error: BaseException) -> bool:
