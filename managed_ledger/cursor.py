@@ -207,8 +207,10 @@ class Cursor:
 
         Raises:
             LedgerWriteError: It is not durable yet; a later flush tries again.
+            CursorClosedError: The cursor was closed, so what was acknowledged last may not become durable.
         """
-        if self.cursor_id is None or self._is_closed:
+        self._check_open()
+        if self.cursor_id is None:
             return
         self._committer.request(self, sync=True)
         await self._waiters.add(pending=True)
@@ -264,8 +266,9 @@ class Cursor:
         self._listeners.remove(on_mark_delete_moved)
 
     def close(self) -> None:
-        """Refuse more; unflushed changes stay unwritten."""
+        """Refuse more; unflushed changes stay unwritten, and flushes that wait for the next round fail."""
         self._is_closed = True
+        self._waiters.refuse(self._closed_error())
 
     def reopen(self) -> None:
         """The deletion that this was closed for failed."""
@@ -324,7 +327,10 @@ class Cursor:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise CursorClosedError(f"The cursor {self.name} was closed or deleted")
+            raise self._closed_error()
+
+    def _closed_error(self) -> CursorClosedError:
+        return CursorClosedError(f"The cursor {self.name} was closed or deleted")
 
     def _acknowledge_one(self, ledger_id: int, entry_id: int) -> int:
         if not self._state.acknowledge_one(ledger_id, entry_id):

@@ -358,8 +358,13 @@ class ManagedLedger(ReadableLog):
             try:
                 while not self._appender.is_idle:
                     await self._appender.committed()
-                for cursor in self._cursors.values():
-                    await cursor.flush()
+                # Together: all of them share a write.
+                flushed = await asyncio.gather(
+                    *(cursor.flush() for cursor in self._cursors.values()), return_exceptions=True
+                )
+                for failure in flushed:
+                    if failure is not None:
+                        raise failure
             finally:
                 for cursor in self._cursors.values():
                     cursor.close()

@@ -6,7 +6,7 @@ every other caller with it.
 
 import asyncio
 
-from managed_ledger.errors import LedgerWriteError
+from managed_ledger.errors import LedgerError, LedgerWriteError
 
 
 class Waiters:
@@ -31,6 +31,13 @@ class Waiters:
     def start(self) -> None:
         """The participant was put into a round."""
         self._in_flight.append(self._next)
+        self._next = []
+
+    def refuse(self, error: LedgerError) -> None:
+        """Fail the futures of the next round: the participant puts nothing into it."""
+        for future in self._next:
+            if not future.done():
+                future.set_exception(type(error)(*error.args))
         self._next = []
 
     def settle(self, error: LedgerWriteError | None) -> None:

@@ -341,6 +341,53 @@ def test_a_failed_flush_is_made_good_by_the_next() -> None:
     asyncio.run(scenario())
 
 
+def test_a_flush_behind_the_last_write_of_a_close_does_not_say_that_it_is_durable() -> None:
+    """An acknowledgement during the last write of a close is not in it, so a flush of it must fail."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10)
+        cursor, _ = await ledger.open_cursor("a"), await ledger.open_cursor("b")
+        database.arrived.clear()
+        database.gate.clear()
+        closing = asyncio.ensure_future(ledger.close())
+        await asyncio.to_thread(database.arrived.wait)
+
+        cursor.acknowledge([1], [3])
+        database.gate.set()
+        await closing
+
+        with pytest.raises(CursorClosedError, match="a was closed"):
+            await cursor.flush()
+
+    asyncio.run(scenario())
+
+
+def test_a_flush_that_waits_for_its_round_fails_with_the_close() -> None:
+    """A closed cursor puts nothing into a round, so the end of that round must not look like success."""
+
+    async def scenario() -> None:
+        database = MemoryDatabase()
+        ledger = await _ledger(database, 10)
+        cursor = await ledger.open_cursor("a")
+        cursor.acknowledge([1], [3])
+        flushing = asyncio.ensure_future(cursor.flush())
+        await asyncio.sleep(0)
+
+        cursor.close()
+
+        with pytest.raises(CursorClosedError, match="a was closed"):
+            await flushing
+        store = await open_store(database.after_power_loss())
+        found = (await store.open_managed_ledger("orders")).cursors["a"]
+        assert not found.is_acknowledged(1, 3)
+        await store.close()
+        cursor.reopen()
+        await ledger.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_deletion_that_fails_leaves_the_cursor_as_it_was() -> None:
     async def scenario() -> None:
         database = MemoryDatabase()
