@@ -4,6 +4,7 @@
 - `selection`: the rows that a request selects, a page of them, a histogram. Pure.
 - `messages`: the messages of an entry of the log.
 - `matched`: the messages that a request means: whole entries, messages of batches, all chunks of a message.
+- `chunks`, `portions`: which entries belong to one message, and which are moved in one synced write.
 - `operations`: cancel, reschedule, deliver now; whole topics at a time.
 - `explanation`: the state of one message, and the reason.
 

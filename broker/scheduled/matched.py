@@ -9,14 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from broker.protocol.entries import metadata_of
-from broker.protocol.errors import ProtocolError
-from broker.scheduled.messages import PAGE_BYTES_MAX, Chosen, MessageId, fitting, ids_of
-from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered
+from broker.scheduled.chunks import ChunkedMessage, chunked_messages
+from broker.scheduled.messages import Chosen, MessageId, columns_of
+from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered, rows_at
 from broker.scheduled.topic_schedule import TopicSchedule
 from managed_ledger.headers import EntryHeaders
-from managed_ledger.managed_ledger import ManagedLedger
-from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
 
 
@@ -41,30 +38,23 @@ async def match_ids(schedule: TopicSchedule, ids: Sequence[MessageId]) -> Matche
     Raises:
         LedgerError: The log cannot be read.
     """
-    positions = list(dict.fromkeys(one.position for one in ids))
-    headers = await schedule.topic.ledger.read_headers_at(*ids_of([MessageId(position) for position in positions]))
-    known = await schedule.known(headers)
+    headers = await schedule.topic.ledger.read_headers_at(*columns_of({one.position for one in ids}))
+    known = schedule.scheduled_among(headers)
     deliver_at_ms = dict(zip(_positions(known), known.deliver_at_ms.tolist(), strict=True))
-    counts = dict(
-        zip(
-            zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True),
-            headers.message_counts.tolist(),
-            strict=True,
-        )
-    )
+    counts = dict(zip(_positions(known), known.message_counts.tolist(), strict=True))
     whole: set[Position] = set()
     parts: dict[MessageId, int] = {}
     unknown = 0
     for one in dict.fromkeys(ids):
         at, index = one.position, one.batch_index
-        if at not in deliver_at_ms or (index is not None and not _has_part(schedule, at, index, counts[at])):
+        if at not in counts or (index is not None and not _has_part(schedule, at, index, counts[at])):
             unknown += 1
         elif index is None or counts[at] == 1:
             whole.add(at)
         else:
             parts[one] = deliver_at_ms[at]
-    rows = known.take(np.array([at in whole for at in _positions(known)], np.bool_))
-    rows = await _with_other_chunks(schedule, rows)
+    chosen = known.take(np.flatnonzero([at in whole for at in _positions(known)]))
+    rows = ordered([rows_at(chosen), *await _other_chunks(schedule, chosen)])
     return Matched(rows, {one: at_ms for one, at_ms in parts.items() if one.position not in whole}, unknown)
 
 
@@ -103,80 +93,25 @@ def batches_in_part(schedule: TopicSchedule, matched: Matched) -> list[Position]
     return sorted(found)
 
 
-async def portion_end(log: ManagedLedger, rows: Rows, begin: int, size: int) -> int:
-    """Return the end of a portion of some size, later where it would divide the chunks of a message.
-
-    Chunks that stand apart, as those of two producers that send at once can, may be divided all the same.
-
-    Raises:
-        LedgerError: The log cannot be read.
-    """
-    end = begin + size
-    while end < len(rows):
-        (metadata,) = await _metadata(log, rows.take(slice(end - 1, end)))
-        missing = 0 if metadata is None else metadata.num_chunks_from_msg - 1 - metadata.chunk_id
-        if missing <= 0:
-            break
-        end += missing
-    return min(end, len(rows))
-
-
-async def _with_other_chunks(schedule: TopicSchedule, rows: Rows) -> Rows:
+async def _other_chunks(schedule: TopicSchedule, headers: EntryHeaders) -> list[Rows]:
+    """Return the further chunks of the messages of which these entries are chunks."""
     log = schedule.topic.ledger
-    wanted: dict[tuple[int, int], set[tuple[str, str]]] = {}
-    headers = await log.read_headers_at(rows.ledger_ids, rows.entry_ids)
-    hashes = _hashes(headers)
-    for at, at_ms, metadata in zip(
-        _positions(rows), rows.deliver_at_ms.tolist(), await _metadata(log, rows), strict=True
-    ):
-        if metadata is not None and metadata.num_chunks_from_msg > 1:
-            wanted.setdefault((at_ms, hashes[at]), set()).add((metadata.producer_name, metadata.uuid))
-    there = set(_positions(rows))
-    found = [rows]
+    # A batch is never divided into chunks.
+    single = headers.take(np.flatnonzero(headers.message_counts == 1))
+    columns = zip(single.deliver_at_ms.tolist(), single.sticky_hashes.tolist(), strict=True)
+    wanted: dict[tuple[int, int], set[ChunkedMessage]] = {}
+    for column, message in zip(columns, await chunked_messages(log, single), strict=True):
+        if message is not None:
+            wanted.setdefault(column, set()).add(message)
+    there = set(_positions(headers)) if wanted else set()
+    found = []
     for (at_ms, sticky_hash), messages in wanted.items():
-        neighbours, _ = await schedule.rows(Wanted(at_ms, at_ms + 1, sticky_hash))
-        neighbours = neighbours.take(np.array([at not in there for at in _positions(neighbours)], np.bool_))
-        found.append(
-            neighbours.take(
-                np.array(
-                    [
-                        one is not None and (one.producer_name, one.uuid) in messages
-                        for one in await _metadata(log, neighbours)
-                    ],
-                    np.bool_,
-                )
-            )
-        )
-    return ordered(found)
-
-
-async def _metadata(log: ManagedLedger, rows: Rows) -> list[MessageMetadata | None]:
-    """Return the metadata of each row, None of an entry that is gone or has none that makes sense."""
-    headers = await log.read_headers_at(rows.ledger_ids, rows.entry_ids)
-    found: dict[Position, MessageMetadata] = {}
-    begin = 0
-    while begin < len(headers):
-        rest = headers.take(slice(begin, len(headers)))
-        part = rest.take(slice(0, fitting(rest, PAGE_BYTES_MAX)))
-        entries = await log.read_payloads(part.ledger_ids, part.entry_ids)
-        for ledger_id, entry_id, entry in zip(part.ledger_ids.tolist(), part.entry_ids.tolist(), entries, strict=True):
-            if entry is None:
-                continue
-            try:
-                found[Position(ledger_id, entry_id)] = metadata_of(entry)
-            except ProtocolError:
-                continue
-        begin += len(part)
-    return [found.get(at) for at in _positions(rows)]
-
-
-def _hashes(headers: EntryHeaders) -> dict[Position, int]:
-    return {
-        Position(ledger_id, entry_id): sticky_hash
-        for ledger_id, entry_id, sticky_hash in zip(
-            headers.ledger_ids.tolist(), headers.entry_ids.tolist(), headers.sticky_hashes.tolist(), strict=True
-        )
-    }
+        rows, _ = await schedule.rows(Wanted(at_ms, at_ms + 1, sticky_hash))
+        rows = rows.take(np.array([at not in there for at in _positions(rows)], np.bool_))
+        neighbours = await log.read_headers_at(rows.ledger_ids, rows.entry_ids)
+        is_chunk = [message in messages for message in await chunked_messages(log, neighbours)]
+        found.append(rows_at(neighbours.take(np.flatnonzero(is_chunk))))
+    return found
 
 
 def _has_part(schedule: TopicSchedule, at: Position, index: int, message_count: int) -> bool:
@@ -188,8 +123,5 @@ def _is_left(schedule: TopicSchedule, at: Position, index: int) -> bool:
     return any(not one.cursor.is_acknowledged(*at) and one.has_part(at, index) for one in schedule.subscriptions)
 
 
-def _positions(rows: Rows) -> list[Position]:
-    return [
-        Position(ledger_id, entry_id)
-        for ledger_id, entry_id in zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True)
-    ]
+def _positions(rows: Rows | EntryHeaders) -> list[Position]:
+    return list(map(Position, rows.ledger_ids.tolist(), rows.entry_ids.tolist()))

@@ -5,7 +5,7 @@ Metadata stands before the payload in each entry, so both are read together, a f
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -202,9 +202,7 @@ def fitting(headers: EntryHeaders, bytes_max: int) -> int:
     return max(1, int(np.searchsorted(np.cumsum(headers.sizes, dtype=np.int64), bytes_max, side="right")))
 
 
-def ids_of(ids: Sequence[MessageId]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the positions as columns."""
-    return (
-        np.array([one.position.ledger_id for one in ids], np.int64),
-        np.array([one.position.entry_id for one in ids], np.int64),
-    )
+def columns_of(positions: Collection[Position]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ledger ids and entry ids."""
+    ids = np.array(list(positions), np.int64).reshape(-1, 2)
+    return ids[:, 0], ids[:, 1]

@@ -19,8 +19,9 @@ import numpy as np
 
 from broker.protocol.entries import with_delivery_time
 from broker.scheduled.ledger_schedule import Int64s
-from broker.scheduled.matched import Matched, batches_in_part, match_ids, match_rows, portion_end
-from broker.scheduled.messages import MessageFilter, MessageId, ids_of
+from broker.scheduled.matched import Matched, batches_in_part, match_ids, match_rows
+from broker.scheduled.messages import MessageFilter, MessageId, columns_of
+from broker.scheduled.portions import Portion, portions
 from broker.scheduled.selection import Rows, Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
 from broker.server.slices import Turns
@@ -43,6 +44,7 @@ MOVED_TOLD_MAX: Final = 10_000
 
 _CANCEL_ENTRIES: Final = 200
 _MOVE_ENTRIES: Final = 256
+_MOVE_BYTES: Final = 4 * 1024 * 1024
 _PORTIONS_MAX: Final = 4
 _HOLDERS_PER_TURN: Final = 2_000
 _LOG_INTERVAL_S: Final = 5.0
@@ -187,9 +189,7 @@ class Operations:
         Raises:
             LedgerError: The log cannot be read or written; portions before that are moved, the others are unchanged.
         """
-        rows, new_ms = await asyncio.to_thread(
-            _in_order_of_appending, matched.rows, new_time(matched.rows.deliver_at_ms)
-        )
+        rows = await asyncio.to_thread(_in_order_of_appending, matched.rows, new_time(matched.rows.deliver_at_ms))
         moved: Moved = {}
         count = 0
         under_way: deque[tuple[int, asyncio.Task[Moved]]] = deque()
@@ -204,12 +204,8 @@ class Operations:
             self._note(size)
 
         try:
-            begin = 0
-            while begin < len(rows):
-                end = await portion_end(self._topic.ledger, rows, begin, _MOVE_ENTRIES)
-                part = rows.take(slice(begin, end))
-                under_way.append((len(part), await self._move_portion(part, new_ms[begin:end])))
-                begin = end
+            async for portion in portions(self._topic.ledger, rows, entries_max=_MOVE_ENTRIES, bytes_max=_MOVE_BYTES):
+                under_way.append((len(portion.entries), await self._move_portion(portion, new_time)))
                 # Cached rows and finished portions are taken without suspending.
                 await asyncio.sleep(0)
                 # Several at a time, as the cost of a synced write does not depend on its size.
@@ -221,37 +217,34 @@ class Operations:
             await asyncio.gather(*(portion for _, portion in under_way), return_exceptions=True)
         return count, moved
 
-    async def _move_portion(self, rows: Rows, new_ms: Int64s) -> "asyncio.Task[Moved]":
+    async def _move_portion(self, portion: Portion, new_time: Callable[[Int64s], Int64s]) -> "asyncio.Task[Moved]":
         """Begin to move a portion: from the return on no consumer gets the old entries, and the copies are pending."""
-        ledger = self._topic.ledger
-        headers = await ledger.read_headers_at(rows.ledger_ids, rows.entry_ids)
-        payloads = await ledger.read_payloads(headers.ledger_ids, headers.entry_ids)
+        headers = portion.headers
+        positions = list(map(Position, headers.ledger_ids.tolist(), headers.entry_ids.tolist()))
+        new_ms = new_time(headers.deliver_at_ms).tolist()
         await asyncio.sleep(0)
-        new_of = dict(
-            zip(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True), new_ms.tolist(), strict=True)
-        )
         copies: dict[Position, NewEntry] = {}
         turns = Turns()
         now_ms = self._now_ms()
-        for row, payload in enumerate(payloads):
-            position = Position(int(headers.ledger_ids[row]), int(headers.entry_ids[row]))
-            if payload is not None:
-                copies[position] = _copy(payload, headers, row, new_of[position], now_ms)
+        for row, entry in enumerate(portion.entries):
+            if entry is not None:
+                copies[positions[row]] = _copy(entry, headers, row, new_ms[row], now_ms)
             await turns.give_way()
         # From here to the call of `replace` there is no await, so no consumer can get an entry in between.
-        gone, hidden, kept = self._who_gives_up(copies, rows)
+        deliver_at_ms = dict(zip(positions, headers.deliver_at_ms.tolist(), strict=True))
+        gone, hidden, kept = self._who_gives_up(copies, deliver_at_ms)
         if not kept:
             return asyncio.ensure_future(_nothing_moved())
-        replacement = ledger.replace(
+        replacement = self._topic.ledger.replace(
             [copies[position] for position in kept],
-            acknowledged={cursor: by_ledger(positions) for cursor, positions in gone.items()},
+            acknowledged={cursor: by_ledger(given_up) for cursor, given_up in gone.items()},
             hidden=hidden,
         )
         withdrawn: list[tuple[Subscription, Entries]] = []
         for subscription in self._subscriptions:
-            positions = gone.get(subscription.cursor)
-            if positions:
-                entries = by_ledger(positions)
+            given_up = gone.get(subscription.cursor)
+            if given_up:
+                entries = by_ledger(given_up)
                 withdrawn.append((subscription, entries))
                 subscription.withdraw(entries)
         return asyncio.ensure_future(self._settle(replacement, kept, withdrawn))
@@ -268,16 +261,9 @@ class Operations:
         return dict(zip(kept, replacement.positions, strict=True))
 
     def _who_gives_up(
-        self, copies: Mapping[Position, NewEntry], rows: Rows
+        self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int]
     ) -> tuple[dict[Cursor, list[Position]], dict[Cursor, list[int]], list[Position]]:
         """Return by subscription the entries given up and the copies withheld, and all positions that are copied."""
-        deliver_at_ms = dict(
-            zip(
-                zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True),
-                rows.deliver_at_ms.tolist(),
-                strict=True,
-            )
-        )
         gone: dict[Cursor, list[Position]] = {}
         for subscription in self._subscriptions:
             through_ms = self._got_through_ms(subscription)
@@ -309,13 +295,9 @@ class Operations:
         return (self._now_ms() if paused_since_ms is None else paused_since_ms) + self._early_ms
 
     async def _message_counts(self, parts: Sequence[MessageId]) -> list[int]:
-        headers = await self._topic.ledger.read_headers_at(*ids_of(parts))
-        counts = {
-            (ledger_id, entry_id): count
-            for ledger_id, entry_id, count in zip(
-                headers.ledger_ids.tolist(), headers.entry_ids.tolist(), headers.message_counts.tolist(), strict=True
-            )
-        }
+        headers = await self._topic.ledger.read_headers_at(*columns_of({one.position for one in parts}))
+        positions = zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True)
+        counts = dict(zip(positions, headers.message_counts.tolist(), strict=True))
         return [counts.get(one.position, 1) for one in parts]
 
     def _cancel_portion(self) -> int:
@@ -335,15 +317,13 @@ async def _nothing_moved() -> Moved:
     return {}
 
 
-def _in_order_of_appending(rows: Rows, new_ms: Int64s) -> tuple[Rows, Int64s]:
+def _in_order_of_appending(rows: Rows, new_ms: Int64s) -> Rows:
     """Order rows so that those of one new time are appended in the order in which they would have been delivered.
 
     Where positions alone decide it, that is the order of the log, which is read the fastest.
     """
-    by_position = rows.by_position()
     same_time = bool(len(new_ms)) and bool((new_ms == new_ms[0]).all())
-    order = np.arange(len(rows)) if same_time else by_position
-    return rows.take(order), new_ms[order]
+    return rows if same_time else rows.take(rows.by_position())
 
 
 def _copy(payload: bytes, headers: EntryHeaders, row: int, deliver_at_ms: int, now_ms: int) -> NewEntry:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule, Mask
+from managed_ledger.headers import EntryHeaders
 from tracker.columns.row_order import RowKey
 
 
@@ -59,6 +60,11 @@ class Rows:
 
 _NOTHING: Final[Int64s] = np.empty(0, np.int64)
 NO_ROWS: Final = Rows(_NOTHING, _NOTHING, _NOTHING)
+
+
+def rows_at(headers: EntryHeaders) -> Rows:
+    """Return the rows of entries that have a delivery time, in the order of their headers."""
+    return Rows(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
 
 
 def ordered(parts: Sequence[Rows]) -> Rows:

@@ -28,7 +28,7 @@ from broker.scheduled.selection import (
 from broker.server.slices import Turns
 from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.headers import NOT_DELAYED, EntryHeaders
 from managed_ledger.position import AFTER_EVERYTHING
 
 ROWS_MAX: Final = 5_000_000
@@ -190,18 +190,16 @@ class TopicSchedule:
         """
         return sum([len(times) async for times in self._times(from_ms, until_ms)])
 
-    async def known(self, headers: EntryHeaders) -> Rows:
-        """Return the rows of these entries that are scheduled, in order of delivery."""
-        is_scheduled = headers.deliver_at_ms >= 0
+    def scheduled_among(self, headers: EntryHeaders) -> EntryHeaders:
+        """Return the headers of those of these entries that are scheduled."""
+        is_scheduled = headers.deliver_at_ms != NOT_DELAYED
         for ledger_id in np.unique(headers.ledger_ids).tolist():
             rows = np.flatnonzero(headers.ledger_ids == ledger_id)
-            acknowledged = self.acknowledged_in(ledger_id, int(headers.entry_ids[rows].max()) + 1)
+            entry_ids = headers.entry_ids[rows]
+            acknowledged = self.acknowledged_in(ledger_id, int(entry_ids.max()) + 1)
             if acknowledged:
-                is_scheduled[rows] &= [entry_id not in acknowledged for entry_id in headers.entry_ids[rows].tolist()]
-        rows_kept = np.flatnonzero(is_scheduled)
-        return ordered(
-            [Rows(headers.deliver_at_ms[rows_kept], headers.ledger_ids[rows_kept], headers.entry_ids[rows_kept])]
-        )
+                is_scheduled[rows] &= [entry_id not in acknowledged for entry_id in entry_ids.tolist()]
+        return headers.take(np.flatnonzero(is_scheduled))
 
     @property
     def _first_ledger_id(self) -> int:

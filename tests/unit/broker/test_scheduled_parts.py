@@ -199,7 +199,7 @@ def test_the_chunks_of_a_message_are_moved_in_one_write(tmp_path: Path, monkeypa
         status, answer = await api.post("reschedule", all=True, deliverAtMs=NEW_MS)
 
         assert (status, answer["rescheduled"]) == (200, 5)
-        assert sizes == [4, 1]
+        assert sizes == [1, 3, 1]
 
     play(tmp_path, story)
 

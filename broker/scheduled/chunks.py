@@ -1,0 +1,64 @@
+"""Chunked messages: large messages that a client cut into several entries of the log.
+
+The entries of one message share time, key, producer and the number that the producer gave to it, and say how many they
+are. Those of several producers can stand between each other. A consumer drops a message without all of its chunks, so
+what happens to one of them must happen to all.
+"""
+
+from typing import Final, NamedTuple
+
+from broker.protocol.entries import metadata_of
+from broker.protocol.errors import ProtocolError
+from broker.scheduled.messages import PAGE_BYTES_MAX, fitting
+from managed_ledger.headers import EntryHeaders
+from managed_ledger.message_metadata import MessageMetadataError, metadata_bytes
+from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
+from managed_ledger.readable_log import ReadableLog
+
+_COUNT_TAG: Final = MessageMetadata(num_chunks_from_msg=1).SerializePartialToString()[:-1]
+"""The bytes in front of the number of chunks; nearly no other metadata has them, and a search is cheap."""
+
+
+class ChunkedMessage(NamedTuple):
+    """A message of several chunks."""
+
+    producer_name: str
+    uuid: str
+
+
+class Chunk(NamedTuple):
+    """What an entry says of the message that it is a chunk of."""
+
+    message: ChunkedMessage
+    is_last: bool
+
+
+def chunk_of(entry: bytes | None) -> Chunk | None:
+    """Return of which message an entry is a chunk; None for a whole message, and for an entry without metadata."""
+    if entry is None:
+        return None
+    try:
+        if _COUNT_TAG not in metadata_bytes(entry):
+            return None
+        metadata = metadata_of(entry)
+    except (MessageMetadataError, ProtocolError):
+        return None
+    if metadata.num_chunks_from_msg <= 1:
+        return None
+    message = ChunkedMessage(metadata.producer_name, metadata.uuid)
+    return Chunk(message, metadata.chunk_id == metadata.num_chunks_from_msg - 1)
+
+
+async def chunked_messages(log: ReadableLog, headers: EntryHeaders) -> list[ChunkedMessage | None]:
+    """Return the message that each entry is a chunk of, None for whole messages.
+
+    Raises:
+        LedgerError: The log cannot be read.
+    """
+    found: list[ChunkedMessage | None] = []
+    while len(found) < len(headers):
+        rest = headers.take(slice(len(found), len(headers)))
+        part = rest.take(slice(0, fitting(rest, PAGE_BYTES_MAX)))
+        chunks = map(chunk_of, await log.read_payloads(part.ledger_ids, part.entry_ids))
+        found += [None if chunk is None else chunk.message for chunk in chunks]
+    return found
