@@ -35,6 +35,15 @@ class BucketProperties:
         return [bucket_id for bucket_id in ids if bucket_id is not None]
 
 
+def names_buckets(properties: Mapping[str, str]) -> bool:
+    """Return whether a property names a bucket, or seems to.
+
+    >>> names_buckets({"#pulsar.internal.delayed.bucket_1_5": "7"}), names_buckets({"owner": "me"})
+    (True, False)
+    """
+    return any(key.startswith(BUCKET_KEY_PREFIX) for key in properties)
+
+
 def read_properties(properties: Mapping[str, str]) -> BucketProperties:
     """Return what the properties say about buckets.
 

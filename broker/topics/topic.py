@@ -24,7 +24,7 @@ from broker.topics.limits import LimitsConfig
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import RateMeter
 from broker.topics.snapshot_sweep import SnapshotSweep, Spawn
-from broker.topics.subscription import TYPE_PROPERTY, Subscription
+from broker.topics.subscription import Subscription
 from broker.topics.topic_index import INDEX_CURSOR_NAME, TopicIndex, follow_slowest
 from broker.topics.topic_name import TopicName
 from dispatcher.config import SubscriptionType
@@ -36,6 +36,7 @@ from managed_ledger.errors import LedgerError
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.names import cursor_name_of, subscription_of
 from managed_ledger.position import Position
+from tracker.bucket_properties import names_buckets
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.residual_snapshots import ResidualSnapshots
 from tracker.stats import TrackerCounters, summed
@@ -481,9 +482,7 @@ class Topic:
 
     async def _delete(self, subscription: Subscription) -> None:
         """Delete a subscription. Once its cursor is gone, its snapshots have no owner, also after a crash."""
-        has_index = subscription.index_counters_before is not None or bool(
-            subscription.cursor.properties.keys() - {TYPE_PROPERTY}
-        )
+        has_index = subscription.index_counters_before is not None or names_buckets(subscription.cursor.properties)
         del self.subscriptions[subscription.name]
         subscription.let_go()
         self._index_counters_before = summed(self._index_counters_before, subscription.index_counters_before)

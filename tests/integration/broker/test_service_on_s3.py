@@ -14,6 +14,7 @@ from pulsar import ConsumerType
 from demo.process import PostdateProcess, wait_until
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
+from snapshot_storage.bucket_key import BUCKET_KEY_PREFIX
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.folder_id import FOLDER_ID_FILE
 from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
@@ -133,7 +134,7 @@ def test_a_service_that_was_killed_delivers_everything_from_its_snapshots_on_s3(
 def named_snapshots(service: PostdateProcess) -> int:
     stats = service.read_json("/admin/v2/persistent/public/default/orders/stats")
     (subscription,) = stats["subscriptions"].values()
-    return sum(name.startswith("#pulsar.internal.delayed.bucket_") for name in subscription["subscriptionProperties"])
+    return sum(name.startswith(BUCKET_KEY_PREFIX) for name in subscription["subscriptionProperties"])
 
 
 def counted(service: PostdateProcess, name: str) -> float:
