@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.topic_schedule import TopicSchedule
-from broker.topics.subscription import DelayedInLog
+from broker.scheduled.topic_schedule import totals_of_each
+from broker.topics.subscription import DelayedInLog, Subscription
 from broker.topics.topic import Topic
 from managed_ledger.errors import LedgerError
 
@@ -40,9 +40,8 @@ async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Callabl
         return {}
     delaying = [one for one in topic.subscriptions.values() if one.has_delays]
     try:
-        return {
-            one.name: (await TopicSchedule(topic, catalog, [one], now_ms).totals()).future_count for one in delaying
-        }
+        totals = await totals_of_each(topic, catalog, delaying, now_ms)
+        return {one.name: counted.future_count for one, counted in zip(delaying, totals, strict=True)}
     except LedgerError as error:
         log.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
         return {}
@@ -65,22 +64,25 @@ async def note_delayed(
         kept_entries_max: The most entries of a log whose columns are kept.
         monotonic_s: A clock that never goes back.
     """
-    is_long = topic.ledger.entries_total > kept_entries_max
-    for subscription in list(topic.subscriptions.values()):
+    counted: list[Subscription] = []
+    for subscription in topic.subscriptions.values():
         # The dispatcher of a paused subscription may have stopped reading, so its index knows too few.
         is_counted = subscription.dispatcher is None or subscription.pause.is_paused
-        if not is_counted or not subscription.has_delays or not subscription.cursor.backlog:
+        if is_counted and subscription.has_delays and subscription.cursor.backlog:
+            counted.append(subscription)
+        else:
             subscription.delayed_in_log = DelayedInLog()
-            continue
-        begin_s = monotonic_s()
-        if is_long and begin_s < subscription.delayed_in_log.valid_until_s:
-            continue
-        # A catalog without room keeps nothing.
-        columns = ScheduleCatalog(bytes_max=0) if is_long else catalog
-        try:
-            totals = await TopicSchedule(topic, columns, [subscription], now_ms).totals()
-        except LedgerError as error:
-            log.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
-            return
-        end_s = monotonic_s()
-        subscription.delayed_in_log = DelayedInLog(totals.future_count, end_s + (end_s - begin_s) / COUNTING_SHARE)
+    is_long = topic.ledger.entries_total > kept_entries_max
+    begin_s = monotonic_s()
+    if not counted or (is_long and all(begin_s < one.delayed_in_log.valid_until_s for one in counted)):
+        return
+    # A catalog without room keeps nothing.
+    columns = ScheduleCatalog(bytes_max=0) if is_long else catalog
+    try:
+        totals = await totals_of_each(topic, columns, counted, now_ms)
+    except LedgerError as error:
+        log.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
+        return
+    end_s = monotonic_s()
+    for subscription, of_one in zip(counted, totals, strict=True):
+        subscription.delayed_in_log = DelayedInLog(of_one.future_count, end_s + (end_s - begin_s) / COUNTING_SHARE)

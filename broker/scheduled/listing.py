@@ -8,7 +8,7 @@ from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.messages import PAGE_BYTES_MAX, Json, both, described, fitting
 from broker.scheduled.operations import Selector
 from broker.scheduled.page_token import WHOLE, PageToken
-from broker.scheduled.topic_schedule import TopicSchedule
+from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
 from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
@@ -108,15 +108,14 @@ async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable
     """
     subscriptions = list(topic.subscriptions.values())
     delaying = [one for one in subscriptions if one.has_delays]
-    of_all = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
+    of_each = dict(zip(delaying, await totals_of_each(topic, catalog, delaying, now_ms), strict=True))
+    if len(delaying) == 1:
+        of_all = of_each[delaying[0]]
+    else:
+        of_all = await TopicSchedule(topic, catalog, delaying, now_ms).totals()
     shown = []
     for one in subscriptions:
-        if not one.has_delays:
-            totals = None
-        elif delaying == [one]:
-            totals = of_all
-        else:
-            totals = await TopicSchedule(topic, catalog, [one], now_ms).totals()
+        totals = of_each.get(one)
         kind = one.subscription_type
         shown.append(
             {

@@ -108,7 +108,7 @@ class TopicSchedule:
         ledgers = [
             ledger
             for ledger in self.topic.ledger.ledgers()
-            if ledger.ledger_id >= self._first_ledger_id
+            if ledger.ledger_id >= self.first_ledger_id
             and self._catalog.may_have(self.topic.ledger, ledger, wanted.first_ms, wanted.until_ms)
         ]
         # Ledgers with early times first: once the page is full, later ones are not read.
@@ -201,20 +201,41 @@ class TopicSchedule:
                 is_scheduled[rows] &= [entry_id not in acknowledged for entry_id in entry_ids.tolist()]
         return headers.take(np.flatnonzero(is_scheduled))
 
+    def times_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> Int64s:
+        """Return the times of a ledger's scheduled messages in a span of time, ascending."""
+        return times_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), from_ms, until_ms)
+
     @property
-    def _first_ledger_id(self) -> int:
+    def first_ledger_id(self) -> int:
         """The first ledger that a subscription has not finished; one behind all ledgers without a subscription."""
         positions = [one.cursor.next_unacknowledged_position for one in self.subscriptions]
         return min(positions, default=AFTER_EVERYTHING).ledger_id
 
     async def _schedules(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[LedgerSchedule]:
         log = self.topic.ledger
-        async for schedule in self._catalog.schedules(log, self._first_ledger_id, from_ms, until_ms):
+        async for schedule in self._catalog.schedules(log, self.first_ledger_id, from_ms, until_ms):
             yield schedule
 
     async def _times(self, from_ms: int | None, until_ms: int | None) -> AsyncIterator[Int64s]:
         async for schedule in self._schedules(from_ms, until_ms):
-            yield times_of(schedule, self.acknowledged_in(schedule.ledger_id, schedule.entries), from_ms, until_ms)
+            yield self.times_in(schedule, from_ms, until_ms)
+
+
+async def totals_of_each(
+    topic: Topic, catalog: ScheduleCatalog, subscriptions: Sequence[Subscription], now_ms: Callable[[], int]
+) -> list[ScheduleTotals]:
+    """Count the scheduled messages of each subscription, with one pass over the log for all of them.
+
+    Raises:
+        LedgerError: The log cannot be read.
+    """
+    counted = [(TopicSchedule(topic, catalog, [one], now_ms), _Totals(now_ms())) for one in subscriptions]
+    first = min((one.first_ledger_id for one, _ in counted), default=AFTER_EVERYTHING.ledger_id)
+    async for schedule in catalog.schedules(topic.ledger, first, None, None):
+        for one, totals in counted:
+            if schedule.ledger_id >= one.first_ledger_id:
+                totals.add(one.times_in(schedule, None, None))
+    return [totals.result() for _, totals in counted]
 
 
 class _Totals:

@@ -272,8 +272,8 @@ class Service:
 
     async def note_last_due_times(self, topic: Topic) -> None:
         """See `OpenTopics`."""
-        # A catalog without room keeps nothing: a closed topic is to cost a few numbers.
-        await self._note_due_times(topic, ScheduleCatalog(bytes_max=0))
+        # A catalog of its own, which goes with this call: a closed topic is to cost a few numbers.
+        await self._note_due_times(topic, ScheduleCatalog())
 
     async def _note_due_times(self, topic: Topic, catalog: ScheduleCatalog) -> None:
         await note_delayed(topic, catalog, self.now_ms)

@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from broker.admin.topic_stats import topic_stats
 from broker.configuration.config import BrokerConfig
@@ -14,6 +17,9 @@ from broker.topics.inactive import REST_AFTER_MS
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
+from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.position import Position
+from managed_ledger.selection import HeadersRead
 from tests.helpers.fakes.service_fakes import Peer, until
 from tracker.testing import FakeClock
 
@@ -40,9 +46,9 @@ def play(folder: Path, *stories: Story) -> None:
         asyncio.run(run(story))
 
 
-async def _subscribe(service: Service, subscription_type: int = SHARED) -> Peer:
+async def _subscribe(service: Service, subscription_type: int = SHARED, name: str = "s") -> Peer:
     peer = Peer(service)
-    request = {"topic": "t", "subscription": "s", "subType": subscription_type, "consumer_id": 1, "initialPosition": 1}
+    request = {"topic": "t", "subscription": name, "subType": subscription_type, "consumer_id": 1, "initialPosition": 1}
     answer = await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **request)
     assert answer.type == BaseCommand.SUCCESS
     return peer
@@ -160,5 +166,32 @@ def test_a_long_log_is_counted_now_and_then_and_not_kept(tmp_path: Path) -> None
         not_yet_s = 101 + 1 / COUNTING_SHARE
         assert await counted(not_yet_s - 0.1) == 6
         assert await counted(not_yet_s, not_yet_s) == 5
+
+    play(tmp_path, _six_delayed_of_ten, after)
+
+
+def test_a_long_log_is_read_once_for_all_subscriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Position] = []
+    read_headers = ManagedLedger.read_headers
+
+    async def read_and_note(log: ManagedLedger, first: Position, **values: Any) -> HeadersRead:
+        reads.append(first)
+        return await read_headers(log, first, **values)
+
+    async def after(service: Service, clock: FakeClock) -> None:
+        topic = await service.topic(NAME)
+        for name in ("other", "third"):
+            peer = await _subscribe(service, name=name)
+            await peer.request(BaseCommand.CLOSE_CONSUMER, "close_consumer", consumer_id=1)
+        await service.close()
+        service = await Service.open(service.config, now_ms=clock)
+        topic = await service.topic(NAME)
+        monkeypatch.setattr(ManagedLedger, "read_headers", read_and_note)
+
+        await note_delayed(topic, ScheduleCatalog(), clock, kept_entries_max=9)
+
+        assert [one.delayed_in_log.count for one in topic.subscriptions.values()] == [6, 6, 6]
+        assert len(reads) == len({first.ledger_id for first in reads}) == 3
+        await service.close()
 
     play(tmp_path, _six_delayed_of_ten, after)
