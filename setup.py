@@ -11,7 +11,7 @@ class BuildWithCommentedConfig(build_py):
     """Builds the packages, and puts the one `broker.conf` of the project into `broker.configuration`."""
 
     def run(self) -> None:
-        """See base. An editable install reads the file where it is."""
+        """Build the package with the configuration file in it; an editable install reads it where it is."""
         super().run()
         if not self.editable_mode:
             copyfile("config/broker.conf", Path(self.build_lib, "broker/configuration/broker.conf"))

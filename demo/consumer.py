@@ -71,7 +71,6 @@ class RecordingConsumer(threading.Thread):
         )
 
     def run(self) -> None:
-        """See `threading.Thread`."""
         try:
             while not self._is_leaving.is_set():
                 self._receive_one()

@@ -102,7 +102,7 @@ class StoredPayloads:
         self._block = block
 
     def joined(self, following: PayloadBlock) -> PayloadBlock | None:
-        """See base: blocks of the disk stay as they are there."""
+        """Return None: blocks of the disk stay as they are there."""
         del following
         return None
 

@@ -100,7 +100,7 @@ class WritableDatabase(Database, Protocol):
 
 
 class RocksDatabase(RocksDBStore):
-    """See `Database`; `open` makes one."""
+    """The log's database in RocksDB; `open` makes one."""
 
     def __init__(
         self, opened: OpenFolder, monotonic: Callable[[], float] = time.monotonic, *, is_compacting: bool = True

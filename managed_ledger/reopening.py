@@ -34,7 +34,7 @@ FLUSH_MARGIN_PARTS = 8
 
 
 class ReopeningDatabase:
-    """See `WritableDatabase`, and the module."""
+    """A database that is opened again after a failure, while its owner keeps this object."""
 
     def __init__(
         self,

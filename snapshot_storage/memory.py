@@ -68,7 +68,7 @@ class MemoryBucketSnapshotStorage(BucketSnapshotStorage):
         return _MemoryWriter(self, bucket_key, topic_name, cursor_name)
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:
-        """See base; all segments come along, as they cost nothing."""
+        """Return a head with all segments, as they cost nothing."""
         stored = self._stored("read a head", bucket_id)
         return BucketSnapshotHead(stored.info, stored.metadata, stored.segments)
 

@@ -84,13 +84,13 @@ class RetryingBucketSnapshotStorage(BucketSnapshotStorage):
     async def create_bucket_snapshot(
         self, metadata: bytes, segments: Sequence[bytes], *, bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
-        """See base; asked once."""
+        """Create a snapshot, without retries: a create that failed may have taken effect."""
         return await self._storage.create_bucket_snapshot(
             metadata, segments, bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name
         )
 
     def new_bucket_snapshot(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> BucketSnapshotWriter:
-        """See base; its steps are asked once."""
+        """Return a writer, whose steps are called without retries."""
         return self._storage.new_bucket_snapshot(bucket_key=bucket_key, topic_name=topic_name, cursor_name=cursor_name)
 
     async def read_bucket_snapshot_head(self, bucket_id: int) -> BucketSnapshotHead:

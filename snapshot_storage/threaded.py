@@ -114,7 +114,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         """Open the storage; called in a thread."""
 
     async def start(self) -> None:
-        """See base. Cancelled, it leaves the storage as it was."""
+        """Open the storage. A call that is cancelled leaves it as it was."""
         async with self._turn:
             if self._open is None:
                 opening = asyncio.ensure_future(asyncio.to_thread(self._opened))
@@ -128,7 +128,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
                 self._note_opened()
 
     async def close(self) -> None:
-        """See base. Cancelled, it ends all the same before it says so."""
+        """Close the storage. A call that is cancelled finishes closing before it ends."""
         async with self._turn:
             self._is_reopening_due = False
             if self._open is None:

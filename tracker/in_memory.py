@@ -187,7 +187,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         return first_ms if first_ms is not None and first_ms <= self._due_through_ms() else None
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
-        """See base; the time of a message is that of its window."""
+        """Return due messages; the time of a message is that of its window."""
         rows = self._windows.pop(self._due_through_ms(), max_messages, self._members)
         if not self._members.count:
             self._forget_delays()
@@ -199,7 +199,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         return self._members.count
 
     def number_of_future_messages(self) -> int:
-        """See base.
+        """Count messages that are not due.
 
         Runtime complexity: O(windows that are due).
         """
@@ -210,7 +210,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._refuse(ledger_id, entry_ids)
 
     def should_pause_all_deliveries(self) -> bool:
-        """See base: with one fixed delay, nothing that is read further on is due before what is tracked."""
+        """Return whether all delays are the same: nothing that is read further on is due before what is tracked."""
         is_paused = self._is_paused()
         self._wake_up.note_paused(is_paused)
         return is_paused
@@ -224,7 +224,7 @@ class InMemoryDelayedDeliveryTracker(DelayedDeliveryTracker):
         )
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """See base; with a smaller tick, windows that were rounded down are due when their last message is."""
+        """Take a new tick; with a smaller one, windows that were rounded down are due when their last message is."""
         check_tick_time(tick_time_ms)
         bits, self._bits = self._bits, precision_bits(tick_time_ms)
         self._tick_time_ms = tick_time_ms

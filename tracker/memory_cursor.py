@@ -55,22 +55,22 @@ class MemoryCursor:
         self.acknowledged.setdefault(ledger_id, BitMap()).update(entry_ids)
 
     def acknowledged_in(self, ledger_id: int) -> BitMap:
-        """See `TrackedCursor`."""
+        """Return the acknowledged entries of a ledger: those one by one, and those that mark-delete has passed."""
         one_by_one = self.acknowledged.get(ledger_id, BitMap())
         if ledger_id != self._mark_delete_position.ledger_id:
             return one_by_one
         return one_by_one | BitMap(range(self._mark_delete_position.entry_id + 1))
 
     async def update_properties(self, *, put: Mapping[str, str] = {}, remove: Collection[str] = ()) -> None:
-        """See `TrackedCursor`."""
+        """Put and remove properties in one step."""
         self.properties.update(put)
         for key in remove:
             self.properties.pop(key, None)
 
     def add_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
-        """See `TrackedCursor`."""
+        """Call a function with the new mark-delete position each time that it has moved."""
         self._listeners.append(on_mark_delete_moved)
 
     def remove_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
-        """See `TrackedCursor`."""
+        """Call that function no more."""
         self._listeners.remove(on_mark_delete_moved)

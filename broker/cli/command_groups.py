@@ -20,7 +20,7 @@ class InstalledCommands(click.Group):
     """A group with its own commands and those of entry points; of two with one name its own is taken."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """See base; Ctrl-C between two commands' own handling ends as it does in them."""
+        """Invoke a command; Ctrl-C outside of its own handling ends it in the same way."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

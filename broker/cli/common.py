@@ -31,7 +31,7 @@ class OneLineFormatter(logging.Formatter):
     """Keeps each message on one line: a text from a client must not look like a record of its own."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802 (logging's)
-        """See base; ISO 8601 in UTC, as all times of `postdate`."""
+        """Return the time in ISO 8601 and UTC, as all times of `postdate`."""
         time = datetime.fromtimestamp(record.created, UTC)
         return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -129,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         self._begin_to_leave()
 
     def pause_writing(self) -> None:
-        """See `asyncio.BufferedProtocol`: the client reads more slowly than its consumers are sent to."""
+        """Send nothing more for now: the client reads more slowly than its consumers are sent to."""
         self.is_writable = False
 
     def resume_writing(self) -> None:
@@ -144,7 +144,7 @@ class Connection(asyncio.BufferedProtocol):
         return self.service.receive_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See `asyncio.BufferedProtocol`; one pass over all frames of the chunk."""
+        """Handle what was received: one pass over all frames of the chunk."""
         if self._has_left:
             # The end of TLS may bring bytes of before.
             return

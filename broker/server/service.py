@@ -271,7 +271,7 @@ class Service:
         return f"{self._producer_name_prefix}-{self._producers_named}"
 
     async def note_last_due_times(self, topic: Topic) -> None:
-        """See `OpenTopics`."""
+        """Leave the counts and times of delayed messages with a topic that is about to be closed."""
         # A catalog of its own, which goes with this call: a closed topic is to cost a few numbers.
         await self._note_due_times(topic, ScheduleCatalog())
 

@@ -58,7 +58,7 @@ class TopicIndex(DelayedDeliveryTrackerFactory):
         await self._ledger.open_cursor(INDEX_CURSOR_NAME)
 
     def new_tracker(self, context: TrackerContext) -> DelayedDeliveryTracker:
-        """See base; a view on the index.
+        """Return a view on the index.
 
         Raises:
             SubscriptionNotFoundError: The last subscription was deleted meanwhile, and the index with it.

@@ -152,7 +152,7 @@ class DrainingHashesTracker(OrderFence):
             self._columns["blocked"][self._row(slot)] += entries
 
     def joined(self, consumer: ConsumerState, consumers: Consumers, read_position: Position | None) -> None:
-        """See base; the assignment says it all."""
+        """Note nothing: `settle` compares the assignments, which is enough."""
 
     def settle(self, consumers: Consumers, before: Assignment, after: Assignment, now_ms: int) -> None:
         holding = [consumer for consumer in consumers.values() if consumer.pending.slot_counts]
@@ -182,7 +182,7 @@ class DrainingHashesTracker(OrderFence):
         return drained
 
     def note_no_longer_pending(self, consumer: ConsumerState, counts: Mapping[int, int]) -> list[int]:
-        """See base; in columns, since it can be everything that a consumer holds."""
+        """Note it in columns, since it can be everything that a consumer holds."""
         if len(counts) <= _SLOTS_ONE_BY_ONE_MAX:
             return [slot for slot, count in counts.items() if self.reduce_ref_count(consumer.index, slot, count)]
         slots = np.fromiter(counts, dtype=np.int32, count=len(counts))
@@ -216,7 +216,7 @@ class DrainingHashesTracker(OrderFence):
         )
 
     def check(self, consumers: Consumers, owners: Assignment) -> None:
-        """See base: one holder per slot (I1), and exactly the slots held away from their owner drain (I3, I4)."""
+        """Check for one holder per slot (I1), and that exactly the slots held away from their owner drain (I3, I4)."""
         held: dict[int, tuple[int, int]] = {}
         for consumer in consumers.values():
             for slot, count in consumer.pending.slot_counts.items():

@@ -69,12 +69,12 @@ class MultipleConsumersCore(Intake):
         return self._serve_all()
 
     def refund(self, consumer: ConsumerState, items: Sequence[Item]) -> None:
-        """See base; served by the timer: what the consumer asked for again at the same time goes first."""
+        """Give permits back, and serve the consumer by the timer: entries that it asked for again go first."""
         super().refund(consumer, items)
         self.to_serve[consumer.index] = consumer
 
     def advance(self, now_ms: int) -> None:
-        """See base; a smooth resume may let more pass, also where another event comes before its timer."""
+        """Take the time; a smooth resume may let more pass, also where another event comes before its timer."""
         super().advance(now_ms)
         if self.gate.note_time(now_ms):
             self.to_serve.update(self.consumers)

@@ -99,7 +99,7 @@ class RecentlyJoinedFence(OrderFence):
         return self._view.next_unacknowledged_position
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
-        """See base; the last one has no other consumer to be fenced from."""
+        """Forget a consumer's bound; the last consumer has no other one to be fenced from."""
         before = len(self.bounds)
         self.bounds.pop(consumer.index, None)
         self.bounds_when_joining.pop(consumer.index, None)
@@ -136,7 +136,7 @@ class ReadPositionFence(RecentlyJoinedFence):
         """Entries that consumers held at another's join, by ledger; acknowledged ones leave from the front."""
 
     def _first_awaited(self, consumers: Consumers) -> Key:
-        """See base: of what consumers hold, which newcomers wait for from now on."""
+        """Let newcomers wait for all that consumers hold now, and return the first of it."""
         _add(self._awaited, [position for consumer in consumers.values() for position in consumer.pending.items])
         return self._drop_acknowledged()
 
@@ -162,7 +162,7 @@ class ReadPositionFence(RecentlyJoinedFence):
         return read_position
 
     def position_when_joining(self, consumer_index: int) -> Position | None:
-        """See base: the read position."""
+        """Return the read position of that moment."""
         return self.bounds_when_joining.get(consumer_index)
 
 
@@ -174,7 +174,7 @@ class LastSentPositionFence(RecentlyJoinedFence):
         self._waits_again: dict[int, BitMap] = {}
 
     def note_taken_back(self, positions: Collection[Key]) -> None:
-        """See base: a sent entry stays sent."""
+        """Remember entries that wait again, which count as sent."""
         _add(self._waits_again, positions)
 
     def leaves(self, consumer: ConsumerState, consumers: Consumers, waiting: Collection[int]) -> list[int]:
@@ -211,7 +211,7 @@ class LastSentPositionFence(RecentlyJoinedFence):
         return after
 
     def position_when_joining(self, consumer_index: int) -> Position | None:
-        """See base: the last sent position."""
+        """Return the last sent position of that moment."""
         bound = self.bounds_when_joining.get(consumer_index)
         return None if bound is None else self.before(bound)
 

@@ -28,7 +28,7 @@ class SharedCore(MultipleConsumersCore):
         return self._serve_all()
 
     def _offer(self, slot: int) -> None:
-        """See base; all waiting entries are considered in every turn."""
+        """Mark nothing: every turn considers all waiting entries."""
 
     def _serve_all(self) -> list[Action]:
         self.to_serve.clear()

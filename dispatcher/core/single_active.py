@@ -175,7 +175,7 @@ class SingleActiveCore(SubscriptionCore):
         return []
 
     def is_pending(self, consumer: ConsumerState, position: Key) -> bool:
-        """See base; an active consumer that changes or rewinds has its unsent entries dropped."""
+        """Return whether to send an entry: a change or a rewind of the active consumer drops unsent ones."""
         return consumer is self.active and not self._cursor.is_acknowledged(*position)
 
     def reset(self) -> None:

@@ -22,7 +22,7 @@ class HashRangeExclusiveStickyKeyConsumerSelector(StickyKeyConsumerSelector):
         self._members: dict[int, Member] = {}
 
     def ranges_of(self, member: Member) -> list[tuple[int, int]]:
-        """See base; neighbours are not merged: the ranges are those that were asked for."""
+        """Return the ranges as they were asked for: neighbours are not merged."""
         return sorted(member.ranges) if member.index in self._members else []
 
     def _add(self, member: Member) -> None:

@@ -64,7 +64,7 @@ class SparkCopies:
         there: BucketSnapshotStorage,
         wanted: Sequence[SnapshotToCopy],
     ) -> AsyncGenerator[CopyResult, None]:
-        """See `CopyWorkers`."""
+        """Copy in tasks, as many at once as Spark has cores, and give each result as it comes."""
         if not wanted:
             return
         job, source, target = uuid4().hex, own_index(self._source, self._log), own_index(self._target, self._log)

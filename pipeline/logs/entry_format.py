@@ -15,7 +15,7 @@ _INT64_MAX = 2**63 - 1
 
 
 class PulsarEntries:
-    """See `managed_ledger.repair.survey.EntryFormat`."""
+    """Entries as Pulsar's clients send them, for a repair of the log."""
 
     def header_row(self, entry: bytes) -> bytes | None:
         if not entry.startswith(MAGIC):

@@ -107,11 +107,11 @@ class LogFolder:
         return EntryHeaders.from_rows(*_positions(part, len(rows)), rows)
 
     def read_batch(self, part: HeaderRange) -> pa.RecordBatch:
-        """See base; raises what `read` raises."""
+        """Read a range as a record batch; raises what `read` raises."""
         return header_batch(part.topic, self.read(part))
 
     def read_times(self, part: HeaderRange) -> DelayedIndexes:
-        """See base; raises what `read` raises."""
+        """Read a range as a record batch; raises what `read` raises."""
         rows = self._rows(part)
         return DelayedIndexes(np.ascontiguousarray(rows[:, 0]), *_positions(part, len(rows)))
 

@@ -95,7 +95,7 @@ class ParquetLog:
         return [ledger for ledger in self._ledgers if topics is None or ledger.topic in topics]
 
     def read_batch(self, part: HeaderRange) -> pa.RecordBatch:
-        """See base; the place in the file counts, not the ids in the rows."""
+        """Read a range by its place in the file; the ids in the rows do not count."""
         return self._read(part, HEADER_SCHEMA.names)
 
     def read_times(self, part: HeaderRange) -> DelayedIndexes:

@@ -84,7 +84,7 @@ class IndexWriter(DataSourceArrowWriter):
         self._staging = new_staging(staging_place(location, self._cursor_folder), uuid4().hex)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedParts:
-        """See base: build and stage the buckets of a task's rows."""
+        """Build and stage the buckets of a task's rows."""
         with StagingWriter(self._staging, attempt_name()) as staging:
             return StagedParts(
                 [_stage(name, rows, self._rules, staging) for name, rows in grouped(self._named(iterator))]
@@ -95,7 +95,7 @@ class IndexWriter(DataSourceArrowWriter):
             yield from split_by_bucket(*(batch.column(column) for column in self._columns))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """See base: publish what the attempts that won have staged."""
+        """Publish what the attempts that won have staged."""
         parts = [part for message in messages if isinstance(message, StagedParts) for part in message.parts]
         try:
             asyncio.run(self._publish(parts))
@@ -103,7 +103,7 @@ class IndexWriter(DataSourceArrowWriter):
             remove_staging(self._staging)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark's signature
-        """See base: leave nothing behind."""
+        """Leave nothing behind."""
         remove_staging(self._staging)
 
     async def _publish(self, parts: list[StagedPart]) -> Published:

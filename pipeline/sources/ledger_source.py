@@ -64,7 +64,7 @@ class LedgerDataSource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002 - Spark's signature
-        """See base.
+        """Refuse to write: a log is the service's own.
 
         Raises:
             ValueError: Always.

@@ -68,7 +68,7 @@ class ObjectFolderBucketSnapshotStorage(ThreadedBucketSnapshotStorage["ObjectFol
         return ObjectFolder(self._path, is_read_only=self._is_read_only)
 
     async def find_damage(self) -> list[SnapshotStorageError]:
-        """See base: headers, all of them."""
+        """Check the header of every file."""
         return list(await self._run("check the headers", lambda folder: folder.damage()))
 
 
@@ -107,7 +107,7 @@ class ObjectFolder:
         return self._path / marks_prefix("").strip("/")
 
     def close(self) -> None:
-        """See base: remove snapshots that are being written, as their writers cannot commit any more."""
+        """Remove snapshots that are being written, as their writers cannot commit any more."""
         for writing in list(self._writings):
             with suppress(SnapshotStorageError):
                 writing.forget()
@@ -173,7 +173,7 @@ class ObjectFolder:
                 _sync(path.parent)
 
     def list(self, topic_name: str | None, cursor_name: str | None) -> list[BucketSnapshotInfo]:
-        """See base; damaged files are left out, and logged: `damage` names it."""
+        """List snapshots without the damaged ones, which are logged; `damage` names them."""
         infos, damage = self._infos(topic_name, cursor_name)
         for error in damage:
             log.warning("left out of a list of snapshots: %s", error)

@@ -105,13 +105,13 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
     async def read_bucket_snapshot_heads(
         self, bucket_ids: Sequence[int]
     ) -> Sequence[BucketSnapshotHead | SnapshotStorageError]:
-        """See base: in one thread, as a way to a thread and back takes longer than a read."""
+        """Read all in one call of a thread: going there and back takes longer than a read."""
         return await self._run("read heads", lambda folder: [_answer_of(folder.read_head, one) for one in bucket_ids])
 
     async def read_bucket_snapshot_segments(
         self, ranges: Sequence[SegmentRange]
     ) -> Sequence[list[bytes] | SnapshotStorageError]:
-        """See base: in one thread."""
+        """Read all in one call of a thread."""
         for _, first_entry, last_entry in ranges:
             check_segment_range(first_entry, last_entry)
         return await self._run(
@@ -119,12 +119,12 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
         )
 
     async def delete_bucket_snapshots(self, bucket_ids: Sequence[int]) -> Sequence[SnapshotStorageError | None]:
-        """See base: in one thread. A damaged one is removed like the others; a disk that refuses does so for all."""
+        """Delete all in one call of a thread, damaged ones too; a disk that refuses does so for all."""
         await self._run("delete snapshots", lambda folder: folder.delete_all(bucket_ids))
         return [None] * len(bucket_ids)
 
     async def find_damage(self) -> list[SnapshotStorageError]:
-        """See base: headers."""
+        """Check the headers; entries are checked when they are read."""
         return list(await self._run("check the headers", lambda folder: folder.header_damage()))
 
     async def checkpoint(self, path: Path) -> None:

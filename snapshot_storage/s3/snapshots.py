@@ -67,9 +67,9 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None
     ) -> list[BucketSnapshotInfo]:
-        """See base; a call for each thousand, and one more for each that this process has not read before.
+        """List snapshots without the damaged ones, which are logged; `find_damage` names them.
 
-        Damaged snapshots are left out, and logged: `find_damage` names them.
+        A call for each thousand, and one more for each that this process has not read before.
         """
         infos, damage = await self._infos(topic_name, cursor_name)
         for error in damage:
@@ -77,7 +77,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
 
     async def find_damage(self) -> list[SnapshotStorageError]:
-        """See base: objects with a damaged or unreadable beginning; the read heads are remembered for the list."""
+        """Find objects with a damaged or unreadable beginning; the list remembers the heads that were read."""
         _, damage = await self._infos(None, None)
         return list(damage)
 

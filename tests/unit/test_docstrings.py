@@ -83,6 +83,21 @@ def test_a_method_is_documented_by_itself_or_by_what_it_implements() -> None:
     assert undocumented(_KeepsMore, [], ["keep", "lose"]) == [f"{__name__}._KeepsMore.keep"]
 
 
+def test_no_docstring_only_points_elsewhere() -> None:
+    """A reference may follow what is said; it does not stand for it."""
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for room in ROOMS
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node)) is not None
+        and text.startswith("See ")
+    ]
+
+    assert found == []
+
+
 @pytest.mark.slow
 def test_every_public_method_is_documented() -> None:
     modules = list(_modules())

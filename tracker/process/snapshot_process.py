@@ -119,7 +119,7 @@ class SnapshotProcess(StorageWorker):
         return self._restarts
 
     async def start(self) -> None:
-        """See base. Cancelled, it leaves no process.
+        """Start the process. A call that is cancelled leaves none.
 
         Raises:
             StorageUnavailableError: The process cannot be started.
@@ -133,7 +133,7 @@ class SnapshotProcess(StorageWorker):
                 self._is_open = True
 
     async def close(self) -> None:
-        """See base; the process ends."""
+        """End the process."""
         self._leave_other_loop()
         async with self._turn:
             self._is_open = False

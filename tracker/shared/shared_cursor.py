@@ -47,7 +47,7 @@ class SharedCursor:
         await self._own.update_properties(put=put, remove=remove)
 
     def add_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:
-        """See `TrackedCursor`; it is told by `refresh`."""
+        """Add a listener, which `refresh` calls."""
         self._listeners.append(on_mark_delete_moved)
 
     def remove_listener(self, on_mark_delete_moved: Callable[[Position], None]) -> None:

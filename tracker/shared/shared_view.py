@@ -112,7 +112,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         return bool(self.add_messages([ledger_id], [entry_id], [min(deliver_at_ms, NEVER)])[0])
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> Mask:
-        """See base; what is due for this subscription already, or was lost and is indexed again, is left as it is."""
+        """Add messages, but those that are due for this subscription already, or were lost and are indexed again."""
         self._check_open()
         ledgers, entries, deliver_at_ms = columns_of(ledger_ids, entry_ids, deliver_ats)
         rows = DelayedIndexes(deliver_at_ms, ledgers, entries)
@@ -140,7 +140,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         )
 
     def tracked_in(self, ledger_id: int) -> BitMap | None:
-        """See base; with what is due for this subscription and was not taken yet."""
+        """Return indexed positions, with those that are due for this subscription and were not taken yet."""
         indexed, claimed = self._index.tracker.tracked_in(ledger_id), self._rows.claimed_in(ledger_id)
         return indexed | claimed if indexed and claimed else indexed or claimed
 
@@ -156,7 +156,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         return self._index.tracker.is_recovering(ledger_id)
 
     def take_untracked(self) -> Mapping[int, BitMap]:
-        """See base; every view reads again what the index lost."""
+        """Return lost positions once to each view: every view reads again what the index lost."""
         return self._rows.take_to_read()
 
     def take_untracked_ranges(self) -> Sequence[LedgerRange]:
@@ -178,7 +178,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         return min((time_ms for time_ms in withheld_ms if time_ms is not None), default=None)
 
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
-        """See base; what this polls from the index becomes due for the other subscriptions too."""
+        """Return due messages; those that this polls from the index become due for the other subscriptions too."""
         self._forget_passed()
         self._refill()
         # More than is kept in memory would have to be read again at once.
@@ -223,14 +223,14 @@ class SharedIndexView(DelayedDeliveryTracker):
         self._first_ledger_id = first_ledger_id
 
     def number_of_delayed_messages(self) -> int:
-        """See base; of this subscription: without what it has acknowledged or taken.
+        """Count the messages of this subscription, without those that it has acknowledged or taken.
 
         Runtime complexity: O(ledgers with delayed messages).
         """
         return max(0, len(self._rows) + self._indexed_count())
 
     def number_of_future_messages(self) -> int:
-        """See base; what is due in a segment that could not be loaded in time counts."""
+        """Count messages that are not due, and due ones of a segment that could not be loaded in time."""
         ledger_ids, entry_ids = self._index.tracker.due_positions()
         # Positions that this subscription took before are not in the count of indexed ones either.
         is_own = ~self._rows.foreign.mask(ledger_ids, entry_ids)
@@ -241,7 +241,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         return max(0, self._indexed_count() - due)
 
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """See base: nothing to do. Others may still want them, and counting asks what this one has acknowledged."""
+        """Forget nothing: other subscriptions may want them, and counting asks this one's cursor."""
 
     def _indexed_count(self) -> int:
         """Return how many of the index's messages this subscription has neither acknowledged nor taken."""
@@ -266,7 +266,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         return self._index.tracker.should_pause_all_deliveries() and not self._rows.queued
 
     def reset_tick_time(self, tick_time_ms: int) -> None:
-        """See base; the tick is the topic's, so it is every view's."""
+        """Take a new tick for all views: it is the topic's."""
         self._index.tracker.reset_tick_time(tick_time_ms)
 
     async def clear(self) -> None:
@@ -275,7 +275,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         self._first_ledger_id = -1
 
     async def close(self) -> None:
-        """See base; the index stays open for the others."""
+        """Close this view; the index stays open for the others."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -214,7 +214,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         return self._core.message_count
 
     def number_of_future_messages(self) -> int:
-        """See base.
+        """Count messages that are not due.
 
         Exact but where a segment begins before now and ends after it and could not be loaded in time: its rows count.
         """
@@ -226,7 +226,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
 
     @_guarded
     def note_acknowledged(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """See base; of segments that are not loaded, the positions are read first, in the background."""
+        """Forget acknowledged messages; positions of segments that are not loaded are read first, in the background."""
         self._core.note_acknowledged(ledger_id, entry_ids)
         self._turn_soon()
 
@@ -259,13 +259,13 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._core.check()
 
     async def clear(self) -> None:
-        """See base; the properties name each snapshot until it is deleted, so a crash leaves none behind."""
+        """Forget all messages; properties name each snapshot until it is deleted, so a crash leaves none behind."""
         self._check_open("clear")
         self._core.clear()
         self._turn_soon()
 
     async def close(self) -> None:
-        """See base; seals the mutable bucket when that is worth it, so that a restart need not read it again."""
+        """Close the tracker; seal the mutable bucket when that is worth it, so that a restart need not read it again."""
         if not (self._is_abandoned or self._is_closed):
             if self._config.index_count_at_close_min >= 0:
                 self._core.seal(index_count_min=self._config.index_count_at_close_min)

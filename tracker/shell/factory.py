@@ -35,11 +35,11 @@ class BucketDelayedDeliveryTrackerFactory(DelayedDeliveryTrackerFactory):
         self._alarms = Alarms(now_ms)
 
     async def start(self) -> None:
-        """See base; opens the storage."""
+        """Open the storage."""
         await self._worker.start()
 
     async def close(self) -> None:
-        """See base; closes the storage."""
+        """Close the storage."""
         await self._worker.close()
 
     def new_tracker(self, context: TrackerContext) -> BucketDelayedDeliveryTracker:

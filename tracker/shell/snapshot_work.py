@@ -184,7 +184,7 @@ class StorageWork(StorageWorker):
         await self._storage.start()
 
     async def close(self) -> None:
-        """See base: late creates are watched no longer."""
+        """Watch late creates no longer."""
         await self._storage.close()
         await self._creates.close()
 

@@ -62,7 +62,7 @@ class LifeLoop(SimulationLoop):
         self.timers_set = 0
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
-        """See base; the default pool is the loop itself."""
+        """Run a call in the loop itself where the default pool is asked for."""
         return super().run_in_executor(executor or self._pool, func, *args)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
