@@ -265,7 +265,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
         self._turn_soon()
 
     async def close(self) -> None:
-        """Close the tracker; seal the mutable bucket when that is worth it, so that a restart need not read it again."""
+        """Close the tracker; seal the mutable bucket if it is worth it, so that a restart need not read it again."""
         if not (self._is_abandoned or self._is_closed):
             if self._config.index_count_at_close_min >= 0:
                 self._core.seal(index_count_min=self._config.index_count_at_close_min)
