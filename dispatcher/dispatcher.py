@@ -106,14 +106,14 @@ class Dispatcher:
         if self._is_closed:
             return
         self._is_closed = True
-        # All at once: the reader and acknowledgements go on until it is over, and no consumer may get what comes after
-        # an entry that is not sent any more.
+        # All outboxes end at once. The reader and acknowledgements go on until they have, and no consumer may get what
+        # comes after an entry that is not sent any more.
         outboxes = list(self._outboxes.values())
         self._send_nothing_any_more()
         for outbox in outboxes:
             await outbox.closed()
         await self._reader.close()
-        # These refer to the dispatcher: see `Reader.close`.
+        # These refer to the dispatcher. Without them its memory goes without a collection of cycles.
         self._outboxes.clear()
         self._by_handle.clear()
         self.on_failure = None
@@ -446,13 +446,13 @@ class Dispatcher:
             self.stop_for_defect(defect)
 
     def _run_actions(self, actions: list[Action]) -> None:
-        # A consumer that is told something may call back; further actions come after those that are here already.
+        # A consumer may call back from an action; actions of that call run after those that are here already.
         self._actions.extend(actions)
         if not self._is_running_actions:
             self._is_running_actions = True
             begun = 0
             try:
-                # More may come while these run.
+                # The list may grow while its actions run.
                 while begun < len(self._actions):
                     begun += 1
                     self._run_action(self._actions[begun - 1])

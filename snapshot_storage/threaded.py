@@ -26,7 +26,7 @@ from snapshot_storage.storage import (
 
 log = logging.getLogger(__name__)
 
-# Between tries to open again what could not be opened: each pause is twice the one before, up to the last.
+# Pauses between tries to open a storage again: each is twice the one before, up to the last.
 _REOPENING_PAUSE_MS_MIN = 1_000
 _REOPENING_PAUSE_MS_MAX = 60_000
 
@@ -100,9 +100,9 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         self._open: _Open[Snapshots] | None = None
         # Opening and closing take turns, so that a second `close` returns when everything is really free.
         self._turn = asyncio.Lock()
-        # Calls that come while it is opened again wait for this.
+        # Calls that come while the storage is opened again wait for this.
         self._reopening: asyncio.Future[None] | None = None
-        # Whether it is to be open and is not, as opening it again failed: a later call tries once more.
+        # Set while the storage should be open and is not, as opening it again failed: a later call tries once more.
         self._is_reopening_due = False
         self._refusal: SnapshotStorageError | None = None
         self._reopening_pauses = Backoff(initial_ms=_REOPENING_PAUSE_MS_MIN, max_ms=_REOPENING_PAUSE_MS_MAX)
@@ -236,7 +236,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
         """Try to open it for a caller that cannot wait."""
         if self._reopening is None:
             self._behind = asyncio.ensure_future(self._reopen(None))
-            # The next call tries again, and raises the error.
+            # The error is not lost: the next call tries again, and raises it.
             self._behind.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _run(self, operation: str, work: Callable[[Snapshots], _Result]) -> _Result:

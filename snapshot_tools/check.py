@@ -84,7 +84,7 @@ async def _look(
         try:
             await _check_snapshot(place, summary, verdict)
         except BucketNotFoundError:
-            # The service deleted it meanwhile.
+            # The service deleted the snapshot meanwhile.
             verdict.snapshots -= 1
         done += summary.info.length_bytes
         advance(done, total)

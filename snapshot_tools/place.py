@@ -207,7 +207,7 @@ async def open_place(config: BrokerConfig, *, is_read_only: bool = True) -> Asyn
     if not config.data_directory.is_dir():
         raise StorageAccessError(f"there is no folder {config.data_directory}: name the service's with --data")
     ledgers = config.data_directory / "ledgers"
-    # First the log: its lock keeps a service away, with any storage.
+    # The log is opened first: its lock keeps a service away, with any storage.
     cursors = await asyncio.to_thread(lambda: CursorPropertiesFolder(ledgers, is_read_only=is_read_only))
     try:
         _refuse_missing(config)

@@ -41,10 +41,11 @@ class HeadLimit(asyncio.Protocol):
         finally:
             self._is_answering = False
             if self._has_more:
-                # The rest of a body, or the begin of the next head: which of them, the handler alone knows.
+                # More bytes are the rest of a body or the beginning of the next head; only the handler can tell them
+                # apart.
                 self._start_timer()
 
-    # What asyncio calls.
+    # Calls by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

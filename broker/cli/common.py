@@ -45,7 +45,7 @@ class MalformedRequests(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        # By name: the commands that need no web server do not import one.
+        # A type is named by a string: the commands that need no web server do not import one.
         if error is not None and type(error).__module__ == "aiohttp.http_exceptions":
             record.exc_info = None
             record.levelno, record.levelname = logging.WARNING, "WARNING"

@@ -14,7 +14,7 @@ EXIT_CODE_INTERRUPTED = 130
 
 def main() -> None:
     """Run the command that the process's arguments name, and end the process with its exit code."""
-    # A shell that starts a job in the background lets it ignore Ctrl-C, which stays so.
+    # A shell starts a background job with Ctrl-C ignored; such a job goes on ignoring it.
     heeds_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds_interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -28,7 +28,8 @@ def acknowledge(consumer: Consumer, topic: Topic, ack: CommandAck) -> str | None
         return None
     if ack.ack_type == CommandAck.Cumulative:
         last = ack.message_id[0]
-        # In the middle of a batch the client acknowledges the entry before: of the first one, that is entry -1.
+        # In the middle of a batch the client acknowledges the entry before the batch, which is -1 before the first
+        # entry.
         position = Position(signed(last.ledgerId), signed(last.entryId))
         try:
             dispatcher.acknowledge_cumulative(consumer, position, ack_set=tuple(last.ack_set))

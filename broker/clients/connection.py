@@ -430,7 +430,7 @@ class Connection(asyncio.BufferedProtocol):
         async for consumer, topic in in_slices(list(self.consumers.values())):
             await topic.consumer_left(consumer)
         self.consumers.clear()
-        # Both refer to the connection: what has ended is to go at once, and not when cycles are looked for.
+        # Both refer to the connection. Without them, the memory of an ended one goes without a collection of cycles.
         self._has_left = True
         del self._publisher, self._requests
 

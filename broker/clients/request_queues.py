@@ -104,7 +104,7 @@ class RequestQueues:
             try:
                 return str(TopicName.parse(name))
             except BrokerError:
-                # Its handler says so.
+                # The handler of the request answers that the name is wrong.
                 return _NO_TOPIC
         kind, number = named_id
         topic = self._topic_of[kind](number)

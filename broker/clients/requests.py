@@ -161,7 +161,7 @@ async def on_close_producer(connection: Connection, command: BaseCommand) -> Non
     if found is not None:
         producer, topic = found
         topic.remove_producer(producer)
-        # For the client this answer ends all that it sent before; it knows already about a failed commit.
+        # This answer tells the client that all it sent before is done. A failed commit was told to it already.
         with suppress(LedgerWriteError):
             await topic.ledger.committed()
     connection.write(commands.success(request.request_id))

@@ -373,7 +373,7 @@ def _in_keys(complaint: str, blamed: Setting, by_field: Mapping[str, Setting]) -
     limit = re.search(r"must be .*", text)
     if limit is None or not complaint.startswith(f"{blamed.field.name} "):
         return text
-    # The value stands before the complaint already. The bound is in the field's unit; in the file's it rounds up.
+    # The error names the value elsewhere. Bounds are in the field's unit; in the file's unit they round up.
     text = re.sub(r", but is .*", "", limit[0])
     return re.sub(r"-?\d+", lambda number: str(-(-int(number[0]) // blamed.factor)), text)
 

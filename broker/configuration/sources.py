@@ -76,10 +76,10 @@ def _from_overrides(overrides: Sequence[str], names: Collection[str]) -> dict[st
     for override in overrides:
         key, separator, value = (part.strip() for part in override.partition("="))
         if not separator or not key or " " in key:
-            # The first word alone: behind a key and a missing sign of equality may stand a secret.
+            # The error names the first word alone: the words behind a key without `=` may be a secret.
             raise ConfigError("must be key=value", where=f"--set {override.partition(' ')[0]}", key="")
         given[key] = Given(value, f"--set {override}")
-        # Without the value: under a misspelled key it may be a secret.
+        # The error does not name the value: under a misspelled key it may be a secret.
         _check(key, names, where=f"--set {key}")
     return given
 

@@ -107,7 +107,7 @@ def check_unknown_key(key: str, known: Collection[str], *, where: str, line: int
         return
     is_ours = key.lower().startswith(OWN_PREFIXES)
     by_lower_case = {name.lower(): name for name in known}
-    # A key that is ours by its beginning deserves a guess even when it is far from every known one.
+    # A key that begins as ours do gets a suggestion even when it is far from every known key.
     likeness = 0.6 if is_ours else LIKENESS
     similar = get_close_matches(key.lower(), by_lower_case, n=1, cutoff=likeness)
     if not is_ours and not similar:

@@ -114,7 +114,7 @@ def _load(config: TlsConfig) -> _Loaded:
         raise TlsFileError("certificate_path", f"{config.certificate_path} cannot be used: {error}") from error
     if config.trust_certs_path is not None:
         _first_certificate("trust_certs_path", contents["trust_certs_path"], config)
-        # As Java does: every certificate in the file is trusted, also without a root above.
+        # Every certificate in the file is trusted, also without a root above it, as in Java.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.verify_mode = ssl.CERT_REQUIRED if config.requires_client_cert else ssl.CERT_OPTIONAL
         try:

@@ -24,7 +24,7 @@ _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; object-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # Kept, and asked for again each time: a service that was upgraded shows its own page.
+    # A browser keeps the page but asks each time whether it has changed, so an upgraded service shows its own page.
     "Cache-Control": "no-cache",
 }
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}

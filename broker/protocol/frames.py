@@ -50,7 +50,7 @@ class Send(NamedTuple):
     entry: bytes
 
 
-# Half the cost of the constructor that NamedTuple writes; the fields are those of one call below.
+# This costs half as much as the constructor that NamedTuple writes. One call below gives all fields.
 _new_send: Final = partial(tuple.__new__, Send)
 
 

@@ -41,7 +41,7 @@ async def list_messages(
         if not len(headers):
             if not len(rows):
                 return messages, None
-            # All of these were trimmed meanwhile.
+            # All messages of this page were trimmed meanwhile.
             wanted = replace(wanted, after=rows.place(len(rows) - 1))
             continue
         headers = headers.take(slice(0, fitting(headers, max(1, PAGE_BYTES_MAX - bytes_read))))

@@ -81,7 +81,7 @@ class RestingTopics:
                 topic.note_use(self._now_ms())
             elif self._now_ms() - topic.last_used_ms >= REST_AFTER_MS and not self._is_to_be_deleted(topic):
                 await self._service.note_last_due_times(topic)
-                # A client may have come meanwhile, or another call have closed it.
+                # Meanwhile a client may have come, or another call may have closed the topic.
                 if not topic.is_used and self._service.topics.get(topic.name) is topic:
                     await self._rest(topic)
 
@@ -176,7 +176,7 @@ def _without_counters(figures: TopicSnapshot) -> TopicSnapshot:
         index_counters_before=None,
         messages_in_total=0,
         bytes_in_total=0,
-        # There may be very many: what says nothing is not kept, and what many share is kept once.
+        # There may be thousands of such topics: empty figures are not kept, and equal names are kept once.
         lateness=figures.lateness if figures.lateness is not None and any(figures.lateness.counts) else None,
         namespace=intern(figures.namespace),
     )

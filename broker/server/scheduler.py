@@ -45,8 +45,8 @@ class Housekeeping:
         # UTC, because the machine's own time zone may be unknown, and intervals do not need it.
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         for job in self._turns:
-            # Late turns are taken, several missed ones as one. A second instance is allowed only to find that the
-            # first still runs: APScheduler itself would warn of each turn that is left out.
+            # A late turn is taken; several missed ones are taken as one. A second instance is allowed, and finds that
+            # the first still runs: APScheduler itself would warn of each turn that is left out.
             self._scheduler.add_job(
                 self._take_turn,
                 "interval",

@@ -55,7 +55,7 @@ def service_storage_of(config: BrokerConfig) -> BucketSnapshotStorage | Snapshot
     """
     if not config.has_snapshot_process or config.bucket_snapshot_storage == "memory":
         return snapshot_storage_of(config)
-    # The first imports less in that process than the second, which needs the whole configuration.
+    # For RocksDB that process imports less: it does not need the whole configuration.
     is_rocksdb = config.bucket_snapshot_storage == "rocksdb"
     return SnapshotProcess(_on_rocksdb(config) if is_rocksdb else partial(snapshot_storage_of, config))
 

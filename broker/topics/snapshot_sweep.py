@@ -55,7 +55,7 @@ class SnapshotSweep:
         self._has_tracker = has_tracker
         self._spawn = spawn
         self._task: asyncio.Task[None] | None = None
-        # Whether the next sweep lists all snapshots of the topic, and whether the one after it does.
+        # These say whether the next sweep, and the one after it, list all snapshots of the topic.
         self._has_to_list = True
         self._has_to_list_again = False
         self._is_failing = False
@@ -166,5 +166,5 @@ def _is_attended(_: str) -> bool:
 def _first_ledger_unacknowledged(cursor: Cursor) -> int:
     """Return the first ledger with a stored entry that is not acknowledged."""
     first = cursor.next_unacknowledged_position.ledger_id
-    # Without a backlog that position is still to be written, also in a ledger of which there are snapshots.
+    # Without a backlog that position is not written yet, and its ledger may have snapshots all the same.
     return first if cursor.backlog else first + 1

@@ -50,7 +50,7 @@ class Assignment:
         assert len(last_slots) == len(owners) > 0
         assert last_slots[-1] == SLOTS_END - 1
 
-        # Runs are as long as they can be: equal assignments are equal bytes.
+        # Neighbours with one owner are one run, so equal assignments have equal bytes.
         is_end = np.append(owners[1:] != owners[:-1], True)
         self._runs = np.stack([last_slots[is_end], owners[is_end]]).astype(np.int32).tobytes()
         self._last_slots, self._owners = _columns(self._runs)
@@ -65,7 +65,7 @@ class Assignment:
         if self._is_busy:
             owner: int = _table(self._runs)[1][slot]
             return owner
-        # An array's elements would be objects of numpy, of which a comparison costs ten times as much.
+        # A memoryview gives Python's integers; numpy's cost ten times as much to compare.
         runs = memoryview(self._runs).cast("i")
         run_count = len(self._last_slots)
         return runs[run_count + bisect_left(runs, slot, 0, run_count)]
@@ -115,7 +115,7 @@ def _table(runs: bytes) -> tuple[OwnerTable, Sequence[int]]:
     dtype = np.int16 if owners.max() < 2**15 else np.int32
     table = np.repeat(owners.astype(dtype), np.diff(last_slots, prepend=-1))
     table.flags.writeable = False
-    # Of a view, a single element is read three times as fast as of an array.
+    # A single element of a memoryview is read three times as fast as one of an array.
     return table, table.data
 
 

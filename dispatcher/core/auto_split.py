@@ -38,7 +38,7 @@ class HashRangeAutoSplitStickyKeyConsumerSelector(StickyKeyConsumerSelector):
 
         lowers = [0, *self._bounds[:-1]]
         widths = [upper - lower for lower, upper in zip(lowers, self._bounds, strict=True)]
-        # `index` finds the first of the widest, which is the lowest: so does Pulsar.
+        # `index` finds the lowest of the widest ranges, as Pulsar does.
         widest = widths.index(max(widths))
         if widths[widest] <= 1:
             raise ConsumerAssignError(
@@ -56,7 +56,7 @@ class HashRangeAutoSplitStickyKeyConsumerSelector(StickyKeyConsumerSelector):
 
         is_top = at == len(self._members) - 1
         del self._members[at]
-        # The bound that goes is the member's own, or that of the next lower one, which moves up to the top.
+        # The member's own bound goes. For the top member it is the next lower bound: that neighbour becomes the top.
         del self._bounds[at - 1 if is_top and at > 0 else at]
 
     def _assignment(self) -> Assignment:

@@ -60,7 +60,7 @@ class ConsistentHashingStickyKeyConsumerSelector(StickyKeyConsumerSelector):
                 self._points[index] = _ring_points(name, number, self._replica_points)
         points = np.concatenate(list(self._points.values()))
         owners = np.repeat(np.fromiter(self._points, dtype=np.int32), self._replica_points)
-        # Stable: of equal points, that of the member that came first stays first.
+        # The sort is stable: of equal points, the one of the member that came first stays first.
         order = points.argsort(kind="stable")
         points, owners = points[order], owners[order]
         is_first = np.append(True, points[1:] != points[:-1])

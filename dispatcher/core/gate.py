@@ -58,7 +58,7 @@ class DeliveryGate:
         if self.rate_per_second is None:
             return UNLIMITED
         self._grant(now_ms)
-        # Of a batch no part can be kept back: it passes as a whole, and later ones wait for longer.
+        # A batch passes as a whole, as no part of it can be kept back; later messages wait for longer.
         return int(self._granted)
 
     def note_given(self, messages: int) -> None:
@@ -80,7 +80,7 @@ class DeliveryGate:
 
     def _grant(self, now_ms: int) -> None:
         assert self.rate_per_second is not None
-        # A clock that was put back grants nothing, and does not take back either.
+        # A clock that was put back neither grants anything nor takes a grant back.
         elapsed_ms = max(0, now_ms - self._granted_ms)
         self._granted_ms = now_ms
         # Unused grants are not kept for long, or their messages would come in one burst.

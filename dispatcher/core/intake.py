@@ -113,7 +113,7 @@ class Intake(SubscriptionCore):
     ) -> None:
         assert self.plan is None
 
-        # A seek may have gone back.
+        # A seek may have moved the cursor back.
         self._mark_deleted_through = (-1, -1)
         self.plan = ReadPlan.start(first, extents, is_recovering, has_delays=self.has_delays)
         self._scan_target = self._last_confirmed = last_confirmed
@@ -169,7 +169,7 @@ class Intake(SubscriptionCore):
             )
         held = headers.take(np.flatnonzero(is_delayed & ~is_future))
         if self.delays_through != AFTER_EVERYTHING:
-            # Those whose time is not heeded are due since they were seen.
+            # An entry of which the time is not heeded is due since it was read.
             held = replace(held, deliver_at_ms=np.minimum(held.deliver_at_ms, self.now_ms))
         self.held_due.add(held)
         return [TrackDelayed(headers.take(np.flatnonzero(is_future)))] if is_future.any() else []
@@ -229,7 +229,8 @@ class Intake(SubscriptionCore):
         lost = list(zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True))
         in_hand = self._in_hand(set(lost))
         rows = [row for row, at in enumerate(lost) if at not in in_hand and at not in self.held_due]
-        # Also none: a shared index waits for what it had read again, and that may be acknowledged meanwhile.
+        # This may have no rows: all may be acknowledged meanwhile, and a shared index waits for the answer all the
+        # same.
         return [TrackDelayed(headers.take(np.array(rows, dtype=np.intp)))]
 
     @abstractmethod
@@ -336,5 +337,5 @@ class Intake(SubscriptionCore):
 
     def due_room(self) -> int:
         """Return how many due entries may be taken in."""
-        # Once more the limit, so that immediate entries that wait for one consumer do not make due ones late.
+        # The limit counts twice, so that immediate entries that wait for one consumer do not make due ones late.
         return max(0, self.waiting_max() + self.look_ahead_limit() - len(self.waiting))

@@ -199,7 +199,8 @@ class KeySharedCore(MultipleConsumersCore):
                 actions.append(self._give(consumer, items))
             entries_max -= len(items)
             if items and consumer.heads:
-                # The turn was over, or batches weighed more than they did: of those some messages are acknowledged.
+                # The turn was over, or batches took less budget than estimated, as some of their messages are
+                # acknowledged.
                 self.to_serve[consumer.index] = consumer
         return actions
 
@@ -218,7 +219,7 @@ class KeySharedCore(MultipleConsumersCore):
             slot = item[SLOT]
             heap = heaps.get(slot)
             if heap is None or heap[0] is not item or owners[slot] != consumer.index or slot in returning:
-                # An entry of a slot whose rest is on its way back is offered when all of the slot is there.
+                # A slot of which entries are still on their way back is offered when all of them are there.
                 continue
             if is_fenced and fence.blocks(item, consumer.index, is_fresh=False):
                 continue
@@ -282,7 +283,7 @@ class KeySharedCore(MultipleConsumersCore):
                 f"consumer {consumer.name!r} asks for another Key_Shared policy than the connected consumers"
             )
         before = self.selector.owners
-        # The first one brings the policy, which must stay as it was if it is refused.
+        # The first consumer brings the policy; the old one must stay if the consumer is refused.
         selector = make_selector(consumer.policy, self.config) if is_first else self.selector
         selector.add_consumer(consumer)
         if is_first:

@@ -263,14 +263,14 @@ class MultipleConsumersCore(Intake):
         messages = consumer.unacked if positions is None else sum([self._unacked_of(one) for one in items.values()])
         never_sent = sum([self._unacked_of(items[position]) for position in unsent if position in items])
         consumer.messages_redelivered += messages - never_sent
-        # Of an iterable, it counts in C.
+        # Counter counts an iterable in C.
         self.redelivery_counts.update(iter(items.keys() - unsent if unsent else items))
         self._release(consumer, messages)
         self._on_no_longer_pending(consumer, slot_counts)
         # Pulsar serves a consumer again that asks for redelivery, even while it still holds entries.
         consumer.is_blocked = False
         self._take_back(items, slot_counts)
-        # With a portion on its way that is enough for one turn of the loop.
+        # A portion on its way back is enough work for one turn of the loop.
         return [] if self.waiting.returning else self._serve_all()
 
     def _leave_behind(self, consumer: ConsumerState) -> None:
@@ -300,7 +300,7 @@ class MultipleConsumersCore(Intake):
             if items:
                 self._release_done(consumer, list(items.values()))
         if not self.expired:
-            # Not before: the counts of pending messages need the acknowledged parts.
+            # The acknowledged parts are needed until here, for the counts of pending messages.
             through = self._mark_deleted_through
             self._forget_counts(
                 [at for known in (self.redelivery_counts, self.ack_sets) for at in known if at <= through]

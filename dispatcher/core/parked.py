@@ -142,7 +142,7 @@ class ParkedEntries:
     def take(self, slot: int, entries_max: int) -> list[Item]:
         """Take the first entries of a slot, in order; maybe fewer, and none when all of those were discarded."""
         tail = self._tails[slot]
-        # One more than is wanted, to know what comes first afterwards.
+        # One entry more than wanted is read: it comes first afterwards.
         rows = tail.first(entries_max + 1)
         items, rest = rows[:entries_max], rows[entries_max:]
         self._count -= len(items)

@@ -177,7 +177,7 @@ class ReadPlan:
         immediate = self._immediate_request(last_confirmed, immediates_max)
         if scan is None or immediate is None:
             return scan or immediate
-        # Neither may starve the other: new entries can arrive as fast as they are scanned.
+        # The two take turns, as new entries can arrive as fast as they are scanned.
         self._is_scans_turn = not self._is_scans_turn
         return scan if self._is_scans_turn else immediate
 
@@ -199,7 +199,8 @@ class ReadPlan:
     def _immediate_request(self, last_confirmed: Position, immediates_max: int) -> ReadRequest | None:
         if immediates_max == 0 or self.next_immediate > last_confirmed:
             return None
-        # From where the scan stands it takes immediate entries along. A range that waits is passed through.
+        # The scan takes immediate entries along from where it stands. A range that waits for its index is passed
+        # through.
         scan_at = next(
             (
                 unscanned.scanned_to

@@ -85,7 +85,7 @@ class SingleActiveCore(SubscriptionCore):
         # An entry goes out while there is a permit left before it; a batch is never split.
         messages_before = np.cumsum(headers.message_counts) - headers.message_counts
         permits = self.active.permits if self.active is not None else 0
-        # It may have been closed while this was read.
+        # The gate may have been closed while this was read.
         permits = min(permits, self.gate.budget(self.now_ms))
         taken = int(np.searchsorted(messages_before, permits, side="left"))
         first_not_taken = None

@@ -111,7 +111,7 @@ class WaitingEntries:
     def _add_all(self, items: Mapping[Key, Item]) -> None:
         assert self._slots.keys().isdisjoint(items), "an entry waits already"
 
-        # In order, so that the first items of an empty slot are a heap as they are.
+        # Items in order are a heap already, which an empty slot takes as it is.
         in_order = sorted(items.values())
         self._slots.update(zip(items, [item[SLOT] for item in items.values()], strict=True))
         by_slot: defaultdict[int, list[Item]] = defaultdict(list)
@@ -135,7 +135,7 @@ class WaitingEntries:
             if heap is None or len(heap) <= keep:
                 continue
             heap.sort()
-            # The head stays: it is alive, and consumers know it.
+            # The head stays, as consumers refer to it.
             behind = [item for item in heap[keep:] if self._is_alive(item)]
             self._dead -= len(heap) - keep - len(behind)
             del heap[keep:]

@@ -199,7 +199,7 @@ async def _plan(
     owners = {(one.bucket_id, *one[:3]) for one in properties}
     in_target = await there.list_bucket_snapshots()
     moved = {info.bucket_id for info in in_target if is_named(info, owners)}
-    # After a move, the ids are the target's. A snapshot that is here under one of them has it by chance.
+    # After a move, properties have the target's ids. A snapshot of the source with such an id has it by chance.
     copied.moved_before = len(moved)
     infos, damaged = await readable_infos(here, named)
     infos = [info for info in infos if chosen.has(CursorName(info.topic_name, info.cursor_name))]

@@ -84,12 +84,12 @@ async def publish(
     old = {cursor: dict(cursors.properties(cursor)) for cursor in (*replaced, *gone_keys)}
     for cursor in replaced:
         gone_keys[cursor].update(bucket.key for bucket in read_properties(old[cursor]).buckets)
-    # A snapshot that cannot even be listed is replaced, or left alone: it must not keep a rebuild from its work.
+    # A snapshot that cannot even be listed is replaced or left alone, so that a rebuild can do its work.
     infos = {info.bucket_id: info for info in (await list_readable(storage, _ids(old.values()))).infos}
     published = Published()
     store = _Store(storage, infos, on_stored)
     try:
-        # 1.
+        # 1. Store the snapshots.
         tasks = []
         async with asyncio.TaskGroup() as group:
             async for snapshot in staged:
@@ -98,7 +98,7 @@ async def publish(
                     old[cursor] = dict(cursors.properties(cursor))
                 tasks.append(group.create_task(store.put(snapshot, old[cursor])))
         published.buckets = sorted(task.result() for task in tasks)
-        # 2.
+        # 2. Name them by properties of all cursors, in one synced write.
         new = _new_properties(published.buckets, old, gone_keys)
         for bucket in published.buckets:
             new[CursorName(bucket.topic, bucket.cursor)].update(marks or {})
@@ -110,7 +110,7 @@ async def publish(
         if isinstance(error, BaseExceptionGroup):
             raise error.exceptions[0] from error
         raise
-    # 3. But for what another cursor names, rightly or not: a wrong property of one must not cost another its snapshot.
+    # 3. Delete the old snapshots that no cursor names now: a wrong property of one must not cost another its snapshot.
     published.removed_ids = sorted(_ids(old.values()) - cursors.named_ids())
     await _delete(storage, published.removed_ids)
     return published
@@ -164,7 +164,7 @@ class _Store:
         except SnapshotStorageError as error:
             if error.retriable:
                 raise
-            # It is damaged: the new one takes its place.
+            # The stored snapshot is damaged: the new one takes its place.
             return None
         return info.bucket_id if (metadata, segments) == (snapshot.metadata, snapshot.segments) else None
 

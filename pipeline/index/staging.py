@@ -141,6 +141,6 @@ def _is_abandoned(folder: Path, now_s: float) -> bool:
 def remove_staging(folder: Path) -> None:
     """Remove a job's folder, and the root if it was the last one."""
     shutil.rmtree(folder, ignore_errors=True)
-    # It stays where other jobs have theirs.
+    # The root stays while other jobs have folders in it.
     with suppress(OSError):
         folder.parent.rmdir()

@@ -250,7 +250,7 @@ async def _sealed_through(storage: BucketSnapshotStorage, buckets: Iterable[Buck
             segments = decode_metadata(await storage.get_bucket_snapshot_metadata(bucket_id))
             for segment in segments:
                 for ledger_id in segment.bitmaps:
-                    # As live: what entry 0 says beyond the key does not count.
+                    # Positions of entry 0 outside of the key's ledgers do not count, as in the live tracker.
                     if last.ledger_id <= ledger_id <= max(by_end) and segment.bitmap(ledger_id):
                         last = max(last, Position(ledger_id, segment.bitmap(ledger_id).max()))
         except (SnapshotCorruptedError, BucketNotFoundError):

@@ -142,5 +142,5 @@ def take_messages(
 def _meant(log: HeaderLog, *, ledger_id: int, entry_ids: list[int], wanted: MetadataFilter) -> list[bool]:
     assert isinstance(log, LogFolder)
     meant = [wanted.takes(entry) for entry in log.entries(ledger_id, entry_ids)]
-    # A ledger that was trimmed meanwhile has none any more.
+    # A ledger that was trimmed meanwhile gives fewer entries.
     return meant + [False] * (len(entry_ids) - len(meant))

@@ -104,7 +104,7 @@ def _write_batch(
 ) -> IngestedBatch:
     query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     assert query_id, "Spark names the query of a batch"
-    # It is read to be counted, to be planned and to be built.
+    # The batch is read three times: to count, to plan and to build.
     batch.persist()
     try:
         bad = set_aside(batch)

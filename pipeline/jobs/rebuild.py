@@ -73,7 +73,7 @@ def _ranges(delayed: DataFrame, buckets: Sequence[PlannedBucket]) -> list[tuple[
     ranges = []
     for topic, piece, k in pieces:
         first = cuts.get(RowOfLedger(topic, piece.ledger_id, piece.first), 0)
-        # No row is at the end of a ledger: there it is the last piece.
+        # A piece without a following row is the last one of its ledger.
         end = cuts.get(RowOfLedger(topic, piece.ledger_id, piece.first + piece.row_count), ENTRY_ID_MAX + 1)
         ranges.append((topic, piece.ledger_id, k, first, end - 1))
     return ranges

@@ -210,7 +210,7 @@ def _read_ledgers(system: fs.FileSystem, path: str, location: str) -> tuple[list
         with system.open_input_file(f"{path}/{LEDGERS_FILE}") as file:
             table = pq.read_table(file)
         if "folder" not in table.column_names:
-            # As written before topics had folders of their own names.
+            # This export is older than the folders with short names.
             table = table.append_column("folder", pa.array([quote(one, safe="") for one in table["topic"].to_pylist()]))
         table = table.select(_LEDGERS_SCHEMA.names)
     except FileNotFoundError as error:
@@ -255,7 +255,7 @@ def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         if not pa.types.is_integer(kind):
             raise
         largest = 2 ** (kind.bit_width - 1) - 1
-        # Rare enough for one value at a time.
+        # A column with bad values is rare, so it is read value by value.
         values = [_whole_or_none(value, largest) for value in column.to_pylist()]
         return pa.chunked_array([pa.array(values, kind)])
 

@@ -193,7 +193,7 @@ def grouped(
         waiting[last].append(rows)
         held += len(rows)
         if held > rows_held_max and len(waiting) > 1:
-            # The rows of the last one are likely to go on.
+            # More rows of the last name are likely to come, so its rows are kept.
             for name in [name for name in waiting if name != last]:
                 yield name, DelayedIndexes.concatenate(waiting.pop(name))
             held = sum(map(len, waiting[last]))

@@ -36,7 +36,7 @@ def register(spark: SparkSession) -> SparkSession:
     """Make `postdate_ledger` and `postdate_index` known to a session, and let it push filters down to them."""
     spark.dataSource.register(LedgerDataSource)
     spark.dataSource.register(IndexDataSource)
-    # Off by default, and a source that understands filters is refused without it.
+    # This is off by default, and Spark refuses a source that understands filters without it.
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     return spark
 
@@ -117,7 +117,7 @@ def _own_session(master: str, name: str, log: IO[bytes] | None = None) -> SparkS
         # Else Spark looks up the host's own name, which a laptop's network may not know.
         conf.set("spark.driver.host", "127.0.0.1").set("spark.driver.bindAddress", "127.0.0.1")
     if SparkContext._gateway is None:
-        # Spark has no option for Java's output before its log level counts, and for that of Python workers.
+        # Spark has no option for the output of Python workers, nor for Java's before its log level is set.
         streams = {} if log is None else {"stdout": log, "stderr": log}
         with interrupted_later():
             SparkContext._ensure_initialized(gateway=launch_gateway(conf, streams), conf=conf)

@@ -10,7 +10,7 @@ import os
 
 import pyspark.daemon
 
-# So that a failed flush is raised and can be told apart, rather than printed.
+# With this, Spark raises a failed flush, which can be told apart, and does not only print it.
 _RAISES = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 
 _worker_of_spark = pyspark.daemon.worker

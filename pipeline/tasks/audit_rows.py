@@ -173,7 +173,7 @@ def _differ(
         return np.zeros(len(keys), np.bool_)
     order = np.argsort(log_keys, kind="stable")
     places = order[np.minimum(np.searchsorted(log_keys, keys, sorter=order), len(order) - 1)]
-    # As live: the largest number stands for "never" in the queues.
+    # The largest number means "never" in the tracker's queues, so an index has the one below it.
     is_mistimed: NDArray[np.bool_] = (log_keys[places] == keys) & (np.minimum(log_times[places], NEVER - 1) != times)
     return is_mistimed
 

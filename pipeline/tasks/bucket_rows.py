@@ -17,7 +17,7 @@ def build_bucket(rows: DelayedIndexes, *, step_ms: int, rows_max: int) -> Snapsh
         ValueError: A number that no snapshot can hold.
     """
     if len(rows) and int(rows.deliver_at_ms.max()) == NEVER:
-        # As live: the largest number stands for "never" in the queues.
+        # The largest number means "never" in the tracker's queues, so an index has the one below it.
         rows = DelayedIndexes(np.minimum(rows.deliver_at_ms, NEVER - 1), rows.ledger_ids, rows.entry_ids)
     return build_snapshot(without_duplicates(rows.sorted()), step_ms=step_ms, rows_max=rows_max)
 

@@ -73,7 +73,7 @@ async def _count(storage: BucketSnapshotStorage, bucket: NamedBucket) -> Counted
     try:
         segments = decode_metadata(await own_metadata(storage, *bucket))
         if any(after.deliver_at_ms_min < before.deliver_at_ms_max for before, after in pairwise(segments)):
-            # As at recovery: the rows of such a bucket have no order that could be relied on.
+            # Recovery refuses such a bucket too, as its rows have no order to rely on.
             raise SnapshotCorruptedError("its segments overlap in time", bucket_id=bucket_id)
     except SnapshotStorageError as error:
         if error.retriable:

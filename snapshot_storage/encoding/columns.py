@@ -94,7 +94,7 @@ class DelayedIndexes:
     def descents(self) -> NDArray[np.intp]:
         """Return the rows whose predecessor is behind them in order of (deliver_at_ms, ledger_id, entry_id)."""
         is_behind = self.deliver_at_ms[:-1] > self.deliver_at_ms[1:]
-        # Few neighbours have one time, mostly.
+        # Mostly, few neighbours have the same time.
         undecided = np.flatnonzero(self.deliver_at_ms[:-1] == self.deliver_at_ms[1:])
         for key in (self.ledger_ids, self.entry_ids):
             before, after = key[undecided], key[undecided + 1]
@@ -182,7 +182,7 @@ def order_of_rows(deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: 
     if not is_sorted(sorted_times, sorted_ledger_ids, sorted_entry_ids):
         is_tie = np.zeros(row_count + 1, np.bool_)
         is_tie[1:-1] = sorted_times[1:] == sorted_times[:-1]
-        # Every row whose time its neighbour has too; the rows of one time stay in the places of that time.
+        # These rows have the same time as a neighbour. Sorting them leaves each in the places of its time.
         places = np.flatnonzero(is_tie[1:] | is_tie[:-1])
         keys = (sorted_entry_ids[places], sorted_ledger_ids[places], sorted_times[places])
         order[places] = order[places[np.lexsort(keys)]]

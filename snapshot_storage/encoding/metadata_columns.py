@@ -104,7 +104,7 @@ def read_columns(entries: Sequence[bytes]) -> MetadataColumns | None:
         return None
     bitmap_records = records.follow(records.bodies[segments])
     owners = records.begins[segments].searchsorted(records.begins[bitmap_records]) - 1
-    # Behind the last bitmap of a segment come its times.
+    # The times of a segment follow its last bitmap.
     tails = records.bodies[segments]
     tails[owners] = records.ends[bitmap_records]
     times = _read_tails(padded, words, tails, segment_ends)
@@ -115,7 +115,7 @@ def read_columns(entries: Sequence[bytes]) -> MetadataColumns | None:
     if _has_twins(owners, ledger_ids):
         return None
     value_counts = _value_counts(data, words, starts, records.ends[bitmap_records])
-    # Of integers below 2^53, so exact.
+    # The sums are of integers below 2^53, so they are exact.
     row_counts = np.bincount(owners, value_counts, len(segments)).astype(np.int64)
     ends = records.ends[bitmap_records]
     return MetadataColumns(*times, row_counts, owners, ledger_ids, starts, ends, data, snapshot_ends)

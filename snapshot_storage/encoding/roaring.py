@@ -24,10 +24,11 @@ _BLOCKS_MAX = 1 << 16
 _LISTED_MAX = 4_096
 """A block of more values is stored as bits."""
 
-# Cookie, one block, its key and its count less one, where its values begin: each number the lower half first.
+# The head of a bitmap of one block: cookie, count of blocks, key, count of values less one, offset of the values. The
+# lower half of each number is first.
 _LISTED_HEAD = np.array([[_COOKIE_WITHOUT_RUNS, 0, 1, 0, 0, 0, 16, 0]], "<u2")
 
-# Almost every bitmap of a segment has one block. These are their first bytes, and where their count is.
+# Almost every bitmap of a segment has one block. Such a bitmap begins with these bytes.
 _ONE_BLOCK_WITHOUT_RUNS = bytes.fromhex("3a30000001000000")
 _ONE_BLOCK_WITH_RUNS = bytes.fromhex("3b300000")
 _LISTED_WORD = np.uint64(int.from_bytes(_ONE_BLOCK_WITHOUT_RUNS, "little"))
@@ -130,7 +131,7 @@ def decode_bitmap(data: bytes) -> BitMap:
         ValueError: The bytes are no 32-bit Roaring bitmap, or hold something else than their head says.
     """
     count = value_count(data)
-    # Checks every block's order and count, except that it trusts the runs more than the head.
+    # This checks the order and count of every block; for runs, the count of the head is compared below.
     bitmap = BitMap.deserialize(data)
     if len(bitmap) != count:
         raise ValueError(f"a bitmap whose head says {count} values holds {len(bitmap)}")
@@ -148,7 +149,7 @@ def decoded_bitmaps(
         ValueError: As `decode_bitmap`.
     """
     words = words_of(np.frombuffer(data + 3 * PADDING, np.uint8))
-    # The count is less one; whether a bitmap is as long as a list of so many values says that there is one block.
+    # The stored count is less one. A bitmap exactly as long as a list of so many values has one block.
     counts = ((words[starts + 8] >> np.uint64(16)) & _LOW_HALF).astype(np.int64) + 1
     is_listed = (words[starts] == _LISTED_WORD) & (ends - starts == _LISTED_HEAD_BYTES + 2 * counts)
     is_listed &= (counts <= _LISTED_MAX) & (words[starts + 8] >> np.uint64(32) == _LISTED_HEAD_BYTES)
@@ -158,7 +159,7 @@ def decoded_bitmaps(
     row_ends = counts.cumsum()
     row_starts = row_ends - counts
     values: NDArray[np.int64] = np.empty(int(row_ends[-1]) if len(row_ends) else 0, np.int64)
-    # Where the values of a list are: two bytes each, behind its head.
+    # The values of a list follow its head, two bytes each.
     places = (starts + _LISTED_HEAD_BYTES - 2 * row_starts).repeat(counts) + 2 * np.arange(len(values))
     is_value = is_listed.repeat(counts)
     listed = words[places if is_listed.all() else places[is_value]] & _LOW_HALF

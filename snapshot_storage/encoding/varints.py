@@ -15,7 +15,7 @@ PADDING = bytes(8)
 _TOP_BITS = np.uint64(0x8080808080808080)
 _ONE = np.uint64(1)
 
-# Per pass: by how much the upper halves move down, and which bits are lower and upper halves.
+# Each pass has a distance by which upper halves move down, and the masks of the lower and upper halves.
 _GAPS = [
     (np.uint64(1), np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00)),
     (np.uint64(2), np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000)),
@@ -51,7 +51,7 @@ def close_gaps(bits: NDArray[np.uint64], bytes_max: int = 8) -> NDArray[np.uint6
     if bytes_max == 1:
         return bits
     for width, low, high in _GAPS[: (bytes_max - 1).bit_length()]:
-        # Between bytes, then between pairs, then between fours.
+        # The passes close the gaps between bytes, then between pairs, then between fours.
         bits = (bits & low) | ((bits & high) >> width)
     return bits
 
@@ -60,7 +60,7 @@ def read_varints(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Varint
     """Return the numbers that begin at these offsets."""
     bits = words[starts]
     stops = ~bits & _TOP_BITS
-    # The lowest stop bit alone, then it and all bits below.
+    # `stops` keeps the lowest stop bit alone; `masks` has that bit and all below.
     stops &= ~stops + _ONE
     masks = (stops << _ONE) - _ONE
     sizes = np.bitwise_count(masks) >> 3

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 _BUCKET_IDS = range(2**63)
 _ABANDONED_AGE_S_MIN = 24 * 3600.0
 _THREADS_MAX = 8
-# A head brings this much of the segments along, as one of S3 does.
+# A head brings so many bytes of the segments along, as one on S3 does.
 _SEGMENTS_BYTES_MAX = 64 * 2**10
 
 
@@ -227,7 +227,7 @@ class FileWriting:
         self._waiting, self._whole = unfinished / f"{nonce}.segments", unfinished / nonce
         self._tables: list[NDArray[np.void]] = []
         self._made: Path | None = None
-        # An abort waits here for the call that its caller stopped waiting for.
+        # An abort waits here until a call that was cancelled has ended in its thread.
         self._turn = threading.Lock()
 
     def add(self, segments: Sequence[bytes]) -> None:

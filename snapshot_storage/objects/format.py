@@ -119,7 +119,7 @@ def encode_object_head(names: SnapshotNames, table: NDArray[np.void]) -> bytes:
     names_json = json.dumps(names._asdict()).encode()
     length_bytes = int(table["length"].sum(dtype=np.int64))
     front = _FRONT.pack(_MAGIC, VERSION, 0, len(names_json), len(table), length_bytes) + names_json
-    # Numpy gives arrays that were joined the byte order of the machine.
+    # Arrays that numpy has joined have the byte order of the machine.
     rows = table.astype(_ROW, copy=False).tobytes()
     return b"".join((front, _checksum(front), rows, _checksum(rows)))
 

@@ -53,7 +53,7 @@ from snapshot_storage.storage import (
 
 log = logging.getLogger(__name__)
 
-# Of headers that were read, so that a segment is one read. Some 300 bytes, with Python's objects for them 600.
+# Headers that were read are kept, so that a segment is one read. A header takes 300 bytes, with its objects 600.
 _HEADER_CACHE_BYTES: Final = 2**20
 _HEADER_BYTES: Final = 600
 
@@ -118,7 +118,7 @@ class RocksDBFolder:
         """Let go of the folder; no other call may be running or follow."""
         if not self._is_read_only:
             try:
-                # Not for safety, as acknowledged messages are in the log: the next start then has nothing to replay.
+                # A flush leaves the next start nothing to replay. It is not for safety, as the log has all messages.
                 self._store.flush()
             except SnapshotStorageError:
                 log.warning("closing the snapshots in %s", self._path, exc_info=True)
@@ -195,17 +195,18 @@ class RocksDBFolder:
         try:
             with self._write_lock:
                 if self._is_closed:
-                    # A snapshot that was begun before: what there was of it is removed at opening.
+                    # The snapshot was begun before the folder was opened again, which has removed its entries.
                     raise StorageUnavailableError(f"cannot write: {self._path} was opened again; begin again")
                 batch.put(DEFAULT_FAMILY, NEXT_ID_KEY, self._next_bucket_id.to_bytes(8))
                 self._store.write(batch, sync=is_synced)
             self._is_stuck = False
         except StorageCorruptedError as error:
-            # A compaction met a damaged block, and so does the next one.
+            # A compaction met a damaged block, and the next one would meet it again.
             self.damage = error.reason
             raise
         except (StorageAccessError, StorageUnavailableError):
-            # After a full disk, too, though there is room again. Not before: without room it could not be read either.
+            # Writes stay refused after a full disk until the folder is opened again. It is opened only where there is
+            # room: without room it could not be read either.
             self._is_stuck = not self._is_closed and has_room_to_open(self._path)
             raise
 
@@ -223,7 +224,7 @@ class RocksDBFolder:
         info = self._known_info(bucket_id)
         last_entry = min(last_entry, info.segment_count)
         if first_entry > last_entry:
-            # No bytes to read, but whether there still is such a snapshot is a question for the database.
+            # There is nothing to read, but the database is asked whether the snapshot still exists.
             self.info(bucket_id)
             return []
         assert first_entry >= FIRST_SEGMENT_ENTRY
@@ -243,7 +244,7 @@ class RocksDBFolder:
             raise SnapshotCorruptedError(error.reason, bucket_id=bucket_id, entry=entry) from error
 
         if len(payloads) != last_entry - first_entry + 1:
-            # Deleted since the header was read, or else damaged.
+            # The snapshot was deleted since its header was read, which `info` raises, or it is damaged.
             self.info(bucket_id)
             raise SnapshotCorruptedError("it is missing", bucket_id=bucket_id, entry=first_entry + len(payloads))
         return payloads
@@ -360,7 +361,7 @@ class RocksDBFolder:
         if path.exists():
             raise StorageAccessError(f"cannot make a checkpoint in {path}: it exists already")
         try:
-            # RocksDB makes it anew, and its errors do not tell a place where there can be none.
+            # RocksDB makes the folder itself, and its errors do not tell that a folder cannot be made there.
             path.mkdir(parents=True)
             path.rmdir()
         except OSError as error:

@@ -42,7 +42,7 @@ class WriterLock:
             os.close(descriptor)
             raise
         if not os.path.samestat(os.fstat(descriptor), (path / _FILE).stat()):
-            # The folder was put aside meanwhile, by a writer that has the one in its place.
+            # A writer has put the folder aside meanwhile, and holds the new one in its place.
             os.close(descriptor)
             raise StorageLockedError(str(path))
         return cls(descriptor)

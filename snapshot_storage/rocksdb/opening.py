@@ -218,7 +218,7 @@ def _settings(memory: RocksDBMemory) -> StoreSettings:
         compression=Compression.ZSTD,
         block_cache_bytes=memory.block_cache_bytes,
         write_buffer_bytes=memory.write_buffer_bytes,
-        # One is filled while another one is flushed, and there is no third.
+        # One buffer is filled while another one is flushed; there is no third.
         write_buffers_max=2,
         tables_before_compaction=memory.tables_before_compaction,
         block_bytes=BLOCK_BYTES,

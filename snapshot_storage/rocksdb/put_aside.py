@@ -76,6 +76,6 @@ def _measured(path: Path) -> PutAside:
             try:
                 size_bytes += (Path(folder) / file).lstat().st_size
             except OSError:
-                # It is removed meanwhile, or the disk fails: visible files count.
+                # The file is being removed, or the disk fails: only files that can be seen count.
                 continue
     return PutAside(path, size_bytes)

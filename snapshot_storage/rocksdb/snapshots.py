@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 # local disk.
 _THREADS = 4
 
-# After a write that the disk refused; after damage it is opened again at once.
+# This bounds how often a disk that refuses writes causes a reopening; damage causes one at once.
 _REPLACING_EVERY_S = 5.0
 
 
@@ -86,7 +86,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
             if opened is None or not opened.snapshots.needs_reopening or not self._may_reopen(error):
                 raise
             if self._open is opened:
-                # Not what another call has seen to already.
+                # Damage that another call has handled is not noted again.
                 self._damage = opened.snapshots.damage
             log.warning("opening the snapshots again: %s", error)
             await asyncio.shield(asyncio.ensure_future(self._reopen(opened.snapshots)))

@@ -56,7 +56,7 @@ class SnapshotWriting:
         self._length_bytes = 0
         self._is_in_database = False
         self._is_aborted = False
-        # An abort waits here for the call that its caller stopped waiting for.
+        # An abort waits here until a call that was cancelled has ended in its thread.
         self._turn = threading.Lock()
 
     def add(self, segments: Sequence[bytes]) -> None:
@@ -72,7 +72,7 @@ class SnapshotWriting:
             bucket_id = self._put(METADATA_ENTRY, metadata)
             self._folder.put_header(self._batch, self._info(bucket_id))
             self._batch.delete(DEFAULT_FAMILY, unfinished_key(bucket_id))
-            # 2. It becomes visible, whole.
+            # 2. The header makes the whole snapshot visible.
             self._write_batch(is_synced=True)
             return bucket_id
 
@@ -91,10 +91,10 @@ class SnapshotWriting:
     def _put(self, entry: int, payload: bytes) -> int:
         assert not self._is_aborted
         if self._bucket_id is None:
-            # Not before: to get one may mean to wait for another snapshot that is being written.
+            # An id is taken only now: taking one may have to wait for another snapshot that is being written.
             self._bucket_id = self._folder.new_bucket_id()
         if self._batch_bytes + len(payload) > BATCH_BYTES_MAX and self._batch_bytes:
-            # 1. The entries so far, without the header, so that no reader sees them.
+            # 1. The entries so far are written without the header, so that no reader sees them.
             self._batch.put(DEFAULT_FAMILY, unfinished_key(self._bucket_id), b"")
             self._write_batch(is_synced=False)
         key = entry_key(self._bucket_id, entry)
@@ -104,7 +104,7 @@ class SnapshotWriting:
         return self._bucket_id
 
     def _write_batch(self, *, is_synced: bool) -> None:
-        # Before the write: one that fails may have taken effect.
+        # This is set before the write, as a write that fails may have taken effect.
         self._is_in_database = True
         self._folder.write(self._batch, is_synced=is_synced)
         self._batch, self._batch_bytes = self._folder.new_batch(), 0

@@ -33,10 +33,10 @@ _UNREACHED = (
     exceptions.IncompleteReadError,
     exceptions.ResponseStreamingError,
 )
-# The second is for two writers at one moment: neither this one's object nor an upload of it is there.
+# The second code answers one of two writers at one moment: neither its object nor its upload is there.
 _KEY_IS_TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")
 
-# Refusals that pass.
+# These refusals pass by themselves.
 _BUSY_CODES = frozenset(
     {
         "BandwidthLimitExceeded",
@@ -53,11 +53,11 @@ _BUSY_CODES = frozenset(
         "TooManyRequests",
     }
 )
-# The request did not arrive as it was sent; and S3 names one of these inside an answer of 200.
+# The request did not arrive as it was sent. S3 names InternalError inside an answer of 200, too.
 _DISTURBED_CODES = frozenset(
     {"BadDigest", "IncompleteBody", "InternalError", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 )
-# Request Timeout, and the redirect for the time until the name of a new bucket has spread.
+# 408 is Request Timeout; 307 redirects until the name of a new bucket is known everywhere.
 _PASSING_STATUSES = (307, 408)
 _NONCE = "postdate-nonce"
 _TOO_MANY_REQUESTS = 429
@@ -147,7 +147,7 @@ class S3Client:
         with self._mapped(operation):
             data: bytes = answer["Body"].read()
         span: str | None = answer.get("ContentRange")
-        # Without it the server has sent the whole object, as it may.
+        # A server may send the whole object, without this field.
         return (
             ObjectPiece(data[start:end], len(data)) if span is None else ObjectPiece(data, int(span.rpartition("/")[2]))
         )
@@ -311,7 +311,7 @@ class S3Client:
 
 def _age_s(answer: dict[str, Any], began: datetime) -> float:
     now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-    # A server that tells when to the millisecond still tells the time to the second.
+    # The age may come out below zero: the server's clock is in seconds, and the beginning in milliseconds.
     return max(0.0, (now - began).total_seconds())
 
 

@@ -40,9 +40,9 @@ from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketS
 
 log = logging.getLogger(__name__)
 
-# Front and names of nearly any snapshot: all that a list needs of one.
+# A list needs the front and the names of a snapshot; nearly all of them fit into this.
 _INFO_BYTES = 1_024
-# An info, or a head without its table, with Python's objects for it.
+# An info, or a head without its table, takes so much with its objects.
 _OBJECT_BYTES = 600
 _INFO_CACHE_BYTES = 6 * 2**20
 _BUCKET_IDS = range(2**63)

@@ -105,5 +105,5 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         try:
             return await self._run("list snapshots", lambda snapshots: snapshots.known_info(bucket_id))
         except BucketNotFoundError:
-            # It was deleted since it was listed.
+            # The snapshot was deleted since it was listed.
             return None

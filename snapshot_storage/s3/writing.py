@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 PART_BYTES_MIN = 5 * 2**20
 """S3's own limit for a part that is not the last."""
 
-# Two writers of one subscription in one millisecond and of the same three random bits; hardly ever once.
+# Ids collide where two writers of one subscription have the same millisecond and the same three random bits.
 _ID_TRIES_MAX = 8
 
 
@@ -72,7 +72,7 @@ class S3Writing:
         self._nonce = secrets.token_hex(8)
         # A key under which there may be an object of ours whose write was not answered.
         self._unknown_key: str | None = None
-        # An abort waits here for the call that its caller stopped waiting for.
+        # An abort waits here until a call that was cancelled has ended in its thread.
         self._turn = threading.Lock()
 
     def add(self, segments: Sequence[bytes]) -> None:
@@ -111,7 +111,7 @@ class S3Writing:
             except StorageUnavailableError as error:
                 self._is_upload_unknown = not isinstance(error, StorageBusyError)
                 raise
-        # 1. Numbers begin at 2.
+        # 1. These parts have the numbers from 2 on.
         part, self._part, self._part_bytes = b"".join(self._part), [], 0
         self._tags.append(self._client.upload_part(self._upload, len(self._tags) + 2, part))
 
@@ -122,9 +122,9 @@ class S3Writing:
     def _complete(self, upload: Upload, first_part: bytes) -> int:
         if self._part_bytes:
             self._send_part()
-        # 2. The first part, which was held back.
+        # 2. The first part follows; it was held back.
         first_tag = self._client.upload_part(upload, 1, first_part)
-        # 3. It becomes visible.
+        # 3. Completing the upload makes the object visible.
         tags = [first_tag, *self._tags]
         if not self._is_made(upload.key, lambda: self._client.complete_upload(upload, tags)):
             raise StorageUnavailableError(f"another writer made {upload.key} first: write the snapshot again")
