@@ -1,7 +1,7 @@
 """Divide the entries of a move into portions: each is in memory at a time, and is replaced in one synced write.
 
 A portion is bounded in entries and in bytes. The chunks of a message are in one portion, however large they are
-together and whatever stands between them in the log. So a crash leaves all of its old chunks or all of its new ones.
+together and however far apart in the log. So a crash leaves all of its old chunks or all of its new ones.
 
     log              A1  B1  x  A2  y  B2        A and B are of two chunks
     units            x  (A1 A2)  y  (B1 B2)      in the order in which consumers have them complete
