@@ -232,7 +232,7 @@ class Appender:
                 key = keys.ledger_record_key(self._owner_id, ledger.ledger_id)
                 batch.put(Family.META, key, ledger.record())
                 commit.recorded.append((ledger, ledger.written))
-        # Last: a cursor takes its changes for written from here on.
+        # Cursors come last: they take their changes for written from here on.
         for companion in self._companions:
             companion.put(batch)
         commit.companions, self._companions = self._companions, []
@@ -253,7 +253,7 @@ class Appender:
             self._reader.headers.add_next(ledger_id, header_block)
         for ledger_id, payload_block in commit.payloads:
             self._reader.payloads.add_next(ledger_id, payload_block)
-        # Before readers hear of the entries: they would read entries that this commit acknowledges.
+        # Cursors learn of the commit before readers do, which would read entries that it acknowledges.
         for companion in commit.companions:
             companion.settle(None)
         self._waiters.settle(None)
@@ -285,13 +285,13 @@ class Appender:
         lost += sum(commit.entries for commit in self._in_flight)
         if lost:
             logger.info("%s: %d entries were not confirmed, as a commit failed: %s", self._name, lost, error)
-        # Also what the lost commit said of ledgers without entries of its own, such as that they were closed.
+        # Records of ledgers without entries in the lost commit were lost as well, such as that they were closed.
         self._unrecorded.update((ledger, None) for commit in self._in_flight for ledger, _ in commit.recorded)
         companions = [one for commit in self._in_flight for one in commit.companions] + self._companions
         self._chunks.clear()
         self._in_flight.clear()
         self._companions = []
-        # So the next entry asks whether entries are taken.
+        # The next entry requests a commit again, which asks whether entries are taken.
         self._is_requested = False
         for ledger in list(self._ledgers):
             if ledger.is_open or ledger.appended > ledger.entries or not ledger.is_recorded:

@@ -159,7 +159,7 @@ def rows_at(blocks: Sequence[HeaderBlock], entry_ids: NDArray[np.int64]) -> Rows
 
     rows = decode_rows(b"".join([block.rows for block in blocks]))
     first, last = int(entry_ids[0]), int(entry_ids[-1])
-    # Entries without a gap, the usual read: then the blocks have none either, and it is a slice.
+    # Usually the entries have no gap. Then the blocks have none either, and the rows are one slice.
     if last - first + 1 == len(entry_ids):
         return rows[first - blocks[0].first : last - blocks[0].first + 1]
     firsts = np.array([block.first for block in blocks], dtype=np.int64)

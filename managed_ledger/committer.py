@@ -187,13 +187,13 @@ class Committer:
         # A supervisor: any error of a write goes to the calls that wait for it.
         except Exception as caught:
             error = caught
-        # One write at a time, so one thread at a time.
+        # There is one write at a time, so one thread at a time notes its duration.
         self.write_seconds.note(self._loop.time() - began_s)
         try:
             if error is not None:
                 self._database.mend()
             room = self._database.room(was_short=self.watch.is_short)
-        # The same: a round ends, also when its write failed.
+        # A supervisor, as above: a round ends also when its write failed.
         except Exception:
             logger.exception("The log could not be looked after")
         # The loop may be closed when the process is being torn down; then no call waits either.
@@ -230,7 +230,7 @@ class Committer:
 
     def _mark(self) -> None:
         self._mark_timer = None
-        # A synced file: never on the event loop, and between two writes.
+        # The marker is a synced file, so it is written in the thread of the writes, between two of them.
         self._executor.submit(self._database.mark_synced)
 
     def _probe_later(self) -> None:
@@ -259,7 +259,7 @@ class Committer:
         self._next_look_s = self._loop.time() + LOOK_SECONDS
         look = _SingleWrite(lambda _: None, self._loop.create_future())
         self.request(look, sync=True)
-        # Where it fails or takes longer, entries are refused still.
+        # Where the look fails or takes longer, entries are still refused.
         with contextlib.suppress(TimeoutError, LedgerError):
             await asyncio.wait_for(look.done, LOOK_SECONDS_MAX)
 

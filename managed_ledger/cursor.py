@@ -73,7 +73,7 @@ class Cursor:
         # Acknowledgements in memory that are not in the journal, and those in the journal that are not in the base.
         self._pending: dict[int, BitMap] = {}
         self._journalled_mark_delete = self._state.mark_delete
-        # By ledger id; dicts, as an empty set takes three times as much.
+        # These are sets of ledger ids, as dicts: an empty set takes three times as much memory.
         self._changed_since_fold: dict[int, None] = {}
         self._base_ledger_ids: dict[int, None] = {}
         self._journal_sequence = self._journal_records = self._journal_bytes = 0
@@ -180,7 +180,7 @@ class Cursor:
         Raises:
             LedgerWriteError: It did not become durable; the properties are as before.
         """
-        # One after the other, so that a change that fails is not carried by the next one.
+        # Changes are made one after the other, so that the next one does not carry one that failed.
         async with self._properties_lock:
             self._check_open()
             properties = {name: value for name, value in self._properties.items() if name not in remove}
@@ -226,7 +226,7 @@ class Cursor:
         """Put the acknowledgement of withheld entries into a batch."""
         if self._is_closed or self.cursor_id is None:
             return
-        # It says nothing of mark-delete, which follows when the record is read.
+        # The record says nothing of mark-delete, which is computed when the record is read.
         self._put_record(batch, encode_journal(BEFORE_EVERYTHING, entries))
         self._has_withheld_records = True
         for ledger_id, entry_ids in entries.items():
@@ -298,7 +298,7 @@ class Cursor:
             else:
                 self._put_journal(batch)
         else:
-            # A flush without news: something must be written, for an empty batch would not be synced.
+            # The flush has no news, but an empty batch would not be synced, so the mark-delete is written.
             self._put_mark_delete(batch)
         self._journalled_mark_delete = self._state.mark_delete
         self._has_withheld_records = False

@@ -52,7 +52,7 @@ class CursorState:
         if bitmap is not None:
             return bitmap.copy()
         if ledger_id == self.mark_delete.ledger_id:
-            # It can be trimmed already, and an index still have entries of it.
+            # The ledger may be trimmed already while an index still has entries of it.
             return prefix(self.mark_delete.entry_id + 1)
         ledger = self._ledgers.get(ledger_id)
         if ledger is None or ledger_id > self.mark_delete.ledger_id:

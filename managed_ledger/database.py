@@ -208,7 +208,7 @@ class RocksDatabase(RocksDBStore):
             self._marked_sequence, self._is_marking = sequence, True
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
-        # Looked at now: what was measured for the last commit may be older than the room that a trim has made since.
+        # The room is measured now: a trim may have made room since the last commit measured it.
         room = self._room_now()
         if (
             room is not None
@@ -268,7 +268,7 @@ class RocksDatabase(RocksDBStore):
             batch = self.new_batch()
             batch.put(Family.META, FORMAT_KEY, _format())
             self.write(batch, sync=True)
-        # Only now: a crash before this line leaves a folder without a marker, which is created anew.
+        # The marker is written last: a crash before it leaves a folder that is created anew.
         self._synced_sequence = self._marked_sequence = self.latest_sequence_number()
         write_marker(self._path, self._marked_sequence)
 

@@ -204,7 +204,7 @@ class LedgerStore:
         await self._locks.all_released()
         if self._flush_timer is not None:
             self._flush_timer.cancel()
-        # Together: each waits for a write that all of them share.
+        # All are closed together, as each waits for a write that they share.
         closed = await asyncio.gather(
             *(ledger.close() for ledger in list(self._managed_ledgers.values())), return_exceptions=True
         )

@@ -153,7 +153,7 @@ def _index_after(entry_ids: NDArray[np.int64], index: int, end: int) -> int:
     >>> _index_after(np.array([3, 4, 5, 9]), 0, 5), _index_after(np.array([3, 4, 5, 9]), 1, 9)
     (2, 3)
     """
-    # Without a gap, the usual case, the distance says it.
+    # Usually there is no gap, and the distance of the ids is that of the places.
     straight = index + end - int(entry_ids[index])
     if straight >= len(entry_ids):
         straight = len(entry_ids)

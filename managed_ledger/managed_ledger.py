@@ -236,7 +236,7 @@ class ManagedLedger(ReadableLog):
             cursor = self._cursors.get(name)
             if cursor is None:
                 raise CursorNotFoundError(f"{self.name} has no cursor {name}")
-            # Before the write, so that no acknowledgement is journalled behind it.
+            # The cursor closes before the write, so that no acknowledgement is journalled behind it.
             cursor.close()
             if cursor.is_durable:
                 try:

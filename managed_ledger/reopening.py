@@ -66,7 +66,7 @@ class ReopeningDatabase:
         self._opened().write(batch, sync=sync)
 
     def mark_synced(self) -> None:
-        # Opening it again marks how far it has come.
+        # Without a database nothing is marked; opening it again does so.
         if self._database is not None:
             self._database.mark_synced()
 
@@ -91,7 +91,7 @@ class ReopeningDatabase:
         if self._database is None:
             return None
         if self._database.has_failed_behind:
-            # A flush or a compaction failed: nothing more becomes a table.
+            # A flush or a compaction has failed, after which RocksDB writes no more tables.
             self.mend()
         room = self._measured_room()
         if room is not None and room.is_short(was_short=was_short):

@@ -89,7 +89,7 @@ def find(survey: Survey) -> Findings:
             found.ledgers.append(_ledger(survey, found, owner_id, ledger, is_last=is_last))
     owned = {one.ledger.ledger_id for one in found.ledgers}
     if Family.META in survey.damaged:
-        # Otherwise they were trimmed, and only their space is not given back yet.
+        # Where `meta` is whole, such ledgers were trimmed, and only their space is not given back yet.
         found.unowned = {
             ledger_id: sum(block.entries for block in blocks.values())
             for ledger_id, blocks in survey.payloads.items()
@@ -111,7 +111,7 @@ def _meta(survey: Survey) -> dict[bytes, bytes]:
         if key.startswith(meta_copies.PREFIX)
     }
     if copies and Family.CURSORS not in survey.damaged:
-        # Of what `meta` still has, some may be older, or deleted since.
+        # Rows of `meta` may be older than their copies, or deleted since.
         return {key: value for key, value in meta.items() if not meta_copies.has_copy(key)} | copies
     return copies | meta
 
@@ -121,7 +121,7 @@ def _ledger(survey: Survey, found: Findings, owner_id: int, ledger: Ledger, *, i
     payloads = sorted(survey.payloads.get(ledger_id, {}).values())
     headers = sorted(survey.headers.get(ledger_id, {}).values())
     if is_last and ledger.is_open and survey.damaged:
-        # The record of the last commit may be what is lost of it.
+        # The lost part may be the record of the last commit.
         ledger = _grown(ledger, payloads)
     counted = _range(0, ledger.entries)
     there = covered(payloads) & counted

@@ -118,7 +118,7 @@ def repair(
         if verdict.is_whole:
             return verdict
         target = folder.with_name(f"{folder.name}.repairing")
-        # Of a repair that did not come to its end.
+        # A repair that did not come to its end has left this.
         shutil.rmtree(target, ignore_errors=True)
         _check_room(folder)
         try:

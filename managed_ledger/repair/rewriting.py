@@ -102,7 +102,7 @@ def exchange(folder: Path, repaired: Path, kept: Path) -> None:
     if _swap(repaired, folder):
         repaired.rename(kept)
     else:
-        # A crash between the two leaves no log in its place, but both beside it.
+        # A crash between the two renames leaves both logs beside the place, and none in it.
         folder.rename(kept)
         repaired.rename(folder)
     descriptor = os.open(folder.parent, os.O_RDONLY)
@@ -157,7 +157,7 @@ def _write_ledger(writing: _Writing, survey: Survey, one: LedgerFinding, entry_f
     for entry_id in one.proven:
         proven = survey.proven[ledger_id, entry_id]
         stored = _row_at(rows, entry_id)
-        # Its place is what its own checksum says nothing of: the header in this place must be its own.
+        # The checksum of an entry does not cover its place, so the header in this place must be the entry's.
         if stored is not None and stored != proven.row:
             one.lost.add(entry_id)
             continue

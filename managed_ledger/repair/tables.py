@@ -214,7 +214,7 @@ def _block_checksum(kind: int, block: bytes, compression: int) -> int:
 
 def _plain_checksum(kind: int, data: bytes) -> int:
     if kind == _XXH3:
-        # As RocksDB has it: all but the last byte, and the last one folded in.
+        # RocksDB hashes all but the last byte, and folds that one in.
         digest: int = xxhash.xxh3_64_intdigest(data[:-1])
         return (digest ^ data[-1] * _XXH3_LAST_BYTE_PRIME) & _U32
     crc: int = google_crc32c.value(data)
@@ -290,7 +290,7 @@ def _handles_by_name(block: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
             offset, at = read_varint(value, 0)
             yield name, (offset, read_varint(value, at)[0])
         except ValueError:
-            # Not every entry is a handle.
+            # An entry that is no handle is passed over.
             continue
 
 
@@ -375,7 +375,7 @@ def _walk_plain(content: bytes, offset: int) -> tuple[int, bytes] | None:
     at, key, count = offset, b"", 0
     while True:
         end = at + 4 * -(-count // _RESTART_INTERVAL) + 4
-        # No row begins with the first restart, which is 0: its key would be empty.
+        # Four zero bytes are the first restart, which is 0, and no row: its key would be empty.
         if count and content[at : at + 4] == bytes(4):
             is_end = int.from_bytes(content[end - 4 : end], "little") & 0x7FFFFFFF == -(-count // _RESTART_INTERVAL)
             return (end - offset, content[offset:end]) if is_end and content[end : end + 1] == b"\0" else None

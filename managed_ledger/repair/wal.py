@@ -158,7 +158,7 @@ def _fragments(content: bytes, log: WriteAheadLog) -> Iterator[_Fragment | None]
             found = _mended(block, position, is_cut=is_last)
             where = f"byte {start + position}"
             if found is None:
-                # Up to the next fragment that is whole.
+                # Reading goes on at the next fragment that is whole.
                 position = _next_whole(block, position + 1)
                 if position == len(block) and is_last:
                     log.is_cut = True
@@ -177,7 +177,7 @@ def _mended(block: bytes, position: int, *, is_cut: bool) -> tuple[bytes, int] |
     masked, length, _ = _FRAGMENT.unpack_from(block, position)
     ends = [position + _FRAGMENT.size + length]
     following = _next_whole(block, position + 1)
-    # The length may be what is wrong: then it ends where the next one begins, or with the block.
+    # Where the length is wrong, the fragment ends where the next one begins, or with the block.
     if following != ends[0]:
         ends.append(following)
     if not is_cut and len(block) not in ends:
@@ -207,7 +207,7 @@ def with_one_byte_put_right(data: bytes, checksum: int) -> bytes | None:
     """
     difference = google_crc32c.value(data) ^ checksum
     if _is_one_byte(difference):
-        # Nothing in the data is wrong, or its checksum is.
+        # The data is right, or one byte of its checksum is wrong.
         return data
     for at in range(len(data) - 1, -1, -1):
         wrong = _OF_ONE_BYTE.get(difference)

@@ -36,7 +36,7 @@ class FolderView:
     def __init__(self, path: Path, descriptor: int) -> None:
         """Take over a folder that `of` fills, and the lock on it."""
         self.path = path
-        # At the latest when the process ends, if the owner does not close it.
+        # The view is removed when its owner closes it, or at the latest when the process ends.
         self._removal = weakref.finalize(self, _remove, path, descriptor)
 
     @classmethod
@@ -67,7 +67,7 @@ class FolderView:
         try:
             shutil.copyfile(file, self.path / file.name)
         except FileNotFoundError:
-            # It went meanwhile; opening misses it if it counts.
+            # The file went meanwhile; opening the view fails if it was needed.
             (self.path / file.name).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ def _new_folder() -> tuple[Path, int]:
         except (BlockingIOError, FileNotFoundError):
             pass
         except OSError:
-            # A file system without locks: no reader can take this view for one that is left.
+            # The file system has no locks, so no reader removes a view that seems to be left.
             return path, descriptor
         os.close(descriptor)
 
@@ -106,7 +106,7 @@ def _remove_left(own: Path) -> None:
     now_s = own.stat().st_mtime
     removed = 0
     for path in own.parent.glob(f"{_PREFIX}*"):
-        # Others' folders, and those that go at this moment, are none of ours.
+        # Folders of other users, and those that are removed at this moment, are passed over.
         with suppress(OSError):
             if path == own or path.lstat().st_uid != os.getuid():
                 continue

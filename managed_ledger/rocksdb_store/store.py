@@ -105,7 +105,7 @@ class RocksDBStore:
     def write(self, batch: StoreBatch, *, sync: bool) -> None:
         """Apply a batch once; with `sync` it is on disk on return."""
         with self._translated("write to"):
-            # In two calls: while rocksdict writes no other Python thread runs, while it syncs they do.
+            # Writing and syncing are two calls: other Python threads run only while rocksdict syncs.
             self._database.write(batch.raw)
             if sync:
                 self._database.flush_wal(sync=True)
@@ -195,11 +195,11 @@ class RocksDBStore:
         self._is_released = True
         self._handles.clear()
         errors: dict[str, None] = {}
-        # Each in its turn: one family that stays open keeps the folder locked.
+        # Every part is closed, also after an error: one family that stays open keeps the folder locked.
         for part in (*self._families.values(), self._database):
             try:
                 part.close()
-            # RocksDB flushes as it closes, which fails after a write that failed; it lets go all the same.
+            # RocksDB flushes as it closes. After a failed write the flush fails, and the folder is let go all the same.
             except Exception as error:
                 errors[str(error)] = None
         if errors:

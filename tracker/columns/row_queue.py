@@ -212,7 +212,7 @@ class RowQueue:
 
     def drop_empty_runs(self) -> None:
         """Forget runs that are used up and find the next time; call after taking rows from runs."""
-        # At every poll: not by `len`, which is a call each.
+        # This runs at every poll, so it avoids `len`, which is a call for each run.
         self._runs = [run for run in self._runs if run.head < run.end]
         self._runs_rows = sum([run.end - run.head for run in self._runs])
         assert len(self) == self._runs_rows

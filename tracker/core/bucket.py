@@ -269,7 +269,7 @@ class Bucket:
             segment_count = len(self.first_segments)
             return NextLoad(1, segment_count, table.rows_before(table.spans_of(segment_count)))
         end = len(table)
-        # Of a bucket that is overdue, or small, all is wanted.
+        # All of a bucket that is overdue or small is wanted.
         if table.first_times[-1] > through_ms:
             end = int(table.first_times.searchsorted(through_ms, "right"))
         if table.row_ends[-1] > rows_before + row_count_max:
@@ -351,12 +351,12 @@ def free_key_or_none(ledgers: LedgerRange, taken: Container[str]) -> str | None:
     """
     first, last = ledgers
     while (key := bucket_key(first, last)) in taken:
-        # Downwards first: no message will come for the ledgers of the past.
+        # The range grows downwards first, as no message comes for past ledgers.
         if first > 0:
             first -= 1
         elif last < LEDGER_ID_MAX:
             last += 1
         else:
-            # Another bucket reaches from the first ledger to the last one, too.
+            # Other buckets have all these names, up to the one from the first ledger to the last.
             return None
     return key

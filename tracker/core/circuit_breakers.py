@@ -140,7 +140,7 @@ class CircuitBreaker:
         assert self.in_flight >= 0
         is_alone = attempts.failures > 0 and attempts.successes_before != self._successes
         self._put_off(attempts, now_ms)
-        # Of calls that were sent together, some say as much as all.
+        # While the breaker is open, failures of calls that were sent together count once.
         if is_alone or (self.is_open and self.in_flight):
             return
         self._failures += 1

@@ -82,7 +82,7 @@ class SingleAdds:
         try:
             return self.ledger_id, deliver_at_ms, entry_ids, BitMap(array("I", entry_ids))
         except TypeError:
-            # One of numpy's booleans: they calculate like integers.
+            # An id is one of numpy's booleans, which calculate like integers.
             entry_ids = list(map(int, entry_ids))
             return self.ledger_id, deliver_at_ms, entry_ids, BitMap(entry_ids)
 

@@ -177,7 +177,7 @@ class TrackedPositions:
         """Let the mutable bucket's positions be those of an unsealed one, which go into a snapshot; return them."""
         sealed, self.mutable = self.mutable, PositionSet()
         self.unsealed[serial] = sealed
-        # They were added again since they were handed out, if they were: they may come from a snapshot again.
+        # A sealed position that was handed out before was added again, so a snapshot may bring it again.
         for ledger_id in self.handed_out.keys() & sealed.bitmaps.keys():
             self.handed_out[ledger_id] -= sealed.bitmaps[ledger_id]
         return sealed
@@ -209,7 +209,8 @@ class TrackedPositions:
                 cached.subtract(ledger_id, entry_ids)
             handed_out = self.handed_out.get(ledger_id)
             if handed_out is not None and handed_out.intersect(entry_ids):
-                # Added again since, one of them would be handed out at the time of this row.
+                # These positions were handed out. If they were added again, this stale row would hand them out at its
+                # own time.
                 gone[ledger_id] = entry_ids & handed_out
                 entry_ids -= handed_out
             self._unite_loaded(ledger_id, entry_ids)

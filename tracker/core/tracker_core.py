@@ -86,7 +86,7 @@ class TrackerCore:
         """
         singles = self._singles
         try:
-            # Of integers, each is 0 where it is the same ledger, or within the range; nothing tells it faster.
+            # Each term is 0 for an integer of the same ledger or within the range; no other check is as fast.
             is_odd = (
                 ledger_id ^ singles.ledger_id
                 or _IS_ODD[entry_id >> _ENTRY_ID_BITS]
@@ -104,7 +104,7 @@ class TrackerCore:
         """Track or refuse a message that is not just the next of its ledger, and begin a stretch of single adds."""
         ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at_ms)
         if deliver_at_ms < 0:
-            # It never had a delay, so nothing of it is anywhere.
+            # The message never had a delay, so no part of the state has it.
             return False
         if deliver_at_ms <= now_ms + self._state.lead_ms:
             adding.refuse(self._whole(), ledger_id, BitMap((entry_id,)))

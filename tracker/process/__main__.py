@@ -55,7 +55,7 @@ class _Host:
     # In the sending thread.
 
     def _send(self, message: Answer | logging.LogRecord) -> None:
-        # Whether the parent has gone, the receiving thread finds out too.
+        # The receiving thread finds out that the parent has gone.
         with suppress(OSError):
             try:
                 if isinstance(message, Answer) and message.error is not None:

@@ -154,7 +154,7 @@ class Child:
     # In threads of its own.
 
     def _send(self, message: Call | Cancel) -> None:
-        # Whether it has ended, the receiving thread finds out too.
+        # The receiving thread finds out that the process has ended.
         with suppress(OSError):
             try:
                 self._connection.send_bytes(pickle.dumps(message, protocol=5))

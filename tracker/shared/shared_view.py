@@ -108,7 +108,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         ledger_id, entry_id, deliver_at_ms = check_offer(ledger_id, entry_id, deliver_at)
         if deliver_at_ms < 0:
             return False
-        # A column holds no later time than the last one there is.
+        # A column cannot hold a later time than the largest integer.
         return bool(self.add_messages([ledger_id], [entry_id], [min(deliver_at_ms, NEVER)])[0])
 
     def add_messages(self, ledger_ids: ArrayLike, entry_ids: ArrayLike, deliver_ats: ArrayLike) -> Mask:
@@ -118,7 +118,8 @@ class SharedIndexView(DelayedDeliveryTracker):
         rows = DelayedIndexes(deliver_at_ms, ledgers, entries)
         if self._rows.returning:
             self._rows.take_back(rows)
-            # It may have waited for nothing else, also when there are no rows: what is acknowledged is not offered.
+            # The dispatcher may wait for this alone, also when there are no rows: acknowledged messages are not
+            # offered.
             self.tell_soon()
         was_lost = self._rows.lost.mask(ledgers, entries) if self._rows.lost else None
         is_tracked = self._rows.answer(ledgers, entries)
@@ -181,7 +182,7 @@ class SharedIndexView(DelayedDeliveryTracker):
         """Return due messages; those that this polls from the index become due for the other subscriptions too."""
         self._forget_passed()
         self._refill()
-        # More than is kept in memory would have to be read again at once.
+        # Rows beyond the limit of memory would have to be read again at once.
         wanted = min(max_messages, self._index.row_count_max)
         through = last_key_at(NEVER)
         for _ in range(_POLLS_MAX):
@@ -194,10 +195,10 @@ class SharedIndexView(DelayedDeliveryTracker):
             if indexed_ms == NEVER or not self._index.poll(wanted, self):
                 break
         else:
-            # All of it was acknowledged. More rows may follow, and no other part would tell the dispatcher.
+            # All of these were acknowledged. More rows may follow, and no other part would tell the dispatcher.
             self.tell_soon()
         rows = self._rows.pop(through, wanted)
-        # The rows that were polled just now may be too many as well.
+        # The poll may have left more rows than memory may have.
         self._refill()
         return rows
 

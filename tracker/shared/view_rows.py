@@ -190,7 +190,7 @@ class ViewRows:
             is_taken: Which of them this subscription's dispatcher has read or been given already.
         """
         for first, last in self._lost_ranges:
-            # It may have read them as tracked. Twice is better than never.
+            # The dispatcher may have read these as tracked and not received them: they are delivered, at worst twice.
             is_taken = is_taken & ((ledger_ids < first) | (ledger_ids > last))
         is_foreign = is_taken | self.queued.mask(ledger_ids, entry_ids)
         if self.lost and is_foreign.any():

@@ -88,7 +88,8 @@ class ActionRunner:
 
     def cancel_storage_calls(self) -> None:
         """Let go of the storage; what is written to the cursor goes on, and no answer is given back any more."""
-        # The tracker and this refer to each other: what is closed is to go at once, and not when cycles are looked for.
+        # The tracker and this refer to each other. Without that, the memory of a closed one goes without a collection
+        # of cycles.
         self._take = _take_no_more
         for task in [task for task in self._tasks if task not in self._log_tasks]:
             task.cancel()

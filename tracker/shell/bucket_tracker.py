@@ -203,7 +203,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
     @_guarded
     def get_scheduled_messages(self, max_messages: int) -> ScheduledMessages:
         if self.failure is not None:
-            # A dispatcher that only polls must hear of it.
+            # A dispatcher that only polls learns of the defect here.
             raise TrackerClosedError("hand out messages") from self.failure
         rows = self._core.pop_due(now_ms=self._now_ms(), limit=max_messages)
         self._wake_up.note_nothing_due()
@@ -390,7 +390,7 @@ class BucketDelayedDeliveryTracker(DelayedDeliveryTracker):
             self._is_settled.set()
         is_wanted = is_wanted or self._is_news
         self._is_news = False
-        # There may be more than one turn should take.
+        # More work may be due than one turn should take.
         self._turn_if_needed()
         return is_wanted
 

@@ -69,7 +69,8 @@ def _push(state: TrackerState, deliver_at_ms: Int64Array, ledger_ids: Int64Array
 def _make_room(state: TrackerState, ledger_id: int) -> int:
     """Return how many rows of this ledger may be added now, at least one: seal what is here before, if it is time."""
     mutable = state.mutable
-    # Memory is of rows. But Pulsar counts positions: one that is offered again is one message all the same.
+    # Rows take memory, so rows count here. Pulsar's minimum counts positions: one that is offered again is still one
+    # message.
     row_count = len(state.rows.mutable)
     is_next = NO_LEDGER not in (mutable.ledger_id, ledger_id) and ledger_id != mutable.ledger_id
     has_enough = state.positions.mutable.count >= state.config.index_count_per_bucket_min
@@ -77,7 +78,7 @@ def _make_room(state: TrackerState, ledger_id: int) -> int:
         seal(state)
         row_count = len(state.rows.mutable)
     if ledger_id != mutable.ledger_id:
-        # They may have a position that is added again.
+        # Buckets of this ledger may have a position that is added again.
         note_overlap(state, state.covering(ledger_id))
         mutable.ledger_id = ledger_id
         is_first = mutable.first_ledger_id == NO_LEDGER
@@ -90,7 +91,7 @@ def _has_name_with(state: TrackerState, ledger_id: int) -> bool:
     """Whether the mutable bucket could be sealed if it took this ledger, too: it is named by its range."""
     mutable = state.mutable
     ledgers = LedgerRange(min(mutable.first_ledger_id, ledger_id), max(mutable.last_ledger_id, ledger_id))
-    # All wider ranges may be taken only where there are few of them.
+    # A free wider range always exists but for the widest ones, of which there are few.
     is_narrow = ledgers.last_ledger_id - ledgers.first_ledger_id < LEDGER_ID_MAX // 2
     return is_narrow or free_key_or_none(ledgers, state.keys) is not None
 

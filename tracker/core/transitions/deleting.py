@@ -71,7 +71,7 @@ def trim(state: TrackerState, first_ledger_id: int) -> None:
                 bucket.cached.drop_below(first_ledger_id)
                 bucket.unloaded_count = min(bucket.unloaded_count, bucket.cached.count)
                 state.note_counts_changed()
-            # How many messages are left is in its bitmaps alone.
+            # Only the bucket's bitmaps tell how many messages are left.
             want(state, bucket)
 
 
@@ -99,7 +99,7 @@ def clear(state: TrackerState) -> None:
     state.barriers.is_closed = False
     for bucket in list(state.buckets.values()):
         if bucket.state is BucketState.SEALED:
-            # There may be many, and nothing of them is in flight that would have to be waited for.
+            # Sealed buckets may be many, and no call for them is in flight that would have to be waited for.
             del state.buckets[bucket.serial]
             state.cleared.append(bucket)
         else:
@@ -177,7 +177,7 @@ def start_search(state: TrackerState, now_ms: int) -> ListSnapshots | None:
     if starts_at_ms > now_ms:
         state.timers.at(Why.ORPHANS, starts_at_ms)
         return None
-    # A create or delete that fails from now on wants another search.
+    # A create or a delete that fails from now on asks for another search.
     orphans.is_wanted = False
     orphans.in_flight = ListSnapshots(ORPHANS_SERIAL)
     breaker.started()

@@ -33,7 +33,7 @@ def _next_rows(state: TrackerState, through: RowKey, limit: int) -> DelayedIndex
     """Take rows from the queues, and hand out those that are tracked; None if there are none at all."""
     rows, positions = state.rows, state.positions
     sources = rows.due_sources(through.deliver_at_ms)
-    # Every row of these is a position's only one there.
+    # In these sources each position has one row, so none can be stale.
     is_exact = not may_have_stale(state, sources)
     popped = rows.pop(through, limit, sources)
     if popped is None:

@@ -54,7 +54,7 @@ def _next_to_load(state: TrackerState, room: int, through_ms: int, now_ms: int) 
     first = state.barriers.first_unloaded()
     if first is None or first.next_segment_ms > through_ms:
         return None
-    # Handing out makes room, or leaves nothing to be handed out before this one: then it is loaded all the same.
+    # Handing out makes room. Where nothing can be handed out before this bucket, it is loaded without room.
     barrier = first.barrier
     is_waited_for = first_ms_through(state, barrier) is None
     if is_waited_for and loads.may_start(first, now_ms):

@@ -46,7 +46,7 @@ def begin_merge(state: TrackerState, now_ms: int) -> None:
     target.sources = tuple(source.serial for source in sources)
     for source in sources:
         source.merging_into = target.serial
-    # Rows of the sources are handed out while it is made of them.
+    # Rows of the sources are handed out while the target is made of them.
     note_overlap(state, [target])
 
 
@@ -92,7 +92,7 @@ def _count_at_rest(state: TrackerState) -> int:
 def _is_on_its_way(bucket: Bucket) -> bool:
     """Whether a bucket will be one that may be merged before long."""
     if bucket.state is BucketState.RECOVERING:
-        # One that cannot be read may stay so for long, and the others must not wait for it.
+        # A bucket that cannot be read may stay so for long, and the others must not wait for it.
         return not bucket.work_attempts.failures
     return bucket.state in (BucketState.SEALING, BucketState.REGISTERING) and not bucket.sources
 
@@ -100,7 +100,7 @@ def _is_on_its_way(bucket: Bucket) -> bool:
 def action_of(state: TrackerState, target: Bucket) -> MergeBuckets:
     """Return what a merge is to do."""
     sources = [state.buckets[serial] for serial in target.sources]
-    # They are in order of their ranges.
+    # The sources are in order of their ranges.
     may_repeat = any(a.ledgers.last_ledger_id >= b.ledgers.first_ledger_id for a, b in pairwise(sources))
     return MergeBuckets(
         target.serial,
@@ -162,5 +162,5 @@ def on_merge_failed(state: TrackerState, target: Bucket, event: ActionFailed, no
         give_up(state, lost, event.reason)
         return
     for source in sources:
-        # Whichever it is will be found out when its segments are loaded; until then, leave all of them alone.
+        # Loading segments will show which source is damaged; until then no merge takes any of them.
         source.is_merge_barred = True

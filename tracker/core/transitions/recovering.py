@@ -115,5 +115,5 @@ def on_metadata_failed(state: TrackerState, bucket: Bucket, event: ActionFailed,
         give_up(state, bucket, event.reason)
         return
     try_again(state, bucket)
-    # The others do not wait for it to be merged.
+    # A merge of other buckets does not wait for this one.
     state.timers.wake(Why.MERGE)

@@ -23,13 +23,13 @@ def seal(state: TrackerState) -> None:
     """Freeze the mutable bucket's rows; sorting, encoding and storing happen elsewhere."""
     mutable = state.mutable
     if mutable.first_ledger_id < state.positions.first_ledger_id:
-        # Rows that were added although the cursor was past them are acknowledged, and would never be loaded again.
+        # Rows that were added behind the cursor are acknowledged, and would never be loaded again.
         state.positions.drop_below(state.positions.first_ledger_id)
     if state.positions.mutable.count:
         ledgers = LedgerRange(mutable.first_ledger_id, mutable.last_ledger_id)
         key = free_key_or_none(ledgers, state.keys)
         if key is None:
-            # It stays the mutable one until the bucket that has the last name is gone.
+            # No name is free. The rows stay mutable until a bucket that has one of the names is gone.
             return
         _freeze(state, ledgers, key)
     else:
@@ -48,7 +48,7 @@ def _freeze(state: TrackerState, ledgers: LedgerRange, key: str) -> None:
     positions = state.positions.seal_mutable(bucket.serial)
     rows = state.rows.seal_mutable(bucket.serial)
     if len(rows) != positions.count:
-        # A position was added twice, or refused: not every row is one to be stored.
+        # A position was added twice or refused, so not every row is to be stored.
         bucket.tracked_parts = positions.copy()
     bucket.parts = rows.rows_of()
     if positions.common_count(state.positions.loaded):
