@@ -185,7 +185,7 @@ def scheduled_schemas() -> Json:
         "shiftMs": {"type": "integer", "description": "From each one's own time"},
     }
     matched: Json = {
-        "matched": {**COUNT, "description": "What is meant and scheduled: entries, and single messages of batches"},
+        "matched": {**COUNT, "description": f"What is meant and scheduled. {_OF_MESSAGES}"},
         "alreadyDue": {**COUNT, "description": "Of that, what is due: cancelled all the same, but not moved"},
         "unknown": {**COUNT, "description": "Ids of nothing that is scheduled"},
     }
@@ -194,17 +194,20 @@ def scheduled_schemas() -> Json:
         "name": TEXT,
         "type": {**TEXT_OR_NULL, "description": "Null until the first subscribe after a start"},
         "consumers": COUNT,
-        "backlog": COUNT,
-        "delayed": COUNT,
+        "backlog": {**COUNT, "description": "Entries of the log that are not acknowledged; a batch is one"},
+        "delayed": {**COUNT, "description": f"What still waits for its time. {_OF_MESSAGES}"},
         **dues,
         **subscription_pause,
     }
     topic = {
         "name": TEXT,
         "subscriptions": list_of(object_of(topic_subscription)),
-        "delayed": {**COUNT, "description": "What still waits for its time"},
+        "delayed": {**COUNT, "description": f"What still waits for its time. {_OF_MESSAGES}"},
         **dues,
-        "backlog": {**COUNT, "description": "Entries that are not acknowledged, of all subscriptions"},
+        "backlog": {
+            **COUNT,
+            "description": "Entries of the log that are not acknowledged, of all subscriptions; a batch is one",
+        },
         "paused": {**BOOL, "description": "Whether one of the subscriptions is"},
     }
     under_way = {
@@ -213,8 +216,8 @@ def scheduled_schemas() -> Json:
         "topic": TEXT,
         "startedMs": MS,
         "started": TEXT_TIME,
-        "matched": COUNT,
-        "done": COUNT,
+        "matched": {**COUNT, "description": f"What is meant; 0 until it has been found. {_OF_MESSAGES}"},
+        "done": {**COUNT, "description": f"What has been looked at so far. {_OF_MESSAGES}"},
         "finished": BOOL,
         "error": {**TEXT_OR_NULL, "description": "How it failed; portions before that are done"},
     }
@@ -233,7 +236,17 @@ def scheduled_schemas() -> Json:
         "Page": object_of(
             {"messages": list_of(object_of(message | payload, required=list(message))), "next": TEXT_OR_NULL}
         ),
-        "Histogram": object_of({"total": COUNT, "delayed": COUNT, **dues, "buckets": list_of(object_of(bucket))}),
+        "Histogram": object_of(
+            {
+                "total": {
+                    **COUNT,
+                    "description": f"All that is scheduled, what is due and waits included. {_OF_MESSAGES}",
+                },
+                "delayed": {**COUNT, "description": f"Of that, what still waits for its time. {_OF_MESSAGES}"},
+                **dues,
+                "buckets": list_of(object_of(bucket)),
+            }
+        ),
         "Selection": {**object_of(selection, required=[]), "description": rule, "additionalProperties": False},
         "NewTime": {
             **object_of(selection | new_time, required=[]),
@@ -263,6 +276,7 @@ def scheduled_schemas() -> Json:
     }
 
 
+_OF_MESSAGES: Final = "Messages, as the list shows them: a batch counts as those that are left of it"
 _NUMBER: Final[Json] = {"type": ["number", "null"], "description": "While a resume is smooth"}
 _SUBSCRIPTION: Final = in_query("subscription", TEXT, "For which subscription; none: for all that delay")
 _RANGE: Final = (

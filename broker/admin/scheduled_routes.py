@@ -266,7 +266,11 @@ class _Routes:
         topic = await self._topic(request)
         with self._begun(request, "cancel", topic, body) as operations:
             matched = await self._find(operations, selector, body)
-            answer = {"matched": len(matched), "alreadyDue": operations.due_count(matched), "unknown": matched.unknown}
+            answer = {
+                "matched": matched.message_count,
+                "alreadyDue": operations.due_count(matched),
+                "unknown": matched.unknown,
+            }
             if not is_dry_run:
                 answer["cancelled"] = await operations.cancel(matched)
             return answer
@@ -369,8 +373,8 @@ class _Routes:
             if new_time is not None:
                 self._check_new_times(topic, movable, new_time)
             answer: Json = {
-                "matched": len(matched),
-                "alreadyDue": len(matched) - len(movable),
+                "matched": matched.message_count,
+                "alreadyDue": matched.message_count - movable.message_count,
                 "unknown": matched.unknown,
             }
             if is_dry_run:
@@ -380,13 +384,13 @@ class _Routes:
                 movable,
                 new_time.all_of if new_time is not None else lambda deliver_at_ms: np.full_like(deliver_at_ms, now_ms),
             )
-            answer |= {verb: count, "alreadyDue": len(matched) - count}
+            answer |= {verb: count, "alreadyDue": matched.message_count - count}
             if selector.message_ids is not None:
                 answer["ids"] = {str(old): str(new) for old, new in moved.items()}
             return answer
 
     def _check_new_times(self, topic: Topic, movable: Matched, new_time: requests.NewTime) -> None:
-        if not len(movable):
+        if not len(movable.rows):
             return
         now_ms = self._service.now_ms()
         first, last = (new_time.of(int(movable.rows.deliver_at_ms[row])) for row in (0, -1))
@@ -405,7 +409,7 @@ class _Routes:
 
     async def _find(self, operations: Operations, selector: Selector, body: Json) -> Matched:
         matched = await operations.find(selector)
-        if not len(matched):
+        if not matched.message_count:
             given = next(name for name in requests.SELECTORS if name in body)
             error = "none of these ids is scheduled" if given == "messageIds" else "nothing that is scheduled is meant"
             raise RequestError(404, error, field=given, advice=_MATCHES_NOTHING)

@@ -1,4 +1,4 @@
-"""How many messages wait for their time, counted in the log instead of in the delayed index.
+"""How many entries wait for their time, counted in the log instead of in the delayed index.
 
 The index does not know it while it recovers, and a subscription that has had no consumer since the start has no index:
 it costs memory, and most of ten thousand topics are quiet. The headers in the log and the cursor say it exactly. A
@@ -41,7 +41,7 @@ async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Callabl
     delaying = [one for one in topic.subscriptions.values() if one.has_delays]
     try:
         totals = await totals_of_each(topic, catalog, delaying, now_ms)
-        return {one.name: counted.future_count for one, counted in zip(delaying, totals, strict=True)}
+        return {one.name: counted.future_entries for one, counted in zip(delaying, totals, strict=True)}
     except LedgerError as error:
         log.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
         return {}
@@ -85,4 +85,4 @@ async def note_delayed(
         return
     end_s = monotonic_s()
     for subscription, of_one in zip(counted, totals, strict=True):
-        subscription.delayed_in_log = DelayedInLog(of_one.future_count, end_s + (end_s - begin_s) / COUNTING_SHARE)
+        subscription.delayed_in_log = DelayedInLog(of_one.future_entries, end_s + (end_s - begin_s) / COUNTING_SHARE)

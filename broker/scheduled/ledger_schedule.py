@@ -16,7 +16,27 @@ Int64s = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 ROW_BYTES = 16
-_OVERHEAD_BYTES = 600
+_BATCH_BYTES = 16
+_OVERHEAD_BYTES = 800
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batches:
+    """Entries of several messages, ordered by time and then entry. Pulsar's clients send no batch with a delay."""
+
+    deliver_at_ms: Int64s
+    entry_ids: NDArray[np.uint32]
+    message_counts: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.deliver_at_ms)
+
+    def take(self, rows: NDArray[np.intp] | Mask | slice) -> "Batches":
+        """Return some of them, in this order."""
+        return Batches(self.deliver_at_ms[rows], self.entry_ids[rows], self.message_counts[rows])
+
+
+NO_BATCHES = Batches(np.empty(0, np.int64), np.empty(0, np.uint32), np.empty(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +49,8 @@ class LedgerSchedule:
     deliver_at_ms: Int64s
     entry_ids: NDArray[np.uint32]
     sticky_hashes: NDArray[np.int32]
+    batches: Batches = NO_BATCHES
+    """The entries among them that hold several messages."""
 
     def __len__(self) -> int:
         return len(self.deliver_at_ms)
@@ -36,7 +58,7 @@ class LedgerSchedule:
     @property
     def cost_bytes(self) -> int:
         """About how much memory it takes."""
-        return ROW_BYTES * len(self) + _OVERHEAD_BYTES
+        return ROW_BYTES * len(self) + _BATCH_BYTES * len(self.batches) + _OVERHEAD_BYTES
 
     def rows_between(self, from_ms: int | None, until_ms: int | None) -> tuple[int, int]:
         """Return the first row at or behind `from_ms`, and the first one at or behind `until_ms`."""
@@ -72,16 +94,29 @@ def extended(known: LedgerSchedule | None, ledger_id: int, entries: int, parts: 
         parts: The headers in between, in order.
     """
     delayed = [part.deliver_at_ms != NOT_DELAYED for part in parts]
+    batches = _batches(NO_BATCHES if known is None else known.batches, parts)
     times = [part.deliver_at_ms[rows] for part, rows in zip(parts, delayed, strict=True)]
     ids = [part.entry_ids[rows].astype(np.uint32) for part, rows in zip(parts, delayed, strict=True)]
     hashes = [part.sticky_hashes[rows] for part, rows in zip(parts, delayed, strict=True)]
     if known is not None:
         times, ids, hashes = [known.deliver_at_ms, *times], [known.entry_ids, *ids], [known.sticky_hashes, *hashes]
     if not times:
-        return LedgerSchedule(ledger_id, entries, _NO_TIMES, _NO_IDS, _NO_HASHES)
+        return LedgerSchedule(ledger_id, entries, _NO_TIMES, _NO_IDS, _NO_HASHES, batches)
     all_times, all_ids, all_hashes = np.concatenate(times), np.concatenate(ids), np.concatenate(hashes)
     order = order_of_times(all_times)
-    return LedgerSchedule(ledger_id, entries, all_times[order], all_ids[order], all_hashes[order])
+    return LedgerSchedule(ledger_id, entries, all_times[order], all_ids[order], all_hashes[order], batches)
+
+
+def _batches(known: Batches, parts: list[EntryHeaders]) -> Batches:
+    new = [part.take(np.flatnonzero((part.message_counts > 1) & (part.deliver_at_ms != NOT_DELAYED))) for part in parts]
+    if not any(map(len, new)):
+        return known
+    found = Batches(
+        np.concatenate([known.deliver_at_ms, *(one.deliver_at_ms for one in new)]),
+        np.concatenate([known.entry_ids, *(one.entry_ids.astype(np.uint32) for one in new)]),
+        np.concatenate([known.message_counts, *(one.message_counts for one in new)]),
+    )
+    return found.take(order_of_times(found.deliver_at_ms))
 
 
 def order_of_times(times_ms: Int64s) -> NDArray[np.intp]:

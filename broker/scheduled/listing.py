@@ -12,7 +12,6 @@ from broker.scheduled.topic_schedule import TopicSchedule, totals_of_each
 from broker.server.slices import Turns
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
-from dispatcher.core.ack_sets import AckSet
 from managed_ledger.position import AFTER_EVERYTHING
 from tracker.columns.row_order import RowKey
 
@@ -53,7 +52,7 @@ async def list_messages(
             chosen = entry is not None and (selector.filter.is_trivial or selector.filter.chosen(entry))
             if entry is None or not chosen:
                 continue
-            left = _parts_left(schedule, place)
+            left = schedule.parts_left((place.ledger_id, place.entry_id))
             found = described(entry, row, headers, has_payload=has_payload, left=left)
             if chosen is not True:
                 found = [one for one in found if one[0].batch_index in chosen]
@@ -83,21 +82,6 @@ async def _if_more(schedule: TopicSchedule, selector: Selector, place: RowKey | 
     assert place is not None
     rows = await schedule.page(replace(selector.wanted, after=place), 1)
     return PageToken(place) if len(rows) else None
-
-
-def _parts_left(schedule: TopicSchedule, place: RowKey) -> AckSet | None:
-    """Return which messages of a batch one of the subscriptions still lacks; None for all."""
-    left: AckSet = ()
-    for subscription in schedule.subscriptions:
-        position = (place.ledger_id, place.entry_id)
-        if subscription.cursor.is_acknowledged(*position):
-            continue
-        of_one = subscription.parts_left(position)
-        if of_one is None:
-            return None
-        longer, shorter = sorted((left, of_one), key=len, reverse=True)
-        left = tuple(word | (shorter[at] if at < len(shorter) else 0) for at, word in enumerate(longer))
-    return left
 
 
 async def topic_summary(topic: Topic, catalog: ScheduleCatalog, now_ms: Callable[[], int]) -> Json:

@@ -4,15 +4,15 @@ An id of one chunk of a chunked message means all of its chunks: the client know
 drops a message without all of them. The chunks of a message share time and key, so conditions mean all of them already.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from broker.scheduled.chunks import ChunkedMessage, chunked_messages
-from broker.scheduled.messages import Chosen, MessageId, columns_of
+from broker.scheduled.messages import MessageId, columns_of
 from broker.scheduled.selection import NO_ROWS, Rows, Wanted, ordered, rows_at
-from broker.scheduled.topic_schedule import TopicSchedule
+from broker.scheduled.topic_schedule import BatchLeft, RowsFound, TopicSchedule
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.position import Position
 
@@ -23,13 +23,29 @@ class Matched:
 
     rows: Rows = NO_ROWS
     """Whole entries."""
+    batches: Mapping[Position, BatchLeft] = field(default_factory=dict)
+    """Those of them that hold several messages."""
     parts: dict[MessageId, int] = field(default_factory=dict)
     """Messages of batches, with their delivery times."""
     unknown: int = 0
     """Ids that belong to no scheduled message."""
 
-    def __len__(self) -> int:
-        return len(self.rows) + len(self.parts)
+    @property
+    def message_count(self) -> int:
+        """How many messages they are: as many as a list would show."""
+        return len(self.rows) + sum(one.message_count - 1 for one in self.batches.values()) + len(self.parts)
+
+    def due_count(self, now_ms: int) -> int:
+        """Return how many of the messages are due."""
+        more = sum(one.message_count - 1 for one in self.batches.values() if one.deliver_at_ms <= now_ms)
+        of_parts = sum(at_ms <= now_ms for at_ms in self.parts.values())
+        return int(np.count_nonzero(self.rows.deliver_at_ms <= now_ms)) + more + of_parts
+
+    def messages_of(self, entries: Collection[tuple[int, int]]) -> int:
+        """Return how many messages some of the entries hold."""
+        if not self.batches:
+            return len(entries)
+        return len(entries) + sum(self.batches[Position(*at)].message_count - 1 for at in entries if at in self.batches)
 
 
 async def match_ids(schedule: TopicSchedule, ids: Sequence[MessageId]) -> Matched:
@@ -55,23 +71,20 @@ async def match_ids(schedule: TopicSchedule, ids: Sequence[MessageId]) -> Matche
             parts[one] = deliver_at_ms[at]
     chosen = known.take(np.flatnonzero([at in whole for at in _positions(known)]))
     rows = ordered([rows_at(chosen), *await _other_chunks(schedule, chosen)])
-    return Matched(rows, {one: at_ms for one, at_ms in parts.items() if one.position not in whole}, unknown)
+    batches = {at: BatchLeft(deliver_at_ms[at], schedule.left_of(at, counts[at])) for at in whole if counts[at] > 1}
+    return Matched(rows, batches, {one: at_ms for one, at_ms in parts.items() if one.position not in whole}, unknown)
 
 
-def match_rows(schedule: TopicSchedule, rows: Rows, chosen: Chosen) -> Matched:
-    """Return the rows found by conditions, where of some batches only a part of the messages is chosen.
-
-    Args:
-        schedule: The schedule in which they were found.
-        rows: All entries that have a message that is meant.
-        chosen: The chosen messages of the batches of which others are not meant.
-    """
+def match_rows(schedule: TopicSchedule, found: RowsFound) -> Matched:
+    """Return the messages found by conditions: whole entries, and the chosen messages of other batches."""
+    rows, chosen = found.rows, found.chosen
     if not chosen:
-        return Matched(rows)
+        return Matched(rows, found.batches)
     is_whole = np.array([at not in chosen for at in _positions(rows)], np.bool_)
     batches = rows.take(~is_whole)
     return Matched(
         rows.take(is_whole),
+        {at: left for at, left in found.batches.items() if at not in chosen},
         {
             MessageId(at, index): at_ms
             for at, at_ms in zip(_positions(batches), batches.deliver_at_ms.tolist(), strict=True)
@@ -106,7 +119,7 @@ async def _other_chunks(schedule: TopicSchedule, headers: EntryHeaders) -> list[
     there = set(_positions(headers)) if wanted else set()
     found = []
     for (at_ms, sticky_hash), messages in wanted.items():
-        rows, _ = await schedule.rows(Wanted(at_ms, at_ms + 1, sticky_hash))
+        rows = (await schedule.rows(Wanted(at_ms, at_ms + 1, sticky_hash))).rows
         rows = rows.take(np.array([at not in there for at in _positions(rows)], np.bool_))
         neighbours = await log.read_headers_at(rows.ledger_ids, rows.entry_ids)
         is_chunk = [message in messages for message in await chunked_messages(log, neighbours)]

@@ -13,9 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
+from typing import Final, NamedTuple
 
 from broker.protocol.entries import with_delivery_time
 from broker.scheduled.ledger_schedule import Int64s
@@ -121,8 +119,8 @@ class Operations:
             matched = await match_ids(self._schedule, selector.message_ids)
         else:
             takes = None if selector.filter.is_trivial else selector.filter
-            matched = match_rows(self._schedule, *await self._schedule.rows(selector.wanted, takes))
-        self._progress.matched = len(matched)
+            matched = match_rows(self._schedule, await self._schedule.rows(selector.wanted, takes))
+        self._progress.matched = matched.message_count
         return matched
 
     def batches_in_part(self, matched: Matched) -> list[Position]:
@@ -131,17 +129,15 @@ class Operations:
 
     def due_count(self, matched: Matched) -> int:
         """Return how many of the messages are due already."""
-        now_ms = self._now_ms()
-        of_batches = sum(deliver_at_ms <= now_ms for deliver_at_ms in matched.parts.values())
-        return int(np.count_nonzero(matched.rows.deliver_at_ms <= now_ms)) + of_batches
+        return matched.due_count(self._now_ms())
 
     async def movable(self, matched: Matched) -> Matched:
         """Leave out messages that a consumer may have got: those that are due and were not held before their time."""
         rows = matched.rows
-        is_movable = np.zeros(len(rows), np.bool_)
-        for subscription in self._subscriptions:
-            is_movable |= rows.deliver_at_ms > self._got_through_ms(subscription)
-        return Matched(await asyncio.to_thread(rows.take, is_movable), {}, matched.unknown)
+        got_through_ms = min((self._got_through_ms(one) for one in self._subscriptions), default=0)
+        batches = {at: left for at, left in matched.batches.items() if left.deliver_at_ms > got_through_ms}
+        rows = await asyncio.to_thread(rows.take, rows.deliver_at_ms > got_through_ms)
+        return Matched(rows, batches, {}, matched.unknown)
 
     @completed
     async def cancel(self, matched: Matched) -> int:
@@ -159,10 +155,10 @@ class Operations:
             is_new: set[tuple[int, int]] = set()
             for subscription in self._subscriptions:
                 new = [at for at in positions if not subscription.cursor.is_acknowledged(*at)]
-                subscription.cancel(new)
+                subscription.cancel(new, matched.messages_of(new))
                 is_new.update(new)
-            done += len(is_new)
-            self._note(len(part))
+            done += matched.messages_of(is_new)
+            self._note(matched.messages_of(positions))
             await turns.give_way()
         for subscription in self._subscriptions:
             parts = [one for one in matched.parts if not subscription.cursor.is_acknowledged(*one.position)]
@@ -171,6 +167,7 @@ class Operations:
                 await subscription.cancel_parts(
                     [(one.position, one.batch_index or 0, count) for one, count in zip(parts, counts, strict=True)]
                 )
+        self._note(len(matched.parts))
         await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
         return done + len(matched.parts)
 
@@ -183,8 +180,8 @@ class Operations:
             new_time: Gives the new times from the old ones.
 
         Returns:
-            The number of copies, and for the first of them their positions by the old positions. Messages that were
-            delivered or cancelled meanwhile do not count.
+            The number of messages moved, and for the first copies their positions by the old positions. Messages that
+            were delivered or cancelled meanwhile do not count.
 
         Raises:
             LedgerError: The log cannot be read or written; portions before that are moved, the others are unchanged.
@@ -192,20 +189,19 @@ class Operations:
         rows = await asyncio.to_thread(_in_order_of_appending, matched.rows, new_time(matched.rows.deliver_at_ms))
         moved: Moved = {}
         count = 0
-        under_way: deque[tuple[int, asyncio.Task[Moved]]] = deque()
+        under_way: deque[asyncio.Task[_MovedPortion]] = deque()
 
         async def take_one() -> None:
             nonlocal count, moved
-            size, portion = under_way.popleft()
-            done = await portion
-            count += len(done)
+            done = await under_way.popleft()
+            count += done.messages_moved
             if len(moved) < MOVED_TOLD_MAX:
-                moved |= done
-            self._note(size)
+                moved |= done.moved
+            self._note(done.messages)
 
         try:
             async for portion in portions(self._topic.ledger, rows, entries_max=_MOVE_ENTRIES, bytes_max=_MOVE_BYTES):
-                under_way.append((len(portion.entries), await self._move_portion(portion, new_time)))
+                under_way.append(await self._move_portion(portion, new_time))
                 # Cached rows and finished portions are taken without suspending.
                 await asyncio.sleep(0)
                 # Several at a time, as the cost of a synced write does not depend on its size.
@@ -214,14 +210,17 @@ class Operations:
             while under_way:
                 await take_one()
         finally:
-            await asyncio.gather(*(portion for _, portion in under_way), return_exceptions=True)
+            await asyncio.gather(*under_way, return_exceptions=True)
         return count, moved
 
-    async def _move_portion(self, portion: Portion, new_time: Callable[[Int64s], Int64s]) -> "asyncio.Task[Moved]":
+    async def _move_portion(
+        self, portion: Portion, new_time: Callable[[Int64s], Int64s]
+    ) -> "asyncio.Task[_MovedPortion]":
         """Begin to move a portion: from the return on no consumer gets the old entries, and the copies are pending."""
         headers = portion.headers
         positions = list(map(Position, headers.ledger_ids.tolist(), headers.entry_ids.tolist()))
         new_ms = new_time(headers.deliver_at_ms).tolist()
+        messages = int(headers.message_counts.sum())
         await asyncio.sleep(0)
         copies: dict[Position, NewEntry] = {}
         turns = Turns()
@@ -234,31 +233,37 @@ class Operations:
         deliver_at_ms = dict(zip(positions, headers.deliver_at_ms.tolist(), strict=True))
         gone, hidden, kept = self._who_gives_up(copies, deliver_at_ms)
         if not kept:
-            return asyncio.ensure_future(_nothing_moved())
+            return asyncio.ensure_future(_nothing_moved(messages))
         replacement = self._topic.ledger.replace(
             [copies[position] for position in kept],
             acknowledged={cursor: by_ledger(given_up) for cursor, given_up in gone.items()},
             hidden=hidden,
         )
-        withdrawn: list[tuple[Subscription, Entries]] = []
+        withdrawn: list[_Withdrawn] = []
         for subscription in self._subscriptions:
             given_up = gone.get(subscription.cursor)
             if given_up:
-                entries = by_ledger(given_up)
-                withdrawn.append((subscription, entries))
-                subscription.withdraw(entries)
-        return asyncio.ensure_future(self._settle(replacement, kept, withdrawn))
+                count = sum(copies[position].message_count for position in given_up)
+                withdrawn.append(_Withdrawn(subscription, by_ledger(given_up), count))
+                subscription.withdraw(withdrawn[-1].entries, count)
+        messages_moved = sum(copies[position].message_count for position in kept)
+        return asyncio.ensure_future(self._settle(replacement, kept, withdrawn, messages, messages_moved))
 
     async def _settle(
-        self, replacement: Replacement, kept: list[Position], withdrawn: list[tuple[Subscription, Entries]]
-    ) -> Moved:
+        self,
+        replacement: Replacement,
+        kept: list[Position],
+        withdrawn: list["_Withdrawn"],
+        messages: int,
+        messages_moved: int,
+    ) -> "_MovedPortion":
         try:
             await asyncio.shield(replacement.durable)
         except BaseException:
-            for subscription, entries in withdrawn:
-                subscription.give_back(entries)
+            for one in withdrawn:
+                one.subscription.give_back(one.entries, one.message_count)
             raise
-        return dict(zip(kept, replacement.positions, strict=True))
+        return _MovedPortion(messages, messages_moved, dict(zip(kept, replacement.positions, strict=True)))
 
     def _who_gives_up(
         self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int]
@@ -313,8 +318,24 @@ class Operations:
             log.info("%s: %d of %d scheduled messages", self._topic.name, self._progress.done, self._progress.matched)
 
 
-async def _nothing_moved() -> Moved:
-    return {}
+class _Withdrawn(NamedTuple):
+    """Entries that a subscription has given up, until it is known that their copies are durable."""
+
+    subscription: Subscription
+    entries: Entries
+    message_count: int
+
+
+class _MovedPortion(NamedTuple):
+    """The outcome of a portion: its messages, and those of them that were moved."""
+
+    messages: int
+    messages_moved: int
+    moved: Moved
+
+
+async def _nothing_moved(messages: int) -> _MovedPortion:
+    return _MovedPortion(messages, 0, {})
 
 
 def _in_order_of_appending(rows: Rows, new_ms: Int64s) -> Rows:

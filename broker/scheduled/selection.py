@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule, Mask
+from broker.scheduled.ledger_schedule import Batches, Int64s, LedgerSchedule, Mask
 from managed_ledger.headers import EntryHeaders
 from tracker.columns.row_order import RowKey
 
@@ -158,6 +158,12 @@ def times_of(
     is_alive = schedule.unacknowledged(begin, end, acknowledged)
     times = schedule.deliver_at_ms[begin:end]
     return times if is_alive is None else times[is_alive]
+
+
+def messages_between(batches: Batches, edges: Sequence[int]) -> Int64s:
+    """Return how many messages the batches of each bucket hold beyond one each; edges as in `counts_between`."""
+    before = np.concatenate([[0], np.cumsum(batches.message_counts - 1, dtype=np.int64)])
+    return np.diff(before[np.searchsorted(batches.deliver_at_ms, np.array(edges, np.int64), side="left")])
 
 
 def counts_between(deliver_at_ms: Int64s, edges: Sequence[int]) -> Int64s:

@@ -6,14 +6,14 @@ cursors; the delayed index is left out.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
 
 from broker.scheduled.catalog import ScheduleCatalog
-from broker.scheduled.ledger_schedule import Int64s, LedgerSchedule
+from broker.scheduled.ledger_schedule import Batches, Int64s, LedgerSchedule
 from broker.scheduled.messages import Chosen, MessageFilter, matching
 from broker.scheduled.selection import (
     PageBuilder,
@@ -21,6 +21,7 @@ from broker.scheduled.selection import (
     Wanted,
     bucket_edges,
     counts_between,
+    messages_between,
     ordered,
     rows_of,
     times_of,
@@ -28,8 +29,9 @@ from broker.scheduled.selection import (
 from broker.server.slices import Turns
 from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
+from dispatcher.core.ack_sets import AckSet, unacknowledged
 from managed_ledger.headers import NOT_DELAYED, EntryHeaders
-from managed_ledger.position import AFTER_EVERYTHING
+from managed_ledger.position import AFTER_EVERYTHING, Position
 
 ROWS_MAX: Final = 5_000_000
 """The most messages of one operation, 24 bytes each while it runs. Larger ones need the jobs on Spark."""
@@ -44,13 +46,33 @@ class ScheduleTotals:
     """The number of scheduled messages, and their first and last times."""
 
     count: int
-    """All messages that are not acknowledged, due ones included."""
+    """All messages that are not acknowledged, due ones included; a batch counts as those that are left of it."""
     future_count: int
     """The messages among them whose time has not come."""
+    future_entries: int
+    """The entries of the log with these messages, which Pulsar's `msgDelayed` counts."""
     next_ms: int | None
     """The earliest time of these."""
     last_ms: int | None
     """The latest time of these."""
+
+
+class BatchLeft(NamedTuple):
+    """What is left of a scheduled batch."""
+
+    deliver_at_ms: int
+    message_count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsFound:
+    """Rows that match some conditions."""
+
+    rows: Rows
+    batches: dict[Position, BatchLeft] = field(default_factory=dict)
+    """The batches among them."""
+    chosen: Chosen = field(default_factory=dict)
+    """The messages that match of batches of which others do not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +105,7 @@ class TopicSchedule:
         self.subscriptions = subscriptions
         self._catalog = catalog
         self._now_ms = now_ms
+        self._known_in_part: set[tuple[int, int]] | None = None
 
     def acknowledged_in(self, ledger_id: int, entries: int) -> BitMap | None:
         """Return the entries of a ledger that every subscription has acknowledged or does not delay; None for none."""
@@ -97,6 +120,50 @@ class TopicSchedule:
                 return None
             found = acknowledged if found is None else found & acknowledged
         return found
+
+    def parts_left(self, position: tuple[int, int]) -> AckSet | None:
+        """Return which messages of a batch one of the subscriptions still lacks; None for all."""
+        left: AckSet = ()
+        for subscription in self.subscriptions:
+            if subscription.cursor.is_acknowledged(*position):
+                continue
+            of_one = subscription.parts_left(position)
+            if of_one is None:
+                return None
+            longer, shorter = sorted((left, of_one), key=len, reverse=True)
+            left = tuple(word | (shorter[at] if at < len(shorter) else 0) for at, word in enumerate(longer))
+        return left
+
+    def left_of(self, position: tuple[int, int], message_count: int) -> int:
+        """Return how many messages of a batch one of the subscriptions still lacks."""
+        left = self.parts_left(position)
+        return message_count if left is None else unacknowledged(left)
+
+    def batches_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> Batches:
+        """Return the scheduled batches of a ledger in a span of time, each with the messages that are left of it."""
+        batches = schedule.batches
+        if not len(batches):
+            return batches
+        is_meant = np.ones(len(batches), np.bool_)
+        if from_ms is not None:
+            is_meant &= batches.deliver_at_ms >= from_ms
+        if until_ms is not None:
+            is_meant &= batches.deliver_at_ms < until_ms
+        acknowledged = self.acknowledged_in(schedule.ledger_id, schedule.entries)
+        if acknowledged:
+            is_meant &= ~np.isin(batches.entry_ids, np.frombuffer(acknowledged.to_array(), dtype=np.uint32))
+        batches = batches.take(is_meant)
+        in_part = [entry_id for ledger_id, entry_id in self._in_part() if ledger_id == schedule.ledger_id]
+        counts = batches.message_counts.copy()
+        for row in np.flatnonzero(np.isin(batches.entry_ids, in_part)).tolist():
+            counts[row] = self.left_of((schedule.ledger_id, int(batches.entry_ids[row])), int(counts[row]))
+        return replace(batches, message_counts=counts)
+
+    def _in_part(self) -> set[tuple[int, int]]:
+        """Return the batches of which a subscription has acknowledged a part; looked up once a request."""
+        if self._known_in_part is None:
+            self._known_in_part = set().union(*(one.batches_in_part() for one in self.subscriptions))
+        return self._known_in_part
 
     async def page(self, wanted: Wanted, rows_max: int) -> Rows:
         """Return the first rows that match.
@@ -124,8 +191,8 @@ class TopicSchedule:
             await turns.give_way()
         return page.rows()
 
-    async def rows(self, wanted: Wanted, takes: MessageFilter | None = None) -> tuple[Rows, Chosen]:
-        """Return all rows that match, in order of delivery, and which messages of batches that match in part.
+    async def rows(self, wanted: Wanted, takes: MessageFilter | None = None) -> RowsFound:
+        """Return all rows that match, in order of delivery, and what is to be known of the batches among them.
 
         Ledgers are filtered one by one, so that only what matches is in memory.
 
@@ -138,6 +205,7 @@ class TopicSchedule:
             LedgerError: The log cannot be read.
         """
         parts: list[Rows] = []
+        batches: dict[Position, BatchLeft] = {}
         chosen: Chosen = {}
         count = 0
         async for schedule in self._schedules(wanted.first_ms, wanted.until_ms):
@@ -150,7 +218,10 @@ class TopicSchedule:
             if count > ROWS_MAX:
                 raise TooManyRowsError(f"more than {ROWS_MAX} messages are meant")
             parts.append(rows)
-        return await _in_order(parts), chosen
+            in_ledger = self.batches_in(schedule, wanted.first_ms, wanted.until_ms)
+            in_ledger = in_ledger.take(np.isin(in_ledger.entry_ids, rows.entry_ids))
+            batches |= _by_position(schedule.ledger_id, in_ledger)
+        return RowsFound(await _in_order(parts), batches, chosen)
 
     async def histogram(self, from_ms: int | None, until_ms: int | None, buckets: int) -> Histogram:
         """Count messages in equal parts of a span of time, by default from the first to the last one.
@@ -166,9 +237,11 @@ class TopicSchedule:
         edges = bucket_edges(from_ms, until_ms, buckets)
         counts = np.zeros(len(edges) - 1, np.int64)
         totals = _Totals(self._now_ms())
-        async for times in self._times(from_ms, until_ms):
-            counts += counts_between(times, edges)
-            totals.add(times)
+        async for schedule in self._schedules(from_ms, until_ms):
+            times = self.times_in(schedule, from_ms, until_ms)
+            batches = self.batches_in(schedule, from_ms, until_ms)
+            counts += counts_between(times, edges) + messages_between(batches, edges)
+            totals.add(times, batches)
         return Histogram(totals.result(), edges, counts)
 
     async def totals(self) -> ScheduleTotals:
@@ -178,21 +251,13 @@ class TopicSchedule:
             LedgerError: The log cannot be read.
         """
         totals = _Totals(self._now_ms())
-        async for times in self._times(None, None):
-            totals.add(times)
+        async for schedule in self._schedules(None, None):
+            totals.add(self.times_in(schedule, None, None), self.batches_in(schedule, None, None))
         return totals.result()
-
-    async def count(self, from_ms: int, until_ms: int) -> int:
-        """Count the messages of a span of time.
-
-        Raises:
-            LedgerError: The log cannot be read.
-        """
-        return sum([len(times) async for times in self._times(from_ms, until_ms)])
 
     def scheduled_among(self, headers: EntryHeaders) -> EntryHeaders:
         """Return the headers of those of these entries that are scheduled."""
-        is_scheduled = headers.deliver_at_ms != NOT_DELAYED
+        is_scheduled = (headers.deliver_at_ms != NOT_DELAYED) & bool(self.subscriptions)
         for ledger_id in np.unique(headers.ledger_ids).tolist():
             rows = np.flatnonzero(headers.ledger_ids == ledger_id)
             entry_ids = headers.entry_ids[rows]
@@ -234,29 +299,38 @@ async def totals_of_each(
     async for schedule in catalog.schedules(topic.ledger, first, None, None):
         for one, totals in counted:
             if schedule.ledger_id >= one.first_ledger_id:
-                totals.add(one.times_in(schedule, None, None))
+                totals.add(one.times_in(schedule, None, None), one.batches_in(schedule, None, None))
     return [totals.result() for _, totals in counted]
 
 
 class _Totals:
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
-        self._count = self._future_count = 0
+        self._count = self._future_count = self._future_entries = 0
         self._next_ms: int | None = None
         self._last_ms: int | None = None
 
-    def add(self, times: Int64s) -> None:
-        """Count ascending times."""
-        self._count += len(times)
+    def add(self, times: Int64s, batches: Batches) -> None:
+        """Count entries by their times, ascending, and the messages of the batches among them."""
+        more = batches.message_counts - 1
+        self._count += len(times) + int(more.sum())
         begin = int(np.searchsorted(times, self._now_ms, side="right"))
         if begin < len(times):
-            self._future_count += len(times) - begin
+            self._future_entries += len(times) - begin
+            self._future_count += len(times) - begin + int(more[batches.deliver_at_ms > self._now_ms].sum())
             first, last = int(times[begin]), int(times[-1])
             self._next_ms = first if self._next_ms is None else min(self._next_ms, first)
             self._last_ms = last if self._last_ms is None else max(self._last_ms, last)
 
     def result(self) -> ScheduleTotals:
-        return ScheduleTotals(self._count, self._future_count, self._next_ms, self._last_ms)
+        return ScheduleTotals(self._count, self._future_count, self._future_entries, self._next_ms, self._last_ms)
+
+
+def _by_position(ledger_id: int, batches: Batches) -> dict[Position, BatchLeft]:
+    columns = zip(
+        batches.entry_ids.tolist(), batches.deliver_at_ms.tolist(), batches.message_counts.tolist(), strict=True
+    )
+    return {Position(ledger_id, entry_id): BatchLeft(at_ms, count) for entry_id, at_ms, count in columns}
 
 
 async def _in_order(parts: list[Rows]) -> Rows:

@@ -315,15 +315,20 @@ class Subscription:
 
     # Scheduled messages that are cancelled or moved.
 
-    def cancel(self, positions: Sequence[tuple[int, int]]) -> None:
-        """Acknowledge entries, so that no consumer gets them any more; `cursor.flush` makes it durable."""
+    def cancel(self, positions: Sequence[tuple[int, int]], message_count: int | None = None) -> None:
+        """Acknowledge entries, so that no consumer gets them any more; `cursor.flush` makes it durable.
+
+        Args:
+            positions: The entries.
+            message_count: How many messages they hold; None for one each.
+        """
         if not positions:
             return
         if self.dispatcher is not None:
             self.dispatcher.acknowledge(None, positions)
         else:
             self.cursor.acknowledge(*zip(*positions, strict=True))
-        self.cancelled_total += len(positions)
+        self.cancelled_total += len(positions) if message_count is None else message_count
 
     def has_part(self, position: tuple[int, int], index: int) -> bool:
         """Whether a message of a batch is not acknowledged."""
@@ -369,21 +374,21 @@ class Subscription:
                 whole.append(position)
             if left and self.dispatcher is not None:
                 self.dispatcher.acknowledge(None, [position], {position: left})
-        self.cancel(whole)
-        self.cancelled_total += len(parts) - len(whole)
+        self.cancel(whole, 0)
+        self.cancelled_total += len(parts)
         await self.cursor.update_properties(put=to_property(stored), remove=(PARTS_PROPERTY,))
 
-    def withdraw(self, entries: Mapping[int, BitMap]) -> None:
-        """Take entries that the cursor withholds out of the dispatcher."""
+    def withdraw(self, entries: Mapping[int, BitMap], message_count: int) -> None:
+        """Take entries with so many messages, which the cursor withholds, out of the dispatcher."""
         if self.dispatcher is not None:
             self.dispatcher.withdraw(entries)
-        self.rescheduled_total += sum(map(len, entries.values()))
+        self.rescheduled_total += message_count
 
-    def give_back(self, entries: Mapping[int, BitMap]) -> None:
+    def give_back(self, entries: Mapping[int, BitMap], message_count: int) -> None:
         """Deliver withdrawn entries after all."""
         if self.dispatcher is not None:
             self.dispatcher.give_back(entries)
-        self.rescheduled_total -= sum(map(len, entries.values()))
+        self.rescheduled_total -= message_count
 
     def in_hand(self, positions: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
         """Return which of these entries are pending at a consumer."""

@@ -112,7 +112,7 @@ def test_a_message_of_a_batch_is_cancelled_alone_and_for_good(tmp_path: Path, *,
 
         assert before == [(f"{position}:{index}", name) for index, name in enumerate("abc")]
         assert (done, left) == (1, [before[0], before[2]])
-        assert (again, len(matched), matched.unknown) == (0, 0, 2)
+        assert (again, matched.message_count, matched.unknown) == (0, 0, 2)
         assert after_restart == left
         assert known[position] == (0b101,)
         assert (rest, await listed(service, topic)) == (2, [])
@@ -155,7 +155,7 @@ def test_ids_of_nothing_are_unknown_and_do_nothing(tmp_path: Path) -> None:
 
         done, matched = await cancel(service, topic, MessageId(Position(2**62, 0)), MessageId(Position(0, 2**32 - 1)))
 
-        assert (done, len(matched), matched.unknown) == (0, 0, 2)
+        assert (done, matched.message_count, matched.unknown) == (0, 0, 2)
         await service.close()
 
     asyncio.run(story())

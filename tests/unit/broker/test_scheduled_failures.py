@@ -126,7 +126,7 @@ class World:
 
     async def scheduled(self) -> int:
         """The number of scheduled messages by the log and its cursors."""
-        return len(await self.operations().find(ALL))
+        return (await self.operations().find(ALL)).message_count
 
     @property
     def delayed(self) -> int:

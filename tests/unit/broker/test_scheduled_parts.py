@@ -37,8 +37,16 @@ class ScheduledApi:
     async def ids(self, query: str = "") -> list[str]:
         return [one["messageId"] for one in await self.listed(query)]
 
-    async def post(self, change: str, **body: Any) -> tuple[int, dict[str, Any]]:
-        async with aiohttp.request("POST", f"{self._url}/scheduled/{change}", json=body) as reply:
+    async def get(self, path: str) -> dict[str, Any]:
+        async with aiohttp.request("GET", f"{self._url}{path}") as reply:
+            assert reply.status == 200
+            return dict(await reply.json())
+
+    async def get_operation(self, name: str) -> dict[str, Any]:
+        return await self.get(f"/../../../../operations/{name}")
+
+    async def post(self, change: str, headers: dict[str, str] | None = None, **body: Any) -> tuple[int, dict[str, Any]]:
+        async with aiohttp.request("POST", f"{self._url}/scheduled/{change}", json=body, headers=headers) as reply:
             return reply.status, await reply.json()
 
     async def publish(self, data: bytes, count: int) -> list[str]:
@@ -140,8 +148,53 @@ def test_each_message_counts_once_however_often_and_by_whatever_id_it_is_named(t
         of_batch = await api.post("cancel", messageIds=[batch, a, b, f"{batch}:2"], dryRun=True)
 
         assert of_plain == (200, {"matched": 1, "alreadyDue": 0, "unknown": 1, "cancelled": 1})
-        assert of_batch == (200, {"matched": 1, "alreadyDue": 0, "unknown": 1})
+        assert of_batch == (200, {"matched": 2, "alreadyDue": 0, "unknown": 1})
         assert await api.ids() == [a, b]
+
+    play(tmp_path, story)
+
+
+async def counts(api: ScheduledApi) -> set[tuple[str, Any]]:
+    """Return every count of what is scheduled, with its name, in the messages that are listed."""
+    histogram, topic = await api.get("/scheduled/histogram?buckets=7"), await api.get("")
+    dry = await api.post("cancel", all=True, dryRun=True)
+    return {
+        ("total", histogram["total"]),
+        ("delayed", histogram["delayed"]),
+        ("buckets", sum(one["count"] for one in histogram["buckets"])),
+        ("topic", topic["delayed"]),
+        ("subscription", topic["subscriptions"][0]["delayed"]),
+        ("matched", dry[1]["matched"]),
+    }
+
+
+def all_counts(count: int) -> set[tuple[str, Any]]:
+    return {(name, count) for name in ("total", "delayed", "buckets", "topic", "subscription", "matched")}
+
+
+def test_every_count_is_of_the_messages_that_a_list_shows(tmp_path: Path) -> None:
+    """Batches of two and of three and a plain message; then one message is cancelled out of a batch, and one moved."""
+
+    async def story(server: WebServer, peer: Peer) -> None:
+        api = ScheduledApi(server, peer)
+        ids = await api.publish(batch_frame(["c", "d", "e"], deliver_at_ms=DUE_MS + 7) + plain_frame(b"plain"), 6)
+        before = await counts(api)
+
+        await api.post("cancel", property="name=d")
+        after_part = await counts(api)
+        one_of_three = await api.post("cancel", messageIds=[entry_of(ids[5])], dryRun=True)
+        _, moved = await api.post("reschedule", messageIds=[entry_of(ids[0]), ids[2]], deliverAtMs=NEW_MS)
+        after_move = await counts(api)
+        progress = await api.post("cancel", {"Operation-Id": "all"}, all=True)
+
+        assert before == all_counts(6)
+        assert after_part == after_move == all_counts(5)
+        assert one_of_three == (200, {"matched": 2, "alreadyDue": 0, "unknown": 0})
+        assert (moved["matched"], moved["rescheduled"], len(moved["ids"])) == (3, 3, 2)
+        assert progress == (200, {"matched": 5, "alreadyDue": 0, "unknown": 0, "cancelled": 5})
+        operation = await api.get_operation("all")
+        assert (operation["matched"], operation["done"]) == (5, 5)
+        assert await api.ids() == []
 
     play(tmp_path, story)
 
@@ -153,7 +206,10 @@ def test_due_messages_of_a_batch_count_as_due(tmp_path: Path) -> None:
 
         answer = await api.post("cancel", messageIds=[due])
 
+        whole = await api.post("cancel", all=True)
+
         assert answer == (200, {"matched": 1, "alreadyDue": 1, "unknown": 0, "cancelled": 1})
+        assert whole == (200, {"matched": 3, "alreadyDue": 1, "unknown": 0, "cancelled": 3})
 
     play(tmp_path, story)
 
@@ -198,7 +254,7 @@ def test_the_chunks_of_a_message_are_moved_in_one_write(tmp_path: Path, monkeypa
 
         status, answer = await api.post("reschedule", all=True, deliverAtMs=NEW_MS)
 
-        assert (status, answer["rescheduled"]) == (200, 5)
+        assert (status, answer["rescheduled"]) == (200, 6)
         assert sizes == [1, 3, 1]
 
     play(tmp_path, story)
