@@ -69,6 +69,8 @@ def take_out(commit: str, folder: Path) -> None:
     subprocess.run(["tar", "x", "-C", str(folder)], input=archive, check=True)
     for part in ("tests/simulation", "tests/helpers/fakes"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    # Without it the tests of today, which an editable install finds too, would come first.
+    shutil.copy(ROOT / "tests/helpers/__init__.py", folder / "tests/helpers/__init__.py")
     for name in ("pause", "cancelled_parts"):
         shutil.copy(ROOT / f"broker/topics/{name}.py", folder / f"{name}_of_today.py")
     fakes = subprocess.run(
