@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,12 +71,36 @@ def guarded(job: tuple[int, str | None]) -> Result:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def _seeds(first: int, count: int, seconds: float) -> Iterator[int]:
-    until = time.monotonic() + seconds
-    for seed in range(first, first + count):
-        if time.monotonic() > until:
-            return
-        yield seed
+class _Seeds:
+    """The seeds to run, few at a time: a pool takes all that it is offered at once, and no time limit would hold.
+
+    Args:
+        first: The first seed.
+        count: How many there are.
+        seconds: No seed is given out later than this.
+        ahead_max: How many may be under way.
+    """
+
+    def __init__(self, first: int, count: int, seconds: float, ahead_max: int) -> None:
+        self._range = range(first, first + count)
+        self._until = time.monotonic() + seconds
+        self._room = threading.Semaphore(ahead_max)
+
+    def __iter__(self) -> Iterator[int]:
+        for seed in self._range:
+            self._room.acquire()
+            if time.monotonic() > self._until:
+                return
+            yield seed
+
+    def note_done(self) -> None:
+        """Let another seed begin."""
+        self._room.release()
+
+    def end(self) -> None:
+        """Let none begin any more."""
+        self._until = 0.0
+        self._room.release()
 
 
 def main() -> int:
@@ -92,9 +117,11 @@ def main() -> int:
     failed = seeds = deliveries = 0
     met: list[Met] = []
     begin = told = time.monotonic()
-    jobs = ((seed, options.variant) for seed in _seeds(first, options.seeds, options.seconds))
+    offered = _Seeds(first, options.seeds, options.seconds, 2 * options.jobs)
+    jobs = ((seed, options.variant) for seed in offered)
     with multiprocessing.Pool(options.jobs, maxtasksperchild=500) as pool:
         for result in pool.imap_unordered(guarded, jobs):
+            offered.note_done()
             seeds += 1
             deliveries += result.deliveries
             met.append(result.met)
@@ -107,6 +134,7 @@ def main() -> int:
             sys.stdout.flush()
             if failed >= options.failures:
                 break
+        offered.end()
     sys.stdout.write(f"{seeds} seeds, {failed} failed, {deliveries} deliveries, {time.monotonic() - begin:.0f} s\n")
     if options.coverage:
         sys.stdout.write(table(met, BOUNDS) + "\n")
