@@ -329,15 +329,15 @@ class Simulation:
         assert found is not None
         cancel, cancel_parts = found.cancel, found.cancel_parts
 
-        def on_cancel(positions: Sequence[Key]) -> None:
+        def on_cancel(positions: Sequence[Key], message_count: int | None = None) -> None:
             if found.cursor.is_closed:
                 # The service stops: it is refused, and nothing is cancelled.
-                cancel(positions)
+                cancel(positions, message_count)
                 return
             self.note(f"{sub.name}: cancelled are {list(positions)[:20]}")
             self.oracle.sync(sub)
             self.oracle.acknowledged(sub, positions)
-            cancel(positions)
+            cancel(positions, message_count)
 
         async def on_cancel_parts(parts: Sequence[tuple[Position, int, int]]) -> None:
             if found.cursor.is_closed:
