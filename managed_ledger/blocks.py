@@ -69,7 +69,7 @@ class PayloadBlock(Protocol):
 
 
 class FreshPayloads:
-    """A block whose payloads are still the objects that were appended."""
+    """A block whose payloads are objects of their own: those that were appended, or small ones that were read."""
 
     __slots__ = ("_payloads", "cost", "end", "first")
 
@@ -110,6 +110,14 @@ class StoredPayloads:
         return payload_at(self._block, entry_id - self.first)
 
 
+def stored_payloads(first: int, values: Sequence[bytes]) -> PayloadBlock:
+    """Return one block of stored ones in a row; payloads of several are cut out now."""
+    if len(values) == 1:
+        return StoredPayloads(first, values[0])
+    payloads = [payload_at(value, index) for value in values for index in range(payload_count(value))]
+    return FreshPayloads(first, payloads, sum(map(len, payloads)))
+
+
 def cut_payloads(payloads: Sequence[bytes]) -> list[int]:
     """Exclusive ends of the blocks that these payloads go into.
 
@@ -139,6 +147,11 @@ def encode_payloads(payloads: Sequence[bytes]) -> bytes:
 
     offsets = accumulate(map(len, payloads), initial=4 * (len(payloads) + 1))
     return b"".join((struct.pack(f"<{len(payloads) + 1}I", *offsets), *payloads))
+
+
+def row_count(block: bytes) -> int:
+    """How many headers a block holds."""
+    return len(block) // ROW_BYTES
 
 
 def payload_count(block: bytes) -> int:

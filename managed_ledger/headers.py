@@ -55,7 +55,15 @@ class EntryHeaders:
 
     def take(self, indices: NDArray[np.intp] | slice) -> "EntryHeaders":
         """The headers at these indices, in that order."""
-        return EntryHeaders(*(_read_only(getattr(self, name)[indices]) for name in COLUMNS))
+        return EntryHeaders(
+            _read_only(self.ledger_ids[indices]),
+            _read_only(self.entry_ids[indices]),
+            _read_only(self.deliver_at_ms[indices]),
+            _read_only(self.publish_time_ms[indices]),
+            _read_only(self.sticky_hashes[indices]),
+            _read_only(self.sizes[indices]),
+            _read_only(self.message_counts[indices]),
+        )
 
     @classmethod
     def empty(cls) -> "EntryHeaders":
@@ -68,6 +76,8 @@ class EntryHeaders:
         filled = [part for part in parts if len(part)]
         if not filled:
             return _EMPTY
+        if len(filled) == 1:
+            return filled[0]
         columns = (np.concatenate([getattr(part, name) for part in filled]) for name in COLUMNS)
         return cls(*(_read_only(column) for column in columns))
 
@@ -78,8 +88,8 @@ class EntryHeaders:
 
         records = np.ascontiguousarray(rows).view(ROW).reshape(len(rows))
         return cls(
-            _read_only(ledger_ids),
-            _read_only(entry_ids),
+            _read_only(ledger_ids.view()),
+            _read_only(entry_ids.view()),
             _read_only(records["deliver_at_ms"].astype(np.int64)),
             _read_only(records["publish_time_ms"].astype(np.int64)),
             _read_only(records["sticky_hash"].astype(np.int32)),
@@ -97,9 +107,8 @@ COLUMNS = tuple(EntryHeaders.__dataclass_fields__)
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    array.setflags(write=False)
+    return array
 
 
 _NO_IDS = np.empty(0, dtype=np.int64)

@@ -35,6 +35,7 @@ from managed_ledger.log_reader import LogReader
 from managed_ledger.managed_ledger import ManagedLedger, StoreServices
 from managed_ledger.named_locks import NamedLocks
 from managed_ledger.reopening import ReopeningDatabase
+from managed_ledger.shared_calls import SharedCalls
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ class LedgerStore:
         self._loop = asyncio.get_running_loop()
         self._readers = new_executor(READER_THREADS, "ledger-read")
         self._compactor = new_executor(1, "ledger-compact")
-        self.reader = LogReader(database, self._readers, config.cache_bytes_max)
+        self._reads = SharedCalls(self._readers, READER_THREADS)
+        self.reader = LogReader(database, self._reads, config.cache_bytes_max)
         self._owner_ids: dict[str, int] = {}
         self._records: dict[str, bytes] = {}
         self._managed_ledgers: dict[str, ManagedLedger] = {}
@@ -281,7 +283,7 @@ class LedgerStore:
         owner_id = self._owner_ids.get(name)
         if owner_id is None:
             return await self._create(name)
-        ledgers, cursors = await self._loop.run_in_executor(self._readers, self._read, owner_id, name)
+        ledgers, cursors = await self._reads.run(partial(self._read, owner_id, name))
         ledger = ManagedLedger(name, owner_id, ledgers, self._services)
         ledger.open(cursors)
         self._managed_ledgers[name] = ledger

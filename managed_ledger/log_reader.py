@@ -4,22 +4,31 @@ What the cache holds is served without suspending the caller, so a consumer at t
 thread. Other entries are collected first, over all ledgers of a call, and read together.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from functools import partial
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from managed_ledger import keys
 from managed_ledger.block_cache import BlockCache, CachedBlock
-from managed_ledger.blocks import HeaderBlock, PayloadBlock, StoredPayloads, rows_at
+from managed_ledger.blocks import (
+    JOINED_ENTRIES_MAX,
+    JOINED_PAYLOAD_BYTES,
+    HeaderBlock,
+    PayloadBlock,
+    payload_count,
+    row_count,
+    rows_at,
+    stored_payloads,
+)
 from managed_ledger.database import Database
 from managed_ledger.headers import Rows
 from managed_ledger.keys import Family
 from managed_ledger.rocksdb_store.store import RowIterator
+from managed_ledger.shared_calls import SharedCalls
 
 Block = TypeVar("Block", bound=CachedBlock)
 
@@ -31,18 +40,32 @@ class Need(NamedTuple):
     entry_ids: NDArray[np.int64]
 
 
+class Kind(NamedTuple, Generic[Block]):
+    """A kind of stored blocks."""
+
+    family: Family
+    count: Callable[[bytes], int]
+    """The number of entries in a stored value."""
+    make: Callable[[int, Sequence[bytes]], Block]
+    """Makes one block, given its first entry, of stored values in a row."""
+
+
+HEADERS: Final = Kind(Family.HEADERS, row_count, lambda first, values: HeaderBlock(first, b"".join(values)))
+PAYLOADS: Final = Kind(Family.PAYLOADS, payload_count, stored_payloads)
+
+
 class LogReader:
     """The caches of a store, and the reads of missing blocks; belongs to one event loop."""
 
-    def __init__(self, database: Database, executor: Executor, cache_bytes_max: int) -> None:
+    def __init__(self, database: Database, calls: SharedCalls, cache_bytes_max: int) -> None:
         self.headers: BlockCache[HeaderBlock] = BlockCache(cache_bytes_max // 4)
         self.payloads: BlockCache[PayloadBlock] = BlockCache(cache_bytes_max - cache_bytes_max // 4)
         self._database = database
-        self._executor = executor
+        self._calls = calls
 
     async def read_rows(self, needs: Sequence[Need]) -> list[Rows | None]:
         """Header rows, per need; None where the log does not have all of it."""
-        covered = await self._cover(self.headers, Family.HEADERS, HeaderBlock, needs)
+        covered = await self._cover(self.headers, HEADERS, needs)
         return [
             None if blocks is None else rows_at(blocks, need.entry_ids)
             for need, blocks in zip(needs, covered, strict=True)
@@ -71,7 +94,7 @@ class LogReader:
 
     async def read_payloads(self, needs: Sequence[Need]) -> list[dict[int, bytes] | None]:
         """Payloads by entry id, per need; None where the log does not have all of it."""
-        covered = await self._cover(self.payloads, Family.PAYLOADS, StoredPayloads, needs)
+        covered = await self._cover(self.payloads, PAYLOADS, needs)
         return [
             None if blocks is None else _payloads_at(blocks, need.entry_ids.tolist())
             for need, blocks in zip(needs, covered, strict=True)
@@ -83,11 +106,7 @@ class LogReader:
         self.payloads.drop_ledger(ledger_id)
 
     async def _cover(
-        self,
-        cache: BlockCache[Block],
-        family: Family,
-        make: Callable[[int, bytes], Block],
-        needs: Sequence[Need],
+        self, cache: BlockCache[Block], kind: Kind[Block], needs: Sequence[Need]
     ) -> list[list[Block] | None]:
         covered: list[list[Block] | None] = []
         misses: list[Need] = []
@@ -101,8 +120,7 @@ class LogReader:
         if not misses:
             return covered
 
-        loop = asyncio.get_running_loop()
-        read = await loop.run_in_executor(self._executor, read_blocks, self._database, family, make, misses)
+        read = await self._calls.run(partial(read_blocks, self._database, kind, misses))
         # A scan of much more than the cache holds would only push out what others use.
         keep = sum(block.cost for blocks in read for block in blocks or ()) <= cache.bytes_max // 4
         for index, need, found in zip(missed, misses, read, strict=True):
@@ -116,22 +134,23 @@ class LogReader:
         return covered
 
 
-def read_blocks(
-    database: Database, family: Family, make: Callable[[int, bytes], Block], needs: Iterable[Need]
-) -> list[list[Block] | None]:
+def read_blocks(database: Database, kind: Kind[Block], needs: Iterable[Need]) -> list[list[Block] | None]:
     """Blocks that cover the needs, ascending, per need; None where some of it is not there."""
-    with database.rows(family) as rows:
-        return [_read_need(rows, make, need) for need in needs]
+    with database.rows(kind.family) as rows:
+        return [_read_need(rows, kind, need) for need in needs]
 
 
-def _read_need(rows: RowIterator, make: Callable[[int, bytes], Block], need: Need) -> list[Block] | None:
-    """Go from block to block; neighbours by the next row, others by a seek."""
+def _read_need(rows: RowIterator, kind: Kind[Block], need: Need) -> list[Block] | None:
+    """Go from value to value, neighbours by the next row, others by a seek; small neighbours become one block."""
     found: list[Block] = []
+    values: list[bytes] = []
+    """Those of the block to come, whose first entry is `begin`; they end before `end`."""
+    begin = end = size = -1
     ledger_id, entry_ids = need
     index = 0
     while index < len(entry_ids):
         entry_id = int(entry_ids[index])
-        is_next = bool(found) and found[-1].end == entry_id
+        is_next = end == entry_id
         if is_next:
             rows.next()
         if not is_next or not rows.valid():
@@ -139,11 +158,20 @@ def _read_need(rows: RowIterator, make: Callable[[int, bytes], Block], need: Nee
         if not rows.valid():
             return None
         block_ledger_id, first = keys.pair.unpack(rows.key())
-        block = make(first, rows.value())
-        if block_ledger_id != ledger_id or not first <= entry_id < block.end:
+        value = rows.value()
+        count = kind.count(value)
+        if block_ledger_id != ledger_id or not first <= entry_id < first + count:
             return None
-        found.append(block)
-        index = _index_after(entry_ids, index, block.end)
+        size += len(value)
+        if first != end or first + count - begin > JOINED_ENTRIES_MAX or size > JOINED_PAYLOAD_BYTES:
+            if values:
+                found.append(kind.make(begin, values))
+            values, begin, size = [], first, len(value)
+        values.append(value)
+        end = first + count
+        index = _index_after(entry_ids, index, end)
+    if values:
+        found.append(kind.make(begin, values))
     return found
 
 

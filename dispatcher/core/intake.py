@@ -143,7 +143,7 @@ class Intake(SubscriptionCore):
                 headers = headers.take(np.flatnonzero(~is_delayed))
         first_not_taken = None
         room = self.room() if request.takes_immediate else 0
-        if request.takes_immediate and len(headers) > room:
+        if (request.takes_immediate or request.is_at_frontier) and len(headers) > room:
             first_not_taken = Position(int(headers.ledger_ids[room]), int(headers.entry_ids[room]))
         immediate = headers.take(slice(0, room)) if len(headers) > room else headers
         self.plan.complete(request, next_position=next_position, first_not_taken=first_not_taken)

@@ -85,5 +85,11 @@ def push_all(heap: list[Item], items: list[Item]) -> None:
 
 def by_ledger(ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> Iterator[tuple[int, BitMap]]:
     """Yield each ledger of some positions with its entry ids."""
+    if not len(ledger_ids):
+        return
+    if (ledger_ids == ledger_ids[0]).all():
+        # The usual case.
+        yield int(ledger_ids[0]), BitMap(entry_ids.astype(np.uint32))
+        return
     for ledger_id in np.unique(ledger_ids).tolist():
         yield ledger_id, BitMap(entry_ids[ledger_ids == ledger_id].astype(np.uint32))

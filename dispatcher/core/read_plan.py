@@ -61,6 +61,8 @@ class ReadRequest:
     """Takes immediate entries; always true unless the scan is not where they are."""
     resumes_at: Position | None = None
     """Where the scan stands, behind a read of immediate entries that ends there."""
+    is_at_frontier: bool = False
+    """It begins where immediate entries are read next: up to the first one that it finds, none has to be read again."""
 
     @property
     def is_scan(self) -> bool:
@@ -187,12 +189,14 @@ class ReadPlan:
         for unscanned in self.ranges:
             if unscanned.is_recovering or unscanned.scanned_to > unscanned.end(last_confirmed):
                 continue
+            is_at_frontier = unscanned.scanned_to == self.next_immediate
             return ReadRequest(
                 unscanned,
                 unscanned.scanned_to,
                 unscanned.through,
                 scan_entries_max,
-                takes_immediate=unscanned.scanned_to == self.next_immediate and immediates_max > 0,
+                takes_immediate=is_at_frontier and immediates_max > 0,
+                is_at_frontier=is_at_frontier,
             )
         return None
 
@@ -227,7 +231,7 @@ class ReadPlan:
         elif request.resumes_at is not None and request.through is not None and next_position > request.through:
             # Between the last entry of a ledger and the first of the next one there is no entry.
             self.next_immediate = request.resumes_at
-        elif request.takes_immediate:
+        elif request.takes_immediate or request.is_at_frontier:
             self.next_immediate = next_position
         unscanned = request.range
         if unscanned is None:

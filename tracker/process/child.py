@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -85,6 +85,8 @@ class Child:
                 start_new_session=True,
             )
         self._sender = ThreadPoolExecutor(1, "snapshots-send")
+        self._unsent: list[Call | Cancel] = []
+        """The messages of this turn of the event loop: handing them over takes longer than sending them."""
         # A daemon: a program that ends without closing this must not hang.
         self._receiver = Thread(target=self._receive_all, name="snapshots-receive", daemon=True)
         self._receiver.start()
@@ -118,12 +120,11 @@ class Child:
         number = next(self._numbers)
         answer: asyncio.Future[Any] = self.loop.create_future()
         self._waiting[number] = answer, operation
-        self._sender.submit(self._send, Call(number, method, args))
+        self._post(Call(number, method, args))
         try:
             return await answer
         except asyncio.CancelledError:
-            with suppress(RuntimeError):  # It was closed meanwhile.
-                self._sender.submit(self._send, Cancel(number))
+            self._post(Cancel(number))
             raise
         finally:
             self._waiting.pop(number, None)
@@ -151,7 +152,21 @@ class Child:
         self._sender.shutdown()
         self._connection.close()
 
+    def _post(self, message: Call | Cancel) -> None:
+        if not self._unsent:
+            self.loop.call_soon(self._hand_over)
+        self._unsent.append(message)
+
+    def _hand_over(self) -> None:
+        messages, self._unsent = self._unsent, []
+        with suppress(RuntimeError):  # It was closed meanwhile.
+            self._sender.submit(self._send_all, messages)
+
     # In threads of its own.
+
+    def _send_all(self, messages: Sequence[Call | Cancel]) -> None:
+        for message in messages:
+            self._send(message)
 
     def _send(self, message: Call | Cancel) -> None:
         # The receiving thread finds out that the process has ended.

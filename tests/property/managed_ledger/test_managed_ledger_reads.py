@@ -15,6 +15,7 @@ from managed_ledger.keys import Family, block_key
 from managed_ledger.log_reader import LogReader, Need
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from managed_ledger.shared_calls import SharedCalls
 from tests.helpers.fakes.managed_ledger_fakes import START_MS, MemoryDatabase, open_store
 
 Entry = tuple[Position, bytes]
@@ -176,8 +177,8 @@ def test_the_cache_changes_nothing_but_speed(sizes: list[int], cache_blocks: int
             batch.put(Family.HEADERS, block_key(7, first), rows)
             first += size
         database.write(batch, sync=True)
-        # A quarter of the cache is for headers; a block costs at most this.
-        reader = LogReader(database, executor, 4 * 360 * cache_blocks)
+        # A quarter of the cache is for headers; an unjoined block costs at most this.
+        reader = LogReader(database, SharedCalls(executor, 1), 4 * 360 * cache_blocks)
         for read in reads:
             wanted = sorted(entry for entry in read if entry < first)
             if not wanted:

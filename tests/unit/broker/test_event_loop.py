@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from broker.server.event_loop import ServiceEventLoop, turns_of
+from broker.server.event_loop import CALLBACKS_A_TURN_MAX, ServiceEventLoop, turns_of
 from broker.server.slices import BEGUN_A_TURN_MAX, SLICE_S, in_slices, side_by_side
 
 
@@ -61,6 +62,57 @@ def test_what_waits_is_in_no_turn() -> None:
         runner.run(story())
 
         assert loop.turns.sum_s == 0
+
+
+def test_many_ready_callbacks_take_many_short_turns_in_their_order() -> None:
+    clock, ran = _LoopClock(), []
+
+    def work(number: int) -> None:
+        clock.now += 0.001
+        ran.append(number)
+
+    async def story() -> None:
+        for number in range(10 * CALLBACKS_A_TURN_MAX):
+            asyncio.get_running_loop().call_soon(work, number)
+        # Behind them.
+        await asyncio.sleep(0)
+
+    loop = ServiceEventLoop(clock)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(story())
+
+        assert ran == sorted(ran)
+        assert loop.turns.longest_s <= CALLBACKS_A_TURN_MAX * 0.001 + 1e-9
+
+
+def test_data_and_timers_come_before_callbacks_that_are_ready() -> None:
+    order: list[str] = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            loop.add_reader(ours, lambda: (order.append("data"), loop.remove_reader(ours)))
+            theirs.send(b"x")
+            loop.call_at(loop.time() - 1, order.append, "timer")
+            for _ in range(3 * CALLBACKS_A_TURN_MAX):
+                loop.call_soon(order.append, "work")
+            # Behind them.
+            await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=ServiceEventLoop) as runner:
+        runner.run(story())
+
+    assert sorted(order[:2]) == ["data", "timer"]
+    assert order[2:] == ["work"] * 3 * CALLBACKS_A_TURN_MAX
+
+
+def test_work_of_other_threads_is_run() -> None:
+    async def story() -> int:
+        return sum(await asyncio.gather(*(asyncio.to_thread(int, 1) for _ in range(100))))
+
+    with asyncio.Runner(loop_factory=ServiceEventLoop) as runner:
+        assert runner.run(story()) == 100
 
 
 def test_a_full_collection_looks_at_no_object_twice() -> None:

@@ -72,3 +72,24 @@ def test_a_closed_ledger_is_scanned_to_the_end_that_its_last_commit_gives_it() -
         plan.complete(request, next_position=next_position, first_not_taken=None)
 
     assert scanned == [Position(3, 0), Position(3, 5)]
+
+
+def test_entries_that_were_scanned_while_no_consumer_had_permits_are_read_again_from_the_first_immediate_one() -> None:
+    plan = ReadPlan.start(Position(1, 0), EXTENTS, set[int]().__contains__, has_delays=True)
+    scan = plan.next_request(LAST, immediates_max=0, scan_entries_max=100)
+    assert scan is not None
+    plan.complete(scan, next_position=Position(3, 21), first_not_taken=Position(1, 7))
+
+    immediate = next_request(plan)
+
+    assert not immediate.is_scan
+    assert immediate.first == Position(1, 7)
+
+
+def test_delayed_entries_that_were_scanned_while_no_consumer_had_permits_are_not_read_again() -> None:
+    plan = ReadPlan.start(Position(1, 0), EXTENTS, set[int]().__contains__, has_delays=True)
+    scan = plan.next_request(LAST, immediates_max=0, scan_entries_max=100)
+    assert scan is not None
+    plan.complete(scan, next_position=Position(3, 21), first_not_taken=None)
+
+    assert plan.next_request(LAST, immediates_max=100, scan_entries_max=100) is None
