@@ -77,21 +77,13 @@ async def match_ids(schedule: TopicSchedule, ids: Sequence[MessageId]) -> Matche
 
 def match_rows(schedule: TopicSchedule, found: RowsFound) -> Matched:
     """Return the messages found by conditions: whole entries, and the chosen messages of other batches."""
-    rows, chosen = found.rows, found.chosen
-    if not chosen:
-        return Matched(rows, found.batches)
-    is_whole = np.array([at not in chosen for at in _positions(rows)], np.bool_)
-    batches = rows.take(~is_whole)
-    return Matched(
-        rows.take(is_whole),
-        {at: left for at, left in found.batches.items() if at not in chosen},
-        {
-            MessageId(at, index): at_ms
-            for at, at_ms in zip(_positions(batches), batches.deliver_at_ms.tolist(), strict=True)
-            for index in sorted(chosen[at])
-            if _is_left(schedule, at, index)
-        },
-    )
+    parts = {
+        MessageId(at, index): chosen.deliver_at_ms
+        for at, chosen in found.chosen.items()
+        for index in sorted(chosen.indexes)
+        if _is_left(schedule, at, index)
+    }
+    return Matched(found.rows, found.batches, parts)
 
 
 def batches_in_part(schedule: TopicSchedule, matched: Matched) -> list[Position]:
@@ -101,9 +93,7 @@ def batches_in_part(schedule: TopicSchedule, matched: Matched) -> list[Position]
     """
     found = {one.position for one in matched.parts}
     gone = {Position(*at) for subscription in schedule.subscriptions for at in subscription.batches_in_part()}
-    if gone:
-        found.update(gone.intersection(_positions(matched.rows)))
-    return sorted(found)
+    return sorted(found | gone.intersection(matched.batches))
 
 
 async def _other_chunks(schedule: TopicSchedule, headers: EntryHeaders) -> list[Rows]:

@@ -7,7 +7,7 @@ import asyncio
 import base64
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,12 +170,18 @@ def _is_left(left: AckSet, index: int) -> bool:
     return word < len(left) and bool(left[word] >> bit & 1)
 
 
-Chosen = dict[Position, frozenset[int]]
-"""The messages that are chosen of batches, others of which are not."""
+class ChosenOfBatch(NamedTuple):
+    """The messages that are chosen of a batch, others of which are not."""
+
+    deliver_at_ms: int
+    indexes: frozenset[int]
+
+
+Chosen = dict[Position, ChosenOfBatch]
 
 
 async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> tuple[Mask, Chosen]:
-    """Return a mask of the rows that match, and which messages of batches that match in part; computed in slices.
+    """Return a mask of the rows that match whole, and the batches that match in part; computed in slices.
 
     Entries are looked at in the order of the log, where neighbours share a block.
     """
@@ -189,10 +195,11 @@ async def matching(log: ReadableLog, rows: Rows, wanted: MessageFilter) -> tuple
         entries = await log.read_payloads(rows.ledger_ids[portion], rows.entry_ids[portion])
         for row, entry in zip(portion.tolist(), entries, strict=True):
             found = entry is not None and wanted.chosen(entry)
-            if found:
+            if found is True:
                 is_meant[row] = True
-                if found is not True:
-                    chosen[Position(int(rows.ledger_ids[row]), int(rows.entry_ids[row]))] = found
+            elif found:
+                deliver_at_ms, *position = rows.place(row)
+                chosen[Position(*position)] = ChosenOfBatch(deliver_at_ms, found)
             await turns.give_way()
     return is_meant, chosen
 

@@ -6,7 +6,7 @@ cursors; the delayed index is left out.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -66,12 +66,13 @@ class BatchLeft(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsFound:
-    """Rows that match some conditions."""
+    """What matches some conditions."""
 
     rows: Rows
-    batches: dict[Position, BatchLeft] = field(default_factory=dict)
-    """The batches among them."""
-    chosen: Chosen = field(default_factory=dict)
+    """Whole entries."""
+    batches: dict[Position, BatchLeft]
+    """Those of them that hold several messages."""
+    chosen: Chosen
     """The messages that match of batches of which others do not."""
 
 
@@ -215,7 +216,7 @@ class TopicSchedule:
                 rows = rows.take(is_meant)
                 chosen |= of_batches
             count += len(rows)
-            if count > ROWS_MAX:
+            if count + len(chosen) > ROWS_MAX:
                 raise TooManyRowsError(f"more than {ROWS_MAX} messages are meant")
             parts.append(rows)
             in_ledger = self.batches_in(schedule, wanted.first_ms, wanted.until_ms)
