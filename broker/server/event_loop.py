@@ -138,6 +138,8 @@ def spare_old_objects() -> None:
     """Limit full collections to objects made since the one before, for the whole process."""
     gc.set_threshold(*_COLLECTION_THRESHOLDS)
     gc.callbacks.append(_freeze_survivors)
+    # What was imported is looked at now: in the first full collection of the loop it would take 30 ms.
+    gc.collect()
 
 
 def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
