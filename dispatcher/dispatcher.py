@@ -176,15 +176,6 @@ class Dispatcher:
         """The connected consumers, in the order in which they came."""
         return [outbox.handle for outbox in self._outboxes.values()]
 
-    @property
-    def unsent_count(self) -> int:
-        """How many entries are given to consumers and not sent yet."""
-        return sum(map(len, self._outboxes.values()))
-
-    def unsent_positions(self) -> set[Key]:
-        """Return which entries consumers have been given that are not sent yet."""
-        return {position for outbox in self._outboxes.values() for position in outbox.positions()}
-
     def add_consumer(self, consumer: ConsumerHandle) -> None:
         """Register a consumer; it gets nothing before its first permits.
 

@@ -16,7 +16,7 @@ from managed_ledger.headers import EntryHeaders, Rows
 from managed_ledger.ledgers import LedgerInfo, Ledgers
 from managed_ledger.log_reader import LogReader, Need
 from managed_ledger.position import Position
-from managed_ledger.selection import EntriesRead, HeadersRead, Skip, select
+from managed_ledger.selection import HeadersRead, Skip, select
 
 Ids = Sequence[int] | NDArray[np.int64]
 
@@ -74,17 +74,6 @@ class ReadableLog:
         """All ledgers kept, the open one last."""
         return [ledger.info() for ledger in self._ledgers]
 
-    def next_valid_position(self, position: Position) -> Position:
-        """The first durable position at or behind this one, or the one that will be durable next."""
-        return self._ledgers.normalized(position)
-
-    def count_entries(self, first: Position, end: Position) -> int:
-        """Durable entries from `first` to `end`, `end` excluded.
-
-        Runtime complexity: O(log ledgers).
-        """
-        return max(0, self._ledgers.ordinal(end) - self._ledgers.ordinal(first))
-
     async def read_headers(
         self, first: Position, *, entries_max: int, skip: Skip | None = None, through: Position | None = None
     ) -> HeadersRead:
@@ -137,30 +126,6 @@ class ReadableLog:
             for index in at[rows].tolist():
                 payloads[index] = found[int(entry_column[index])]
         return payloads
-
-    async def read_entries(
-        self,
-        first: Position,
-        *,
-        entries_max: int,
-        bytes_max: int,
-        skip: Skip | None = None,
-        through: Position | None = None,
-    ) -> EntriesRead:
-        """Headers and payloads like `read_headers`, up to `bytes_max` of payload but at least one entry."""
-        read = await self.read_headers(first, entries_max=entries_max, skip=skip, through=through)
-        headers, next_position = read.headers, read.next_position
-        fitting = int(np.searchsorted(np.cumsum(headers.sizes, dtype=np.int64), bytes_max, side="right"))
-        if max(1, fitting) < len(headers):
-            headers = headers.take(slice(0, max(1, fitting)))
-            last = Position(int(headers.ledger_ids[-1]), int(headers.entry_ids[-1]))
-            next_position = self._ledgers.normalized(Position(last.ledger_id, last.entry_id + 1))
-        payloads = await self.read_payloads(headers.ledger_ids, headers.entry_ids)
-        kept = [payload for payload in payloads if payload is not None]
-        if len(kept) < len(payloads):
-            there = np.array([payload is not None for payload in payloads])
-            headers = headers.take(np.flatnonzero(there))
-        return EntriesRead(headers, kept, next_position)
 
     async def find_position_at_or_after_publish_time(self, publish_time_ms: int) -> Position:
         """The first entry published at or after a time, or the next one to come."""

@@ -28,15 +28,6 @@ class HeadersRead:
     next_position: Position
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EntriesRead:
-    """Headers and payloads in position order, and where the next read goes on."""
-
-    headers: EntryHeaders
-    payloads: list[bytes]
-    next_position: Position
-
-
 def select(
     ledgers: Ledgers, first: Position, *, entries_max: int, skip: Skip | None, through: Position | None
 ) -> tuple[list[Need], Position]:

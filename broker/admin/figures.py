@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from broker.admin.exposition import Labels
-from broker.server.event_loop import TurnHistogram
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
@@ -118,23 +117,6 @@ class StoreSnapshot:
     """Of the file system that the data folder is on; None where that cannot be told."""
     disk_free_bytes: int | None = None
     """The bytes that are free for the service's user."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceSnapshot:
-    """The whole service at one moment."""
-
-    cluster: str
-    connection_count: int
-    topics: Sequence[TopicSnapshot] = ()
-    is_by_topic: bool = True
-    """Whether each topic and subscription has series of its own; otherwise each namespace has."""
-    is_by_consumer: bool = False
-    """Whether each consumer has series of its own, too."""
-    turns: TurnHistogram | None = None
-    """The durations of the event loop's turns."""
-    store: StoreSnapshot | None = None
-    """The log, and the process for snapshots."""
 
 
 @dataclass(frozen=True, slots=True)

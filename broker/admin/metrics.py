@@ -25,7 +25,6 @@ from broker.admin.figures import (
     TOPIC_FIGURES,
     WINDOW_FIGURES,
     Metric,
-    ServiceSnapshot,
     StoreSnapshot,
     TopicSnapshot,
 )
@@ -37,14 +36,6 @@ from managed_ledger.durations import BOUNDS_SECONDS
 from tracker.stats import LATENCY_LABELS, TrackerCounters, TrackerStats, summed
 
 T = TypeVar("T")
-
-
-def metrics_text(snapshot: ServiceSnapshot) -> bytes:
-    """Return the metrics of a moment, and those of the process, as one text."""
-    page = MetricsPage(snapshot.cluster, is_by_topic=snapshot.is_by_topic, is_by_consumer=snapshot.is_by_consumer)
-    for topic in snapshot.topics:
-        page.add(topic)
-    return b"".join(page.chunks(connection_count=snapshot.connection_count, turns=snapshot.turns, store=snapshot.store))
 
 
 async def stream_metrics(

@@ -5,7 +5,6 @@ dispatching reads: one `take` for a whole batch. A change makes a new one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -76,27 +75,3 @@ def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
     return [(int(first), int(end) - 1) for first, end in edges.reshape(-1, 2)]
-
-
-def impacted_ranges(
-    before: Assignment, after: Assignment, indices: Iterable[int]
-) -> dict[tuple[int, str], list[tuple[int, int]]]:
-    """Return the slots that each member lost and gained, as Pulsar reports them.
-
-    Args:
-        before: The owners before the change.
-        after: The owners after it.
-        indices: The members to report, the one that left included.
-
-    Returns:
-        The ranges by member index and "remove" or "add"; members without a change are left out.
-    """
-    tables = {"remove": before.table(), "add": after.table()}
-    changed = tables["remove"] != tables["add"]
-    impacted = {}
-    for index in indices:
-        for kind, table in tables.items():
-            ranges = runs(changed & (table == index))
-            if ranges:
-                impacted[index, kind] = ranges
-    return impacted

@@ -14,6 +14,7 @@ from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from managed_ledger.position import Position
 from pipeline.logs.entry_format import PulsarEntries
 from tests.helpers.fakes.virtual_time import SimulationLoop
+from tests.helpers.log_reading import read_entries
 from tests.simulation.whole_service.disk import LoopExecutor
 from tests.simulation.whole_service.life import LifeLoop
 
@@ -111,7 +112,7 @@ async def content_of(folder: Path) -> tuple[Content, dict[str, int]]:
     try:
         for name in store.managed_ledger_names():
             ledger = await store.open_managed_ledger(name)
-            read = await ledger.read_entries(Position(0, 0), entries_max=10**6, bytes_max=10**9)
+            read = await read_entries(ledger, Position(0, 0), entries_max=10**6)
             positions = zip(read.headers.ledger_ids.tolist(), read.headers.entry_ids.tolist(), strict=True)
             content[name] = dict(zip(positions, read.payloads, strict=True))
             for index, payload in enumerate(read.payloads):

@@ -17,6 +17,7 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from tests.helpers.log_reading import read_entries
 
 KILLS = 6
 CONFIG = ManagedLedgerConfig(entries_per_ledger_max=700, write_buffer_bytes=2**18)
@@ -150,7 +151,7 @@ async def _check_entries(ledger: ManagedLedger) -> set[Position]:
     expected: int | None = None
     position = ledger.first_position
     while True:
-        read = await ledger.read_entries(position, entries_max=500, bytes_max=10**7)
+        read = await read_entries(ledger, position, entries_max=500)
         if not len(read.headers):
             break
         sequences = read.headers.publish_time_ms.tolist()

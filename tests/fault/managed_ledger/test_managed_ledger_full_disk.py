@@ -15,6 +15,7 @@ from managed_ledger.errors import AppendRefusedError, LedgerError, LedgerWriteEr
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
+from tests.helpers.log_reading import read_entries
 from tests.helpers.small_disk import fill_up, free_bytes, small_disk
 
 DISK_MIB = 32
@@ -61,7 +62,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def _payloads(ledger: ManagedLedger) -> list[bytes]:
-    read = await ledger.read_entries(Position(0, 0), entries_max=10_000, bytes_max=10**9)
+    read = await read_entries(ledger, Position(0, 0), entries_max=10_000)
     return read.payloads
 
 

@@ -18,6 +18,7 @@ from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.repair.repairing import LogVerdict, Repaired, repair, verify
 from pipeline.logs.entry_format import PulsarEntries
 from tests.helpers.damaged_logs import ACKNOWLEDGED, CONFIG, ENTRIES, NOW_MS, content_of, fill, flip
+from tests.helpers.log_reading import read_entries
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +150,7 @@ def test_who_reads_goes_on_behind_what_is_lost(tmp_path: Path, whole: Path) -> N
                 seen = 0
                 position = cursor.next_unacknowledged_position
                 while True:
-                    read = await ledger.read_entries(
-                        position, entries_max=7, bytes_max=10**9, skip=cursor.acknowledged_in
-                    )
+                    read = await read_entries(ledger, position, entries_max=7, skip=cursor.acknowledged_in)
                     if not read.payloads:
                         break
                     seen += cursor.acknowledge(read.headers.ledger_ids, read.headers.entry_ids)

@@ -11,6 +11,7 @@ from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 from managed_ledger.replacing import NewEntry, Replacement, by_ledger
 from tests.helpers.fakes.managed_ledger_fakes import MemoryBatch, MemoryDatabase, Tables, append_all, open_store
+from tests.helpers.log_reading import read_entries
 
 OLD = [b"%d" % number for number in range(10)]
 
@@ -45,7 +46,7 @@ def replaced(
 async def left(ledger: ManagedLedger, cursor: Cursor) -> list[bytes]:
     """What a reader of the cursor gets."""
     first = cursor.next_unacknowledged_position
-    read = await ledger.read_entries(first, entries_max=1000, bytes_max=10**6, skip=cursor.acknowledged_in)
+    read = await read_entries(ledger, first, entries_max=1000, skip=cursor.acknowledged_in)
     return read.payloads
 
 

@@ -90,7 +90,9 @@ _CONSUMERS: Final[dict[str, Callable[[Dispatcher], int]]] = {
     "bound: permits below zero after a batch": lambda dispatcher: sum(
         one.permits < 0 for one in dispatcher.core.consumers.values()
     ),
-    "outbox: entries are given and not sent": lambda dispatcher: dispatcher.unsent_count,
+    "outbox: entries are given and not sent": lambda dispatcher: sum(
+        one.unsent_entries for one in dispatcher.stats().consumers
+    ),
 }
 
 _TRACKER: Final[dict[str, Callable[[TrackerStats], int]]] = {

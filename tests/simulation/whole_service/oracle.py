@@ -221,6 +221,11 @@ class SubscriptionModel:
         else:
             _remove(self.immediate.get(slot, []), entry.key)
 
+    def waiting(self) -> set[Key]:
+        """Return which entries are to be sent."""
+        immediate = {key for keys in self.immediate.values() for key in keys}
+        return immediate | {key for rows in self.delayed.values() for _, key in rows}
+
     # What is in whose hands.
 
     def give(self, entry: PublishedEntry, consumer: SimulatedConsumer, at: float) -> None:

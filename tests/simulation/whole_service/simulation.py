@@ -320,7 +320,11 @@ class Simulation:
         dispatcher = self.dispatcher(sub)
         if dispatcher is None:
             return set()
-        return dispatcher.unsent_positions()
+        waiting = sub.waiting()
+        if not sub.is_single:
+            return dispatcher.in_hand(waiting)
+        # An active consumer is given entries in the order of the log.
+        return set(sorted(waiting)[: sum(one.unsent_entries for one in dispatcher.stats().consumers)])
 
     def watch(self, sub: SubscriptionModel) -> None:
         """Have every move of the mark-delete position judged from now on, and know of every cancellation."""

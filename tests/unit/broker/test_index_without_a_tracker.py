@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.admin.figures import ServiceSnapshot
-from broker.admin.metrics import metrics_text
 from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageIdData
 from broker.server.service import Service
@@ -31,6 +29,7 @@ from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tracker.config import BUCKET_FACTORY, TrackerConfig
 
 NOW_MS = 1_800_000_000_000

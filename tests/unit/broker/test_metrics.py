@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.admin.figures import ServiceSnapshot, SubscriptionSnapshot, TopicSnapshot
-from broker.admin.metrics import metrics_text, stream_metrics
+from broker.admin.figures import SubscriptionSnapshot, TopicSnapshot
+from broker.admin.metrics import stream_metrics
 from broker.server.event_loop import TurnHistogram
 from broker.topics.rates import ConsumerCounters
 from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.append_stats import AppendStats
+from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tracker.stats import BucketOperation, TrackerStats
 
 GOLDEN_FILE = Path(__file__).parents[2] / "golden/admin/metrics-of-one-topic.txt"

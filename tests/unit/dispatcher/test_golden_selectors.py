@@ -1,14 +1,16 @@
 """Slots and assignments equal those of Pulsar 4.2.4's own classes, step by step."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from dispatcher.core.assignment import Assignment
 from dispatcher.core.auto_split import HashRangeAutoSplitStickyKeyConsumerSelector
 from dispatcher.core.consistent_hashing import ConsistentHashingStickyKeyConsumerSelector
-from dispatcher.core.selector import StickyKeyConsumerSelector, impacted_ranges
+from dispatcher.core.selector import StickyKeyConsumerSelector, runs
 from dispatcher.slots import CONSISTENT_HASHING_RANGE, FULL_RANGE, sticky_hash
 
 _FOLDER = Path(__file__).parents[2] / "golden" / "key_shared"
@@ -46,7 +48,7 @@ def test_every_step_of_a_story_assigns_as_pulsar_does(number: int) -> None:
         ranges = {label: _lists(selector.ranges_of(member)) for label, member in members.items()}
         assert {label: found for label, found in ranges.items() if found} == _nonempty(step["ranges"])
 
-        impacted = impacted_ranges(before, selector.owners, ids)
+        impacted = _impacted_ranges(before, selector.owners, ids)
         assert {(ids[index], kind): _lists(found) for (index, kind), found in impacted.items()} == {
             (change["consumer"], change["change"]): change["ranges"] for change in step["impacted"]
         }
@@ -54,6 +56,16 @@ def test_every_step_of_a_story_assigns_as_pulsar_does(number: int) -> None:
         slots = [selector.hash_range.slot(sticky_hash(b"key-%d" % key)) for key in range(12)]
         owners = [ids.get(selector.select(slot)) for slot in slots]
         assert owners == step["owners_of_key_0_to_11"]
+
+
+def _impacted_ranges(
+    before: Assignment, after: Assignment, indices: Iterable[int]
+) -> dict[tuple[int, str], list[tuple[int, int]]]:
+    """Return the slots that each member lost and gained, as Pulsar reports them: by member and "remove" or "add"."""
+    tables = {"remove": before.table(), "add": after.table()}
+    changed = tables["remove"] != tables["add"]
+    impacted = {(index, kind): runs(changed & (table == index)) for index in indices for kind, table in tables.items()}
+    return {key: ranges for key, ranges in impacted.items() if ranges}
 
 
 def _selector(story: dict[str, Any]) -> StickyKeyConsumerSelector:

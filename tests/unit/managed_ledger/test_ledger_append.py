@@ -15,6 +15,7 @@ from tests.helpers.fakes.managed_ledger_fakes import (
     append_all,
     open_store,
 )
+from tests.helpers.log_reading import read_entries
 
 
 def test_a_position_is_given_at_once_and_read_once_durable() -> None:
@@ -29,7 +30,7 @@ def test_a_position_is_given_at_once_and_read_once_durable() -> None:
         assert len((await ledger.read_headers(position, entries_max=10)).headers) == 0
         await ledger.committed()
         assert ledger.last_confirmed_position == position
-        read = await ledger.read_entries(ledger.first_position, entries_max=10, bytes_max=100)
+        read = await read_entries(ledger, ledger.first_position, entries_max=10)
         assert read.payloads == [b"payload"]
         assert read.headers.publish_time_ms.tolist() == [5]
         assert read.headers.deliver_at_ms.tolist() == [9]

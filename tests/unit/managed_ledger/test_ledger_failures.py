@@ -7,6 +7,7 @@ import pytest
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.position import Position
 from tests.helpers.fakes.managed_ledger_fakes import START_MS, LedgerClock, MemoryDatabase, append_all, open_store
+from tests.helpers.log_reading import read_entries
 
 
 def test_a_failed_write_loses_its_positions_for_good() -> None:
@@ -28,7 +29,7 @@ def test_a_failed_write_loses_its_positions_for_good() -> None:
         assert lost == [Position(1, 1), Position(1, 2), Position(1, 3)]
         assert after == [Position(3, 0)]
         for _ in range(2):
-            read = await ledger.read_entries(Position(0, 0), entries_max=10, bytes_max=100)
+            read = await read_entries(ledger, Position(0, 0), entries_max=10)
             assert read.payloads == [b"kept", b"after"]
             assert await ledger.read_payloads([1, 1], [0, 1]) == [b"kept", None]
             assert ledger.entries_total == 2
@@ -65,7 +66,7 @@ def test_what_was_appended_behind_a_failing_write_fails_with_it() -> None:
         assert [type(outcome) for outcome in outcomes] == [LedgerWriteError, LedgerWriteError]
         assert outcomes[0] is not outcomes[1]
         positions = await append_all(ledger, [b"c"])
-        read = await ledger.read_entries(ledger.first_position, entries_max=10, bytes_max=100)
+        read = await read_entries(ledger, ledger.first_position, entries_max=10)
         assert read.payloads == [b"c"]
         assert positions == [ledger.last_confirmed_position]
         assert [info.entries for info in ledger.ledgers() if info.is_open] == [1]

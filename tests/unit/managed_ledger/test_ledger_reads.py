@@ -10,7 +10,8 @@ from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.headers import EntryHeaders
 from managed_ledger.keys import Family
 from managed_ledger.position import Position
-from tests.helpers.fakes.managed_ledger_fakes import START_MS, MemoryDatabase, append_all, open_store
+from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
+from tests.helpers.log_reading import read_entries
 
 
 def _without_suspending(coroutine: Coroutine[object, None, object]) -> object:
@@ -31,7 +32,7 @@ def test_a_reader_at_the_tail_never_waits() -> None:
         ledger = await store.open_managed_ledger("orders")
         await append_all(ledger, [b"x" * 100] * 1000)
 
-        read = _without_suspending(ledger.read_entries(ledger.first_position, entries_max=1000, bytes_max=10**6))
+        read = _without_suspending(read_entries(ledger, ledger.first_position, entries_max=1000))
         headers = _without_suspending(ledger.read_headers_at([1, 4, 2], [299, 0, 5]))
 
         assert len(read.payloads) == 1000  # type: ignore[attr-defined]  # an EntriesRead
@@ -111,23 +112,6 @@ def test_a_scan_larger_than_the_cache_leaves_it_alone() -> None:
     asyncio.run(scenario())
 
 
-def test_at_least_one_entry_is_read_whatever_it_weighs() -> None:
-    async def scenario() -> None:
-        store = await open_store(MemoryDatabase())
-        ledger = await store.open_managed_ledger("orders")
-        await append_all(ledger, [b"x" * 100, b"y" * 50, b"z" * 50])
-
-        large = await ledger.read_entries(ledger.first_position, entries_max=10, bytes_max=1)
-        rest = await ledger.read_entries(large.next_position, entries_max=10, bytes_max=100)
-
-        assert large.payloads == [b"x" * 100]
-        assert large.next_position == Position(1, 1)
-        assert rest.payloads == [b"y" * 50, b"z" * 50]
-        await store.close()
-
-    asyncio.run(scenario())
-
-
 def test_a_position_is_found_by_its_publish_time() -> None:
     """Also where clients' clocks make times go back and forth."""
 
@@ -153,21 +137,6 @@ def test_a_position_is_found_by_its_publish_time() -> None:
     asyncio.run(scenario())
 
 
-def test_entries_are_counted_between_positions() -> None:
-    async def scenario() -> None:
-        store = await open_store(MemoryDatabase(), entries_per_ledger_max=10)
-        ledger = await store.open_managed_ledger("orders")
-        await append_all(ledger, [b""] * 35, start_ms=START_MS)
-
-        assert ledger.count_entries(Position(1, 5), Position(3, 2)) == 17
-        assert ledger.count_entries(Position(3, 2), Position(1, 5)) == 0
-        assert ledger.count_entries(Position(0, 0), Position(99, 0)) == 35
-        assert ledger.next_valid_position(Position(1, 10)) == Position(2, 0)
-        await store.close()
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize("family", [Family.HEADERS, Family.PAYLOADS])
 def test_an_entry_that_the_log_has_lost_is_an_error(family: Family) -> None:
     """Its record counts it, so leaving it out would lose a message silently."""
@@ -181,7 +150,7 @@ def test_an_entry_that_the_log_has_lost_is_an_error(family: Family) -> None:
         del database.tables[family][max(database.tables[family])]
 
         with pytest.raises(StoreCorruptedError, match="ledger 1 lacks entries between"):
-            await ledger.read_entries(ledger.first_position, entries_max=10, bytes_max=100)
+            await read_entries(ledger, ledger.first_position, entries_max=10)
         await store.close()
 
     asyncio.run(scenario())

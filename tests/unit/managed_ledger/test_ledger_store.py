@@ -40,6 +40,7 @@ from tests.helpers.fakes.managed_ledger_fakes import (
     append_all,
     open_store,
 )
+from tests.helpers.log_reading import read_entries
 
 
 async def _open(path: Path, **limits: int) -> LedgerStore:
@@ -69,7 +70,7 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         assert store.managed_ledger_names() == ["orders"]
         ledger = await store.open_managed_ledger("orders")
         assert await store.open_managed_ledger("orders") is ledger
-        read = await ledger.read_entries(ledger.first_position, entries_max=5000, bytes_max=10**9)
+        read = await read_entries(ledger, ledger.first_position, entries_max=5000)
         cursor = ledger.cursors["subscription"]
 
         assert read.payloads == [b"payload %06d" % index for index in range(2000)]
@@ -220,7 +221,7 @@ def test_a_cut_write_ahead_log_loses_its_last_commit_only(tmp_path: Path) -> Non
         store = await _open(tmp_path / "crashed")
         ledger = await store.open_managed_ledger("orders")
         assert ledger.last_confirmed_position == Position(1, 98)
-        read = await ledger.read_entries(ledger.first_position, entries_max=200, bytes_max=10**6)
+        read = await read_entries(ledger, ledger.first_position, entries_max=200)
         assert read.payloads == [b"payload %d" % index for index in range(99)]
         assert await append_all(ledger, [b"more"]) == [Position(1, 99)]
         await store.close()
@@ -315,7 +316,7 @@ def test_a_crash_while_a_folder_is_created_is_no_damage(tmp_path: Path) -> None:
     async def payloads() -> list[bytes]:
         store = await _open(tmp_path)
         ledger = await store.open_managed_ledger("orders")
-        read = await ledger.read_entries(ledger.first_position, entries_max=200, bytes_max=10**9)
+        read = await read_entries(ledger, ledger.first_position, entries_max=200)
         await store.close()
         return list(read.payloads)
 
@@ -345,7 +346,7 @@ def test_a_damaged_block_is_an_error_when_it_is_read(tmp_path: Path) -> None:
         store = await _open(tmp_path)
         try:
             ledger = await store.open_managed_ledger("orders")
-            await ledger.read_entries(ledger.first_position, entries_max=5000, bytes_max=10**9)
+            await read_entries(ledger, ledger.first_position, entries_max=5000)
         finally:
             await store.close()
 

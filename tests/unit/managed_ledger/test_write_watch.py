@@ -9,6 +9,7 @@ from managed_ledger.position import Position
 from managed_ledger.rocksdb_store.disk_room import Room
 from managed_ledger.write_watch import WriteWatch
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase, append_all, open_store
+from tests.helpers.log_reading import read_entries
 
 MIB = 2**20
 PLENTY = Room(free_bytes=500 * MIB, disk_bytes=1000 * MIB, unflushed_bytes=0)
@@ -140,7 +141,7 @@ def test_a_store_without_room_finds_out_by_itself_that_there_is_some() -> None:
             await asyncio.sleep(0.05)
 
         assert store.refusal is None
-        read = await ledger.read_entries(Position(0, 0), entries_max=9, bytes_max=99)
+        read = await read_entries(ledger, Position(0, 0), entries_max=9)
         assert read.payloads == []
         await append_all(ledger, [b"a"])
         await store.close()

@@ -1,0 +1,29 @@
+"""The metrics of a whole service as one text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker.admin.figures import StoreSnapshot, TopicSnapshot
+from broker.admin.metrics import MetricsPage
+from broker.server.event_loop import TurnHistogram
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSnapshot:
+    """The whole service at one moment."""
+
+    cluster: str
+    connection_count: int
+    topics: Sequence[TopicSnapshot] = ()
+    is_by_topic: bool = True
+    is_by_consumer: bool = False
+    turns: TurnHistogram | None = None
+    store: StoreSnapshot | None = None
+
+
+def metrics_text(snapshot: ServiceSnapshot) -> bytes:
+    """Return the metrics of a moment, which the service writes in slices."""
+    page = MetricsPage(snapshot.cluster, is_by_topic=snapshot.is_by_topic, is_by_consumer=snapshot.is_by_consumer)
+    for topic in snapshot.topics:
+        page.add(topic)
+    return b"".join(page.chunks(connection_count=snapshot.connection_count, turns=snapshot.turns, store=snapshot.store))
