@@ -435,9 +435,8 @@ ITEMS: Final = [
     Mutant(
         "item-3",
         "dispatcher/core/read_plan.py",
-        "                takes_immediate=unscanned.scanned_to == self.next_immediate and immediates_max > 0,\n",
-        "                takes_immediate=(unscanned.needs_index or unscanned.scanned_to == self.next_immediate)\n"
-        "                and immediates_max > 0,\n",
+        "                takes_immediate=is_at_frontier and immediates_max > 0,\n",
+        "                takes_immediate=(unscanned.needs_index or is_at_frontier) and immediates_max > 0,\n",
         "a ledger in recovery is put aside with its immediate entries",
         (
             Edit(
