@@ -121,8 +121,8 @@ DISPATCHER: Final = [
     Mutant(
         "hold-without-timer",
         "dispatcher/core/intake.py",
-        "        return hold_until_ms if hold_until_ms is not None and self.now_ms < hold_until_ms else None",
-        "        return None",
+        " if hold_until_ms is not None and self.now_ms < hold_until_ms < UNLIMITED else None",
+        " if False else None",
         "a missing wake-up when due entries have waited long enough for the order of time",
     ),
     Mutant(
@@ -149,8 +149,8 @@ DISPATCHER: Final = [
     Mutant(
         "given-while-returning",
         "dispatcher/core/key_shared.py",
-        " or slot in returning:\n                # An entry",
-        ":\n                # An entry",
+        " or owners[slot] != consumer.index or slot in returning:",
+        " or owners[slot] != consumer.index:",
         "a slot is served while the rest of its entries are on their way back",
     ),
     Mutant(
@@ -551,8 +551,8 @@ FOUND: Final = [
     Mutant(
         "trimmed-and-not-acknowledged",
         "managed_ledger/cursor_state.py",
-        "        if ledger_id == self.mark_delete.ledger_id:\n            # It can",
-        "        if False:\n            # It can",
+        "            return bitmap.copy()\n        if ledger_id == self.mark_delete.ledger_id:\n",
+        "            return bitmap.copy()\n        if False:\n",
         "of the trimmed ledger at whose end the cursor stands, nothing counts as acknowledged",
     ),
     Mutant(
