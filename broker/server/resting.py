@@ -62,7 +62,8 @@ class RestingTopics:
         self._service = service
         self._config = config
         self._now_ms = now_ms
-        self._figures: dict[TopicName, TopicSnapshot] = {}
+        self._figures: dict[str, TopicSnapshot] = {}
+        """By full name, which is the figures' own."""
 
     @property
     def figures(self) -> list[TopicSnapshot]:
@@ -72,7 +73,7 @@ class RestingTopics:
 
     def forget(self, name: TopicName) -> None:
         """Forget the figures of a topic that was opened."""
-        self._figures.pop(name, None)
+        self._figures.pop(str(name), None)
 
     async def rest_unused(self) -> None:
         """Close the topics that have not been used for a while."""
@@ -108,13 +109,13 @@ class RestingTopics:
         """Visit the resting topics in which messages can expire."""
         for name, figures in list(self._figures.items()):
             if any(one.backlog for one in figures.subscriptions):
-                await self._visit(name, ttl_ms=ttl_ms)
+                await self._visit(TopicName.parse(name), ttl_ms=ttl_ms)
 
     async def make_room(self) -> None:
         """Visit the resting topics that take disk space and have nothing to deliver."""
         for name, figures in list(self._figures.items()):
             if figures.storage_size_bytes and not any(one.backlog for one in figures.subscriptions):
-                await self._visit(name, ttl_ms=0, is_for_room=True)
+                await self._visit(TopicName.parse(name), ttl_ms=0, is_for_room=True)
 
     async def _visit(self, name: TopicName, *, ttl_ms: int, is_for_room: bool = False) -> None:
         if name in self._service.topics:
@@ -140,7 +141,8 @@ class RestingTopics:
         await asyncio.sleep((time.monotonic() - begin) * (1 / VISIT_SHARE - 1))
 
     async def _rest(self, topic: Topic) -> None:
-        self._figures[topic.name] = _without_counters(topic.metrics())
+        figures = _without_counters(topic.metrics())
+        self._figures[figures.name] = figures
         try:
             await self._service.take_away(topic)
         except LedgerError as error:
@@ -165,10 +167,10 @@ def _without_delayed(figures: TopicSnapshot) -> TopicSnapshot:
 
 def _without_counters(figures: TopicSnapshot) -> TopicSnapshot:
     """Leave out the counters that begin at 0 when the topic is opened again, as after a restart."""
-    subscriptions = [
+    subscriptions = tuple(
         replace(one, dispatcher=None, tracker=None, index_counters_before=None, messages_out_total=0, bytes_out_total=0)
         for one in figures.subscriptions
-    ]
+    )
     return replace(
         figures,
         subscriptions=subscriptions,

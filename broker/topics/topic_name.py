@@ -6,6 +6,7 @@ Source: Pulsar's documentation, "Topics".
 """
 
 import re
+from sys import intern
 from typing import Final, NamedTuple
 
 from broker.errors import InvalidTopicNameError, TopicDomainError
@@ -48,7 +49,8 @@ class TopicName(NamedTuple):
             raise TopicDomainError(
                 f"Topic {name!r} cannot be served: Postdate keeps persistent:// topics only, not {full['domain']}://"
             )
-        return cls(full["tenant"], full["namespace"], full["local_name"])
+        # Thousands of topics share their tenant and their namespace.
+        return cls(intern(full["tenant"]), intern(full["namespace"]), full["local_name"])
 
     @property
     def namespace_name(self) -> str:
