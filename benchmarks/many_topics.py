@@ -34,6 +34,8 @@ VISITS_S_MAX: Final = 400.0
 IDLE_S: Final = 5.0
 BUSY_S: Final = 5.0
 BUSY_MESSAGES_A_SECOND: Final = 200
+BUSY_MESSAGES_MAX: Final = 4_000
+"""Of the time beside scrapes, which lasts until one is complete; the busy consumer has permits for them."""
 BUSY_DELAY_MS: Final = 200
 DELAYED_EACH: Final = 10
 DUE_EACH: Final = 100
@@ -149,7 +151,8 @@ async def measure(service: PostdateProcess | RealPulsar, topics: int, *, is_kill
     scraped, scrapes = await _lateness(client, service, is_scraped=True)
     figures |= {"late_p50_ms": _quantile(quiet, 0.5), "late_max_ms": quiet[-1]}
     figures |= {"late_scraped_p99_ms": _quantile(scraped, 0.99), "late_scraped_max_ms": scraped[-1]}
-    figures |= {"scrape_ms": min(ms for ms, _ in scrapes), "scrape_kib": scrapes[-1][1] / 1024}
+    if scrapes:
+        figures |= {"scrape_ms": min(ms for ms, _ in scrapes), "scrape_kib": scrapes[-1][1] / 1024}
     figures["turns_over_10_ms"] = await _long_turns(service)
     begin = time.monotonic()
     await asyncio.to_thread(service.stop)
@@ -190,15 +193,16 @@ async def _lateness(
     late: list[float] = []
     scrapes: list[tuple[float, int]] = []
     client.on_payload = lambda payload: late.append(time.time_ns() / 1e6 - struct.unpack(">q", payload)[0])
-    before, count = client.received, int(BUSY_S * BUSY_MESSAGES_A_SECOND)
+    before, sent = client.received, 0
     scraping = asyncio.create_task(_scrape_always(service, scrapes)) if is_scraped else None
     begin = time.monotonic()
-    for number in range(count):
-        await asyncio.sleep(max(0.0, begin + number / BUSY_MESSAGES_A_SECOND - time.monotonic()))
-        await client.send(0, number, time.time_ns() // 1_000_000 + BUSY_DELAY_MS)
-    await client.until_received(before + count, timeout_s=30)
+    while sent < BUSY_S * BUSY_MESSAGES_A_SECOND or (is_scraped and not scrapes and sent < BUSY_MESSAGES_MAX):
+        await asyncio.sleep(max(0.0, begin + sent / BUSY_MESSAGES_A_SECOND - time.monotonic()))
+        await client.send(0, sent, time.time_ns() // 1_000_000 + BUSY_DELAY_MS)
+        sent += 1
+    await client.until_received(before + sent, timeout_s=30)
     client.on_payload = None
-    client.give_permits(0, count)
+    client.give_permits(0, sent)
     if scraping is not None:
         scraping.cancel()
         await asyncio.gather(scraping, return_exceptions=True)
