@@ -8,9 +8,9 @@ const UNITS = { seconds: 1_000, minutes: 60_000, hours: 3_600_000, days: 86_400_
 const TYPING_MS = 300;
 
 const WORDS = {
-  cancel: { title: "Cancel messages", verb: "Cancel", done: "cancelled", warning: "No consumer will get them. This cannot be undone." },
-  reschedule: { title: "Reschedule messages", verb: "Reschedule", done: "rescheduled", warning: "They get new ids." },
-  "deliver-now": { title: "Deliver messages now", verb: "Deliver", done: "delivered", warning: "They are due at once." },
+  cancel: { title: "Cancel messages", verb: "Cancel", done: "cancelled", warning: "What is cancelled reaches no consumer. This cannot be undone." },
+  reschedule: { title: "Reschedule messages", verb: "Reschedule", done: "rescheduled", warning: "What is moved gets a new id." },
+  "deliver-now": { title: "Deliver messages now", verb: "Deliver", done: "delivered", warning: "What is delivered gets a new id and is due at once." },
 };
 
 /** Open a dialog; resolves to what it was closed with. */
