@@ -297,10 +297,12 @@ async def totals_of_each(
     """
     counted = [(TopicSchedule(topic, catalog, [one], now_ms), _Totals(now_ms())) for one in subscriptions]
     first = min((one.first_ledger_id for one, _ in counted), default=AFTER_EVERYTHING.ledger_id)
+    turns = Turns()
     async for schedule in catalog.schedules(topic.ledger, first, None, None):
         for one, totals in counted:
             if schedule.ledger_id >= one.first_ledger_id:
                 totals.add(one.times_in(schedule, None, None), one.batches_in(schedule, None, None))
+                await turns.give_way()
     return [totals.result() for _, totals in counted]
 
 
