@@ -292,10 +292,7 @@ def test_a_closed_topic_gives_its_memory_back_without_a_search_for_cycles(tmp_pa
         try:
             await service.take_away(topic)
             del topic, subscription, dispatcher
-            for _ in range(20):
-                await asyncio.sleep(0)
-            left = [type(one()).__name__ for one in gone if one() is not None]
-            assert left == []
+            await until(lambda: all(one() is None for one in gone))
         finally:
             gc.enable()
 
