@@ -2,6 +2,8 @@
 
     python -m benchmarks many_topics [--topics 10,100,1000,10000] [--pulsar 10,100,1000] [--json FILE] [--chart FILE]
 
+10,000 topics take a quarter of an hour; `--no-kill` and `--no-visits` make it two runs, which add to one FILE.
+
 Each number of topics is a service of its own, in processes of its own, on loopback. One connection opens them: a
 look-up, a producer, a Key_Shared consumer and its permits for each. Then each gets ten messages delayed by an hour. One
 busy topic gets 200 messages a second with a delay of 200 ms; its lateness is taken beside nothing, and beside scrapes
@@ -85,6 +87,7 @@ def main() -> None:
     parser.add_argument("--topics", type=_numbers, default=[10, 100, 1_000, 10_000])
     parser.add_argument("--pulsar", type=_numbers, default=[], help="the same for a real Pulsar at these numbers")
     parser.add_argument("--no-kill", action="store_true", help="leave out the kill with 100 due messages a topic")
+    parser.add_argument("--no-visits", action="store_true", help="leave out the memory of topics without a client")
     parser.add_argument("--json", type=Path, help="where the figures go, beside those that it has from earlier runs")
     parser.add_argument("--chart", type=Path, help="where a chart goes")
     arguments = parser.parse_args()
@@ -97,7 +100,10 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 service = _service(Path(folder), is_pulsar=is_pulsar)
                 try:
-                    measured[name] = asyncio.run(measure(service, number, is_killed=not arguments.no_kill))
+                    measuring = measure(
+                        service, number, is_visited=not arguments.no_visits, is_killed=not arguments.no_kill
+                    )
+                    measured[name] = measured.get(name, {}) | asyncio.run(measuring)
                 finally:
                     service.kill()
             sys.stderr.write(f"{name}: {measured[name]}\n")
@@ -126,7 +132,9 @@ def _service(folder: Path, *, is_pulsar: bool) -> PostdateProcess | RealPulsar:
     return PostdateProcess(folder, {"maxPendingPublishRequestsPerConnection": "50000"})
 
 
-async def measure(service: PostdateProcess | RealPulsar, topics: int, *, is_killed: bool) -> Figures:
+async def measure(
+    service: PostdateProcess | RealPulsar, topics: int, *, is_visited: bool = True, is_killed: bool = True
+) -> Figures:
     """Take all figures of one number of topics; the busy topic is number 0."""
     figures = _ToldFigures()
     await asyncio.to_thread(service.start)
@@ -160,11 +168,12 @@ async def measure(service: PostdateProcess | RealPulsar, topics: int, *, is_kill
     begin = time.monotonic()
     await asyncio.to_thread(service.start)
     figures["start_s"] = time.monotonic() - begin
-    if isinstance(service, PostdateProcess):
-        await _until_visited(service, topics + 1)
-    await asyncio.sleep(SETTLE_S)
-    figures["started_mib"] = memory_bytes(service.pid) / MIB
-    figures["unopened_kib_each"] = (anonymous_bytes(service.pid) - empty) / 1024 / topics
+    if is_visited:
+        if isinstance(service, PostdateProcess):
+            await _until_visited(service, topics + 1)
+        await asyncio.sleep(SETTLE_S)
+        figures["started_mib"] = memory_bytes(service.pid) / MIB
+        figures["unopened_kib_each"] = (anonymous_bytes(service.pid) - empty) / 1024 / topics
     if is_killed:
         figures |= await _after_a_kill(service, topics)
     return figures
