@@ -42,4 +42,7 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(3780758999, "the simulation itself judged by a new rate what was sent before the rate was in force"),
     FailedSeed(2808193559, "a small poll merged 16,384 due rows, whatever might be loaded"),
     FailedSeed(2808194023, "the simulation itself wanted the positions of more copies than an answer has"),
+    FailedSeed(3975524176, "9,800 rows of one time were loaded, and all were acknowledged: they made room for none"),
+    FailedSeed(3975523916, "the simulation itself let a newcomer wait for messages that were trimmed"),
+    FailedSeed(3975524356, "the simulation itself judged a batch by the order in which messages came to consumers"),
 ]

@@ -193,7 +193,7 @@ class TrackedPositions:
             cached: The bucket's unloaded positions, where they are known; the rows' are taken out.
 
         Returns:
-            The rows to be kept, some of which may be stale, and how many positions had no loaded row before.
+            The rows to be kept, and how many positions had no loaded row before.
         """
         first, last = max(ledgers.first_ledger_id, self.first_ledger_id), ledgers.last_ledger_id
         count_before = self.loaded_count
@@ -203,17 +203,18 @@ class TrackedPositions:
                 gone[ledger_id] = entry_ids
                 continue
             if cached is None:
-                entry_ids -= self._acknowledged_in(ledger_id)
+                left = entry_ids - self._acknowledged_in(ledger_id)
             else:
-                entry_ids &= cached.bitmaps.get(ledger_id, _NONE)
-                cached.subtract(ledger_id, entry_ids)
+                left = entry_ids & cached.bitmaps.get(ledger_id, _NONE)
+                cached.subtract(ledger_id, left)
             handed_out = self.handed_out.get(ledger_id)
-            if handed_out is not None and handed_out.intersect(entry_ids):
-                # These positions were handed out. If they were added again, this stale row would hand them out at its
-                # own time.
-                gone[ledger_id] = entry_ids & handed_out
-                entry_ids -= handed_out
-            self._unite_loaded(ledger_id, entry_ids)
+            if handed_out is not None and handed_out.intersect(left):
+                # If they were added again after that, this stale row would hand them out at its own time.
+                left -= handed_out
+            if len(left) < len(entry_ids):
+                # Stale rows would fill the memory until they are due, and make no room for others.
+                gone[ledger_id] = entry_ids - left
+            self._unite_loaded(ledger_id, left)
         if gone:
             rows = rows.take(~is_in(gone, rows.ledger_ids, rows.entry_ids))
         return rows, self.loaded_count - count_before

@@ -117,6 +117,9 @@ class SmoothResume:
     sent: int = 0
     """How many messages have been."""
 
+    largest: int = 1
+    """The messages of the largest batch among them. It goes as a whole; what went before it may arrive behind it."""
+
 
 class SubscriptionModel:
     """What is true of one subscription."""
@@ -559,13 +562,14 @@ class Oracle:
             sub.smooth = None
             return
         # A clock that is put forth grants more.
-        most = smooth.rate_per_second * (self._times.now_s() - smooth.since_s) + 1
+        most = smooth.rate_per_second * (self._times.now_s() - smooth.since_s) + smooth.largest
         if smooth.sent > most and not self._has_clock_steps:
             self.complain(
                 f"{sub.name}: {smooth.sent} messages were sent in {self._times.now_s() - smooth.since_s:.3f} s before "
                 f"{entry.key}, at {smooth.rate_per_second} messages a second"
             )
         smooth.sent += entry.count
+        smooth.largest = max(smooth.largest, entry.count)
 
     def mark_delete_moved(self, sub: SubscriptionModel, through: Key) -> None:
         """Judge a move of the mark-delete position: somebody must have asked for it."""
@@ -719,7 +723,8 @@ class Oracle:
 
     def _judge_newcomer(self, sub: SubscriptionModel, entry: PublishedEntry, consumer: SimulatedConsumer) -> None:
         bound, awaited = sub.newcomers[consumer]
-        left = next((key for key in awaited if key not in sub.acknowledged), None)
+        # What was trimmed is acknowledged by all.
+        left = next((key for key in awaited if key in self.entries and key not in sub.acknowledged), None)
         if left is None:
             del sub.newcomers[consumer]
         elif entry.key >= bound:

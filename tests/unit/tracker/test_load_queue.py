@@ -5,12 +5,21 @@ import tracemalloc
 from random import Random
 
 import numpy as np
+from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.columns.segment_table import spans_of
 from tracker.config import TrackerConfig
-from tracker.core.actions import Event, ListSnapshots, LoadSegments, MetadataRead, SegmentsLoaded, SnapshotsListed
+from tracker.core.actions import (
+    Event,
+    ListSnapshots,
+    LoadSegments,
+    MetadataRead,
+    ReadMetadata,
+    SegmentsLoaded,
+    SnapshotsListed,
+)
 from tracker.core.tracker_core import TrackerCore
 from tracker.testing import FakeCursor
 
@@ -61,4 +70,25 @@ def test_loads_that_are_done_leave_nothing_behind() -> None:
     assert taken == SEGMENTS - 1
     # Besides bits of some positions that are forgotten late: a load's entries in heaps are 200 bytes.
     assert grown_bytes < 50 * SEGMENTS
+    core.check()
+
+
+def test_rows_that_are_acknowledged_are_not_kept_when_they_are_loaded() -> None:
+    """They would make room for no others until they are due, and all that are due soon would be loaded."""
+    config = TrackerConfig(is_deliver_at_time_strict=True, prefetch_ms=SEGMENTS, loaded_row_count_max=10)
+    acknowledged = BitMap(range(1, SEGMENTS + 1))
+    rows_max = 0
+    core = TrackerCore(config, acknowledged_in=lambda _: acknowledged.copy(), rng=Random(1))
+    core.recover({bucket_key(7, 7): "1"}, now_ms=0)
+
+    # That everything is acknowledged is asked for as well, and takes longer.
+    while actions := [
+        one for one in core.plan(now_ms=0) if isinstance(one, (LoadSegments, ListSnapshots, ReadMetadata))
+    ]:
+        for action in actions:
+            core.handle(answer(action), now_ms=0)
+            rows_max = max(rows_max, core.segment_row_count)
+
+    assert rows_max <= 10
+    assert core.pop_due(now_ms=SEGMENTS, limit=10).to_rows() == []
     core.check()
