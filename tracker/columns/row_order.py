@@ -8,7 +8,11 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tracker.columns.packed_column import PackedColumn
+
 Int64Array = NDArray[np.int64]
+
+Column = Int64Array | PackedColumn
 
 Columns = tuple[Int64Array, Int64Array, Int64Array]
 """Times, ledger ids and entry ids of rows."""
@@ -42,15 +46,15 @@ class RowColumns(Protocol):
     """Columns of rows: a `DelayedIndexes`, the headers of entries, a run of a queue."""
 
     @property
-    def deliver_at_ms(self) -> Int64Array:
+    def deliver_at_ms(self) -> Column:
         """Times."""
 
     @property
-    def ledger_ids(self) -> Int64Array:
+    def ledger_ids(self) -> Column:
         """Ledgers."""
 
     @property
-    def entry_ids(self) -> Int64Array:
+    def entry_ids(self) -> Column:
         """Entries."""
 
 

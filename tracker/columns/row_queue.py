@@ -51,6 +51,14 @@ what was merged."""
 RUN_ROWS_MIN: Final = 1_024
 """Rows that come in order are a run of their own from so many on: what is loaded is sorted already."""
 
+PACKED_FROM_ROWS: Final = 131_072
+"""Sorted rows that come to so many others are packed. Packed rows cost 10 to 20 ns more to take, and the rows of a few
+buckets take little memory; but thousands of buckets may wait with the rest of a segment each."""
+
+POP_RUN_ROWS_MIN: Final = 64
+"""Of many runs, about so many rows of each are merged, up to twice `POP_ROWS_MIN`: to look at a run costs as much as to
+sort a hundred rows."""
+
 _FRONT_ROWS_MIN: Final = 512
 """Fewer rows than this from one run are not worth a call when several runs could be merged."""
 
@@ -64,6 +72,7 @@ class QueueSizes(NamedTuple):
     few_rows_max: int = FEW_ROWS_MAX
     copied_rows_max: int = COPIED_ROWS_MAX
     pop_rows_min: int = POP_ROWS_MIN
+    packed_from_rows: int = PACKED_FROM_ROWS
 
 
 _SIZES: Final = QueueSizes()
@@ -142,11 +151,12 @@ class RowQueue:
         self.next_ms = min(self.next_ms, int(deliver_at_ms.min()))
 
     def push_sorted(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
-        """Add rows that are in order; the arrays are kept, and must not change any more."""
+        """Add rows that are in order and may wait for long; the arrays are kept, and must not change any more."""
         if len(deliver_at_ms) < self.sizes.run_rows_min:
             self.push_rows(deliver_at_ms, ledger_ids, entry_ids)
         else:
-            self.push_front(deliver_at_ms, ledger_ids, entry_ids)
+            is_packed = self._runs_rows >= self.sizes.packed_from_rows
+            self._push_run(SortedRun(deliver_at_ms, ledger_ids, entry_ids, is_packed=is_packed))
 
     def rows_of(self) -> list[DelayedIndexes]:
         """Return all rows as parts that never change, in any order, without copying or sorting them."""
@@ -205,7 +215,9 @@ class RowQueue:
 
     def push_front(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
         """Put sorted rows back that were popped with others."""
-        run = SortedRun(deliver_at_ms, ledger_ids, entry_ids)
+        self._push_run(SortedRun(deliver_at_ms, ledger_ids, entry_ids))
+
+    def _push_run(self, run: SortedRun) -> None:
         self._runs.append(run)
         self._runs_rows += len(run)
         self.next_ms = min(self.next_ms, run.head_ms)
@@ -228,7 +240,7 @@ class RowQueue:
         """Assert every invariant of the queue."""
         next_ms = NEVER
         for run in self._runs:
-            assert is_sorted(run.deliver_at_ms, run.ledger_ids, run.entry_ids)
+            assert is_sorted(*run.columns(run.end))
             assert run.head_ms == (int(run.deliver_at_ms[run.head]) if len(run) else NEVER)
             assert run.is_key_of_head()
             next_ms = min(next_ms, run.head_ms)
@@ -310,11 +322,12 @@ def _pop_front(runs: list[SortedRun], through: RowKey, limit: int) -> Columns | 
 
 def _pop_merged(runs: list[SortedRun], through: RowKey, limit: int, rows_min: int) -> Columns:
     """Merge the first rows of several runs, as far as the rows that were not looked at cannot come between."""
-    wanted = max(limit, rows_min)
+    few = max(limit, rows_min)
+    wanted = min(max(few, POP_RUN_ROWS_MIN * len(runs)), 2 * few)
     one_time = min(through, last_key_at(time_of_rows(runs, wanted)))
     heads = [(run, end) for run in runs if (end := run.end_through(one_time)) > run.head]
-    if sum([end - run.head for run, end in heads]) > 4 * wanted:
-        return _pop_counted(runs, through, 2 * wanted)
+    if sum([end - run.head for run, end in heads]) > 4 * few:
+        return _pop_counted(runs, through, 2 * few)
     merged = _sorted_run([run.columns(end) for run, end in heads])
     for run, end in heads:
         run.advance(end - run.head)
@@ -330,7 +343,7 @@ def time_of_rows(runs: list[SortedRun], wanted: int) -> int:
     share = max(1, wanted // len(runs))
     places = (share << np.arange((wanted // share).bit_length())) - 1
     row_counts = np.diff(places, prepend=-1)
-    seen = [run.deliver_at_ms[run.head :][places[: places.searchsorted(run.end - run.head)]] for run in runs]
+    seen = [run.deliver_at_ms[run.head + places[: places.searchsorted(run.end - run.head)]] for run in runs]
     deliver_at_ms = np.concatenate(seen)
     order = deliver_at_ms.argsort()
     before = np.concatenate([row_counts[: len(part)] for part in seen])[order].cumsum()

@@ -14,7 +14,15 @@ Row = tuple[int, int, int]
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)), max_size=30)
 
 
-SMALL = QueueSizes(run_rows_max=16, run_rows_min=3, chunks_max=4, few_rows_max=3, copied_rows_max=1, pop_rows_min=3)
+SMALL = QueueSizes(
+    run_rows_max=16,
+    run_rows_min=3,
+    chunks_max=4,
+    few_rows_max=3,
+    copied_rows_max=1,
+    pop_rows_min=3,
+    packed_from_rows=20,
+)
 """Runs and merges are small enough for tests to reach every edge of theirs."""
 
 
@@ -122,6 +130,17 @@ def test_loaded_rows_are_not_sorted_again() -> None:
     runs = queue.rows_of()
     assert [len(run) for run in runs] == [9, 1]
     assert np.shares_memory(runs[0].deliver_at_ms, many.deliver_at_ms)
+
+
+def test_loaded_rows_are_packed_where_many_wait() -> None:
+    """They come out as they went in; how little memory they take is a promise of `PackedColumn`."""
+    queue = RowQueue(SMALL)
+    many = DelayedIndexes.from_rows([(1, 1, k) for k in range(9)])
+    for _ in range(4):
+        queue.push_sorted(many.deliver_at_ms, many.ledger_ids, many.entry_ids)
+
+    assert [np.shares_memory(run.deliver_at_ms, many.deliver_at_ms) for run in queue.rows_of()] == [True] * 3 + [False]
+    assert DelayedIndexes.concatenate(queue.rows_of()).sorted().to_rows() == sorted(4 * many.to_rows())
 
 
 @pytest.mark.parametrize("run_count", [1, 7, 300])
