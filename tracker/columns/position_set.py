@@ -184,10 +184,7 @@ class PositionSet:
     def _take_many(self, ledger_id: int, bitmap: BitMap, entry_ids: Int64Array) -> NDArray[np.bool_] | bool:
         taken = bitmap_of(entry_ids)
         if len(taken) == len(entry_ids) and taken.issubset(bitmap):
-            bitmap -= taken
-            self.count -= len(taken)
-            if not bitmap:
-                del self.bitmaps[ledger_id]
+            self._subtract(ledger_id, taken)
             return True
         taken &= bitmap
         was_tracked = np.zeros(len(entry_ids), np.bool_)
@@ -202,7 +199,10 @@ class PositionSet:
         count_before = len(bitmap)
         bitmap -= entry_ids
         self.count -= count_before - len(bitmap)
-        if not bitmap:
+        if bitmap:
+            # It keeps the memory of all that it has had otherwise, 8 KiB a ledger.
+            bitmap.shrink_to_fit()
+        else:
             del self.bitmaps[ledger_id]
 
     def check(self) -> None:
