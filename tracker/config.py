@@ -107,11 +107,12 @@ class TrackerConfig:
     """
 
     loaded_row_count_max: int = field(default=262_144, metadata={"key": "delayedDeliveryMaxLoadedIndexes"})
-    """Load no more segments ahead while this many indexes of loaded segments wait, 24 bytes each (ours).
+    """Load no more segments ahead while this many indexes of loaded segments wait, 24 bytes each at most (ours).
 
-    The segment that is due next is always loaded, so delivery never waits for this. On a shared index also how many
-    due indexes wait in memory for a subscription that does not take them; the others are read again from the log.
-    Default 262,144.
+    The segment that is due next is always loaded, so delivery never waits for this. More than 2,048 buckets that are
+    due at once each have a 2,048th of it, 128 indexes, as a bucket takes as much memory itself. On a shared index also
+    how many due indexes wait in memory for a subscription that does not take them; the others are read again from the
+    log. Default 262,144.
     """
 
     unsealed_row_count_max: int = field(default=10_000_000, metadata={"key": "delayedDeliveryMaxUnsealedIndexes"})

@@ -25,6 +25,10 @@ LOAD_ROW_COUNT_MAX: Final = 16_384
 """Segments are loaded together up to this many rows, of one bucket or several: small ones cost a call each otherwise,
 and what is decoded together takes some 200 bytes a row meanwhile."""
 
+DUE_BUCKETS_MAX: Final = 2_048
+"""So many due buckets share the rows that may be loaded. With more of them, each has the same share and the rows are
+more: the share, 128 rows, takes no more memory than the bucket itself does, and smaller loads cost a call each."""
+
 
 class LoadQueue:
     """The buckets with segments that are not loaded, by how near their next load is.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tracker.columns.row_order import RowKey
 from tracker.core.actions import ActionFailed, LoadSegments, SegmentsLoaded
 from tracker.core.bucket import Bucket
-from tracker.core.load_queue import LOAD_ROW_COUNT_MAX
+from tracker.core.load_queue import DUE_BUCKETS_MAX, LOAD_ROW_COUNT_MAX
 from tracker.core.questions import first_ms_through
 from tracker.core.state import TrackerState
 from tracker.core.timers import Why
@@ -21,8 +21,10 @@ def start_loads(state: TrackerState, now_ms: int) -> Iterator[LoadSegments]:
     loads.queue_due(through_ms, now_ms)
     # Each bucket's share, so that all that are due are loaded side by side: with more, hand-out would wait for one of
     # them, and the others have rows that may not be handed out yet.
-    row_count_max = min(LOAD_ROW_COUNT_MAX, state.config.loaded_row_count_max // max(1, loads.due_count))
-    room = state.config.loaded_row_count_max - len(state.rows.loaded)
+    loaded_max = state.config.loaded_row_count_max
+    share = loaded_max // max(1, min(loads.due_count, DUE_BUCKETS_MAX))
+    row_count_max = min(LOAD_ROW_COUNT_MAX, share)
+    room = max(loaded_max, share * loads.due_count) - len(state.rows.loaded)
     for bucket in loads.take_queued(room):
         _note_waited_for(state, bucket, now_ms)
         loads.admit(bucket, bucket.next_load(through_ms, row_count_max).row_count)
