@@ -142,12 +142,9 @@ class RowQueue:
             self._extend_few(deliver_at_ms.tobytes(), ledger_ids.tobytes(), entry_ids.tobytes())
             self.next_ms = min(self.next_ms, int(deliver_at_ms.min()))
             return
-        # Slices keep a buffer's size bounded, so that no add waits for a sort of a million rows.
-        for start in range(0, len(deliver_at_ms), self.sizes.run_rows_max):
-            rows = slice(start, start + self.sizes.run_rows_max)
-            self._chunks.append((deliver_at_ms[rows], ledger_ids[rows], entry_ids[rows]))
-            self._chunks_rows += len(deliver_at_ms[rows])
-            self._limit_chunks()
+        self._chunks.append((deliver_at_ms, ledger_ids, entry_ids))
+        self._chunks_rows += len(deliver_at_ms)
+        self._limit_chunks()
         self.next_ms = min(self.next_ms, int(deliver_at_ms.min()))
 
     def push_sorted(self, deliver_at_ms: Int64Array, ledger_ids: Int64Array, entry_ids: Int64Array) -> None:
