@@ -246,16 +246,15 @@ class Operations:
                 count = sum(copies[position].message_count for position in given_up)
                 withdrawn.append(_Withdrawn(subscription, by_ledger(given_up), count))
                 subscription.withdraw(withdrawn[-1].entries, count)
-        messages_moved = sum(copies[position].message_count for position in kept)
-        return asyncio.ensure_future(self._settle(replacement, kept, withdrawn, messages, messages_moved))
+        moved = _MovedPortion(
+            messages,
+            sum(copies[position].message_count for position in kept),
+            dict(zip(kept, replacement.positions, strict=True)),
+        )
+        return asyncio.ensure_future(self._settle(replacement, withdrawn, moved))
 
     async def _settle(
-        self,
-        replacement: Replacement,
-        kept: list[Position],
-        withdrawn: list["_Withdrawn"],
-        messages: int,
-        messages_moved: int,
+        self, replacement: Replacement, withdrawn: list["_Withdrawn"], moved: "_MovedPortion"
     ) -> "_MovedPortion":
         try:
             await asyncio.shield(replacement.durable)
@@ -263,7 +262,7 @@ class Operations:
             for one in withdrawn:
                 one.subscription.give_back(one.entries, one.message_count)
             raise
-        return _MovedPortion(messages, messages_moved, dict(zip(kept, replacement.positions, strict=True)))
+        return moved
 
     def _who_gives_up(
         self, copies: Mapping[Position, NewEntry], deliver_at_ms: Mapping[Position, int]
