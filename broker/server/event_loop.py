@@ -29,9 +29,9 @@ TURN_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 
 CALLBACKS_A_TURN_MAX: Final = 16
 """Callbacks of a turn beside events: the first read of a subscription takes 0.3 ms, a turn in between 0.02 ms."""
 
-_COLLECTION_THRESHOLDS: Final = (700, 10, 1)
-"""Python's own but for the last: a full collection comes after some 15,000 new objects, and takes 2 ms. After 35,000 it
-took up to 10 ms of the processor on a busy machine, and was the longest part of any turn while topics were opened."""
+_COLLECTION_THRESHOLDS: Final = (5_000, 0, 0)
+"""A full collection comes after 15,000 new objects, and takes 2 ms. After 35,000 it took up to 10 ms of processor on a
+busy machine. An object that stays is looked at twice on average, and three times by Python's own thresholds."""
 
 
 class TurnHistogram:

@@ -85,11 +85,17 @@ def push_all(heap: list[Item], items: list[Item]) -> None:
 
 def by_ledger(ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> Iterator[tuple[int, BitMap]]:
     """Yield each ledger of some positions with its entry ids."""
+    ledgers = ledgers_of(ledger_ids)
+    for ledger_id in ledgers:
+        own = entry_ids if len(ledgers) == 1 else entry_ids[ledger_ids == ledger_id]
+        yield ledger_id, BitMap(own.astype(np.uint32))
+
+
+def ledgers_of(ledger_ids: NDArray[np.int64]) -> list[int]:
+    """Return the ledgers of some positions, ascending; mostly there is one."""
     if not len(ledger_ids):
-        return
+        return []
     if (ledger_ids == ledger_ids[0]).all():
-        # The usual case.
-        yield int(ledger_ids[0]), BitMap(entry_ids.astype(np.uint32))
-        return
-    for ledger_id in np.unique(ledger_ids).tolist():
-        yield ledger_id, BitMap(entry_ids[ledger_ids == ledger_id].astype(np.uint32))
+        return [int(ledger_ids[0])]
+    ledgers: list[int] = np.unique(ledger_ids).tolist()
+    return ledgers
