@@ -32,7 +32,7 @@ from tests.helpers.services.real_pulsar import PULSAR_VERSION, RealPulsar
 
 MIB: Final = 2**20
 SETTLE_S: Final = 2.0
-VISITS_S_MAX: Final = 400.0
+VISITS_S_MAX: Final = 800.0
 IDLE_S: Final = 5.0
 BUSY_S: Final = 5.0
 BUSY_MESSAGES_A_SECOND: Final = 200
