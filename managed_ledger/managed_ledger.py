@@ -253,8 +253,10 @@ class ManagedLedger(ReadableLog):
         self._listeners.append(on_committed)
 
     def remove_listener(self, on_committed: Callable[[], None]) -> None:
-        """Be called no more."""
-        self._listeners.remove(on_committed)
+        """Be called no more; a closed ledger calls nothing."""
+        # One that is closed has let go of its listeners.
+        if not self._is_closed:
+            self._listeners.remove(on_committed)
 
     def set_abandoned_listener(self, on_abandoned: Callable[[], None]) -> None:
         """Call this when a commit failed and what was appended is given up, before anything else can be appended."""

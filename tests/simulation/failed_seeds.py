@@ -45,4 +45,6 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(3975524176, "9,800 rows of one time were loaded, and all were acknowledged: they made room for none"),
     FailedSeed(3975523916, "the simulation itself let a newcomer wait for messages that were trimmed"),
     FailedSeed(3975524356, "the simulation itself judged a batch by the order in which messages came to consumers"),
+    FailedSeed(2655332223, "a dispatcher of a log that was closed meanwhile failed when it stopped"),
+    FailedSeed(2655332235, "the simulation itself wanted order of times that the clock had taken back"),
 ]

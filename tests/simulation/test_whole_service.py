@@ -1,12 +1,11 @@
 """The whole service but the wire, by seed: all that failed once, and fresh ones for as long as there is time.
 
-Fresh seeds begin at a number that is chosen anew in each run and printed; what fails is repeated exactly by the command
-that is printed with it, and belongs into `failed_seeds.py` with its fix. `make simulate` runs more of them;
-`docs/simulation.md` says what a run is and what it is judged by.
+Fresh seeds begin at a number that each change of the code changes, so CI and a developer run the same ones; what fails
+is repeated exactly by the command that is printed with it, and belongs into `failed_seeds.py` with its fix. `make
+simulate` runs others, chosen anew each time; `docs/simulation.md` says what a run is and what it is judged by.
 """
 
 import os
-import random
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.failed_seeds import FAILED_SEEDS
-from tests.simulation.simulate import replay_command, report, simulate
+from tests.simulation.simulate import first_seed_of_source, replay_command, report, simulate
 
 SECONDS_MAX = float(os.environ.get("SIMULATION_SECONDS", "120" if os.environ.get("CI") else "15"))
 """How long fresh seeds are run: two minutes in CI."""
@@ -33,7 +32,7 @@ def test_a_seed_that_failed_once_fails_no_more(seed: int, variant: str | None) -
 @pytest.mark.timeout(SECONDS_MAX + 600)
 def test_no_fresh_seed_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
     """What fails is repeated by the command that is printed; `SIMULATION_FIRST` begins at the same seed again."""
-    first = int(os.environ.get("SIMULATION_FIRST", random.SystemRandom().randrange(2**32)))
+    first = int(os.environ.get("SIMULATION_FIRST", first_seed_of_source()))
     # Captured, so that a failure shows it whoever runs the test: a worker of pytest-xdist has no terminal.
     sys.stdout.write(f"fresh seeds from {first} on: SIMULATION_FIRST={first} runs them again\n")
     until = time.monotonic() + SECONDS_MAX

@@ -715,6 +715,9 @@ class Oracle:
         for deliver_at_ms, key in sub.delayed.get(slot, ()):
             if (deliver_at_ms + self._precision_ms, key) >= (entry.deliver_at_ms, entry.key):
                 break
+            if deliver_at_ms - self._tick_ms > self._times.now_ms():
+                # The clock was put back: what had been read as due before that is sent, what was tracked waits again.
+                break
             committed_at = self.entries[key].committed_at
             assert committed_at is not None
             if key not in sub.exempt and max(committed_at, self.order_since) + DELAYED_ORDER_GRACE_S <= deliverable_s:

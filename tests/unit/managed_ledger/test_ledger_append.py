@@ -136,6 +136,27 @@ def test_listeners_hear_of_durable_entries() -> None:
     asyncio.run(scenario())
 
 
+def test_a_listener_of_a_closed_log_may_be_removed() -> None:
+    """A dispatcher that was made while the log was being closed stops later than it."""
+
+    async def scenario() -> None:
+        store = await open_store(MemoryDatabase())
+        ledger = await store.open_managed_ledger("orders")
+        heard: list[Position] = []
+
+        def on_committed() -> None:
+            heard.append(ledger.last_confirmed_position)
+
+        ledger.add_listener(on_committed)
+        await ledger.close()
+        ledger.remove_listener(on_committed)
+
+        assert heard == []
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_ledgers_roll_over_at_exactly_their_entries() -> None:
     """One commit of 25 spans three ledgers of ten."""
 
