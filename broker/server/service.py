@@ -12,10 +12,9 @@ import logging
 import shutil
 import socket
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -28,7 +27,7 @@ from broker.authentication.authenticator import Authenticator
 from broker.authorization.grants import Actions, GrantBook
 from broker.authorization.permissions import Authorizer
 from broker.clients.link import ClientLink
-from broker.clients.refusal_log import REFUSAL_LOG_S, RefusalLog
+from broker.clients.refusal_log import RefusalLog
 from broker.configuration.config import BrokerConfig
 from broker.errors import NotAllowedError, ServiceStartError
 from broker.network.hosts import is_wildcard
@@ -36,29 +35,22 @@ from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import note_delayed
 from broker.scheduled.listing import note_due_times, note_held
 from broker.server.event_loop import turns_of
-from broker.server.resting import REST_CHECK_INTERVAL_S, RestingTopics
+from broker.server.jobs import PeriodicJobs
+from broker.server.resting import RestingTopics
 from broker.server.scheduler import Job
 from broker.server.slices import in_slices, side_by_side
 from broker.server.snapshot_storages import service_storage_of
 from broker.server.storage_opening import StorageOpening
+from broker.server.topic_opening import TopicOpener
 from broker.topics.limits import ConnectionController
 from broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
-from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
-from broker.topics.topic_index import TopicIndex, settle_index
 from broker.topics.topic_name import DOMAIN_PREFIX, TopicName
-from dispatcher.config import SubscriptionType
-from dispatcher.dispatcher import Dispatcher
-from dispatcher.factory import make_dispatcher
 from managed_ledger.completion import completed
-from managed_ledger.cursor import Cursor
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.managed_ledger import ManagedLedger
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
-from tracker.bucket_tracker import BucketDelayedDeliveryTrackerFactory
-from tracker.delayed_delivery_tracker import DelayedDeliveryTrackerFactory
 from tracker.factories import tracker_factory
 from tracker.process import SnapshotProcess
 from tracker.residual_snapshots import ResidualSnapshots
@@ -67,9 +59,6 @@ from tracker.shell.storage_worker import StorageWorker
 
 log = logging.getLogger(__name__)
 
-CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
-"""The interval of checks for ending credentials: at 5,000 connections 1.2 ms each time."""
-
 RECEIVE_BYTES_MAX: Final = 32 * 1024
 """Bytes read from a socket at once: some 300 messages without a batch, 4 ms of work before others get a turn."""
 
@@ -77,8 +66,6 @@ SEALING_SHARE: Final = 0.6
 """The share of the time for a stop in which trackers may wait for snapshots."""
 TASKS_SHARE: Final = 0.9
 """The share after which background tasks are cancelled; the rest is for the snapshot storage, which may hang."""
-MAKE_ROOM_INTERVAL_S: Final = 2
-"""The interval of deleting acknowledged entries while disk space is short."""
 
 
 class Service:
@@ -127,14 +114,14 @@ class Service:
         """How long a stop waits at most for the snapshot storage, and for all that it does in the background."""
         sealing_ms = round(SEALING_SHARE * config.tracker.close_timeout_ms)
         of_trackers = replace(config.tracker, close_timeout_ms=sealing_ms)
-        self._of_dispatchers = replace(config.dispatcher, order_wait_ms_max=config.tracker.order_wait_ms_max)
         self._tracker_factory = tracker_factory(of_trackers, self._storage, now_ms=now_ms, rng=rng)
-        self._residual = ResidualSnapshots(self._storage, timeout_ms=config.tracker.operation_timeout_ms)
+        residual = ResidualSnapshots(self._storage, timeout_ms=config.tracker.operation_timeout_ms)
         self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
         self.catalog = ScheduleCatalog()
         """The scheduled messages of all topics, as columns."""
         self.policies = PolicyBook(store, _default_policies(config))
+        self._opener = TopicOpener(config, store, self._tracker_factory, self.policies, residual, self.spawn, now_ms)
         self._opening: dict[TopicName, asyncio.Task[Topic]] = {}
         self._closing: dict[TopicName, asyncio.Task[None]] = {}
         self.resting = RestingTopics(self, config.inactive_topics, now_ms)
@@ -341,23 +328,10 @@ class Service:
 
     def housekeeping(self) -> list[Job]:
         """List the periodic jobs; a job without an interval in the configuration is left out."""
-        config = self.config
-        jobs = [
-            Job("keep-alive", config.keep_alive_interval_s, self._check_connections),
-            Job("roll over and trim", config.retention_check_interval_s, self._roll_over_and_trim),
-            Job("make room", MAKE_ROOM_INTERVAL_S, self._make_room),
-            Job("count refusals", REFUSAL_LOG_S, self.refusal_log.say_counts),
-            Job("statistics", config.stats_interval_s, self._end_rate_window),
-            Job("close unused topics", REST_CHECK_INTERVAL_S, self.resting.rest_unused),
-        ]
-        if config.inactive_topics.is_deleted:
-            interval_s = config.inactive_topics.check_interval_s
-            jobs.append(Job("delete inactive topics", interval_s, self.resting.delete_inactive))
-        if self.authenticator is not None:
-            jobs.append(Job("check credentials", CREDENTIALS_CHECK_INTERVAL_S, self._check_credentials))
-        if config.ttl_ms:
-            jobs.append(Job("expire", config.expiry_check_interval_s, self._expire))
-        return [job for job in jobs if job.interval_s > 0]
+        jobs = PeriodicJobs(
+            self.config, self._store, self.topics, self.connections, self.resting, self.refusal_log, self.now_ms
+        )
+        return jobs.listed(checks_credentials=self.authenticator is not None)
 
     async def close(self, begun_at_s: float | None = None) -> None:
         """Accept nothing more, seal large buckets, close the folders.
@@ -418,111 +392,13 @@ class Service:
 
     async def _open_topic(self, name: TopicName) -> Topic:
         try:
-            ledger = await self._store.open_managed_ledger(str(name))
-            index = self._new_index(ledger)
-            is_kept = self.config.bucket_snapshot_storage != "memory"
-            await settle_index(ledger, is_shared=index is not None, is_kept=is_kept)
-            topic = Topic(
-                name,
-                ledger,
-                new_subscription=partial(self._new_subscription, index or self._tracker_factory),
-                delayed_delivery=self.policies.applied(name),
-                now_ms=self.now_ms(),
-                residual=self._residual,
-                limits=self.config.limits,
-                spawn=self.spawn,
-                index=index,
-            )
+            topic = await self._opener.open(name)
             self.topics[name] = topic
             self.resting.forget(name)
             topic.sweep_snapshots()
             return topic
         finally:
             del self._opening[name]
-
-    def _new_index(self, ledger: ManagedLedger) -> TopicIndex | None:
-        factory = self._tracker_factory
-        # The in-memory tracker has no index that could be shared.
-        if not self.config.tracker.is_index_shared or not isinstance(factory, BucketDelayedDeliveryTrackerFactory):
-            return None
-        return TopicIndex(ledger, factory)
-
-    def _new_subscription(
-        self, trackers: DelayedDeliveryTrackerFactory, name: str, ledger: ManagedLedger, cursor: Cursor
-    ) -> Subscription:
-        return Subscription(
-            name,
-            ledger,
-            cursor,
-            new_dispatcher=partial(self._new_dispatcher, trackers),
-            now_ms=self.now_ms,
-            consumers_max=self.config.limits.consumers_per_subscription_max,
-            spawn=self.spawn,
-        )
-
-    def _new_dispatcher(
-        self,
-        trackers: DelayedDeliveryTrackerFactory,
-        subscription_type: SubscriptionType,
-        ledger: ManagedLedger,
-        cursor: Cursor,
-    ) -> Dispatcher:
-        policies = self.policies.applied(TopicName.parse(ledger.name))
-        return make_dispatcher(
-            subscription_type,
-            ledger,
-            cursor,
-            trackers,
-            self._of_dispatchers,
-            self.now_ms,
-            topic_name=ledger.name,
-            tick_time_ms=policies.tick_time_ms,
-            delays_through=delays_through(cursor, policies),
-        )
-
-    async def _check_connections(self) -> None:
-        async for connection in in_slices(list(self.connections)):
-            connection.check_alive()
-
-    async def _check_credentials(self) -> None:
-        async for connection in in_slices(list(self.connections)):
-            connection.check_credentials()
-
-    async def _roll_over_and_trim(self) -> None:
-        await self._for_each_topic(lambda topic: topic.roll_over_and_trim(self.now_ms()))
-
-    async def _make_room(self) -> None:
-        if self._store.refusal is not None:
-            await self._for_each_topic(lambda topic: topic.make_room(self.now_ms()))
-            await self.resting.make_room()
-            self._store.compact_trimmed()
-
-    async def _expire(self) -> None:
-        await self._for_each_topic(lambda topic: topic.expire(self.now_ms(), self.config.ttl_ms))
-        await self.resting.expire(ttl_ms=self.config.ttl_ms)
-
-    async def _for_each_topic(self, work: Callable[[Topic], Awaitable[None]]) -> None:
-        async for topic in in_slices(list(self.topics.values())):
-            if self._store.is_failing:
-                # The next turn does it, once a commit has succeeded.
-                return
-            try:
-                await work(topic)
-            except LedgerError as error:
-                # A damaged topic must not keep the others from their turn in the job.
-                log.error("housekeeping of %s failed: %s", topic.name, error)
-
-    async def _end_rate_window(self) -> None:
-        messages_in_total = 0
-        async for topic in in_slices(list(self.topics.values())):
-            topic.end_rate_window(self.now_ms())
-            messages_in_total += topic.messages_in_total
-        log.info(
-            "%d topics, %d connections, %d messages in since the start",
-            len(self._store.managed_ledger_names()),
-            len(self.connections),
-            messages_in_total,
-        )
 
 
 @asynccontextmanager

@@ -54,6 +54,20 @@ def names(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dic
     return copied(folders, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def refusal_folders(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """One copy for all refusals, which change nothing."""
+    folder = tmp_path_factory.mktemp("refusals")
+    return folder, copied(folders, folder)
+
+
+@pytest.fixture
+def refusal_names(refusal_folders: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    folder, names = refusal_folders
+    monkeypatch.chdir(folder)
+    return names
+
+
 def run(words: list[str]) -> Result:
     return CliRunner().invoke(postdate, words, catch_exceptions=False)
 
@@ -91,9 +105,9 @@ REFUSALS = [case for cases in CASES.values() for case in cases.refused]
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=[case.words for case in REFUSALS])
-def test_wrong_and_empty_input_is_refused_in_one_line(case: Case, names: dict[str, str]) -> None:
+def test_wrong_and_empty_input_is_refused_in_one_line(case: Case, refusal_names: dict[str, str]) -> None:
     """On stderr, with exit code 2 and nothing on stdout; nothing is made or changed, and Spark is not started."""
-    result = run(words_of(case.words, names))
+    result = run(words_of(case.words, refusal_names))
 
     assert (result.exit_code, result.stdout) == (REFUSED, ""), result.output
     assert "Traceback" not in result.stderr
@@ -102,8 +116,8 @@ def test_wrong_and_empty_input_is_refused_in_one_line(case: Case, names: dict[st
     is_usage = lines[0].startswith("Usage: ")
     assert len(lines) == 1 or is_usage, lines
     assert lines[0].startswith("postdate: ") or is_usage
-    assert list(Path(names["tmp"]).iterdir()) == []
-    assert list(Path(names["empty"]).iterdir()) == []
+    assert list(Path(refusal_names["tmp"]).iterdir()) == []
+    assert list(Path(refusal_names["empty"]).iterdir()) == []
 
 
 RIGHTS = [case for cases in CASES.values() for case in cases.right if not cases.needs_spark]
