@@ -7,20 +7,28 @@ into one request, there are the jobs of `postdate pipeline`.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
-from broker.cli.common import auth_params_option
-from command_line.endings import EXIT_CODE_WRONG, help_end, refusing_of
-from command_line.options import dry_run_option, yes_option
+from command_line.endings import EXIT_CODE_WRONG, help_end
 from command_line.output import counted, json_option, print_json
 from command_line.progress import Steps
 from command_line.times import SIGNED_SPAN, SPAN, TIME
 from scheduling.api import ScheduleApi, new_operation_id, topic_path
+from scheduling.command_options import (
+    Json,
+    confirmation_options,
+    fields_of_filters,
+    filter_options,
+    in_order,
+    on_service,
+    query_of,
+    subscription_option,
+    time_options,
+)
 from scheduling.errors import ScheduleRequestError, SchedulingError
 from scheduling.tables import (
     count_lines,
@@ -32,80 +40,10 @@ from scheduling.tables import (
     topic_lines,
 )
 
-Json = dict[str, Any]
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 LIST_LIMIT: Final = 20
 PROGRESS_MESSAGES: Final = 1_000
 """A change of so many shows how far it is."""
 _PROGRESS_INTERVAL_S: Final = 0.5
-
-refusing = refusing_of(SchedulingError)
-
-
-def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Apply options in the order in which the help shows them."""
-
-    def apply(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return apply
-
-
-def on_service(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--url` and `--auth-params`, and pass a `ScheduleApi`; refuse in one line."""
-
-    @wraps(command)
-    def run(*args: Any, url: str, token: str | None, trust_certs: str | None, **kwargs: Any) -> Any:
-        return command(ScheduleApi(url, token=token, tls_trust_certs_file=trust_certs), *args, **kwargs)
-
-    return _options(
-        click.option(
-            "--url", default="http://127.0.0.1:8080", show_default=True, help="The web port of the running service."
-        ),
-        auth_params_option,
-        click.option("--trust-certs", metavar="FILE", help="Authorities to trust for https. Default: the system's."),
-    )(refusing(run))
-
-
-_subscription = click.option("--subscription", help="Only for this subscription. Default: all that delay.")
-_confirmation = _options(
-    dry_run_option("print the number of messages"),
-    yes_option("Do not ask before more than one message is changed."),
-)
-_times = _options(
-    click.option(
-        "--from", "from_ms", type=TIME, help="Only messages due at this time or later: ISO 8601 or milliseconds."
-    ),
-    click.option("--until", "until_ms", type=TIME, help="Only messages due before this time."),
-)
-_filters = _options(
-    click.option("--key", help="Only messages of this key."),
-    click.option(
-        "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Only messages with it; repeatable."
-    ),
-    _times,
-)
-
-
-def _of_filters(key: str | None, properties: tuple[str, ...], from_ms: int | None, until_ms: int | None) -> Json:
-    found: Json = {}
-    if key is not None:
-        found["key"] = key
-    if properties:
-        found["property"] = list(properties)
-    if from_ms is not None:
-        found["from"] = from_ms
-    if until_ms is not None:
-        found["until"] = until_ms
-    return found
-
-
-def _query(fields: Json) -> list[tuple[str, str]]:
-    pairs = [(name, str(value)) for name, value in fields.items() if name != "property" and value is not None]
-    return pairs + [("property", one) for one in fields.get("property", ())]
 
 
 @click.command(
@@ -136,8 +74,8 @@ def scheduled() -> None:
     ),
 )
 @click.argument("topic")
-@_filters
-@_subscription
+@filter_options
+@subscription_option
 @click.option("--limit", type=click.IntRange(1), default=LIST_LIMIT, show_default=True, help="How many at most.")
 @click.option("--payload", "has_payload", is_flag=True, help="With --json: payloads too, in base64.")
 @json_option("messages and next, as GET .../scheduled answers")
@@ -152,7 +90,7 @@ def list_scheduled(
     **filters: Any,
 ) -> None:
     """List the messages of TOPIC that are still to come, in order of their times."""
-    query = _query({**_of_filters(**filters), "subscription": subscription})
+    query = query_of({**fields_of_filters(**filters), "subscription": subscription})
     if has_payload:
         query.append(("payload", "true"))
     found: list[Json] = []
@@ -175,8 +113,8 @@ def list_scheduled(
     ),
 )
 @click.argument("topic")
-@_times
-@_subscription
+@time_options
+@subscription_option
 @click.option("--buckets", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Bars of a histogram.")
 @json_option("the answer of GET .../scheduled/histogram")
 @on_service
@@ -190,7 +128,7 @@ def count(
     is_json: bool,
 ) -> None:
     """Count the messages of TOPIC that are still to come, and say when they are due."""
-    query = _query({"from": from_ms, "until": until_ms, "subscription": subscription, "buckets": buckets})
+    query = query_of({"from": from_ms, "until": until_ms, "subscription": subscription, "buckets": buckets})
     answer = api.get(f"{topic_path(topic)}/scheduled/histogram", query)
     if is_json:
         print_json(answer)
@@ -198,13 +136,13 @@ def count(
         click.echo("\n".join(count_lines(answer)))
 
 
-_changing = _options(
+_changing = in_order(
     click.argument("topic"),
     click.argument("ids", nargs=-1, metavar="[ID]..."),
-    _filters,
+    filter_options,
     click.option("--all", "is_all", is_flag=True, help="Every scheduled message of the topic."),
-    _subscription,
-    _confirmation,
+    subscription_option,
+    confirmation_options,
     json_option("the answer of the service"),
 )
 
@@ -277,7 +215,7 @@ def _change(
     **filters: Any,
 ) -> None:
     """Count the selected messages, ask for confirmation where there is more than one, and change them."""
-    body = _of_filters(**filters)
+    body = fields_of_filters(**filters)
     if sum((bool(ids), bool(body), is_all)) != 1:
         raise click.UsageError("say which messages: by ID, by --key, --property, --from and --until, or --all")
     if ids:
@@ -341,10 +279,10 @@ def _progress(api: ScheduleApi, verb: str, matched: int) -> Iterator[str | None]
             follower.join()
 
 
-_holding = _options(
+_holding = in_order(
     click.argument("topic"),
-    _subscription,
-    _confirmation,
+    subscription_option,
+    confirmation_options,
     json_option("the subscriptions and whether they are paused"),
 )
 
@@ -384,7 +322,7 @@ def _hold(
     """Count delayed and due messages, ask for confirmation if there are several, and pause or resume."""
     path = topic_path(topic)
     if is_dry_run or not is_sure:
-        found = api.get(f"{path}/scheduled/histogram", _query({"subscription": subscription, "buckets": 1}))
+        found = api.get(f"{path}/scheduled/histogram", query_of({"subscription": subscription, "buckets": 1}))
         delayed, due = found["delayed"], found["total"] - found["delayed"]
         if is_dry_run:
             message = f"{counted(delayed, 'message')} delayed, {due:,} due"
@@ -415,7 +353,7 @@ def _show_pauses(answer: Json, is_json: bool) -> None:
 @click.argument("topic")
 @click.option("--id", "message_id", help="The message, as a listing names it.")
 @click.option("--key", help="The messages of this key.")
-@_subscription
+@subscription_option
 @json_option("the answer of GET .../explain")
 @on_service
 def explain(
@@ -424,7 +362,7 @@ def explain(
     """Say where a message of TOPIC is, and why it is not delivered yet."""
     if (message_id is None) == (key is None):
         raise click.UsageError("give --id or --key")
-    query = _query({"messageId": message_id, "key": key, "subscription": subscription})
+    query = query_of({"messageId": message_id, "key": key, "subscription": subscription})
     try:
         answer = api.get(f"{topic_path(topic)}/explain", query)
     except ScheduleRequestError as error:

@@ -49,6 +49,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "postdate": (),
     "scheduling": (),
     "scheduling.cli": ("service",),
+    "scheduling.command_options": ("service",),
     "scheduling.tables": ("service", "spark"),
     "snapshot_storage": (),
     "snapshot_storage.objects": ("rocksdb", "s3"),
