@@ -146,7 +146,7 @@ class ReadableLog:
     ) -> list[tuple[Need, NDArray[np.intp]]]:
         """Return the reads for these positions, per ledger, and the positions of each."""
         needs = []
-        for ledger_id in np.unique(ledger_ids).tolist():
+        for ledger_id in _distinct(ledger_ids).tolist():
             ledger = self._ledgers.get(ledger_id)
             if ledger is None:
                 continue
@@ -155,7 +155,7 @@ class ReadableLog:
                 known &= ~np.isin(entry_ids, np.frombuffer(ledger.lost.to_array(), dtype=np.uint32))
             rows = np.flatnonzero(known)
             if len(rows):
-                needs.append((Need(ledger_id, np.unique(entry_ids[rows])), rows))
+                needs.append((Need(ledger_id, _distinct(entry_ids[rows])), rows))
         return needs
 
     def _check_trimmed(self, need: Need) -> None:
@@ -165,3 +165,18 @@ class ReadableLog:
                 f"{self.name}: ledger {need.ledger_id} lacks entries between {need.entry_ids[0]} and "
                 f"{need.entry_ids[-1]} that its record counts. Restore the folder from a copy"
             )
+
+
+def _distinct(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the ids without repetitions, ascending; mostly they are in order, or there is one ledger.
+
+    >>> _distinct(np.array([7, 7, 7])).tolist(), _distinct(np.array([1, 2, 5])).tolist()
+    ([7], [1, 2, 5])
+    >>> _distinct(np.array([5, 1, 5])).tolist(), _distinct(np.array([], np.int64)).tolist()
+    ([1, 5], [])
+    """
+    if (ids[1:] > ids[:-1]).all():
+        return ids
+    if (ids[1:] == ids[:-1]).all():
+        return ids[:1]
+    return np.unique(ids)

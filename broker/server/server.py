@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+import numpy.ma  # noqa: F401 - np.unique imports it at its first call, which would hold the event loop for 13 ms
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 

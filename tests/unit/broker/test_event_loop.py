@@ -192,3 +192,18 @@ def test_many_pieces_of_work_begin_few_at_a_turn_and_wait_together() -> None:
             await side_by_side([work(0)])
 
     asyncio.run(scenario())
+
+
+def test_nothing_is_left_for_numpy_to_import_on_the_event_loop() -> None:
+    program = textwrap.dedent("""
+        import sys
+        import broker.server.server
+        before = set(sys.modules)
+        import numpy as np
+        np.unique(np.array([2, 1]))
+        print(sorted(set(sys.modules) - before))
+    """)
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
