@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.pages import PAGES, ROOT, example_of
 
 LINES_MAX = 120
+ARCHITECTURE_LINES_MAX = 200
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -33,8 +34,9 @@ def test_an_embedding_program_imports_postdate_alone(page: str) -> None:
     assert not any(isinstance(node, ast.ImportFrom) for node in nodes)
 
 
-def test_the_readme_is_read_in_a_few_minutes() -> None:
+def test_the_readme_and_the_map_of_the_code_are_read_in_a_few_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= LINES_MAX
+    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= ARCHITECTURE_LINES_MAX
 
 
 def test_every_page_that_the_readme_names_exists() -> None:
