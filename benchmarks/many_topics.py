@@ -23,7 +23,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 from benchmarks.many_topics_client import ManyTopicsClient
 from benchmarks.service_processes import child_pids
@@ -53,6 +53,11 @@ class _ToldFigures(dict[str, float]):
         sys.stderr.write(f"  {key} {value:.3g}\n")
         sys.stderr.flush()
         super().__setitem__(key, value)
+
+    def __ior__(self, more: Any) -> Self:  # type: ignore[override, misc]
+        for key, value in more.items():
+            self[key] = value
+        return self
 
 
 ROWS: Final = (
