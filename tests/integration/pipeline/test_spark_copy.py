@@ -12,33 +12,14 @@ from managed_ledger.cursor_properties import CursorName
 from pipeline.index.index_copy import Copied, CopyWorkers
 from pipeline.jobs.log_rebuild import rebuild_log
 from pipeline.jobs.migrate import SparkCopies
-from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_tools.copy import LocalCopies, copy_snapshots
 from snapshot_tools.place import Filter, task_location
+from tests.helpers.snapshot_contents import contents_of
 from tests.helpers.spark.bulk_data import RULES, bucket_ids, some_times, write_log
 
 pytestmark = pytest.mark.java
 
 EVERYTHING = Filter()
-
-
-def _contents(folder: Path) -> list[tuple[object, ...]]:
-    async def read() -> list[tuple[object, ...]]:
-        async with RocksDBBucketSnapshotStorage(folder / "snapshots", is_read_only=True) as storage:
-            return sorted(
-                [
-                    (
-                        info.topic_name,
-                        info.cursor_name,
-                        info.bucket_key,
-                        await storage.get_bucket_snapshot_metadata(info.bucket_id),
-                        *await storage.get_bucket_snapshot_segment(info.bucket_id, 1, 10**6),
-                    )
-                    for info in await storage.list_bucket_snapshots()
-                ]
-            )
-
-    return asyncio.run(read())
 
 
 def _said(copied: Copied) -> dict[str, object]:
@@ -73,12 +54,12 @@ def test_spark_and_one_process_copy_the_same(spark: SparkSession, tmp_path: Path
 
     for which in (Filter("a"), EVERYTHING, EVERYTHING):
         assert _said(copy("by Spark", which)) == _said(copy("by one process", which))
-    before = _contents(data)
-    assert _contents(tmp_path / "by Spark") == _contents(tmp_path / "by one process") == before != []
+    before = contents_of(data)
+    assert contents_of(tmp_path / "by Spark") == contents_of(tmp_path / "by one process") == before != []
 
     moved = copy("by Spark", updates_cursors=True, deletes_source=True)
 
     assert (moved.cursors_updated, moved.deleted, moved.written) == (2, len(before), 0)
-    assert _contents(data) == []
+    assert contents_of(data) == []
     named = [bucket_id for topic in "ab" for bucket_id in bucket_ids(data, CursorName(topic, "sub"))]
     assert sorted(moved.new_ids.values()) == sorted(named)

@@ -8,6 +8,7 @@ says which mistakes this finds.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -305,26 +306,40 @@ def test_the_runs_hand_out_from_overlapping_buckets_while_these_are_merged() -> 
     assert sum(run.handed_out_meanwhile > 3 for run in runs) > 20
 
 
+async def _sealed(
+    delays_ms: Sequence[Sequence[int]],
+    *,
+    rows_per_bucket: int,
+    rows_per_segment: int,
+    keeps_positions: bool | None = None,
+) -> Run:
+    """Begin a run with a ledger of each of these delays; all but the last are sealed and stored."""
+    run = Run(Random(0))
+    run.config = TrackerConfig(
+        index_count_per_bucket_min=rows_per_bucket,
+        segment_row_count_max=rows_per_segment,
+        bucket_count_max=1,
+        prefetch_ms=10,
+        is_deliver_at_time_strict=True,
+    )
+    if keeps_positions is not None:
+        run.keeps_positions = keeps_positions
+    run.core = run.new_core()
+    await run.storage.start()
+    for ledger_id, delays in enumerate(delays_ms, start=1):
+        for entry_id, delay_ms in enumerate(delays):
+            run.add((ledger_id, entry_id), delay_ms)
+        run.plan()
+    await run.answer()
+    await run.answer()
+    return run
+
+
 def test_what_is_handed_out_of_a_merged_bucket_is_remembered_no_longer_than_it_can_come_again() -> None:
     """Buckets that overlap with none: once their merge has loaded what its sources had, nothing is watched."""
 
     async def story() -> None:
-        run = Run(Random(0))
-        run.config = TrackerConfig(
-            index_count_per_bucket_min=2,
-            segment_row_count_max=2,
-            bucket_count_max=1,
-            prefetch_ms=10,
-            is_deliver_at_time_strict=True,
-        )
-        run.core = run.new_core()
-        await run.storage.start()
-        for ledger_id, delays_ms in enumerate(((20, 500), (30, 600), (10_000,)), start=1):
-            for entry_id, delay_ms in enumerate(delays_ms):
-                run.add((ledger_id, entry_id), delay_ms)
-            run.plan()
-        await run.answer()
-        await run.answer()
+        run = await _sealed(((20, 500), (30, 600), (10_000,)), rows_per_bucket=2, rows_per_segment=2)
         run.plan()
         assert any(isinstance(action, MergeBuckets) for action in run.pending)
         assert run.core.remembered_ledger_count
@@ -347,23 +362,8 @@ def test_what_is_handed_out_during_a_merge_does_not_come_from_its_target_again()
     """Also where no buckets overlap: the target has it in one segment with rows that are still to be loaded."""
 
     async def story() -> None:
-        run = Run(Random(0))
-        run.config = TrackerConfig(
-            index_count_per_bucket_min=5,
-            segment_row_count_max=3,
-            bucket_count_max=1,
-            prefetch_ms=10,
-            is_deliver_at_time_strict=True,
-        )
-        run.core = run.new_core()
-        await run.storage.start()
         delays_ms = ((20, 21, 600, 601, 602), (30, 31, 650, 651, 652), (10_000,))
-        for ledger_id, delays in enumerate(delays_ms, start=1):
-            for entry_id, delay_ms in enumerate(delays):
-                run.add((ledger_id, entry_id), delay_ms)
-            run.plan()
-        await run.answer()
-        await run.answer()
+        run = await _sealed(delays_ms, rows_per_bucket=5, rows_per_segment=3)
         run.plan()
         run.now_ms += 40
         run.plan()
@@ -388,23 +388,9 @@ def test_what_a_source_had_loaded_and_handed_out_during_a_merge_does_not_come_fr
     """Two buckets have a row of one time; the first one's goes out while the other's segment is still being loaded."""
 
     async def story() -> None:
-        run = Run(Random(0))
-        run.config = TrackerConfig(
-            index_count_per_bucket_min=2,
-            segment_row_count_max=1,
-            bucket_count_max=1,
-            prefetch_ms=10,
-            is_deliver_at_time_strict=True,
+        run = await _sealed(
+            ((20, 300), (30, 300), (10_000,)), rows_per_bucket=2, rows_per_segment=1, keeps_positions=False
         )
-        run.keeps_positions = False
-        run.core = run.new_core()
-        await run.storage.start()
-        for ledger_id, delays_ms in enumerate(((20, 300), (30, 300), (10_000,)), start=1):
-            for entry_id, delay_ms in enumerate(delays_ms):
-                run.add((ledger_id, entry_id), delay_ms)
-            run.plan()
-        await run.answer()
-        await run.answer()
         run.now_ms += 40
         run.plan()
         await run.answer()

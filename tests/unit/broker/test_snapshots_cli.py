@@ -27,6 +27,7 @@ from snapshot_storage.retrying import Retries
 from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from snapshot_tools.place import Filter, open_place
+from tests.helpers.snapshot_contents import contents_of
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
@@ -391,28 +392,8 @@ def test_a_copy_has_every_row_and_a_second_one_copies_nothing(data: Data, tmp_pa
     assert "Copied 0 snapshots" in second.stdout
     assert "3 had been there before." in second.stdout
     assert all(str(bucket_id) in first.stdout for bucket_id in data.ids)
-    assert _contents(target) == _contents(data.path, only=data.ids)
+    assert contents_of(target) == contents_of(data.path, only=data.ids)
     assert data.properties[CursorName(REMINDERS, "me")][_key(5)] == str(data.ids[2])
-
-
-def _contents(path: Path, *, only: list[int] | None = None) -> list[tuple[object, ...]]:
-    async def read() -> list[tuple[object, ...]]:
-        async with RocksDBBucketSnapshotStorage(path / "snapshots", is_read_only=True) as storage:
-            return sorted(
-                [
-                    (
-                        info.topic_name,
-                        info.cursor_name,
-                        info.bucket_key,
-                        await storage.get_bucket_snapshot_metadata(info.bucket_id),
-                        *await storage.get_bucket_snapshot_segment(info.bucket_id, 1, 10**6),
-                    )
-                    for info in await storage.list_bucket_snapshots()
-                    if only is None or info.bucket_id in only
-                ]
-            )
-
-    return asyncio.run(read())
 
 
 @pytest.mark.parametrize("words", [("list",), ("verify",), ("copy", "--to", "{new}"), ("export", "{new}.parquet")])
@@ -443,7 +424,7 @@ def test_a_storage_that_fails_now_and_then_is_asked_again(
     assert sum(storage.fault_counts.total() for storage in storages) > 0
     if words[0] == "copy":
         # A commit that failed after its effect left a second one there.
-        assert set(_contents(tmp_path / "new")) == set(_contents(data.path))
+        assert set(contents_of(tmp_path / "new")) == set(contents_of(data.path))
 
 
 def test_an_interrupted_copy_goes_on(data: Data, tmp_path: Path) -> None:
@@ -452,7 +433,7 @@ def test_an_interrupted_copy_goes_on(data: Data, tmp_path: Path) -> None:
     data.run("copy", "--to", str(target), "--topic", "orders")
 
     assert "Copied 1 snapshot (" in data.run("copy", "--to", str(target)).stdout
-    assert _contents(target) == _contents(data.path)
+    assert contents_of(target) == contents_of(data.path)
 
 
 def test_what_an_earlier_run_left_wrong_is_not_taken_for_a_copy(data: Data, tmp_path: Path) -> None:
@@ -470,13 +451,13 @@ def test_what_an_earlier_run_left_wrong_is_not_taken_for_a_copy(data: Data, tmp_
             )
 
     wrong = asyncio.run(leave())
-    before = _contents(data.path)
+    before = contents_of(data.path)
 
     result = data.run("copy", "--to", str(target), "--update-cursors", "--delete-source")
 
     assert "Copied 3 snapshots" in result.stdout
     assert data.properties[CursorName(ORDERS, "billing")][_key(1)] != str(wrong)
-    assert [one for one in _contents(target) if one in before] == before
+    assert [one for one in contents_of(target) if one in before] == before
 
 
 def test_one_cursor_names_and_two_name(data: Data, tmp_path: Path) -> None:
@@ -658,7 +639,7 @@ def test_a_checkpoint_of_a_folder_in_use_is_refused(data: Data, tmp_path: Path) 
 
 def test_a_move_lets_the_cursors_name_the_copies_and_deletes_the_old(data: Data, tmp_path: Path) -> None:
     target = Data(tmp_path / "new", [])
-    before = _contents(data.path)
+    before = contents_of(data.path)
 
     result = data.run("copy", "--to", str(target.path), "--update-cursors", "--delete-source")
 
@@ -666,7 +647,7 @@ def test_a_move_lets_the_cursors_name_the_copies_and_deletes_the_old(data: Data,
     assert "2 cursors now name the new ids." in result.stdout
     assert "Deleted the 3 old snapshots." in result.stdout
     assert data.listed() == []
-    assert _contents(target.path) == before
+    assert contents_of(target.path) == before
     named = [
         int(properties[_key(first)])
         for topic, cursor, first in NAMES
@@ -729,7 +710,7 @@ def test_a_damaged_snapshot_that_no_cursor_names_holds_up_no_move(data: Data, tm
     assert f"Left out, named by no cursor: {orphan}: snapshot of bucket {orphan} is corrupt" in result.stdout
     assert "2 cursors now name the new ids." in result.stdout
     assert "Deleted the 3 old snapshots." in result.stdout
-    assert len(_contents(tmp_path / "new")) == 3
+    assert len(contents_of(tmp_path / "new")) == 3
 
 
 def damage_header(data: Data, bucket_id: int) -> None:
