@@ -92,3 +92,21 @@ def test_rows_that_are_acknowledged_are_not_kept_when_they_are_loaded() -> None:
     assert rows_max <= 10
     assert core.pop_due(now_ms=SEGMENTS, limit=10).to_rows() == []
     core.check()
+
+
+def test_loads_go_on_after_the_clock_was_put_back_while_there_was_no_room() -> None:
+    """The segment for which there was no room is not due for a while, and then it is again."""
+    config = TrackerConfig(is_deliver_at_time_strict=True, prefetch_ms=0, loaded_row_count_max=10)
+    core = TrackerCore(config, acknowledged_in=FakeCursor().acknowledged_in, rng=Random(1))
+    core.recover({bucket_key(7, 7): "1"}, now_ms=0)
+    run(core, 50)
+    assert core.segment_row_count == 10
+
+    run(core, 5)
+    run(core, 50)
+    taken = len(core.pop_due(now_ms=50, limit=100))
+    run(core, 50)
+    taken += len(core.pop_due(now_ms=50, limit=100))
+
+    assert taken > 10
+    core.check()
