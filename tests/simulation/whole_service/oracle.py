@@ -556,11 +556,11 @@ class Oracle:
         is_held = entry.key in smooth.held
         smooth.held.discard(entry.key)
         if self.rate_of(sub) is None:
-            # It is over when nothing waits any more, and what was held from the first has been sent then.
-            if is_held and not self._has_clock_steps:
-                self.complain(f"{sub.name}: {entry.key} waited when deliveries went on smoothly, and no rate holds now")
-            sub.smooth = None
-            return
+            # It is over when nothing waits any more. What was held from the first has been given then, at the rate.
+            if not smooth.held:
+                sub.smooth = None
+            if not is_held:
+                return
         # A clock that is put forth grants more.
         most = smooth.rate_per_second * (self._times.now_s() - smooth.since_s) + smooth.largest
         if smooth.sent > most and not self._has_clock_steps:

@@ -48,9 +48,10 @@ async def hold(sim: "Simulation", sub: SubscriptionModel) -> None:
         return
     sim.did("pause")
     sim.note(f"{sub.name} is paused")
-    # What has been given to consumers is not taken back, though it is not sent yet.
-    sim.oracle.paused(sub, sim.unsent(sub))
-    await _set_pause(sim, sub, found, PauseState(paused_since_ms=sim.clock.now_ms()))
+    # A consumer that comes before it is durable is still sent something.
+    if await _set_pause(sim, sub, found, PauseState(paused_since_ms=sim.clock.now_ms())):
+        # What has been given to consumers is not taken back, though it is not sent yet.
+        sim.oracle.paused(sub, sim.unsent(sub))
 
 
 _RATES: Final = (None, None, 1.0, 7.5, 40.0, 1_000.0)
