@@ -184,6 +184,9 @@ class SubscriptionModel:
         """Copies by what gave way to them."""
         self.hidden: set[Key] = set()
         """Copies that others get."""
+        self.buckets_of: object = None
+        self.buckets_before = 0
+        """The buckets when no rows were loaded, less those that its tracker had made until then."""
         self.cancelled_parts: dict[Key, int] = {}
         """Of batches: messages that were cancelled."""
         self.on_time_since_s = float("inf")

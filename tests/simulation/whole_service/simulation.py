@@ -42,6 +42,7 @@ from tests.simulation.whole_service.scheduled import SCHEDULED_EVENTS, adopt_pau
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.shared.shared_view import SharedIndexView
+from tracker.stats import BucketOperation
 
 ADMINISTRATION_S: Final = 2.0
 """How long a request of an administrator or a client may take, whatever the snapshot storage does."""
@@ -505,8 +506,12 @@ class Simulation:
             if held > limits.held_entries_max + beyond:
                 self.complain(f"{sub.name}: {held} due entries are held, of {limits.held_entries_max} and some reads")
         if isinstance(dispatcher.tracker, BucketDelayedDeliveryTracker):
-            loaded = dispatcher.tracker.stats().segment_rows_loaded
-            segments = dispatcher.tracker.stats().bucket_total + _SEGMENTS_BEYOND_MAX
+            stats = dispatcher.tracker.stats()
+            loaded, made = stats.segment_rows_loaded, stats.operations[BucketOperation.CREATE].succeed
+            # Rows of a bucket stay loaded when it is merged, so those that were made since none was loaded count.
+            if not loaded or sub.buckets_of is not dispatcher.tracker:
+                sub.buckets_of, sub.buckets_before = dispatcher.tracker, stats.bucket_total - made
+            segments = max(stats.bucket_total, sub.buckets_before + made) + _SEGMENTS_BEYOND_MAX
             # Due rows that a poll merged and did not give count as loaded ones, whatever bucket they come from.
             surplus = 4 * max(limits.read_batch_entries_max, tracker_limits.loaded_row_count_max)
             beyond = segments * tracker_limits.segment_row_count_max + surplus
