@@ -47,4 +47,9 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(3975524356, "the simulation itself judged a batch by the order in which messages came to consumers"),
     FailedSeed(2655332223, "a dispatcher of a log that was closed meanwhile failed when it stopped"),
     FailedSeed(2655332235, "the simulation itself wanted order of times that the clock had taken back"),
+    FailedSeed(3975524882, "segments that were due before the clock was put back were never loaded: 62 due entries"),
+    FailedSeed(1292482514, "the same, of three kinds of subscriptions"),
+    FailedSeed(2655332354, "the simulation itself took a held batch for one that came after the end of a rate"),
+    FailedSeed(3975525035, "the simulation itself wanted a pause to hold before its answer"),
+    FailedSeed(1292482059, "the simulation itself did not know rows of buckets that were merged since"),
 ]
