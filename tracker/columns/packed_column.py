@@ -44,6 +44,9 @@ class PackedColumn:
         values: Int64Array
         if isinstance(rows, slice):
             start, end, _ = rows.indices(self._row_count)
+            if start >= end:
+                # At the end of the last block, if that is full, there is no further one.
+                return np.empty(0, np.int64)
             first = start // BLOCK_ROWS
             if end <= (first + 1) * BLOCK_ROWS and self._distances is not None:
                 # PERFORMANCE: few rows of each of many runs, at each merge.

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracker.columns.packed_column import BLOCK_ROWS, PackedColumn
-from tracker.columns.row_order import LATEST_MS
+from tracker.columns.row_order import LATEST_MS, RowKey
 from tracker.columns.sorted_run import SortedRun
 
 RANGES = st.sampled_from([1, 200, 60_000, 70_000, 2**32 - 1, 2**33, LATEST_MS])
@@ -36,6 +36,18 @@ def test_a_packed_column_is_read_as_the_array_that_it_was_made_of(column: list[i
     assert packed[start:end].dtype == np.int64
     assert packed[rows].tolist() == values[rows].tolist()
     assert packed.from_block(block)[:].tolist() == column[block * BLOCK_ROWS :]
+
+
+@pytest.mark.parametrize("row_count", [BLOCK_ROWS - 1, BLOCK_ROWS, 3 * BLOCK_ROWS])
+def test_a_key_behind_all_rows_of_its_time_is_found_behind_them(row_count: int) -> None:
+    """Also where the last block is full."""
+    run = SortedRun(np.full(row_count, 5), np.arange(row_count), np.arange(row_count), is_packed=True)
+
+    assert run.end_through(RowKey(5, row_count + 9, -1)) == row_count
+    assert run.end_through(RowKey(5, -1, -1)) == 0
+    assert [len(column) for column in run.columns(run.head)] == [0, 0, 0]
+    run.advance(row_count - 1)
+    assert run.end_through(RowKey(5, row_count + 9, -1)) == run.end
 
 
 @given(

@@ -155,3 +155,28 @@ def test_a_merge_takes_about_as_many_rows_as_wanted(run_count: int) -> None:
     through_ms = time_of_rows(runs, 1_024)
 
     assert 1_024 <= sum(run.end_through(last_key_at(through_ms)) for run in runs) <= 4 * 1_024
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    row_counts=st.lists(st.integers(1, 5).map(lambda blocks: 64 * blocks), min_size=1, max_size=5),
+    surplus=st.integers(-1, 1),
+    spread=st.sampled_from([1, 20, 2**20]),
+    limit=st.sampled_from([1, 63, 64, 1_000]),
+)
+def test_packed_rows_come_out_as_others_do(
+    seed: int, row_counts: list[int], surplus: int, spread: int, limit: int
+) -> None:
+    """Up to a key, then all: in runs of whole blocks and about so many, whose times are alike or not."""
+    rng = np.random.default_rng(seed)
+    packed, plain = RowQueue(SMALL._replace(packed_from_rows=0)), RowQueue(SMALL._replace(packed_from_rows=10**6))
+    for row_count in row_counts:
+        columns = (rng.integers(0, spread, row_count + surplus), rng.integers(0, 3, row_count + surplus))
+        rows = DelayedIndexes.of(*columns, np.arange(row_count + surplus)).sorted()
+        for queue in (packed, plain):
+            queue.push_sorted(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+    middle = RowKey(spread // 2, int(rng.integers(-1, 4)), int(rng.integers(-1, 400)))
+
+    for through in (middle, last_key_at(spread)):
+        assert pop_all([packed], through, limit) == pop_all([plain], through, limit)
+    assert not len(packed)
