@@ -6,6 +6,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md"))
 TEXT = "\n".join(page.read_text() for page in PAGES)
@@ -51,6 +53,7 @@ def test_the_head_of_each_room_names_its_sub_rooms() -> None:
     assert unnamed == []
 
 
+@pytest.mark.slow
 def test_no_two_classes_have_one_name() -> None:
     """A reader who meets a name knows which class it is, in every room, in the benchmarks and in the tests."""
     places: dict[str, list[str]] = {}
@@ -63,6 +66,7 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
+@pytest.mark.slow
 def test_the_delivery_time_has_one_name() -> None:
     """It is `deliver_at_ms` from the header to the consumer (DESIGN.md, section 6)."""
     others = {"due_ms", "due_at_ms", "deliver_ms", "delivery_ms", "delivery_time_ms", "timestamp_ms"}

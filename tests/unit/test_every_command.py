@@ -123,6 +123,7 @@ def test_wrong_and_empty_input_is_refused_in_one_line(case: Case, refusal_names:
 RIGHTS = [case for cases in CASES.values() for case in cases.right if not cases.needs_spark]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_json", [False, True], ids=["text", "json"])
 @pytest.mark.parametrize("case", RIGHTS, ids=[case.words for case in RIGHTS])
 def test_right_input_is_done(case: Case, is_json: bool, names: dict[str, str]) -> None:
