@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tracker.columns.row_order import NEVER, Columns, RowKey
-from tracker.columns.row_queue import POP_ROWS_MIN, QueueSizes, RowQueue, pop_sorted
+from tracker.columns.row_queue import PACKED_FROM_ROWS, POP_ROWS_MIN, RUN_ROWS_MIN, QueueSizes, RowQueue, pop_sorted
 
 MUTABLE: Final = -1
 """Stands for the mutable bucket where others are named by their serial."""
@@ -37,11 +37,16 @@ class DueRows:
     """All queues of one tracker.
 
     Args:
-        loaded_row_count_max: As in the configuration: small polls merge this many rows at a time, if not fewer.
+        loaded_row_count_max: As in the configuration: small polls merge this many rows at a time, if not fewer, and
+            rows are packed from half as many on. So a small limit meets all that a large one does.
     """
 
     def __init__(self, loaded_row_count_max: int) -> None:
-        self._sizes = QueueSizes(pop_rows_min=min(POP_ROWS_MIN, loaded_row_count_max))
+        self._sizes = QueueSizes(
+            pop_rows_min=min(POP_ROWS_MIN, loaded_row_count_max),
+            run_rows_min=min(RUN_ROWS_MIN, 1 + loaded_row_count_max // 2),
+            packed_from_rows=min(PACKED_FROM_ROWS, loaded_row_count_max // 2),
+        )
         self.loaded = RowQueue(self._sizes)
         self.mutable = RowQueue(self._sizes)
         self._unsealed: dict[int, RowQueue] = {}
