@@ -374,6 +374,9 @@ class Subscription:
                 whole.append(position)
             if left and self.dispatcher is not None:
                 self.dispatcher.acknowledge(None, [position], {position: left})
+                if not self.cursor.is_acknowledged(*position):
+                    # A core that has not begun to read takes no word of entries that it does not know.
+                    self.dispatcher.core.ack_sets.setdefault(position, left)
         self.cancel(whole, 0)
         self.cancelled_total += len(parts)
         await self.cursor.update_properties(put=to_property(stored), remove=(PARTS_PROPERTY,))
