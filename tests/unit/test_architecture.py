@@ -42,6 +42,16 @@ def test_each_tool_is_told_of_each_room() -> None:
     assert [room for room in sorted(rooms) if f"**`{room}/`**" not in (ROOT / "ARCHITECTURE.md").read_text()] == []
 
 
+def test_each_room_has_tests_in_a_folder_of_its_name() -> None:
+    """Otherwise `make test ROOM=...` runs none and fails: it looks into the folders of these kinds alone."""
+    (kinds,) = re.findall(r"foreach kind,([\w ]+),\$\(wildcard tests/", (ROOT / "Makefile").read_text())
+    rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks"}
+    tested = {path.parent.name for kind in kinds.split() for path in ROOT.glob(f"tests/{kind}/*/test_*.py")}
+
+    assert rooms - tested == set()
+    assert tested - rooms == set()
+
+
 def test_the_head_of_each_room_names_its_sub_rooms() -> None:
     unnamed = [
         str(sub.parent.relative_to(ROOT))
