@@ -221,7 +221,8 @@ def scheduled_schemas() -> Json:
         "finished": BOOL,
         "error": {**TEXT_OR_NULL, "description": "How it failed; portions before that are done"},
     }
-    bucket = {"fromMs": {"type": "integer"}, "untilMs": {"type": "integer"}, "count": COUNT}
+    bucket_end = {"type": "integer", "description": "Not included, but for 2^63 - 1, the latest time there is"}
+    bucket = {"fromMs": {"type": "integer"}, "untilMs": bucket_end, "count": COUNT}
     explained = {**message, "sentence": TEXT, "subscriptions": list_of(object_of(state))}
     return {
         "Error": object_of({"error": TEXT, "field": TEXT_OR_NULL, "advice": TEXT}),

@@ -138,6 +138,22 @@ class PageBuilder:
         return self._rows
 
 
+TIME_MS_LAST: Final = 2**63 - 1
+"""The latest delivery time that a message can have: the field is a signed number of 64 bits."""
+
+
+def open_span(first_ms: int, last_ms: int) -> tuple[int, int]:
+    """Return a stretch of time that has both times; its end is behind the last one, or `TIME_MS_LAST`.
+
+    >>> open_span(3, 8), open_span(3, 3)
+    ((3, 9), (3, 4))
+    >>> open_span(TIME_MS_LAST, TIME_MS_LAST) == (TIME_MS_LAST - 1, TIME_MS_LAST)
+    True
+    """
+    until_ms = min(max(first_ms, last_ms) + 1, TIME_MS_LAST)
+    return min(first_ms, until_ms - 1), until_ms
+
+
 def bucket_edges(from_ms: int, until_ms: int, buckets: int) -> list[int]:
     """Cut a stretch of time into equal parts, as far as milliseconds allow; the edges, one more than parts.
 
@@ -163,9 +179,22 @@ def times_of(
 def messages_between(batches: Batches, edges: Sequence[int]) -> Int64s:
     """Return how many messages the batches of each bucket hold beyond one each; edges as in `counts_between`."""
     before = np.concatenate([[0], np.cumsum(batches.message_counts - 1, dtype=np.int64)])
-    return np.diff(before[np.searchsorted(batches.deliver_at_ms, np.array(edges, np.int64), side="left")])
+    return np.diff(before[_rows_at_edges(batches.deliver_at_ms, edges)])
 
 
 def counts_between(deliver_at_ms: Int64s, edges: Sequence[int]) -> Int64s:
-    """Return how many of ascending times lie in each bucket; the first edge is included, the last is not."""
-    return np.diff(np.searchsorted(deliver_at_ms, np.array(edges, np.int64), side="left"))
+    """Return how many of ascending times lie in each bucket.
+
+    The first edge is included and the last is not, except that nothing is behind `TIME_MS_LAST`: it is included.
+
+    >>> counts_between(np.array([1, 5, TIME_MS_LAST]), [0, 5, TIME_MS_LAST]).tolist()
+    [1, 2]
+    """
+    return np.diff(_rows_at_edges(deliver_at_ms, edges))
+
+
+def _rows_at_edges(deliver_at_ms: Int64s, edges: Sequence[int]) -> NDArray[np.intp]:
+    rows = np.searchsorted(deliver_at_ms, np.array(edges, np.int64), side="left")
+    if edges[-1] == TIME_MS_LAST:
+        rows[-1] = len(deliver_at_ms)
+    return rows

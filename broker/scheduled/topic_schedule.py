@@ -16,12 +16,14 @@ from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.ledger_schedule import Batches, Int64s, LedgerSchedule
 from broker.scheduled.messages import Chosen, MessageFilter, matching
 from broker.scheduled.selection import (
+    TIME_MS_LAST,
     PageBuilder,
     Rows,
     Wanted,
     bucket_edges,
     counts_between,
     messages_between,
+    open_span,
     ordered,
     rows_of,
     times_of,
@@ -233,9 +235,11 @@ class TopicSchedule:
         if from_ms is None or until_ms is None:
             spans = [(int(times[0]), int(times[-1])) async for times in self._times(from_ms, until_ms) if len(times)]
             from_ms = min((first for first, _ in spans), default=self._now_ms()) if from_ms is None else from_ms
-            until_ms = max((last for _, last in spans), default=from_ms) + 1 if until_ms is None else until_ms
-            until_ms = max(until_ms, from_ms + 1)
+            last_ms = max((last for _, last in spans), default=from_ms) if until_ms is None else until_ms - 1
+            from_ms, until_ms = open_span(from_ms, last_ms)
         edges = bucket_edges(from_ms, until_ms, buckets)
+        # A message at the last time there is lies in the last bucket.
+        until_ms = None if until_ms == TIME_MS_LAST else until_ms
         counts = np.zeros(len(edges) - 1, np.int64)
         totals = _Totals(self._now_ms())
         async for schedule in self._schedules(from_ms, until_ms):

@@ -12,6 +12,13 @@ const CHART_HEIGHT = 260;
 const BUCKETS = 60;
 const REFRESH_MS = 5_000;
 const SHORTEST_MS = 60;
+const LAST_ASKED_MS = 253_402_300_799_999;
+
+/** A span as a request takes it. The service takes no time after the year 9999, though messages can have one. */
+const asked = ({ fromMs, untilMs }) => ({
+  from: fromMs === undefined ? undefined : Math.min(fromMs, LAST_ASKED_MS),
+  until: untilMs > LAST_ASKED_MS ? undefined : untilMs,
+});
 
 export function showSchedule(view) {
   // A preset moves with the clock, a range that was drawn stands still; null is everything there is.
@@ -100,7 +107,7 @@ export function showSchedule(view) {
   const at = (ms) => buckets.find((one) => one.fromMs <= ms && ms < one.untilMs);
 
   function showBucket(bucket) {
-    list.show({ from: bucket.fromMs, until: bucket.untilMs }, `due from ${clock(bucket.fromMs)} to ${clock(bucket.untilMs)}`);
+    list.show(asked(bucket), `due from ${clock(bucket.fromMs)} to ${clock(bucket.untilMs)}`);
     list.element.querySelector("h2")?.focus();
   }
 
@@ -121,7 +128,7 @@ export function showSchedule(view) {
   const look = poll(view, REFRESH_MS, async () => {
     const mine = ++latest;
     const { fromMs, untilMs } = span.all ? {} : range();
-    const found = await ask(view.name, "scheduled/histogram", { ...view.scope, from: fromMs, until: untilMs, buckets: BUCKETS }, { signal: view.signal });
+    const found = await ask(view.name, "scheduled/histogram", { ...view.scope, ...asked({ fromMs, untilMs }), buckets: BUCKETS }, { signal: view.signal });
     if (view.signal.aborted || mine !== latest) return;
     buckets = found.buckets.filter((one) => one.untilMs > one.fromMs);
     for (const [ms, one] of presets) one.setAttribute("aria-pressed", span.preset === ms);
