@@ -31,6 +31,8 @@ from scheduling.command_options import (
 )
 from scheduling.errors import ScheduleRequestError, SchedulingError
 from scheduling.tables import (
+    backlog_meant,
+    backlog_sentence,
     count_lines,
     explanation_lines,
     folded,
@@ -293,7 +295,7 @@ _holding = in_order(
 @_holding
 @on_service
 def pause(api: ScheduleApi, **asked: Any) -> None:
-    """Hold the due messages of TOPIC, also across restarts, until it is resumed. Consumers keep their messages."""
+    """Hold the messages of TOPIC, also across restarts, until it is resumed. Consumers keep their messages."""
     _hold(api, "pause", {}, **asked)
 
 
@@ -319,19 +321,17 @@ def _hold(
     is_sure: bool,
     is_json: bool,
 ) -> None:
-    """Count delayed and due messages, ask for confirmation if there are several, and pause or resume."""
+    """Count the backlog that is meant, ask for confirmation if it has several entries, and pause or resume."""
     path = topic_path(topic)
     if is_dry_run or not is_sure:
-        found = api.get(f"{path}/scheduled/histogram", query_of({"subscription": subscription, "buckets": 1}))
-        delayed, due = found["delayed"], found["total"] - found["delayed"]
+        backlog, delayed = backlog_meant(api.get(path), subscription, what)
         if is_dry_run:
-            message = f"{counted(delayed, 'message')} delayed, {due:,} due"
-            print_json({"delayed": delayed, "due": due}) if is_json else click.echo(message)
+            found = api.get(f"{path}/scheduled/histogram", query_of({"subscription": subscription, "buckets": 1}))
+            figures = {"delayed": found["delayed"], "due": found["total"] - found["delayed"], "backlog": backlog}
+            print_json(figures) if is_json else click.echo("\n".join(folded(backlog_sentence(backlog, delayed, what))))
             return
-        meant = delayed if what == "pause" else due
-        when = "held when they are due" if what == "pause" else "let go, as far as the pause holds them"
-        if meant > 1:
-            click.confirm(f"{counted(meant, 'message')} will be {when}. Go on?", abort=True, err=True)
+        if backlog > 1:
+            click.confirm(f"{backlog_sentence(backlog, delayed, what)} Go on?", abort=True, err=True)
     answer = api.post(f"{path}/{what}", body | {"subscription": subscription})
     _show_pauses(answer, is_json)
 

@@ -143,6 +143,48 @@ def outcome_line(answer: Json, verb: str, *, is_dry_run: bool) -> str:
     return text
 
 
+def backlog_meant(topic: Json, subscription: str | None, what: str) -> tuple[int, int]:
+    """Return the backlog that a pause or resume is about, in entries of the log, and its delayed messages.
+
+    A pause holds the whole backlog, with what has no delivery time. A resume is about the subscriptions that a pause or
+    a rate holds back.
+
+    >>> held = {"name": "me", "backlog": 503, "delayed": 3, "paused": True, "ratePerSecond": None}
+    >>> free = {"name": "you", "backlog": 7, "delayed": 0, "paused": False, "ratePerSecond": None}
+    >>> backlog_meant({"subscriptions": [held, free]}, None, "resume")
+    (503, 3)
+    >>> backlog_meant({"subscriptions": [held, free]}, None, "pause")
+    (510, 3)
+
+    Args:
+        topic: The answer of GET /postdate/v1/topics/{topic}.
+        subscription: The name of one subscription, None for all.
+        what: "pause" or "resume".
+    """
+    meant = [
+        one
+        for one in topic["subscriptions"]
+        if subscription in (None, one["name"])
+        and (what == "pause" or one["paused"] or one["ratePerSecond"] is not None)
+    ]
+    return sum(one["backlog"] for one in meant), sum(one["delayed"] for one in meant)
+
+
+def backlog_sentence(backlog: int, delayed: int, what: str) -> str:
+    """Return what a pause or resume will do with a backlog.
+
+    >>> backlog_sentence(503, 3, "resume")
+    'A backlog of 503 entries will be let go: 3 delayed messages at their time, all else at once.'
+    >>> backlog_sentence(1, 0, "pause")
+    'A backlog of 1 entry will be held: 0 delayed messages from their time on, all else from now on.'
+    """
+    entries = f"{backlog:,} {'entry' if backlog == 1 else 'entries'}"
+    done, at, now = (
+        ("held", "from their time on", "from now on") if what == "pause" else ("let go", "at their time", "at once")
+    )
+    return f"A backlog of {entries} will be {done}: {counted(delayed, 'delayed message')} {at}, all else {now}."
+
+
 def pause_lines(answer: Json) -> list[str]:
     """Return lines about the pause of each subscription.
 

@@ -1,6 +1,6 @@
 // Questions before something is changed, each with the number of messages that it would touch; and the one for a token.
 
-import { ask, change } from "./api.js";
+import { change, topic as summary } from "./api.js";
 import { announce, button, el, labelled } from "./dom.js";
 import { count, localInput, plural } from "./format.js";
 
@@ -176,11 +176,15 @@ export async function actOnPause(topic, kind, subscription) {
   }
 
   try {
-    const found = await ask(topic, "scheduled/histogram", { subscription, buckets: 1 });
-    const due = found.total - found.delayed;
+    // A pause holds the whole backlog, with what has no delivery time.
+    const meant = (await summary(topic)).subscriptions.filter((one) =>
+      (!subscription || one.name === subscription) && (kind === "pause" || one.paused || one.ratePerSecond !== null));
+    const sum = (name) => meant.reduce((total, one) => total + one[name], 0);
+    const backlog = `A backlog of ${plural(sum("backlog"), "entry", "entries")} will be`;
+    const delayed = plural(sum("delayed"), "delayed message");
     told.textContent = kind === "pause"
-      ? `${plural(found.delayed, "delayed message")} will be held when their time comes, until delivery is resumed. Messages that consumers have stay with them.`
-      : `${plural(due, "delayed message")} ${due === 1 ? "is" : "are"} due; those that the pause holds will be let go. ${count(found.delayed)} more will come at their time.`;
+      ? `${backlog} held: ${delayed} from their time on, all else from now on, until delivery is resumed. A batch is one entry. Messages that consumers have stay with them.`
+      : `${backlog} let go: ${delayed} at their time, all else at once. A batch is one entry.`;
     confirm.disabled = false;
   } catch (error) {
     told.textContent = "How many are meant is not known.";

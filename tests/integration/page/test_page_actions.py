@@ -111,11 +111,11 @@ def test_what_the_service_refuses_is_told_with_its_advice(
 
 def test_a_topic_is_paused_and_resumed(shown: Page, page_service: RunningService, topic: str) -> None:
     shown.press("Pause")
-    shown.text_has("dialog .foreseen", "300 delayed messages will be held")
+    shown.text_has("dialog .foreseen", "A backlog of 300 entries will be held: 300 delayed messages from their time on")
     confirm(shown, "Pause")
     shown.text_has(".badge.warn", "paused")
     shown.press("Resume")
-    shown.text_has("dialog .foreseen", "300 more will come at their time.")
+    shown.text_has("dialog .foreseen", "A backlog of 300 entries will be let go: 300 delayed messages at their time")
     shown.one("#rate").send_keys("50")
     confirm(shown, "Resume")
     shown.until("document.querySelector('.badge.warn').hidden")
@@ -129,14 +129,17 @@ def test_what_a_pause_held_is_let_go_at_the_rate_that_was_asked_for(
     shown: Page, page_service: RunningService, topic: str, schedule: pulsar.Consumer
 ) -> None:
     shown.press("Pause")
-    shown.text_has("dialog .foreseen", "300 delayed messages will be held")
+    shown.text_has("dialog .foreseen", "A backlog of 300 entries will be held: 300 delayed messages from their time on")
     confirm(shown, "Pause")
     shown.text_has(".badge.warn", "paused")
     shown.press("Deliver all now…")
     shown.text_has("dialog .foreseen", "300 messages will be delivered.")
     confirm(shown, "Deliver 300 messages")
     shown.press("Resume")
-    shown.text_has("dialog .foreseen", "300 delayed messages are due")
+    shown.text_has(
+        "dialog .foreseen",
+        "A backlog of 300 entries will be let go: 0 delayed messages at their time, all else at once",
+    )
     shown.one("#rate").send_keys("100")
     confirm(shown, "Resume")
 

@@ -4,6 +4,7 @@ import json
 import shlex
 from datetime import timedelta
 
+import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
@@ -95,19 +96,40 @@ def test_a_pause_and_a_resume_of_many_ask_first(ask, scheduler: Scheduler, consu
     for _ in range(3):
         scheduler.schedule(b"x", after=HOUR)
 
-    assert ask("pause T --dry-run").stdout == "3 messages delayed, 0 due\n"
-    assert json.loads(ask("pause T --dry-run --json").stdout) == {"delayed": 3, "due": 0}
+    held = "A backlog of 3 entries will be held: 3 delayed messages from their time on, all else from now on."
+    assert " ".join(ask("pause T --dry-run").stdout.split()) == held
+    assert json.loads(ask("pause T --dry-run --json").stdout) == {"delayed": 3, "due": 0, "backlog": 3}
     refused = ask("pause T", answer="n\n")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "3 messages will be held when they are due. Go on?" in refused.stderr
+    assert f"{held} Go on?" in refused.stderr
     assert "paused" not in ask("topics").stdout
     assert "me: paused since" in ask("pause T", answer="y\n").stdout
     # What was due before the pause is not moved; what it holds is let go.
     scheduler.deliver_now(EVERYTHING)
     refused = ask("resume T", answer="n\n")
-    assert "3 messages will be let go, as far as the pause holds them. Go on?" in refused.stderr
+    assert "3 entries will be let go: 0 delayed messages at their time, all else at once. Go on?" in refused.stderr
     assert ask("resume T --yes").exit_code == 0
     assert [consumer.receive(timeout_millis=10_000).data() for _ in range(3)] == [b"x"] * 3
+
+
+def test_a_resume_asks_before_undelayed_messages_are_let_go(
+    ask, postdate_service: RunningService, topic: str, consumer: pulsar.Consumer
+) -> None:
+    """A pause holds them like all others."""
+    ask("pause T --yes")
+    client = pulsar.Client(postdate_service.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = client.create_producer(topic, batching_enabled=False)
+    for _ in range(5):
+        producer.send(b"x")
+    client.close()
+
+    refused = ask("resume T", answer="n\n")
+    assert refused.exit_code == 2
+    assert "A backlog of 5 entries will be let go: 0 delayed messages" in refused.stderr
+    assert "paused" in ask("topics").stdout
+    assert "5 entries will be held" in ask("pause T", answer="n\n").stderr
+    assert ask("resume T --yes").exit_code == 0
+    assert [consumer.receive(timeout_millis=10_000).data() for _ in range(5)] == [b"x"] * 5
 
 
 def test_a_long_change_says_how_far_it_is(ask, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
