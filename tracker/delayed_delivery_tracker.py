@@ -135,7 +135,8 @@ class DelayedDeliveryTracker(ABC):
     def take_untracked(self) -> Mapping[int, BitMap]:
         """Return positions that were tracked and no longer are, because a snapshot could not be read; once.
 
-        They were neither handed out nor delivered: read them from the log again, and add them.
+        They were neither handed out nor delivered: read them from the log again, and add them. Only what was known
+        to be tracked in this life is reported: after each start the log is read from the mark-delete position.
         """
         return {}
 
@@ -143,7 +144,7 @@ class DelayedDeliveryTracker(ABC):
         """Return ranges of ledgers of which something is tracked no longer, and it is not known what; once.
 
         Read them from the log again, and add each delayed message that is neither tracked nor acknowledged, nor in
-        your hands already.
+        your hands already. Only what was known in this life is reported, as by `take_untracked`.
         """
         return ()
 

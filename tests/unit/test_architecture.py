@@ -78,7 +78,7 @@ def test_no_two_classes_have_one_name() -> None:
 
 @pytest.mark.slow
 def test_the_delivery_time_has_one_name() -> None:
-    """It is `deliver_at_ms` from the header to the consumer (DESIGN.md, section 6)."""
+    """It is `deliver_at_ms` from the header to the consumer (ARCHITECTURE.md, section 1)."""
     others = {"due_ms", "due_at_ms", "deliver_ms", "delivery_ms", "delivery_time_ms", "timestamp_ms"}
     found: dict[str, set[str]] = {}
     for path in _python_files():

@@ -1,6 +1,6 @@
 """Where Postdate differs from a real Pulsar on purpose: both answers, side by side.
 
-ARCHITECTURE.md lists the differences; a line of it that a client program can see is shown here.
+docs/differences.md lists the differences; a line of it that a client program can see is shown here.
 """
 
 import time

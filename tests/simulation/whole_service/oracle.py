@@ -4,7 +4,7 @@ The oracle uses no code of the dispatcher or the tracker. Slots are computed ane
 what is in whose hands follows from what was sent. Cursors and the log are asked in two cases, both of which a kill
 leaves open: which entries and which acknowledgements were durable. Even then the answer must be a possible one.
 
-Invariants are those of DESIGN.md section 7; each complaint names what was promised.
+Invariants are those of ARCHITECTURE.md, section 8; each complaint names what was promised.
 """
 
 import bisect

@@ -105,12 +105,24 @@ def test_without_a_storage_only_the_in_memory_tracker_is_made() -> None:
         postdate.tracker_factory(postdate.TrackerConfig(), None, now_ms=FakeClock())
 
 
-def test_an_index_is_found_again_by_the_properties_of_a_memory_cursor() -> None:
-    """The next tracker takes over what the first one sealed; what was acknowledged meanwhile never comes."""
+@pytest.mark.parametrize(
+    ("is_snapshot_lost", "read_again"),
+    [(False, [(7, 4)]), (True, [(7, 1), (7, 3), (7, 4)])],
+    ids=["snapshots are there", "snapshots are lost"],
+)
+def test_a_restart_misses_nothing_if_the_log_is_read_from_the_mark_delete_position(
+    is_snapshot_lost: bool, read_again: list[tuple[int, int]]
+) -> None:
+    """As `docs/embedding.md` says, step 5: the index has what was sealed and can be read, the log has the rest.
 
-    async def main() -> list[tuple[int, ...]]:
+    What was acknowledged meanwhile never comes.
+    """
+
+    async def main() -> None:
         config = postdate.TrackerConfig(index_count_at_close_min=1)
-        deliver_at_ms = virtual_now_ms() + 1_000
+        deliver_at_ms = virtual_now_ms() + 5_000
+        log = [(7, entry_id, deliver_at_ms) for entry_id in range(5)]
+        available = asyncio.Event()
         async with postdate.MemoryBucketSnapshotStorage() as storage:
             factory = postdate.BucketDelayedDeliveryTrackerFactory(
                 config, storage, now_ms=virtual_now_ms, run_blocking=run_inline
@@ -118,23 +130,44 @@ def test_an_index_is_found_again_by_the_properties_of_a_memory_cursor() -> None:
 
             def context(cursor: postdate.MemoryCursor) -> postdate.TrackerContext:
                 return postdate.TrackerContext(
-                    topic_name="orders", cursor_name="billing", cursor=cursor, on_available=lambda: None
+                    topic_name="orders", cursor_name="billing", cursor=cursor, on_available=available.set
                 )
 
             first = postdate.MemoryCursor()
             tracker = factory.new_tracker(context(first))
-            tracker.add_messages([7, 7, 7, 7], [0, 1, 2, 3], [deliver_at_ms] * 4)
+            # The last message is in the log, and this life does not come to it.
+            for ledger_id, entry_id, deliver_at in log[:4]:
+                assert tracker.add_message(ledger_id, entry_id, deliver_at)
             await tracker.close()
+            found = await storage.list_bucket_snapshots()
+            assert found
+            if is_snapshot_lost:
+                await storage.delete_bucket_snapshots([one.bucket_id for one in found])
 
             second = postdate.MemoryCursor(mark_delete_position=postdate.Position(7, 0), properties=first.properties)
             second.acknowledge(7, 2)
             tracker = factory.new_tracker(context(second))
-            await asyncio.sleep(2)
+            added = []
+            for ledger_id, entry_id, deliver_at in log:
+                position = postdate.Position(ledger_id, entry_id)
+                if position <= second.mark_delete_position or position == (7, 2):
+                    continue
+                while tracker.is_recovering(ledger_id):
+                    available.clear()
+                    await available.wait()
+                if not tracker.contains_message(*position):
+                    assert tracker.add_message(*position, deliver_at)
+                    added.append(position)
+            assert added == read_again
+            # To add again what is tracked changes nothing.
+            assert tracker.add_message(7, 3, deliver_at_ms)
+
+            await asyncio.sleep(6)
             rows = tracker.get_scheduled_messages(100).to_rows()
             await tracker.close()
-            return [row[1:] for row in rows]
+            assert [row[1:] for row in rows] == [(7, 1), (7, 3), (7, 4)]
 
-    assert run_virtually(main()) == [(7, 1), (7, 3)]
+    run_virtually(main())
 
 
 def test_a_memory_cursor_tells_its_listeners() -> None:
