@@ -34,6 +34,9 @@ Content = Callable[[bytes], bytes]
 _LATE_MS_MAX = 100
 """Some calls of a log that takes 10 ms each."""
 
+_GRANT_S = 0.02
+"""The time of one portion of a rate."""
+
 DELAYED_ORDER_GRACE_S = 0.5
 """An entry that was durable so long before a later one became deliverable has been read by then."""
 
@@ -565,7 +568,8 @@ class Oracle:
             if not is_held:
                 return
         # A clock that is put forth grants more.
-        most = smooth.rate_per_second * (self._times.now_s() - smooth.since_s) + smooth.largest
+        # A rate is granted in portions, and what two of them left over is kept where the same rate is asked for again.
+        most = smooth.rate_per_second * (self._times.now_s() - smooth.since_s + 2 * _GRANT_S) + smooth.largest
         if smooth.sent > most and not self._has_clock_steps:
             self.complain(
                 f"{sub.name}: {smooth.sent} messages were sent in {self._times.now_s() - smooth.since_s:.3f} s before "
