@@ -78,7 +78,7 @@ $(S3_SERVERS)/versitygw:
 $(S3_SERVERS)/minio:
 	$(call go_install,$(MINIO))
 
-check: setup lint types imports proto-check docs test ## Everything CI checks: lint, types, imports, schemas, documentation, tests
+check: setup lint types imports proto-check docs test ## Check lint, types, imports, schemas and documentation, and run make test; CI runs make test-all instead of it
 
 lint: setup ## Lint and check the format
 	$(BIN)/ruff check .

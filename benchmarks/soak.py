@@ -222,7 +222,7 @@ def main(
     trace: bool,
     settings: tuple[str, ...],
 ) -> None:
-    """Run subscriptions that come and go, and show whether memory is level (see the module)."""
+    """Run subscriptions that come and go, and exit with 1 if memory or objects grew after the second quarter."""
     defaults = {
         "managedLedgerMaxEntriesPerLedger": "200",
         "delayedDeliveryMinIndexCountPerBucket": "50",

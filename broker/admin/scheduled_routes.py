@@ -94,14 +94,14 @@ class ScheduleService(Protocol):
 
     @property
     def config(self) -> BrokerConfig:
-        """The configuration."""
+        """How long a message lives, and whether it may come a tick early."""
 
     @property
     def catalog(self) -> ScheduleCatalog:
         """The columns of all topics."""
 
     def now_ms(self) -> int:
-        """The clock."""
+        """Return the wall clock in milliseconds, against which times of delivery are compared."""
 
     def has_topic(self, name: TopicName) -> bool:
         """Whether a topic exists."""
@@ -176,14 +176,14 @@ def _answering(handler: Callable[[web.Request], Awaitable[Json | web.Response]])
 
 
 class _Routes:
-    """The handlers."""
+    """Answers requests, and remembers the operations that run or have ended lately, whose progress can be asked for."""
 
     def __init__(self, service: ScheduleService) -> None:
         self._service = service
         self._operations: OrderedDict[str, _Operation] = OrderedDict()
 
     async def openapi(self, request: web.Request) -> Json:
-        """The document."""
+        """Return the OpenAPI description of these endpoints."""
         del request
         return document()
 

@@ -40,7 +40,7 @@ class StatsSource(Protocol):
         """The scheduled messages of all topics, as columns."""
 
     def now_ms(self) -> int:
-        """The clock."""
+        """Return the wall clock in milliseconds, at which statistics are taken."""
 
     def has_topic(self, name: TopicName) -> bool:
         """Whether a topic exists, open or not."""

@@ -149,8 +149,10 @@ class BrokerConfig:
     """Whether `/metrics` has series for each topic and subscription; else for each namespace. Default on."""
 
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    """How many connections, topics, subscriptions, producers and consumers there may be."""
+
     inactive_topics: InactiveTopicsConfig = field(default_factory=InactiveTopicsConfig)
-    """The limits of clients."""
+    """Whether unused topics are deleted, and after which time."""
 
     managed_ledger: ManagedLedgerConfig = field(default_factory=ManagedLedgerConfig)
     """How the log is cut into ledgers, cached and flushed."""

@@ -203,9 +203,11 @@ def test_a_new_certificate_is_taken_without_a_restart(open_service: TlsService, 
     number: int = getattr(open_service, port)
     old = certificate_of(number, open_service.authority)
 
-    open_service.authority.server()
+    new = open_service.authority.server().certificate.read_text()
 
     wait_until(lambda: certificate_of(number, open_service.authority) != old, timeout_s=60, interval_s=0.2)
+    shown = certificate_of(number, open_service.authority).decode()
+    assert ssl.PEM_cert_to_DER_cert(shown) == ssl.PEM_cert_to_DER_cert(new)
 
 
 # ---- clients' certificates ----
