@@ -126,7 +126,8 @@ def _refusal(error: HTTPError) -> ScheduleRequestError | ServiceUnavailableError
             answer, text = {}, None
     text = text or f"the service answered {error.code} {error.reason}"
     advice = answer.get("advice") or ""
-    if error.code in (502, 503, 504, 507):
+    # A failure within the service may come after a part of a change.
+    if error.code >= 500:
         return ServiceUnavailableError(f"{text}. {advice}" if advice else text)
     return ScheduleRequestError(error.code, text, field=answer.get("field"), advice=advice)
 

@@ -39,6 +39,6 @@ class ScheduleRequestError(SchedulingError):
 
 
 class ServiceUnavailableError(SchedulingError):
-    """The service does not answer, or cannot do it now. A change may have been made or not: look again."""
+    """The service does not answer, or fails (a status of 5xx). A change may have been made or not: look again."""
 
     retriable = True

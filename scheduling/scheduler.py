@@ -9,6 +9,7 @@ The examples are run against a real service by `tests/integration/scheduling/tes
 
 import base64
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from itertools import islice
@@ -19,6 +20,7 @@ from scheduling.api import ScheduleApi, Token, topic_path
 from scheduling.errors import ScheduleArgumentError, ScheduleRequestError
 from scheduling.values import (
     NOTHING,
+    TIME_MS_MAX,
     Everything,
     Json,
     Matching,
@@ -124,15 +126,19 @@ class Scheduler:
         Raises:
             ValueError: Not exactly one of `at` and `after` is given, or a time has no zone.
             TypeError: The payload is not bytes, or a time is none.
+            ScheduleRequestError: The time is after the year 9999; nothing was published.
             pulsar.PulsarException: The service cannot be reached, or refuses the message.
         """
         if (at is None) == (after is None):
             raise ValueError("give either at or after: when the message is to be delivered")
         if not isinstance(payload, bytes):
             raise TypeError(f"the payload must be bytes, not {type(payload).__name__}")
-        when: dict[str, Any] = (
-            {"deliver_at": time_ms(at)} if at is not None else {"deliver_after": timedelta(milliseconds=_span(after))}
-        )
+        when: dict[str, Any]
+        if at is not None:
+            when = {"deliver_at": _schedulable("deliverAtMs", time_ms(at), TIME_MS_MAX)}
+        else:
+            delay_ms = _schedulable("delayMs", _span(after), TIME_MS_MAX - time.time_ns() // 1_000_000)
+            when = {"deliver_after": timedelta(milliseconds=delay_ms)}
         message_id = self._open_producer().send(
             payload, partition_key=key, properties=dict(properties) if properties else None, **when
         )
@@ -226,7 +232,8 @@ class Scheduler:
         Args:
             matching: Which ones; None for all.
             limit: How many at most; None for all.
-            has_payload: Whether the payloads are wanted, too.
+            has_payload: Whether the payloads are wanted, too: as they are stored, so that one of a producer with LZ4,
+                ZSTD or SNAPPY is compressed still (`payload_compression`).
 
         Raises:
             ScheduleRequestError: The service refuses.
@@ -299,6 +306,14 @@ class Scheduler:
             return self._producer
 
 
+def _schedulable(field: str, value_ms: int, max_ms: int) -> int:
+    """Return a time or delay; refuse one that is too late, as the service does where a message is rescheduled."""
+    if value_ms > max_ms:
+        error = f"{value_ms} is outside of what can be scheduled"
+        raise ScheduleRequestError(400, error, field=field, advice=f"Write 0 to {max_ms} milliseconds")
+    return value_ms
+
+
 def _span(span: timedelta | None) -> int:
     assert span is not None
     return span_ms(span)
@@ -334,4 +349,5 @@ def _message_of(json: Json) -> ScheduledMessage:
         size_bytes=json["sizeBytes"],
         producer_name=json["producerName"],
         payload=base64.b64decode(json["payload"]) if "payload" in json else None,
+        payload_compression=json.get("payloadCompression"),
     )

@@ -13,6 +13,9 @@ Json: TypeAlias = dict[str, Any]
 Time: TypeAlias = datetime | int
 """An instant: a `datetime` with a time zone, or milliseconds since 1970."""
 
+TIME_MS_MAX: Final = 253_402_300_799_999
+"""The latest time that a message can be given: the end of the year 9999, as the service has it."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -111,12 +114,22 @@ class ScheduledMessage:
     size_bytes: int
     producer_name: str
     payload: bytes | None = None
-    """The payload; None where it was not requested."""
+    """The payload as it is stored, but for zlib, which is undone; None where it was not requested."""
+    payload_compression: str | None = None
+    """The compression in which the payload still is: "LZ4", "ZSTD" or "SNAPPY"; "ZLIB" or "UNREADABLE" where it is
+    damaged. None where the payload is the producer's own, an encrypted one included, or was not requested."""
 
     @property
     def deliver_at(self) -> datetime:
-        """When it is due, in UTC."""
-        return _EPOCH + timedelta(milliseconds=self.deliver_at_ms)
+        """When it is due, in UTC.
+
+        Raises:
+            ValueError: The time has no `datetime`, as it is after the year 9999; `deliver_at_ms` has it.
+        """
+        try:
+            return _EPOCH + timedelta(milliseconds=self.deliver_at_ms)
+        except OverflowError as error:
+            raise ValueError(f"{self.deliver_at_ms} ms is no datetime: read deliver_at_ms") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,99 @@
+"""Values, refusals and errors of the client without a service of Postdate; its limit of times is the service's."""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from broker.admin import scheduled_requests
+from scheduling.errors import ScheduleRequestError, SchedulingError, ServiceUnavailableError
+from scheduling.scheduler import Scheduler
+from scheduling.values import EVERYTHING, TIME_MS_MAX, ScheduledMessage
+
+
+def message_due(deliver_at_ms: int) -> ScheduledMessage:
+    return ScheduledMessage(
+        handle="1:0",
+        deliver_at_ms=deliver_at_ms,
+        publish_time_ms=1,
+        key=None,
+        properties={},
+        size_bytes=1,
+        producer_name="p",
+    )
+
+
+def test_the_last_time_that_a_message_can_be_given_is_the_services() -> None:
+    assert TIME_MS_MAX == scheduled_requests.TIME_MS_MAX
+    assert message_due(TIME_MS_MAX).deliver_at == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("deliver_at_ms", [TIME_MS_MAX + 1, 2**63 - 1])
+def test_a_delivery_time_after_the_year_9999_is_a_value_error_that_names_the_other_field(deliver_at_ms: int) -> None:
+    with pytest.raises(ValueError, match="deliver_at_ms"):
+        _ = message_due(deliver_at_ms).deliver_at
+
+
+@pytest.mark.parametrize(
+    ("when", "field"),
+    [
+        ({"at": TIME_MS_MAX + 1}, "deliverAtMs"),
+        ({"at": 10**18}, "deliverAtMs"),
+        ({"after": timedelta(milliseconds=TIME_MS_MAX)}, "delayMs"),
+        ({"after": timedelta.max}, "delayMs"),
+    ],
+)
+def test_a_message_for_a_time_after_the_year_9999_is_refused_before_it_is_published(when, field: str) -> None:
+    """Nothing listens at the address: a request would be another error."""
+    with (
+        Scheduler("pulsar://127.0.0.1:1", "http://127.0.0.1:1", "t") as scheduler,
+        pytest.raises(ScheduleRequestError, match="outside of what can be scheduled") as refused,
+    ):
+        scheduler.schedule(b"x", **when)
+
+    assert (refused.value.status, refused.value.field) == (400, field)
+    assert refused.value.advice
+
+
+@pytest.fixture
+def answering() -> Iterator[HTTPServer]:
+    """A server that answers each POST with the status in its attribute `status`."""
+
+    class StatusAnswerer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(self.server.status)  # type: ignore[attr-defined]
+            body = b'{"error": "Internal error", "field": null, "advice": "See the log"}'
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), StatusAnswerer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, ScheduleRequestError), (409, ScheduleRequestError)]
+    + [(status, ServiceUnavailableError) for status in (500, 502, 503, 504, 507)],
+)
+def test_a_failure_within_the_service_is_no_refusal_since_a_part_may_be_done(
+    answering: HTTPServer, status: int, kind: type[SchedulingError]
+) -> None:
+    answering.status = status  # type: ignore[attr-defined]
+    scheduler = Scheduler("pulsar://127.0.0.1:1", f"http://127.0.0.1:{answering.server_port}", "t")
+
+    with pytest.raises(SchedulingError, match=r"Internal error. See the log") as failed:
+        scheduler.cancel(EVERYTHING)
+
+    assert type(failed.value) is kind
