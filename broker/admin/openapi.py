@@ -20,7 +20,8 @@ def document() -> Json:
                 "What is scheduled on a topic, and how to cancel it, move it, send it now, hold it and let it go. "
                 "A message is scheduled while it has a delivery time and one of the subscriptions meant has not "
                 "acknowledged it. Ids are `ledger:entry`, with a batch index behind them for a message of a batch. "
-                "Counts count entries of the log: a whole batch is one, a chunked message one for each chunk. "
+                "Counts are of messages, each message of a batch and each chunk as one. A backlog alone counts entries "
+                "of the log: a whole batch is one. "
                 "An id of a chunk means all chunks of its message. Paths below `/admin/v2` are Pulsar's, and refuse "
                 "with Pulsar's `reason`."
             ),

@@ -48,3 +48,7 @@ def test_every_page_that_the_readme_names_exists() -> None:
         "docs/rocksdict-reports.md",
     }
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_says_what_to_use_for_messages_that_repeat() -> None:
+    assert "No cron: let a cron job or APScheduler publish each message" in (ROOT / "README.md").read_text()

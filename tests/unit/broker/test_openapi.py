@@ -126,6 +126,17 @@ def test_every_path_that_is_served_is_in_the_document_and_no_other(tmp_path: Pat
     play(tmp_path, story)
 
 
+def test_the_document_says_what_its_counts_count() -> None:
+    """Messages everywhere, and entries of the log in a backlog alone: the introduction says the same as the fields."""
+    description = document()["info"]["description"]
+    topic = document()["components"]["schemas"]["Topic"]["properties"]
+
+    assert "Counts are of messages" in description
+    assert "Counts count entries" not in description
+    assert "A backlog alone counts entries of the log" in description
+    assert topic["backlog"]["description"].startswith("Entries of the log")
+
+
 def test_each_operation_has_an_id_of_its_own() -> None:
     ids = [
         one["operationId"]
