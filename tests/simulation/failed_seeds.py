@@ -53,4 +53,5 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(3975525035, "the simulation itself wanted a pause to hold before its answer"),
     FailedSeed(1292482059, "the simulation itself did not know rows of buckets that were merged since"),
     FailedSeed(1298691690, "a message cancelled out of a batch before the dispatcher had begun to read was sent"),
+    FailedSeed(1045875228, "the simulation itself wanted order of a message whose time the clock had taken back"),
 ]

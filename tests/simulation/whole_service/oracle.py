@@ -715,8 +715,9 @@ class Oracle:
         if not self._keeps_times_in_order:
             return
         deliverable_s = max(entry.committed_at or 0.0, self._due_at_s(entry) - self._tick_ms / 1_000)
-        # What was due before the clock was put back has its time before it once more.
-        deliverable_s = min(deliverable_s, self._times.now_s())
+        if entry.deliver_at_ms - self._tick_ms > self._times.now_ms():
+            # It was due and read before the clock was put back, and others have their times before it since.
+            return
         if deliverable_s < self.order_since or self._were_delays_off(entry):
             return
         for deliver_at_ms, key in sub.delayed.get(slot, ()):
