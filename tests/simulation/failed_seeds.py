@@ -54,4 +54,6 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(1292482059, "the simulation itself did not know rows of buckets that were merged since"),
     FailedSeed(1298691690, "a message cancelled out of a batch before the dispatcher had begun to read was sent"),
     FailedSeed(1045875228, "the simulation itself wanted order of a message whose time the clock had taken back"),
+    FailedSeed(2434607164, "the simulation itself did not know what was trimmed while a seek went there"),
+    FailedSeed(2434607236, "the simulation itself forgot parts of batches where the rules of Key_Shared changed"),
 ]

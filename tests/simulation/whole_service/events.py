@@ -669,12 +669,16 @@ def change_kind(sim: "Simulation") -> None:
         return
     kinds = [kind for kind in KINDS if kind not in (CLASSIC, LAST_SENT, DRAINING)]
     own = [kind for kind in sim.variant.kinds if kind in (CLASSIC, LAST_SENT)]
+    before, known = subscription_type(sub.kind), dict(sub.remaining)
     sub.kind = sim.chance.choice([*kinds, *(own or [DRAINING])])
     sim.note(f"{sub.name} is {sub.kind} from now on")
     sim.did("change of the type")
     # The next dispatcher begins anew; what clients hold of batches is forgotten with the last one.
     sim.oracle.begin_with(sub, sub.acknowledged)
     sim.adopt_parts(sub, ())
+    if subscription_type(sub.kind) is before:
+        # Other rules of Key_Shared have no dispatcher of their own.
+        sub.remaining.update(known)
     sub.got_when_due.clear()
     sim.disturb_order(8.0)
 

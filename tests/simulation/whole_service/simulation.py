@@ -404,6 +404,8 @@ class Simulation:
 
         def on_moved(position: Position) -> None:
             if not self.life.is_dead:
+                # A seek to what is being trimmed ends behind it.
+                self._look_at_ledgers()
                 self.oracle.mark_delete_moved(sub, tuple(position))
 
         self.cursor(sub).add_listener(on_moved)
