@@ -56,4 +56,5 @@ FAILED_SEEDS: list[FailedSeed] = [
     FailedSeed(1045875228, "the simulation itself wanted order of a message whose time the clock had taken back"),
     FailedSeed(2434607164, "the simulation itself did not know what was trimmed while a seek went there"),
     FailedSeed(2434607236, "the simulation itself forgot parts of batches where the rules of Key_Shared changed"),
+    FailedSeed(2068448442, "the simulation itself failed where a move met a subscription that is being made"),
 ]

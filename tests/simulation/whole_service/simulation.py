@@ -368,7 +368,9 @@ class Simulation:
             hidden: Mapping[Cursor, Sequence[int]],
         ) -> Replacement:
             replacement = replace(entries, acknowledged=acknowledged, hidden=hidden)
-            names = {self.cursor(sub): sub.name for sub in self.oracle.subs.values()}
+            names = {
+                self.cursor(sub): sub.name for sub in self.oracle.subs.values() if self.subscription(sub) is not None
+            }
             gone = {
                 names[cursor]: {(ledger_id, entry_id) for ledger_id, ids in of_cursor.items() for entry_id in ids}
                 for cursor, of_cursor in acknowledged.items()
