@@ -22,7 +22,7 @@ from broker.admin.figures import SubscriptionSnapshot
 from broker.clients.consumer import Consumer
 from broker.clients.link import ClientLink
 from broker.errors import MetadataError
-from broker.topics.cancelled_parts import PARTS_PROPERTY, parts_of, to_property, without
+from broker.topics.cancelled_parts import PARTS_PROPERTY, Parts, parts_of, to_property, without
 from broker.topics.pause import PAUSE_PROPERTY, PauseState
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.rates import ConsumerCounters, RateMeter
@@ -175,7 +175,7 @@ class Subscription:
                 self.dispatcher.add_consumer(consumer)
             self.consumers.append(consumer)
             # The first consumer may have brought another policy.
-            self._restore_parts()
+            self._restore_parts(parts_of(self.cursor.properties))
             if subscription_type is SubscriptionType.KEY_SHARED and not self.dispatcher.key_hash_ranges(consumer):
                 log.warning(
                     "consumer %s of %s / %s gets no key until others leave: all its points on the ring are taken; "
@@ -348,11 +348,11 @@ class Subscription:
             known.update(self.dispatcher.core.ack_sets)
         return {at for at in known if not self.cursor.is_acknowledged(*at)}
 
-    def _restore_parts(self) -> None:
-        """Tell the dispatcher the cancelled messages of batches; a new or reset dispatcher does not know them."""
+    def _restore_parts(self, parts: Parts) -> None:
+        """Tell the dispatcher the cancelled messages of batches; one that has not begun to read does not know them."""
         assert self.dispatcher is not None
         known = self.dispatcher.core.ack_sets
-        for at, words in parts_of(self.cursor.properties).items():
+        for at, words in parts.items():
             if at not in known and not self.cursor.is_acknowledged(*at):
                 known[at] = words
 
@@ -374,9 +374,8 @@ class Subscription:
                 whole.append(position)
             if left and self.dispatcher is not None:
                 self.dispatcher.acknowledge(None, [position], {position: left})
-                if not self.cursor.is_acknowledged(*position):
-                    # A core that has not begun to read takes no word of entries that it does not know.
-                    self.dispatcher.core.ack_sets.setdefault(position, left)
+        if self.dispatcher is not None:
+            self._restore_parts(stored)
         self.cancel(whole, 0)
         self.cancelled_total += len(parts)
         await self.cursor.update_properties(put=to_property(stored), remove=(PARTS_PROPERTY,))
@@ -508,7 +507,7 @@ class Subscription:
         self.dispatcher.on_failure = self._on_dispatcher_failure
         if self.lateness is not None:
             self.dispatcher.lateness = self.lateness
-        self._restore_parts()
+        self._restore_parts(parts_of(self.cursor.properties))
         self.dispatcher.use_gate(self._gate)
         self._apply_pause()
         self._type = subscription_type
