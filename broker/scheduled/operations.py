@@ -11,7 +11,7 @@ a pause has held since before its time: no consumer can have got it.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -160,13 +160,11 @@ class Operations:
             done += matched.messages_of(is_new)
             self._note(matched.messages_of(positions))
             await turns.give_way()
+        parts = await self._with_batch_sizes(matched.parts)
         for subscription in self._subscriptions:
-            parts = [one for one in matched.parts if not subscription.cursor.is_acknowledged(*one.position)]
-            if parts:
-                counts = await self._message_counts(parts)
-                await subscription.cancel_parts(
-                    [(one.position, one.batch_index or 0, count) for one, count in zip(parts, counts, strict=True)]
-                )
+            left = [part for part in parts if not subscription.cursor.is_acknowledged(*part[0])]
+            if left:
+                await subscription.cancel_parts(left)
         self._note(len(matched.parts))
         await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
         return done + len(matched.parts)
@@ -298,11 +296,14 @@ class Operations:
         paused_since_ms = subscription.pause.paused_since_ms
         return (self._now_ms() if paused_since_ms is None else paused_since_ms) + self._early_ms
 
-    async def _message_counts(self, parts: Sequence[MessageId]) -> list[int]:
+    async def _with_batch_sizes(self, parts: Collection[MessageId]) -> list[tuple[Position, int, int]]:
+        """Return the position, the place in the batch and the size of the batch of messages of batches."""
+        if not parts:
+            return []
         headers = await self._topic.ledger.read_headers_at(*columns_of({one.position for one in parts}))
         positions = zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True)
         counts = dict(zip(positions, headers.message_counts.tolist(), strict=True))
-        return [counts.get(one.position, 1) for one in parts]
+        return [(one.position, one.batch_index or 0, counts.get(one.position, 1)) for one in parts]
 
     def _cancel_portion(self) -> int:
         """Return how many entries to acknowledge in one step: each is looked for at every consumer."""
