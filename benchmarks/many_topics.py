@@ -54,6 +54,7 @@ class _ToldFigures(dict[str, float]):
         sys.stderr.flush()
         super().__setitem__(key, value)
 
+    # A dict's own sets its items without `__setitem__`, and has an overload that is of no use here.
     def __ior__(self, more: Any) -> Self:  # type: ignore[override, misc]
         for key, value in more.items():
             self[key] = value

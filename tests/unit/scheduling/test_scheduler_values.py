@@ -57,14 +57,19 @@ def test_a_message_for_a_time_after_the_year_9999_is_refused_before_it_is_publis
     assert refused.value.advice
 
 
-@pytest.fixture
-def answering() -> Iterator[HTTPServer]:
-    """A server that answers each POST with the status in its attribute `status`."""
+class AnsweringServer(HTTPServer):
+    """A server that answers each POST with one status."""
 
+    status = 500
+
+
+@pytest.fixture
+def answering() -> Iterator[AnsweringServer]:
     class StatusAnswerer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            assert isinstance(self.server, AnsweringServer)
             self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(self.server.status)  # type: ignore[attr-defined]
+            self.send_response(self.server.status)
             body = b'{"error": "Internal error", "field": null, "advice": "See the log"}'
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -73,7 +78,7 @@ def answering() -> Iterator[HTTPServer]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), StatusAnswerer)
+    server = AnsweringServer(("127.0.0.1", 0), StatusAnswerer)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
@@ -88,9 +93,9 @@ def answering() -> Iterator[HTTPServer]:
     + [(status, ServiceUnavailableError) for status in (500, 502, 503, 504, 507)],
 )
 def test_a_failure_within_the_service_is_no_refusal_since_a_part_may_be_done(
-    answering: HTTPServer, status: int, kind: type[SchedulingError]
+    answering: AnsweringServer, status: int, kind: type[SchedulingError]
 ) -> None:
-    answering.status = status  # type: ignore[attr-defined]
+    answering.status = status
     scheduler = Scheduler("pulsar://127.0.0.1:1", f"http://127.0.0.1:{answering.server_port}", "t")
 
     with pytest.raises(SchedulingError, match=r"Internal error. See the log") as failed:
