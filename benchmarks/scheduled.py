@@ -30,6 +30,7 @@ from demo.process import PostdateProcess, wait_until
 from dispatcher.slots import sticky_hash
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.ledger_store import LedgerStore
+from managed_ledger.message_metadata import header_flags
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 
 TOPIC: Final = "persistent://public/default/orders"
@@ -67,7 +68,13 @@ async def fill(folder: Path, messages: int, first_ms: int) -> None:
         data = metadata.SerializeToString()
         covered = len(data).to_bytes(4) + data + PAYLOAD
         entry = b"\x0e\x01" + google_crc32c.value(covered).to_bytes(4) + covered
-        ledger.append_nowait(entry, publish_time_ms=first_ms, deliver_at_ms=deliver_at_ms, sticky_hash=sticky_hash(key))
+        ledger.append_nowait(
+            entry,
+            publish_time_ms=first_ms,
+            deliver_at_ms=deliver_at_ms,
+            sticky_hash=sticky_hash(key),
+            flags=header_flags(metadata),
+        )
         if number % _COMMIT_ENTRIES == _COMMIT_ENTRIES - 1:
             await ledger.committed()
     await ledger.committed()

@@ -133,7 +133,13 @@ class Appender:
         return not self._is_requested and not self._in_flight
 
     def append(
-        self, payload: bytes, publish_time_ms: int, deliver_at_ms: int, sticky_hash: int, message_count: int
+        self,
+        payload: bytes,
+        publish_time_ms: int,
+        deliver_at_ms: int,
+        sticky_hash: int,
+        message_count: int,
+        flags: int,
     ) -> Position:
         """Give the entry a position and have it in the next commit.
 
@@ -146,7 +152,7 @@ class Appender:
             self._hooks.check_takes_entries()
             self.request_commit()
         size = len(payload)
-        self._rows += PACK_ROW(deliver_at_ms, publish_time_ms, sticky_hash, size, message_count, 0)
+        self._rows += PACK_ROW(deliver_at_ms, publish_time_ms, sticky_hash, size, message_count, flags)
         self._payloads.append(payload)
         entry_id = self._next_entry_id
         self._next_entry_id = entry_id + 1

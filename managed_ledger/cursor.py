@@ -128,6 +128,16 @@ class Cursor:
         """
         return self._state.backlog
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something that no round of the committer has taken."""
+        return bool(
+            self._pending
+            or self._must_rewrite
+            or self._has_withheld_records
+            or self._state.mark_delete != self._journalled_mark_delete
+        )
+
     def is_acknowledged(self, ledger_id: int, entry_id: int) -> bool:
         """Whether this position needs no delivery; trimmed ones do not, nor withheld entries."""
         if self._withheld and entry_id in self._withheld.get(ledger_id, ()):
@@ -292,7 +302,7 @@ class Cursor:
             return
         if self._must_rewrite:
             self._put_everything(batch)
-        elif self._pending or self._has_withheld_records or self._state.mark_delete != self._journalled_mark_delete:
+        elif self.has_news:
             if self._is_journal_long:
                 self._fold(batch)
             else:

@@ -339,7 +339,9 @@ class LedgerStore:
         self._flush_timer = None
         cursors, self._dirty_cursors = self._dirty_cursors, {}
         for cursor in cursors:
-            self.committer.request(cursor, sync=False)
+            # A call for durability may have been earlier.
+            if cursor.has_news:
+                self.committer.request(cursor, sync=False)
 
     def _trimmed(self, ledger_ids: Sequence[int], size_bytes: int) -> None:
         """Give space back once enough was deleted; RocksDB would leave it until it compacts by itself."""

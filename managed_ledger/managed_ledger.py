@@ -103,13 +103,22 @@ class ManagedLedger(ReadableLog):
         deliver_at_ms: int = NOT_DELAYED,
         sticky_hash: int = 0,
         message_count: int = 1,
+        flags: int = 0,
     ) -> Position:
         """Append an entry: its position now, its durability when `committed()` completes.
+
+        Args:
+            payload: The entry.
+            publish_time_ms: When it was published.
+            deliver_at_ms: When it may be delivered.
+            sticky_hash: The hash of its key.
+            message_count: How many messages it holds.
+            flags: What else its header says (`managed_ledger.headers`).
 
         Raises:
             AppendRefusedError: The disk has too little room; nothing was appended.
         """
-        return self._append(payload, publish_time_ms, deliver_at_ms, sticky_hash, message_count)
+        return self._append(payload, publish_time_ms, deliver_at_ms, sticky_hash, message_count, flags)
 
     def committed(self) -> asyncio.Future[None]:
         """A future of everything appended so far being durable; fails with `LedgerWriteError`.
@@ -133,7 +142,7 @@ class ManagedLedger(ReadableLog):
             LedgerWriteError: It is not, and will never be readable.
             AppendRefusedError: The disk has too little room; nothing was appended.
         """
-        position = self._append(payload, publish_time_ms, deliver_at_ms, sticky_hash, message_count)
+        position = self._append(payload, publish_time_ms, deliver_at_ms, sticky_hash, message_count, 0)
         await self._appender.committed()
         return position
 
@@ -158,7 +167,9 @@ class ManagedLedger(ReadableLog):
         """
         self._check_open()
         positions = [
-            self._append(one.payload, one.publish_time_ms, one.deliver_at_ms, one.sticky_hash, one.message_count)
+            self._append(
+                one.payload, one.publish_time_ms, one.deliver_at_ms, one.sticky_hash, one.message_count, one.flags
+            )
             for one in entries
         ]
         all_of: dict[Cursor, Entries] = {cursor: dict(gone) for cursor, gone in acknowledged.items()}

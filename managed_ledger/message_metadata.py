@@ -12,6 +12,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from managed_ledger.headers import NO_CHUNK
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 
 MAGIC: Final = b"\x0e\x01"
@@ -64,3 +65,8 @@ def parse_metadata(data: bytes) -> MessageMetadata:
 def text_bytes(text: str | bytes) -> bytes:
     """Return the bytes of a text field: the parser gives bytes where a client sent no UTF-8."""
     return text if isinstance(text, bytes) else text.encode()
+
+
+def header_flags(metadata: MessageMetadata) -> int:
+    """Return the flags of the header of an entry with this metadata."""
+    return 0 if metadata.num_chunks_from_msg > 1 else NO_CHUNK

@@ -32,6 +32,7 @@ class NewEntry:
     deliver_at_ms: int
     sticky_hash: int
     message_count: int
+    flags: int = 0
 
 
 class Replacement:

@@ -22,6 +22,7 @@ from dispatcher.sticky_key import sticky_key_hash
 from managed_ledger.errors import AppendRefusedError
 from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.managed_ledger import ManagedLedger
+from managed_ledger.message_metadata import header_flags
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Publisher:
                 sticky_hash=sticky_key_hash(metadata),
                 # The count in SEND may be wrong, so it is used in stats alone, as in Pulsar.
                 message_count=max(1, metadata.num_messages_in_batch),
+                flags=header_flags(metadata),
             )
         except AppendRefusedError:
             self._take_away(ledger, send.producer_id)

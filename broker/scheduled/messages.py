@@ -33,8 +33,7 @@ PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The most bytes of entries behind one page, since an answer is written at once; a larger page ends early."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageId:
+class MessageId(NamedTuple):
     """A message: an entry, or one of a batch."""
 
     position: Position

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from broker.protocol.entries import with_delivery_time
 from broker.scheduled.ledger_schedule import Int64s
 from broker.scheduled.matched import Matched, batches_in_part, match_ids, match_rows
-from broker.scheduled.messages import MessageFilter, MessageId, columns_of
+from broker.scheduled.messages import MessageFilter, MessageId
 from broker.scheduled.portions import Portion, portions
 from broker.scheduled.selection import Rows, Wanted
 from broker.scheduled.topic_schedule import TopicSchedule
@@ -28,7 +28,7 @@ from broker.topics.topic import Topic
 from dispatcher.slots import sticky_hash
 from managed_ledger.completion import completed
 from managed_ledger.cursor import Cursor
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.headers import NO_CHUNK
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 
@@ -139,26 +139,24 @@ class Operations:
         rows = await asyncio.to_thread(rows.take, rows.deliver_at_ms > got_through_ms)
         return Matched(rows, batches, {}, matched.unknown)
 
-    @completed
     async def cancel(self, matched: Matched) -> int:
         """Acknowledge the found messages for all subscriptions concerned; durable on return.
 
         Raises:
             LedgerWriteError: The acknowledgements are in memory but not durable yet; they are written later.
         """
-        rows, done = matched.rows, 0
-        turns = Turns()
-        portion = self._cancel_portion()
-        for begin in range(0, len(rows), portion):
-            part = rows.take(slice(begin, begin + portion))
-            positions = list(zip(part.ledger_ids.tolist(), part.entry_ids.tolist(), strict=True))
-            is_new: set[tuple[int, int]] = set()
-            for subscription in self._subscriptions:
-                new = [at for at in positions if not subscription.cursor.is_acknowledged(*at)]
-                subscription.cancel(new, matched.messages_of(new))
-                is_new.update(new)
-            done += matched.messages_of(is_new)
-            self._note(matched.messages_of(positions))
+        if len(matched.rows) > self._cancel_portion or matched.parts:
+            return await self._cancel_many(matched)
+        # A task of its own would cost as much as the acknowledgement: nothing is left to do but to wait for the disk.
+        done = self._cancel_rows(matched, matched.rows)
+        await self._flush()
+        return done
+
+    @completed
+    async def _cancel_many(self, matched: Matched) -> int:
+        done, turns, portion = 0, Turns(), self._cancel_portion
+        for begin in range(0, len(matched.rows), portion):
+            done += self._cancel_rows(matched, matched.rows.take(slice(begin, begin + portion)))
             await turns.give_way()
         parts = await self._with_batch_sizes(matched.parts)
         for subscription in self._subscriptions:
@@ -166,8 +164,24 @@ class Operations:
             if left:
                 await subscription.cancel_parts(left)
         self._note(len(matched.parts))
-        await asyncio.gather(*(subscription.cursor.flush() for subscription in self._subscriptions))
+        await self._flush()
         return done + len(matched.parts)
+
+    def _cancel_rows(self, matched: Matched, rows: Rows) -> int:
+        """Acknowledge entries in memory; return how many messages they held that were not acknowledged."""
+        positions = list(zip(rows.ledger_ids.tolist(), rows.entry_ids.tolist(), strict=True))
+        is_new: set[tuple[int, int]] = set()
+        for subscription in self._subscriptions:
+            new = [at for at in positions if not subscription.cursor.is_acknowledged(*at)]
+            subscription.cancel(new, matched.messages_of(new))
+            is_new.update(new)
+        self._note(matched.messages_of(positions))
+        return matched.messages_of(is_new)
+
+    async def _flush(self) -> None:
+        flushes = [subscription.cursor.flush() for subscription in self._subscriptions]
+        # Most topics have one subscription, and tasks cost more than the acknowledgement.
+        await (flushes[0] if len(flushes) == 1 else asyncio.gather(*flushes))
 
     @completed
     async def move(self, matched: Matched, new_time: Callable[[Int64s], Int64s]) -> tuple[int, Moved]:
@@ -225,7 +239,7 @@ class Operations:
         now_ms = self._now_ms()
         for row, entry in enumerate(portion.entries):
             if entry is not None:
-                copies[positions[row]] = _copy(entry, headers, row, new_ms[row], now_ms)
+                copies[positions[row]] = _copy(entry, portion, row, new_ms[row], now_ms)
             await turns.give_way()
         # From here to the call of `replace` there is no await, so no consumer can get an entry in between.
         deliver_at_ms = dict(zip(positions, headers.deliver_at_ms.tolist(), strict=True))
@@ -300,11 +314,10 @@ class Operations:
         """Return the position, the place in the batch and the size of the batch of messages of batches."""
         if not parts:
             return []
-        headers = await self._topic.ledger.read_headers_at(*columns_of({one.position for one in parts}))
-        positions = zip(headers.ledger_ids.tolist(), headers.entry_ids.tolist(), strict=True)
-        counts = dict(zip(positions, headers.message_counts.tolist(), strict=True))
-        return [(one.position, one.batch_index or 0, counts.get(one.position, 1)) for one in parts]
+        headers = await self._topic.ledger.read_each_header({one.position for one in parts})
+        return [(at, index or 0, headers[at].message_count if at in headers else 1) for at, index in parts]
 
+    @property
     def _cancel_portion(self) -> int:
         """Return how many entries to acknowledge in one step: each is looked for at every consumer."""
         consumers = max((len(subscription.consumers) for subscription in self._subscriptions), default=0)
@@ -347,7 +360,8 @@ def _in_order_of_appending(rows: Rows, new_ms: Int64s) -> Rows:
     return rows if same_time else rows.take(rows.by_position())
 
 
-def _copy(payload: bytes, headers: EntryHeaders, row: int, deliver_at_ms: int, now_ms: int) -> NewEntry:
+def _copy(payload: bytes, portion: Portion, row: int, deliver_at_ms: int, now_ms: int) -> NewEntry:
+    headers = portion.headers
     original = {ORIGINAL_PUBLISH_TIME: str(int(headers.publish_time_ms[row]))}
     return NewEntry(
         with_delivery_time(payload, deliver_at_ms=deliver_at_ms, publish_time_ms=now_ms, more_properties=original),
@@ -355,4 +369,5 @@ def _copy(payload: bytes, headers: EntryHeaders, row: int, deliver_at_ms: int, n
         deliver_at_ms,
         int(headers.sticky_hashes[row]),
         int(headers.message_counts[row]),
+        0 if portion.may_have_chunks else NO_CHUNK,
     )

@@ -25,6 +25,7 @@ class Portion:
     headers: EntryHeaders
     entries: Sequence[bytes | None]
     """By row; None for an entry that was trimmed meanwhile."""
+    may_have_chunks: bool
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ async def portions(log: ReadableLog, rows: Rows, *, entries_max: int, bytes_max:
             entries = await log.read_payloads(read.ledger_ids, read.entry_ids)
             chunks = list(map(chunk_of, entries))
             if not any(chunks):
-                yield Portion(read, entries)
+                yield Portion(read, entries, may_have_chunks=False)
                 continue
             # Chunks of earlier portions are not kept in memory, so all are read again.
             del entries
@@ -103,4 +104,5 @@ def _packed(units: Iterator[_Unit], entries_max: int, bytes_max: int) -> Iterato
 
 async def _read(log: ReadableLog, units: Sequence[_Unit]) -> Portion:
     headers = await log.read_headers_at(*columns_of([at for unit in units for at in unit.positions]))
-    return Portion(headers, await log.read_payloads(headers.ledger_ids, headers.entry_ids))
+    entries = await log.read_payloads(headers.ledger_ids, headers.entry_ids)
+    return Portion(headers, entries, may_have_chunks=True)

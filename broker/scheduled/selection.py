@@ -3,7 +3,7 @@
 Rows are ordered by (delivery time, ledger id, entry id) everywhere, which is the order of delivery.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from broker.scheduled.ledger_schedule import Batches, Int64s, LedgerSchedule, Mask
-from managed_ledger.headers import EntryHeaders
+from managed_ledger.headers import EntryHeader, EntryHeaders
+from managed_ledger.position import Position
 from tracker.columns.row_order import RowKey
 
 
@@ -67,10 +68,21 @@ def rows_at(headers: EntryHeaders) -> Rows:
     return Rows(headers.deliver_at_ms, headers.ledger_ids, headers.entry_ids)
 
 
+def rows_of_headers(headers: Mapping[Position, EntryHeader]) -> Rows:
+    """Return the rows of entries that have a delivery time, in the order in which they are given."""
+    return Rows(
+        np.array([one.deliver_at_ms for one in headers.values()], np.int64),
+        np.array([at.ledger_id for at in headers], np.int64),
+        np.array([at.entry_id for at in headers], np.int64),
+    )
+
+
 def ordered(parts: Sequence[Rows]) -> Rows:
     """Return the rows of all parts, in order of delivery."""
     if not parts:
         return NO_ROWS
+    if len(parts) == 1 and len(parts[0]) <= 1:
+        return parts[0]
     rows = Rows(
         np.concatenate([part.deliver_at_ms for part in parts]),
         np.concatenate([part.ledger_ids for part in parts]),

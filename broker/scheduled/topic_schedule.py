@@ -32,7 +32,7 @@ from broker.server.slices import Turns
 from broker.topics.subscription import Subscription, delays_through
 from broker.topics.topic import Topic
 from dispatcher.core.ack_sets import AckSet, unacknowledged
-from managed_ledger.headers import NOT_DELAYED, EntryHeaders
+from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.position import AFTER_EVERYTHING, Position
 
 ROWS_MAX: Final = 5_000_000
@@ -260,16 +260,13 @@ class TopicSchedule:
             totals.add(self.times_in(schedule, None, None), self.batches_in(schedule, None, None))
         return totals.result()
 
-    def scheduled_among(self, headers: EntryHeaders) -> EntryHeaders:
-        """Return the headers of those of these entries that are scheduled."""
-        is_scheduled = (headers.deliver_at_ms != NOT_DELAYED) & bool(self.subscriptions)
-        for ledger_id in np.unique(headers.ledger_ids).tolist():
-            rows = np.flatnonzero(headers.ledger_ids == ledger_id)
-            entry_ids = headers.entry_ids[rows]
-            acknowledged = self.acknowledged_in(ledger_id, int(entry_ids.max()) + 1)
-            if acknowledged:
-                is_scheduled[rows] &= [entry_id not in acknowledged for entry_id in entry_ids.tolist()]
-        return headers.take(np.flatnonzero(is_scheduled))
+    def is_scheduled(self, position: Position, deliver_at_ms: int) -> bool:
+        """Whether an entry with this time is scheduled: a subscription delays it and has not acknowledged it."""
+        return deliver_at_ms != NOT_DELAYED and any(
+            not one.cursor.is_acknowledged(*position)
+            and position <= delays_through(one.cursor, self.topic.delayed_delivery)
+            for one in self.subscriptions
+        )
 
     def times_in(self, schedule: LedgerSchedule, from_ms: int | None, until_ms: int | None) -> Int64s:
         """Return the times of a ledger's scheduled messages in a span of time, ascending."""

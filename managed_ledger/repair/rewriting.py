@@ -19,7 +19,7 @@ from managed_ledger.blocks import HEADER_BLOCK_ROWS, encode_payloads, payload_at
 from managed_ledger.cursor_records import encode_base
 from managed_ledger.database import RocksDatabase
 from managed_ledger.errors import StoreCorruptedError, StoreLockedError, StoreUnavailableError
-from managed_ledger.headers import NOT_DELAYED, PACK_ROW, ROW, ROW_BYTES
+from managed_ledger.headers import LOST, NOT_DELAYED, PACK_ROW, ROW, ROW_BYTES
 from managed_ledger.keys import Family
 from managed_ledger.log_marker import has_log
 from managed_ledger.repair.findings import Findings, LedgerFinding, covered
@@ -30,7 +30,7 @@ _BATCH_BYTES = 4 * 2**20
 _WRITE_BUFFER_BYTES = 32 * 2**20
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
-LOST_ROW = PACK_ROW(NOT_DELAYED, 0, 0, 0, 0, 1)
+LOST_ROW = PACK_ROW(NOT_DELAYED, 0, 0, 0, 0, LOST)
 """The header of an entry that is lost, so that a bulk read of headers finds one for each entry."""
 
 

@@ -7,7 +7,14 @@ import google_crc32c
 
 from dispatcher.sticky_key import sticky_key_hash
 from managed_ledger.headers import NOT_DELAYED, PACK_ROW
-from managed_ledger.message_metadata import CHECKSUM_END, MAGIC, MessageMetadataError, metadata_bytes, parse_metadata
+from managed_ledger.message_metadata import (
+    CHECKSUM_END,
+    MAGIC,
+    MessageMetadataError,
+    header_flags,
+    metadata_bytes,
+    parse_metadata,
+)
 
 _CHECKSUM = slice(len(MAGIC), CHECKSUM_END)
 _CHECKED = slice(CHECKSUM_END, None)
@@ -35,5 +42,5 @@ class PulsarEntries:
             sticky_key_hash(metadata),
             len(entry),
             max(1, metadata.num_messages_in_batch),
-            0,
+            header_flags(metadata),
         )

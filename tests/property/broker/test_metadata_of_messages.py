@@ -19,7 +19,7 @@ from broker.protocol.entries import messages_of
 from broker.protocol.frames import FrameSplitter, Send
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from dispatcher.slots import sticky_hash
-from managed_ledger.headers import NOT_DELAYED, PACK_ROW
+from managed_ledger.headers import NO_CHUNK, NOT_DELAYED, PACK_ROW
 from managed_ledger.pb.pulsar_metadata_pb2 import MessageMetadata
 from pipeline.logs.entry_format import PulsarEntries
 from pipeline.logs.message_metadata import MetadataFilter
@@ -34,6 +34,7 @@ FIELDS = st.fixed_dictionaries(
         "deliver_at_time": st.integers(-(2**63), 2**63 - 1).filter(lambda ms: ms != NOT_DELAYED),
         "num_messages_in_batch": st.integers(-1, 1_000),
         "event_time": INT64,
+        "num_chunks_from_msg": st.integers(-1, 3),
     },
 )
 PROPERTIES = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
@@ -54,7 +55,7 @@ class RecordingLedger:
                 header["sticky_hash"],
                 len(payload),
                 header["message_count"],
-                0,
+                header["flags"],
             )
         )
         self.entries.append(payload)
@@ -114,7 +115,7 @@ def test_the_same_bytes_mean_the_same_to_the_broker_and_to_the_bulk_jobs(
         sticky_hash(hashed),
         len(entry),
         max(1, fields.get("num_messages_in_batch", 1)),
-        0,
+        0 if fields.get("num_chunks_from_msg", 0) > 1 else NO_CHUNK,
     )
     if "num_messages_in_batch" not in fields:
         (stored,) = messages_of(entry)

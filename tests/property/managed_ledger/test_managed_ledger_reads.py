@@ -50,6 +50,10 @@ async def _check_headers(ledger: ManagedLedger, entries: list[Entry], headers_of
     assert headers.publish_time_ms.tolist() == [START_MS + index for index in headers_of]
     assert headers.sticky_hashes.tolist() == [index * 7919 for index in headers_of]
     assert headers.sizes.tolist() == [len(entries[index][1]) for index in headers_of]
+    each = await ledger.read_each_header({*positions, Position(10**6, 0), Position(0, 10**6)})
+    assert {at: (one.publish_time_ms, one.sticky_hash, one.size) for at, one in each.items()} == {
+        entries[index][0]: (START_MS + index, index * 7919, len(entries[index][1])) for index in headers_of
+    }
 
 
 def _place(entries: list[Entry], index: int) -> Position:

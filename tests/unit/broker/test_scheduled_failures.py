@@ -68,6 +68,7 @@ class World:
         self.stored = MemoryBucketSnapshotStorage()
         self.clock = Clock()
         self.loop = self.clock.loop = LifeLoop(0.0, lambda loop, workers: LoopExecutor(loop, workers, lambda: 0.001))
+        self.store: LedgerStore
         self.service: Service
         self.storage: FaultInjectingBucketSnapshotStorage
         self.topic: Topic
@@ -77,7 +78,7 @@ class World:
 
     async def start(self, *, is_storage_away: bool = False) -> None:
         """Open the service on what is stored."""
-        store = await LedgerStore.open(
+        self.store = await LedgerStore.open(
             Path("unused"),
             self.config.managed_ledger,
             now_ms=self.clock.now_ms,
@@ -87,7 +88,7 @@ class World:
         self.storage = FaultInjectingBucketSnapshotStorage(self.stored)
         await self.storage.start()
         self.storage.is_hanging = is_storage_away
-        self.service = Service(self.config, store, self.storage, now_ms=self.clock.now_ms, rng=Random(1))
+        self.service = Service(self.config, self.store, self.storage, now_ms=self.clock.now_ms, rng=Random(1))
         self.topic = await self.service.topic(TopicName.parse("t"))
 
     async def connect(self) -> None:

@@ -215,7 +215,13 @@ def test_due_messages_of_a_batch_count_as_due(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [0, 2])
-def test_an_id_of_a_chunk_means_all_chunks_of_its_message(tmp_path: Path, named: int) -> None:
+@pytest.mark.parametrize("is_old", [False, True], ids=["", "in a log of an older version"])
+def test_an_id_of_a_chunk_means_all_chunks_of_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: int, *, is_old: bool
+) -> None:
+    if is_old:
+        monkeypatch.setattr("broker.clients.publishing.header_flags", lambda _: 0)
+
     async def story(server: WebServer, peer: Peer) -> None:
         api = ScheduledApi(server, peer)
         data = b"".join(
