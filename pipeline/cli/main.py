@@ -131,12 +131,13 @@ def rebuild(
     DATA is a service's data directory; the service must be stopped. The old index is valid until the new one takes its
     place in one step at the end. Snapshots that are the same already stay, so a second run changes nothing.
     """
-    from pipeline.index.place import check_index, cursor_folder
+    from pipeline.index.place import check_index, check_location, cursor_folder
     from pipeline.jobs.log_rebuild import rebuild_log
     from pipeline.logs.open_logs import open_log
     from pipeline.planning.rules import ROWS_PER_BUCKET_MAX, RebuildRules
 
     # Before Spark takes its seconds to start.
+    check_location(index or data)
     check_index(None, cursor_folder(data, None), topics, cursors)
     if log is not None:
         open_log(log).close()

@@ -21,21 +21,20 @@ FAILED_SHOWN = 10
     epilog=help_end(
         "postdate pipeline migrate data --to s3://bucket/postdate/snapshots",
         "postdate pipeline migrate data --to 's3://bucket/index?endpoint=http://127.0.0.1:9000&path_style=true'",
-        "postdate pipeline migrate data --from s3://bucket/postdate/snapshots --to data --delete-source",
+        "postdate pipeline migrate data --index s3://bucket/postdate/snapshots --to data --delete-source",
         'spark-submit "$(python -m pipeline)" migrate /shared/data --to s3://bucket/postdate/snapshots',
         wrong="snapshots are damaged or missing: no cursor was changed, and nothing deleted",
     )
 )
-@click.option("--from", "source", metavar="INDEX", help="Snapshots are here. Default: in DATA.")
 @move_options(
     target="Where to: s3://BUCKET/PREFIX, file:///FOLDER or a folder.",
     metavar="INDEX",
     delete_source="Delete the old snapshots in the end.",
 )
-@job_options(has_index=False, has_topics=False, has_cursors=False)
+@job_options(older_index_name="--from", has_topics=False, has_cursors=False)
 def migrate(
     data: str,
-    source: str | None,
+    index: str | None,
     target: str,
     delete_source: bool,
     master: str,
@@ -50,12 +49,13 @@ def migrate(
     before it starts again. Every copy is read again and compared. An interrupted run is resumed by the next one. An S3
     location may have the options endpoint, region and path_style; credentials are found as by AWS's own tools.
     """
-    from pipeline.index.place import check_index, cursor_folder, is_uri
+    from pipeline.index.place import check_index, check_location, cursor_folder, is_uri
     from pipeline.jobs.migrate import migrate as move
 
     # Before Spark takes its seconds to start.
-    source = data if source is None else source
+    source = index or data
     check_index(source, cursor_folder(data, None), (), ())
+    check_location(target)
     if is_uri(source) == is_uri(target):
         raise ValueError(
             "one place must be a folder, the other a URI: `postdate snapshots copy` copies between folders"

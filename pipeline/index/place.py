@@ -150,6 +150,20 @@ def may_have_index(location: str) -> bool:
     return is_uri(location) or index_folder(location).is_dir()
 
 
+def check_location(location: str) -> None:
+    """Check that an index can be made at a location, before a job begins; nothing is opened.
+
+    Raises:
+        ValueError: No storage is known for such a location.
+    """
+    if is_s3(location):
+        s3_location(location)
+    elif location.startswith(_FILE):
+        _file_folder(location)
+    elif not location.startswith(_PYTHON):
+        index_folder(location)
+
+
 def check_index(index: str | None, log: Path, topics: Sequence[str], cursors: Sequence[str]) -> None:
     """Check that the log, the index, the topics and the subscriptions of a job are there, before it begins.
 

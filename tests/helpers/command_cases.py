@@ -426,6 +426,7 @@ CASES: dict[str, Cases] = {
         ),
         (
             _done("pipeline migrate {data} --to file://{tmp}/moved --delete-source", ""),
+            _done("pipeline migrate {data} --index file://{tmp}/moved --to {data}", ""),
             _done("pipeline migrate {data} --from file://{tmp}/moved --to {data}", ""),
         ),
         needs_spark=True,

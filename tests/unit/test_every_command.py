@@ -65,6 +65,8 @@ def refusal_folders(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def refusal_names(refusal_folders: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     folder, names = refusal_folders
     monkeypatch.chdir(folder)
+    # A job that starts Spark before it has looked at its input names this place instead.
+    monkeypatch.setenv("JAVA_HOME", str(folder / "no-java"))
     return names
 
 
