@@ -220,6 +220,7 @@ def test_a_value_under_the_key_of_another_costs_its_bucket_alone(tmp_path: Path)
     assert not _aside(tmp_path)
 
 
+@pytest.mark.slow
 def test_damage_that_a_compaction_meets_puts_the_folder_aside_and_writes_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from broker.admin.topic_stats import topic_stats
-from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.scheduled.catalog import ScheduleCatalog
 from broker.scheduled.delayed_counts import COUNTING_SHARE, delayed_counts, note_delayed
@@ -20,7 +19,7 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.position import Position
 from managed_ledger.selection import HeadersRead
-from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
@@ -35,8 +34,7 @@ def play(folder: Path, *stories: Story) -> None:
     clock = FakeClock(1_800_000_000_000)
 
     async def run(story: Story) -> None:
-        config = BrokerConfig(data_directory=folder, managed_ledger=ManagedLedgerConfig(entries_per_ledger_max=4))
-        service = await Service.open(config, now_ms=clock)
+        service = await open_service(folder, clock, managed_ledger=ManagedLedgerConfig(entries_per_ledger_max=4))
         try:
             await story(service, clock)
         finally:

@@ -194,6 +194,7 @@ def test_many_pieces_of_work_begin_few_at_a_turn_and_wait_together() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_nothing_is_left_for_numpy_to_import_on_the_event_loop() -> None:
     program = textwrap.dedent("""
         import sys

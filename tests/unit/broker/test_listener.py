@@ -237,6 +237,7 @@ class Exhausted(socket.socket):
         return super().accept()
 
 
+@pytest.mark.slow
 def test_without_file_descriptors_the_port_rests_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         listening = Exhausted()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from aiohttp import web
 
 from broker.admin.web import start_web
@@ -68,6 +69,7 @@ def test_a_head_that_comes_byte_by_byte_ends_with_408() -> None:
     play(story)
 
 
+@pytest.mark.slow
 def test_an_answer_and_an_idle_connection_may_take_longer_and_the_next_head_may_not() -> None:
     async def story(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(SLOW + END)
@@ -83,6 +85,7 @@ def test_an_answer_and_an_idle_connection_may_take_longer_and_the_next_head_may_
     play(story)
 
 
+@pytest.mark.slow
 def test_a_body_may_take_longer_than_a_head() -> None:
     async def story(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"POST /slow HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n\r\n")
@@ -93,6 +96,7 @@ def test_a_body_may_take_longer_than_a_head() -> None:
     play(story)
 
 
+@pytest.mark.slow
 def test_a_head_that_begins_behind_another_request_has_the_same_limit() -> None:
     async def story(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(SLOW + END)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.server.service import Service
 from broker.topics.inactive import (
@@ -21,7 +20,7 @@ from broker.topics.inactive import (
 from broker.topics.policies import DelayedDeliveryPolicies
 from broker.topics.topic_name import TopicName
 from managed_ledger.config import ManagedLedgerConfig
-from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
@@ -33,7 +32,7 @@ Story = Callable[[Service, FakeClock], Awaitable[None]]
 def play(folder: Path, story: Story, **config: Any) -> None:
     async def run() -> None:
         clock = FakeClock(1_800_000_000_000)
-        service = await Service.open(BrokerConfig(data_directory=folder, **config), now_ms=clock)
+        service = await open_service(folder, clock, **config)
         try:
             await story(service, clock)
         finally:

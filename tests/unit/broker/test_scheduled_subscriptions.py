@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 
 from broker.admin.web import start_web
-from broker.configuration.config import BrokerConfig
 from broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from broker.server.server import all_routes
 from broker.server.service import Service
@@ -19,7 +18,7 @@ from broker.topics.inactive import REST_AFTER_MS
 from broker.topics.subscription import TYPE_PROPERTY, Subscription
 from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerWriteError
-from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, until
 from tracker.testing import FakeClock
 
 NAME = TopicName.parse("t")
@@ -36,7 +35,7 @@ def play(folder: Path, *stories: Story, **settings: Any) -> None:
     clock = FakeClock(1_800_000_000_000)
 
     async def run(story: Story) -> None:
-        service = await Service.open(BrokerConfig(data_directory=folder, **settings), now_ms=clock)
+        service = await open_service(folder, clock, **settings)
         server = await start_web(
             "127.0.0.1", 0, metrics=service.metrics, health=lambda: {"pid": 7}, routes=all_routes(service)
         )

@@ -121,6 +121,7 @@ def test_a_store_without_room_takes_acknowledgements_and_no_entries() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_store_without_room_finds_out_by_itself_that_there_is_some() -> None:
     """Nobody writes anything meanwhile: a probe does, now and then, and the database is mended after each failure."""
 

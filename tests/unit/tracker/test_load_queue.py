@@ -5,6 +5,7 @@ import tracemalloc
 from random import Random
 
 import numpy as np
+import pytest
 from pyroaring import BitMap
 
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
@@ -46,6 +47,7 @@ def answer(action: object) -> Event:
     return MetadataRead(getattr(action, "serial"), 100, table, LedgerRange(7, 7))  # noqa: B009, of any action
 
 
+@pytest.mark.slow
 def test_loads_that_are_done_leave_nothing_behind() -> None:
     """A bucket of many segments costs no more memory at its end than at its begin, also while nothing ever fails."""
     config = TrackerConfig(is_deliver_at_time_strict=True, prefetch_ms=0)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotHead, SegmentRange
@@ -82,6 +84,7 @@ class CountedLoadsStorage(MemoryBucketSnapshotStorage):
         return await super().read_bucket_snapshot_segments(ranges)
 
 
+@pytest.mark.slow
 def test_very_many_small_buckets_that_are_due_are_read_in_one_load_each() -> None:
     """Though all of them have more rows than may be loaded: each has its share of the rows, and a bucket its size."""
     bucket_count = DUE_BUCKETS_MAX + 300
