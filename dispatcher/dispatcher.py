@@ -41,7 +41,7 @@ from managed_ledger.position import Position
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 from tracker.errors import TrackerClosedError
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NO_ACK_SETS: Mapping[Key, AckSet] = MappingProxyType({})
 
@@ -131,9 +131,9 @@ class Dispatcher:
         self.failure = defect
         if isinstance(defect, TrackerClosedError):
             # A shared index is closed with its topic, and a consumer may come at that moment.
-            _LOG.warning("the dispatcher of %r stops: its delayed index was closed", self._cursor.name)
+            logger.warning("the dispatcher of %r stops: its delayed index was closed", self._cursor.name)
         else:
-            _LOG.critical("the dispatcher of %r stops for a defect", self._cursor.name, exc_info=defect)
+            logger.critical("the dispatcher of %r stops for a defect", self._cursor.name, exc_info=defect)
         self._send_nothing_any_more()
         self._actions.clear()
         self._reader.stop()

@@ -20,7 +20,7 @@ from dispatcher.core.subscription_core import SubscriptionCore
 from dispatcher.ports import Log
 from snapshot_storage.backoff import Backoff
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Outbox:
@@ -180,7 +180,7 @@ class Outbox:
             except Exception:
                 # A supervisor: any failure of a read.
                 wait = waits.next_seconds()
-                _LOG.exception("cannot read for consumer %r; again in %.1f s", self.handle.name, wait)
+                logger.exception("cannot read for consumer %r; again in %.1f s", self.handle.name, wait)
                 await asyncio.sleep(wait)
 
     def _next_batch(self) -> list[Item]:

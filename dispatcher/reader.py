@@ -27,7 +27,7 @@ from snapshot_storage.backoff import Backoff
 from snapshot_storage.encoding.columns import DelayedIndexes
 from tracker.delayed_delivery_tracker import DelayedDeliveryTracker
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _Read = TypeVar("_Read")
 
@@ -244,7 +244,7 @@ class Reader:
                 waits.reset()
             except _ReadError as error:
                 wait = waits.next_seconds()
-                _LOG.error("cannot read for %r; again in %.1f s", self._cursor.name, wait, exc_info=error.__cause__)
+                logger.error("cannot read for %r; again in %.1f s", self._cursor.name, wait, exc_info=error.__cause__)
                 await asyncio.sleep(wait)
                 continue
             except Exception as defect:

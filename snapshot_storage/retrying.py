@@ -28,7 +28,7 @@ from snapshot_storage.storage import (
     BucketSnapshotWriter,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -60,7 +60,7 @@ class Retries:
                 return await call()
             except StorageUnavailableError as error:
                 pause_s = self.chance.uniform(0, self._pause_ms_max(number + 1)) / 1_000
-                log.warning("trying again in %.1f s: %s", pause_s, error)
+                logger.warning("trying again in %.1f s: %s", pause_s, error)
                 await self.sleep(pause_s)
         return await call()
 

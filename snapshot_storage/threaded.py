@@ -24,7 +24,7 @@ from snapshot_storage.storage import (
     writer_is_done,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Pauses between tries to open a storage again: each is twice the one before, up to the last.
 _REOPENING_PAUSE_MS_MIN = 1_000
@@ -176,7 +176,7 @@ class ThreadedBucketSnapshotStorage(BucketSnapshotStorage, Generic[Snapshots]):
 
     def _note_refusal(self, error: SnapshotStorageError) -> None:
         if self._refusal is None:
-            log.warning("the storage is closed until it can be opened again: %s", error)
+            logger.warning("the storage is closed until it can be opened again: %s", error)
         self._refusal = error
         self._next_reopening_s = self._clock_s() + self._reopening_pauses.next_seconds()
 
@@ -294,7 +294,7 @@ class _ThreadedWriter(BucketSnapshotWriter):
         try:
             await self._run("abort a snapshot", lambda _: self._writing.abort())
         except SnapshotStorageError as error:
-            log.warning("what there is of a snapshot is removed at a later start: %s", error)
+            logger.warning("what there is of a snapshot is removed at a later start: %s", error)
         self._needs_abort = False
 
     def _begin_step(self) -> None:

@@ -26,7 +26,7 @@ from broker.admin.streaming import stream_text
 from broker.network.listener import Listener, Port, TlsContexts, listen
 from broker.network.listening import WebAudience
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -207,5 +207,5 @@ async def _errors_as_json(
         return web.json_response(_refusal(request, reason), status=error.status, headers=headers)
     except Exception:
         # The supervisor of the handlers: one bad answer must not take the port down.
-        log.exception("%s %s failed", request.method, request.path)
+        logger.exception("%s %s failed", request.method, request.path)
         return web.json_response(_refusal(request, "Internal error; the service's log has it"), status=500)

@@ -18,7 +18,7 @@ from typing import Final
 from broker.topics.policies import RecordStore
 from broker.topics.topic_name import TopicName
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _RECORD_PREFIX: Final = "permissions "
 
@@ -135,4 +135,4 @@ class GrantBook:
         try:
             self._grants[namespace] = parse_grants(value)
         except ValueError as error:
-            log.error("the stored grants of %s are ignored, so nothing is granted there: %s", namespace, error)
+            logger.error("the stored grants of %s are ignored, so nothing is granted there: %s", namespace, error)

@@ -20,7 +20,7 @@ from broker.network.listening import check_bind_address, describe_listening
 from command_line.endings import help_end
 from command_line.output import json_option, print_json
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -61,7 +61,7 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
     configure_logging(log_level)
     config = load_config(config_path, environment=os.environ, overrides=overrides)
     for warning in warnings_at_start(config):
-        log.warning("%s", warning)
+        logger.warning("%s", warning)
     # Imported late: the other commands need none of it, and it takes most of a second.
     from broker.network.listener import allow_open_files
     from broker.server.event_loop import run_on_service_loop

@@ -15,7 +15,7 @@ from broker.topics.topic import Topic
 from dispatcher.errors import CumulativeAckRefusedError
 from managed_ledger.position import Position
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LEDGER_IDS_END: Final = 2**63
 ENTRY_IDS_END: Final = 2**32
@@ -34,7 +34,7 @@ def acknowledge(consumer: Consumer, topic: Topic, ack: CommandAck) -> str | None
         try:
             dispatcher.acknowledge_cumulative(consumer, position, ack_set=tuple(last.ack_set))
         except CumulativeAckRefusedError as error:
-            log.warning("cumulative acknowledgement of consumer %s refused: %s", consumer.name, error)
+            logger.warning("cumulative acknowledgement of consumer %s refused: %s", consumer.name, error)
             return str(error)
         return None
     positions = [

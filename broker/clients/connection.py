@@ -35,7 +35,7 @@ from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.position import Position
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PUBLISH_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of a connection that are not durable yet; above it the connection reads nothing."""
@@ -121,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
-            log.info("connection %s lost: %s", self.peer, exc)
+            logger.info("connection %s lost: %s", self.peer, exc)
         self._transport = None
         self.service.connections.discard(self)
         if self._accepted is not None:
@@ -181,9 +181,9 @@ class Connection(asyncio.BufferedProtocol):
             text = f"closing connection {self.peer}: {reason}"
             if is_repeated:
                 address = self.peer.rpartition(":")[0]
-                self.service.refusal_log.log(log, logging.WARNING, (address, reason), text)
+                self.service.refusal_log.log(logger, logging.WARNING, (address, reason), text)
             else:
-                log.warning("%s", text)
+                logger.warning("%s", text)
         self._begin_to_leave()
         if self._transport is not None:
             self._transport.close()
@@ -339,12 +339,12 @@ class Connection(asyncio.BufferedProtocol):
         """Close every producer and consumer that the client's role does not allow any more, as Pulsar does."""
         async for producer, topic in in_slices(list(self.producers.values())):
             if not self.may(Action.PRODUCE, topic.name):
-                log.info("role %r may not produce to %s any more", self.credentials.role, topic.name)
+                logger.info("role %r may not produce to %s any more", self.credentials.role, topic.name)
                 topic.remove_producer(producer)
                 producer.disconnect()
         async for consumer, topic in in_slices(list(self.consumers.values())):
             if not self.may(Action.CONSUME, topic.name):
-                log.info("role %r may not consume from %s any more", self.credentials.role, topic.name)
+                logger.info("role %r may not consume from %s any more", self.credentials.role, topic.name)
                 topic.dismiss_consumer(consumer)
                 self.service.spawn(topic.consumer_left(consumer))
 
@@ -406,7 +406,7 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:
             # One of two places that catch every exception: a bug in one request must not leave its
             # client waiting for ever. The connection ends, its client reconnects, other connections go on.
-            log.exception("request of connection %s failed", self.peer)
+            logger.exception("request of connection %s failed", self.peer)
             self.close("a request failed")
 
     def _begin_to_leave(self) -> None:

@@ -24,7 +24,7 @@ from managed_ledger.headers import NOT_DELAYED
 from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.message_metadata import header_flags
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _CPP_CLIENT: Final = "Pulsar-CPP"
 
@@ -131,7 +131,7 @@ class Publisher:
     def _log_refusal(self, topic: Topic, send: frames.Send, reason: str) -> None:
         """Log a refusal, once a minute for each producer."""
         text = f"refused a message of producer {send.metadata.producer_name} of {topic.name}: {reason}"
-        self._refusal_log.log(log, logging.INFO, (topic.name, send.metadata.producer_name), text)
+        self._refusal_log.log(logger, logging.INFO, (topic.name, send.metadata.producer_name), text)
 
 
 def _is_durable(committed: "asyncio.Future[None]") -> bool:

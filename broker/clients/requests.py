@@ -32,7 +32,7 @@ from dispatcher.errors import DispatcherError
 from managed_ledger.errors import LedgerWriteError
 from managed_ledger.position import Position
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SUBSCRIPTION_TYPES: Final = {
     CommandSubscribe.Exclusive: SubscriptionType.EXCLUSIVE,
@@ -53,7 +53,7 @@ def _refuses_with_error(request_id: Callable[[BaseCommand], int]) -> Callable[[H
             except (BrokerError, DispatcherError, LedgerWriteError) as error:
                 # The log reports a full disk once a minute, so a retry of a client is not logged.
                 level = logging.DEBUG if isinstance(error, NoRoomError) else logging.INFO
-                log.log(level, "refused a request of %s: %s", connection.peer, error)
+                logger.log(level, "refused a request of %s: %s", connection.peer, error)
                 connection.write(commands.error(request_id(command), error=_server_error(error), message=str(error)))
 
         return answered

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 128
 """Connections that the operating system keeps until they are accepted."""
@@ -217,7 +217,7 @@ class Listener:
             self._add(accepted, address[:2])
 
     def _rest(self, error: OSError) -> None:
-        log.error("no connection is accepted on port %d for %g s: %s", self.number, ACCEPT_RETRY_S, error)
+        logger.error("no connection is accepted on port %d for %g s: %s", self.number, ACCEPT_RETRY_S, error)
         for one in self._sockets:
             self._loop.remove_reader(one)
         self._retry = self._loop.call_later(ACCEPT_RETRY_S, self._accept_from_all)
@@ -240,7 +240,7 @@ class Listener:
         if not first:
             self._drop(silent)
         elif (first == _TLS_HANDSHAKE) is not (self._port.tls is not None):
-            log.warning(
+            logger.warning(
                 "closing connection %s: it speaks %s, and port %d %s; %s",
                 self._silent[silent][0].peer,
                 *(("TLS", self.number, "does not") if self._port.tls is None else ("no TLS", self.number, "does")),
@@ -276,7 +276,7 @@ class Listener:
                 raise
             # An end without a text has no reason either; some clients do not report that they distrust the certificate.
             reason = str(error) or "the client ended it, as one may that does not trust the certificate"
-            log.warning("TLS handshake with %s failed: %s", accepted.peer, reason)
+            logger.warning("TLS handshake with %s failed: %s", accepted.peer, reason)
             # asyncio's frames hold the error that holds them; without its trace, the buffers go now and not at some
             # collection of garbage.
             error.__traceback__ = None

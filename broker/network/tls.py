@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from broker.network.tls_config import TlsConfig
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 EXPIRY_NOTICE: Final = timedelta(days=7)
 """How long before the end of a certificate the service warns, at start and at every check."""
@@ -75,25 +75,25 @@ class ServerTls:
         try:
             loaded = _load(self._config)
         except TlsFileError as error:
-            log.error(
+            logger.error(
                 "TLS GOES ON WITH THE OLD CERTIFICATE, which ends at %s: %s", _end_of(self._loaded.certificate), error
             )
             return
         if loaded.digest != self._loaded.digest:
             self._loaded = loaded
-            log.info("new TLS files are in force; the certificate ends at %s", _end_of(loaded.certificate))
+            logger.info("new TLS files are in force; the certificate ends at %s", _end_of(loaded.certificate))
         self._warn_of_expiry()
 
     def _warn_of_expiry(self) -> None:
         certificate, now = self._loaded.certificate, self._now()
         path = self._config.certificate_path
         if certificate.not_valid_after_utc < now:
-            log.warning("the certificate %s has EXPIRED at %s: clients refuse it", path, _end_of(certificate))
+            logger.warning("the certificate %s has EXPIRED at %s: clients refuse it", path, _end_of(certificate))
         elif certificate.not_valid_before_utc > now:
             begin = certificate.not_valid_before_utc
-            log.warning("the certificate %s is not valid before %s: clients refuse it", path, begin.isoformat())
+            logger.warning("the certificate %s is not valid before %s: clients refuse it", path, begin.isoformat())
         elif certificate.not_valid_after_utc < now + EXPIRY_NOTICE:
-            log.warning("the certificate %s expires at %s", path, _end_of(certificate))
+            logger.warning("the certificate %s expires at %s", path, _end_of(certificate))
 
     def _stats(self) -> tuple[object, ...]:
         return tuple(_stat(path) for path in _paths(self._config).values())

@@ -18,7 +18,7 @@ from broker.topics.subscription import DelayedInLog, Subscription
 from broker.topics.topic import Topic
 from managed_ledger.errors import LedgerError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 COUNTED_ENTRIES_MAX: Final = 5_000_000
 """The longest log whose messages are counted for its stats: 80 MB of columns, 0.3 s where they are not in memory."""
@@ -43,7 +43,7 @@ async def delayed_counts(topic: Topic, catalog: ScheduleCatalog, now_ms: Callabl
         totals = await totals_of_each(topic, catalog, delaying, now_ms)
         return {one.name: counted.future_entries for one, counted in zip(delaying, totals, strict=True)}
     except LedgerError as error:
-        log.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
+        logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
         return {}
 
 
@@ -81,7 +81,7 @@ async def note_delayed(
     try:
         totals = await totals_of_each(topic, columns, counted, now_ms)
     except LedgerError as error:
-        log.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
+        logger.warning("%s: its delayed messages cannot be counted in the log: %s", topic.name, error)
         return
     end_s = monotonic_s()
     for subscription, of_one in zip(counted, totals, strict=True):

@@ -32,7 +32,7 @@ from managed_ledger.headers import NO_CHUNK
 from managed_ledger.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ORIGINAL_PUBLISH_TIME: Final = "postdate.originalPublishTime"
 """The property of a copy that says when the first one was published, in milliseconds."""
@@ -328,7 +328,9 @@ class Operations:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = now_s
-            log.info("%s: %d of %d scheduled messages", self._topic.name, self._progress.done, self._progress.matched)
+            logger.info(
+                "%s: %d of %d scheduled messages", self._topic.name, self._progress.done, self._progress.matched
+            )
 
 
 class _Withdrawn(NamedTuple):

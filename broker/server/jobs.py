@@ -19,7 +19,7 @@ from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CREDENTIALS_CHECK_INTERVAL_S: Final = 0.5
 """The interval of checks for ending credentials: at 5,000 connections 1.2 ms each time."""
@@ -108,14 +108,14 @@ class PeriodicJobs:
                 await work(topic)
             except LedgerError as error:
                 # A damaged topic must not keep the others from their turn in the job.
-                log.error("housekeeping of %s failed: %s", topic.name, error)
+                logger.error("housekeeping of %s failed: %s", topic.name, error)
 
     async def _end_rate_window(self) -> None:
         messages_in_total = 0
         async for topic in in_slices(list(self._topics.values())):
             topic.end_rate_window(self._now_ms())
             messages_in_total += topic.messages_in_total
-        log.info(
+        logger.info(
             "%d topics, %d connections, %d messages in since the start",
             len(self._store.managed_ledger_names()),
             len(self._connections),

@@ -24,7 +24,7 @@ from broker.topics.topic import Topic
 from broker.topics.topic_name import TopicName
 from managed_ledger.errors import LedgerError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 REST_CHECK_INTERVAL_S: Final = 60
 VISIT_SHARE: Final = 0.1
@@ -92,13 +92,13 @@ class RestingTopics:
             if topic.is_active(self._config.mode):
                 topic.last_active_ms = self._now_ms()
             elif self._now_ms() - topic.last_active_ms >= self._config.inactive_ms_max:
-                log.info(
+                logger.info(
                     "%s is deleted: it has been inactive for %d s", topic.name, self._config.inactive_ms_max // 1000
                 )
                 try:
                     await self._service.take_away_for_good(topic)
                 except (LedgerError, BrokerError) as error:
-                    log.warning("%s could not be deleted, and is when it is opened again: %s", topic.name, error)
+                    logger.warning("%s could not be deleted, and is when it is opened again: %s", topic.name, error)
 
     async def survey(self, names: Iterable[str], *, ttl_ms: int) -> None:
         """Visit the topics that have not been opened since the start, one after the other."""
@@ -137,7 +137,7 @@ class RestingTopics:
             pass
         except (LedgerError, BrokerError) as error:
             # A damaged topic must not keep the others from being visited.
-            log.error("housekeeping of %s failed: %s", name, error)
+            logger.error("housekeeping of %s failed: %s", name, error)
         await asyncio.sleep((time.monotonic() - begin) * (1 / VISIT_SHARE - 1))
 
     async def _rest(self, topic: Topic) -> None:
@@ -146,7 +146,7 @@ class RestingTopics:
         try:
             await self._service.take_away(topic)
         except LedgerError as error:
-            log.error("%s could not be closed in order: %s", topic.name, error)
+            logger.error("%s could not be closed in order: %s", topic.name, error)
 
     def _is_to_be_deleted(self, topic: Topic) -> bool:
         """Whether it stays open until it is deleted."""

@@ -14,7 +14,7 @@ from datetime import UTC
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Housekeeping:
     async def _take_turn(self, job: Job) -> None:
         turn = self._turns[job]
         if turn.locked():
-            log.debug("%s still runs; this turn is left out", job.name)
+            logger.debug("%s still runs; this turn is left out", job.name)
             return
         async with turn:
             try:
@@ -82,4 +82,4 @@ class Housekeeping:
                     await outcome
             except Exception:
                 # The supervisor of the jobs: an exception of one must not stop the others, nor its own next turn.
-                log.exception("%s failed; it is tried again in %g s", job.name, job.interval_s)
+                logger.exception("%s failed; it is tried again in %g s", job.name, job.interval_s)

@@ -36,7 +36,7 @@ from broker.server.service import Service
 from broker.server.service_manager import ServiceManager
 from broker.server.snapshot_storages import tell_of_put_aside
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S: Final = 2
 """The interval of checks whether the log takes writes."""
@@ -89,7 +89,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
 
             def watch_store() -> None:
                 if service.failure is not None:
-                    log.critical("stopping, as nothing can be stored: %s", service.failure)
+                    logger.critical("stopping, as nothing can be stored: %s", service.failure)
                     stop.set()
 
             jobs = [*service.housekeeping(), Job("watch the store", WATCH_INTERVAL_S, watch_store)]
@@ -105,7 +105,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
                 manager.note_ready()
                 await stop.wait()
                 stopping_at_s = loop.time()
-                log.info("stopping")
+                logger.info("stopping")
                 manager.note_stopping()
             finally:
                 await listeners.aclose()
@@ -115,7 +115,7 @@ async def serve(config: BrokerConfig, *, announce: Callable[[], None], manager: 
             await listeners.aclose()
     finally:
         await service.close(stopping_at_s)
-    log.info("stopped")
+    logger.info("stopped")
     return 0 if service.failure is None else 1
 
 

@@ -57,7 +57,7 @@ from tracker.residual_snapshots import ResidualSnapshots
 from tracker.shell.snapshot_work import worker_on
 from tracker.shell.storage_worker import StorageWorker
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES_MAX: Final = 32 * 1024
 """Bytes read from a socket at once: some 300 messages without a batch, 4 ms of work before others get a turn."""
@@ -248,7 +248,7 @@ class Service:
         """
         assert self.grants is not None
         await self.grants.grant(owner, role, actions)
-        log.info("%s: role %r may now: %s", owner, role, ", ".join(sorted(actions or ())) or "nothing")
+        logger.info("%s: role %r may now: %s", owner, role, ", ".join(sorted(actions or ())) or "nothing")
         for connection in list(self.connections):
             await connection.check_permissions()
 
@@ -268,7 +268,7 @@ class Service:
         try:
             await note_due_times(topic, catalog, self.now_ms)
         except LedgerError as error:
-            log.warning("%s: cannot tell when messages are due: %s", topic.name, error)
+            logger.warning("%s: cannot tell when messages are due: %s", topic.name, error)
 
     async def metrics(self) -> AsyncIterator[bytes]:
         """Give the text for `/metrics`, a slice at a time."""
@@ -344,7 +344,7 @@ class Service:
             connection.pause_reading("the service stops")
         try:
             for error in await side_by_side((topic.close() for topic in list(self.topics.values())), has_errors=True):
-                log.error("a topic could not be closed in order: %s", error)
+                logger.error("a topic could not be closed in order: %s", error)
             for connection in list(self.connections):
                 connection.close()
             await self._finish_tasks(begun_at_s + TASKS_SHARE * self.close_timeout_s)
@@ -361,21 +361,21 @@ class Service:
             async with asyncio.timeout_at(ends_at_s):
                 await self._storage.close()
         except TimeoutError:
-            log.warning("the snapshot storage did not close within %g s of the stop", self.close_timeout_s)
+            logger.warning("the snapshot storage did not close within %g s of the stop", self.close_timeout_s)
 
     async def _close_store(self) -> None:
         try:
             await self._store.close()
         except LedgerError as error:
             # Messages with a receipt are on the disk; acknowledgements of the last moments may not be.
-            log.error("the log could not be closed in order: %s", error)
+            logger.error("the log could not be closed in order: %s", error)
 
     async def _finish_tasks(self, ends_at_s: float) -> None:
         if self._tasks:
             left_s = ends_at_s - asyncio.get_running_loop().time()
             _, unfinished = await asyncio.wait(self._tasks, timeout=max(left_s, 0))
             for task in unfinished:
-                log.warning("did not end within %g s of the stop: %r", TASKS_SHARE * self.close_timeout_s, task)
+                logger.warning("did not end within %g s of the stop: %r", TASKS_SHARE * self.close_timeout_s, task)
                 task.cancel()
 
     # ---- inside ----

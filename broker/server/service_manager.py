@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 USEC_PER_S: Final = 1_000_000
 
@@ -39,7 +39,7 @@ class ServiceManager:
         """
         address = environment.get("NOTIFY_SOCKET") or None
         if address is not None and address[0] not in "/@":
-            log.warning("NOTIFY_SOCKET=%s is no path of a socket: the supervisor gets no messages", address)
+            logger.warning("NOTIFY_SOCKET=%s is no path of a socket: the supervisor gets no messages", address)
             address = None
         watchdog_usec = environment.get("WATCHDOG_USEC", "")
         is_for_this_process = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
@@ -72,4 +72,4 @@ class ServiceManager:
                 channel.setblocking(False)
                 channel.sendto(state.encode(), self._address)
         except OSError as error:
-            log.warning("%s could not be told to the service manager: %s", state, error)
+            logger.warning("%s could not be told to the service manager: %s", state, error)

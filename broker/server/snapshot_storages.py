@@ -15,7 +15,7 @@ from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.process import SnapshotProcess
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RETRIES: Final = Retries()
 """The retries of the command line tools."""
@@ -77,10 +77,10 @@ def tell_of_put_aside(config: BrokerConfig) -> None:
     try:
         found = put_aside_folders(snapshots_folder(config))
     except OSError as error:
-        log.warning("cannot look for folders of snapshots that were put aside: %s", error)
+        logger.warning("cannot look for folders of snapshots that were put aside: %s", error)
         return
     if found:
-        log.warning(
+        logger.warning(
             "%d damaged folders of snapshots that were put aside take %.1f MiB, the newest is %s: `postdate snapshots "
             "put-aside` shows them, and with --remove deletes them",
             len(found),

@@ -25,7 +25,7 @@ from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.shell.storage_worker import StorageWorker
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 3.0
 """How long a start waits for a storage that cannot be reached: it may be starting at the same time."""
@@ -92,7 +92,7 @@ class StorageOpening:
             await self._task
             return
         self._is_served_without = True
-        log.warning(
+        logger.warning(
             "%s; fresh messages are delivered meanwhile, and what is delayed and in snapshots when it is there",
             self.problem,
         )
@@ -119,11 +119,11 @@ class StorageOpening:
             await self._sleep(pauses.next_seconds())
         if self._is_served_without:
             self._is_served_without = False
-            log.info("the snapshot storage is there")
+            logger.info("the snapshot storage is there")
 
     def _note(self, error: SnapshotStorageError) -> None:
         """Log a lasting error once each time that it is found; an outage was logged at its begin."""
         was_told = self._error is not None and str(self._error) == str(error)
         self._error = error
         if not error.retriable and not was_told:
-            log.error("%s; nothing of it is changed, and the log has all messages", self.problem)
+            logger.error("%s; nothing of it is changed, and the log has all messages", self.problem)

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from broker.topics.topic_name import TopicName
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MILLISECONDS_MAX: Final = 2**53 - 1
 """The largest number that every JSON reader keeps exactly, 285,000 years."""
@@ -179,7 +179,7 @@ class PolicyBook:
         try:
             policies = parse_policies(value)
         except PolicyError as error:
-            log.warning("the stored policies %r are ignored: %s", name, error)
+            logger.warning("the stored policies %r are ignored: %s", name, error)
             return
         self._policies[name] = policies
 

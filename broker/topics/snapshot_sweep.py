@@ -32,7 +32,7 @@ from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotInfo
 from tracker.residual_snapshots import ResidualSnapshots, is_named
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -113,7 +113,7 @@ class SnapshotSweep:
         """Log a failure; an outage is logged once and not at each retention check."""
         if failures and not self._is_failing:
             why = str(failures[0]) or "the storage does not answer"
-            log.warning("%s: unneeded snapshots are left for now: %s", self._ledger.name, why)
+            logger.warning("%s: unneeded snapshots are left for now: %s", self._ledger.name, why)
         self._is_failing = bool(failures)
 
     async def _match(self) -> None:

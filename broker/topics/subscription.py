@@ -42,7 +42,7 @@ from snapshot_storage.backoff import Backoff
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.stats import TrackerCounters, summed
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _REBUILD_WAIT_MS_MIN: Final = 1_000
 _REBUILD_WAIT_MS_MAX: Final = 60_000
@@ -177,7 +177,7 @@ class Subscription:
             # The first consumer may have brought another policy.
             self._restore_parts(parts_of(self.cursor.properties))
             if subscription_type is SubscriptionType.KEY_SHARED and not self.dispatcher.key_hash_ranges(consumer):
-                log.warning(
+                logger.warning(
                     "consumer %s of %s / %s gets no key until others leave: all its points on the ring are taken; "
                     "raise subscriptionKeySharedConsistentHashingReplicaPoints",
                     consumer.name,
@@ -309,7 +309,7 @@ class Subscription:
                 await self.cursor.update_properties(remove=(PAUSE_PROPERTY,))
             except LedgerError as error:
                 # After a restart deliveries are limited to that rate once more, until the backlog is gone.
-                log.warning(
+                logger.warning(
                     "%s / %s: its smooth resume has ended, which was not noted: %s", self._ledger.name, self.name, error
                 )
 
@@ -491,7 +491,7 @@ class Subscription:
         alive = dict(zip(links, await asyncio.gather(*(link.is_alive() for link in links)), strict=True))
         for holder in holders:
             if not alive.get(holder.link, True):
-                log.info("consumer %s of %s / %s is gone", holder.name, self._ledger.name, self.name)
+                logger.info("consumer %s of %s / %s is gone", holder.name, self._ledger.name, self.name)
                 self.remove_consumer(holder)
         return any(holder not in self.consumers for holder in holders)
 
@@ -523,7 +523,7 @@ class Subscription:
             await self.cursor.update_properties(put=put, remove=(TYPE_PROPERTY,))
         except LedgerError as error:
             # Consumers are served all the same: on a full disk, what they acknowledge makes room.
-            log.warning("%s / %s: its type could not be noted: %s", self._ledger.name, self.name, error)
+            logger.warning("%s / %s: its type could not be noted: %s", self._ledger.name, self.name, error)
 
     def _on_dispatcher_failure(self) -> None:
         now_ms = self._now_ms()
@@ -533,7 +533,7 @@ class Subscription:
         else:
             self._rebuild_from_ms = now_ms + round(1_000 * self._rebuild_waits.next_seconds())
         self._last_defect_ms = now_ms
-        log.warning(
+        logger.warning(
             "%s / %s: its dispatcher has stopped; its consumers are disconnected, and get what they have not "
             "acknowledged from a new one",
             self._ledger.name,

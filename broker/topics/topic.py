@@ -41,7 +41,7 @@ from tracker.bucket_tracker import BucketDelayedDeliveryTracker
 from tracker.residual_snapshots import ResidualSnapshots
 from tracker.stats import TrackerCounters, summed
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NewSubscription = Callable[[str, ManagedLedger, Cursor], Subscription]
 
@@ -156,7 +156,7 @@ class Topic:
         self._check_open()
         present = self.producers.get(producer.name)
         if present is not None and present.link is not producer.link and not await present.link.is_alive():
-            log.info("producer %s of %s takes the place of one whose connection is gone", producer.name, self.name)
+            logger.info("producer %s of %s takes the place of one whose connection is gone", producer.name, self.name)
             self.remove_producer(present)
         # The name may also belong to a producer that came while the other was asked.
         if producer.name in self.producers:
@@ -370,7 +370,7 @@ class Topic:
     def _on_expired(self, cursor_name: str, count: int) -> None:
         subscription = self.subscriptions.get(subscription_of(cursor_name))
         if subscription is not None:
-            log.info("%d messages of %s / %s expired", count, self.name, subscription.name)
+            logger.info("%d messages of %s / %s expired", count, self.name, subscription.name)
             subscription.expired(count)
 
     def end_rate_window(self, now_ms: int) -> None:

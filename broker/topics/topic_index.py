@@ -28,7 +28,7 @@ from tracker.shared.shared_cursor import SharedCursor
 from tracker.shared.shared_index import SharedDelayedIndex
 from tracker.stats import TrackerCounters, TrackerStats, summed
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 INDEX_CURSOR_NAME: Final = "#pulsar.internal.delayed.index"
 """No subscription can have this name: `#` is quoted in the names of their cursors."""
@@ -144,14 +144,14 @@ async def settle_index(ledger: ManagedLedger, *, is_shared: bool, is_kept: bool)
         try:
             count = await forget_index(cursor)
         except LedgerError as error:
-            log.warning("%s / %s: still names its delayed index: %s", ledger.name, cursor.name, error)
+            logger.warning("%s / %s: still names its delayed index: %s", ledger.name, cursor.name, error)
         else:
             if count:
-                log.info("%s / %s: %d snapshots are of no use now; the log is read", ledger.name, cursor.name, count)
+                logger.info("%s / %s: %d snapshots are of no use now; the log is read", ledger.name, cursor.name, count)
 
 
 async def _delete(ledger: ManagedLedger) -> None:
     try:
         await ledger.delete_cursor(INDEX_CURSOR_NAME)
     except LedgerError as error:
-        log.warning("%s: the shared delayed index is still there: %s", ledger.name, error)
+        logger.warning("%s: the shared delayed index is still there: %s", ledger.name, error)

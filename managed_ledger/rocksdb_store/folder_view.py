@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "postdate-view-"
 _OWNER: Final = "OWNER"
@@ -124,4 +124,4 @@ def _remove_left(own: Path) -> None:
             finally:
                 os.close(descriptor)
     if removed:
-        log.info("removed %d views of readers that were killed, in %s", removed, own.parent)
+        logger.info("removed %d views of readers that were killed, in %s", removed, own.parent)

@@ -14,7 +14,7 @@ from rocksdict import Checkpoint, ColumnFamily, Rdict, ReadOptions, WriteBatch
 from managed_ledger.rocksdb_store.failures import translated
 from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY, OpenFolder
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RowIterator(Protocol):
@@ -203,7 +203,7 @@ class RocksDBStore:
             except Exception as error:
                 errors[str(error)] = None
         if errors:
-            log.info("RocksDB closed %s after an error: %s", self._path, "; ".join(errors))
+            logger.info("RocksDB closed %s after an error: %s", self._path, "; ".join(errors))
         self._families.clear()
         # A database that was closed after an error keeps the folder locked while it lives.
         del self._database

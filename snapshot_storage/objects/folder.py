@@ -46,7 +46,7 @@ from snapshot_storage.s3.layout import Serials, bucket_id_for, bucket_id_of, lis
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _BUCKET_IDS = range(2**63)
 _ABANDONED_AGE_S_MIN = 24 * 3600.0
@@ -176,7 +176,7 @@ class ObjectFolder:
         """List snapshots without the damaged ones, which are logged; `damage` names them."""
         infos, damage = self._infos(topic_name, cursor_name)
         for error in damage:
-            log.warning("left out of a list of snapshots: %s", error)
+            logger.warning("left out of a list of snapshots: %s", error)
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
 
     def damage(self) -> Sequence[SnapshotCorruptedError]:

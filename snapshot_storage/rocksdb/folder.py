@@ -51,7 +51,7 @@ from snapshot_storage.storage import (
     first_bucket_id,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Headers that were read are kept, so that a segment is one read. A header takes 300 bytes, with its objects 600.
 _HEADER_CACHE_BYTES: Final = 2**20
@@ -121,7 +121,7 @@ class RocksDBFolder:
                 # A flush leaves the next start nothing to replay. It is not for safety, as the log has all messages.
                 self._store.flush()
             except SnapshotStorageError:
-                log.warning("closing the snapshots in %s", self._path, exc_info=True)
+                logger.warning("closing the snapshots in %s", self._path, exc_info=True)
         with self._write_lock:
             self._is_closed = True
             self._opened.close()
@@ -148,7 +148,7 @@ class RocksDBFolder:
                 writing.abort()
             except SnapshotStorageError as error:
                 # The caller has to know the first error.
-                log.warning("what there is of a snapshot is removed at a later start: %s", error)
+                logger.warning("what there is of a snapshot is removed at a later start: %s", error)
             raise
 
     def writing(self, *, bucket_key: str, topic_name: str, cursor_name: str) -> SnapshotWriting:
@@ -296,7 +296,7 @@ class RocksDBFolder:
             except BucketNotFoundError:
                 continue
             except SnapshotCorruptedError as error:
-                log.warning("deleting a snapshot that is damaged: %s", error)
+                logger.warning("deleting a snapshot that is damaged: %s", error)
             self.put_removal(batch, bucket_id, info)
             removed.append(bucket_id)
         if removed:
@@ -318,7 +318,7 @@ class RocksDBFolder:
                 self.damage = error.reason
             raise
         for one in damage:
-            log.warning("left out of a list of snapshots: %s", one)
+            logger.warning("left out of a list of snapshots: %s", one)
         return sorted(info for info in infos if info.belongs_to(topic_name, cursor_name))
 
     def header_damage(self) -> Sequence[SnapshotStorageError]:

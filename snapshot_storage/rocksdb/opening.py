@@ -59,7 +59,7 @@ from snapshot_storage.rocksdb.layout import FORMAT, FORMAT_KEY, HEADERS, NEXT_ID
 from snapshot_storage.rocksdb.lock import WriterLock
 from snapshot_storage.rocksdb.put_aside import put_aside
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FILES: Final = ("CURRENT", "MANIFEST-*", "IDENTITY", "LOCK", "LOG", "rocksdict-config.json", "*.sst", "*.log")
 """The files without which RocksDB and rocksdict do not open a folder."""
@@ -214,7 +214,7 @@ def _put_aside(path: Path, damage: str) -> None:
                 f"point cannot be renamed ({error.strerror}): stop the service and move away what is in the folder. At "
                 "the next start the index is read again from the log"
             ) from error
-    log.error(
+    logger.error(
         "the snapshots in %s cannot be used (%s): the folder was put aside as %s, and the index is read again from the "
         "log. No program reads that folder any more: it can be removed",
         path,

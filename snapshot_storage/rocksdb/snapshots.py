@@ -25,7 +25,7 @@ from snapshot_storage.rocksdb.folder import RocksDBFolder
 from snapshot_storage.storage import BucketSnapshotHead, SegmentRange, check_segment_range
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 _Result = TypeVar("_Result")
@@ -88,7 +88,7 @@ class RocksDBBucketSnapshotStorage(ThreadedBucketSnapshotStorage[RocksDBFolder])
             if self._open is opened:
                 # Damage that another call has handled is not noted again.
                 self._damage = opened.snapshots.damage
-            log.warning("opening the snapshots again: %s", error)
+            logger.warning("opening the snapshots again: %s", error)
             await asyncio.shield(asyncio.ensure_future(self._reopen(opened.snapshots)))
             raise StorageUnavailableError(
                 f"cannot {operation}: {self._path} was opened again; try again; the error before: {error}"

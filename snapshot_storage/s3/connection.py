@@ -15,7 +15,7 @@ from botocore.credentials import RefreshableCredentials
 
 from snapshot_storage.s3.config import S3Config
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class S3Connection:
@@ -50,7 +50,7 @@ class S3Connection:
             session = self._session()
             if _frozen(session.get_credentials()) == _frozen(self._credentials):
                 return False
-            log.info("taking other credentials for S3, as those before are refused")
+            logger.info("taking other credentials for S3, as those before are refused")
             self.client, self._credentials = self._connected(session)
         # Requests under way keep their connections to the end.
         refused.close()

@@ -23,7 +23,7 @@ from snapshot_storage.errors import StorageAccessError, StorageUnavailableError
 from snapshot_storage.s3.client import S3Client
 from snapshot_storage.s3.config import S3Config
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FOLDER_ID_FILE: Final = "snapshots-id"
 
@@ -80,7 +80,7 @@ def _read(folder: Path) -> str | None:
         return None
     if _ID.fullmatch(text):
         return text
-    log.error("%s is damaged: with a new id, the index is read again from the log", folder / FOLDER_ID_FILE)
+    logger.error("%s is damaged: with a new id, the index is read again from the log", folder / FOLDER_ID_FILE)
     return None
 
 

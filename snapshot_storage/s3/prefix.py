@@ -38,7 +38,7 @@ from snapshot_storage.s3.layout import (
 from snapshot_storage.s3.writing import S3Writing, write_or_abort
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # A list needs the front and the names of a snapshot; nearly all of them fit into this.
 _INFO_BYTES = 1_024
@@ -87,12 +87,12 @@ class S3Snapshots:
                     self._client.delete(mark)
         except SnapshotStorageError as error:
             # They cost space, not correctness; a rule of the bucket can remove them too.
-            log.warning("uploads that were left behind cannot be removed: %s", error)
+            logger.warning("uploads that were left behind cannot be removed: %s", error)
 
     def _abort_uploads(self, key: str, age_s_min: int) -> None:
         for upload, age_s in self._client.uploads(key):
             if age_s >= age_s_min:
-                log.info("removing an upload of %s that was left behind", upload.key)
+                logger.info("removing an upload of %s that was left behind", upload.key)
                 self._client.abort_upload(upload)
 
     def _check_writable(self, operation: str) -> None:

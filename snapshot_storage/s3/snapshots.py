@@ -21,7 +21,7 @@ from snapshot_storage.s3.prefix import S3Snapshots
 from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
@@ -73,7 +73,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         """
         infos, damage = await self._infos(topic_name, cursor_name)
         for error in damage:
-            log.warning("left out of a list of snapshots: %s", error)
+            logger.warning("left out of a list of snapshots: %s", error)
         return [info for info in infos if info.belongs_to(topic_name, cursor_name)]
 
     async def find_damage(self) -> list[SnapshotStorageError]:

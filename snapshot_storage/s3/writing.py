@@ -33,7 +33,7 @@ from snapshot_storage.objects.format import ObjectHead, SnapshotNames, encode_ob
 from snapshot_storage.s3.client import S3Client, Upload
 from snapshot_storage.s3.layout import Serials, bucket_id_for, object_key, upload_mark
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PART_BYTES_MIN = 5 * 2**20
 """S3's own limit for a part that is not the last."""
@@ -132,7 +132,7 @@ class S3Writing:
             self._client.delete(self._mark)
         except SnapshotStorageError as error:
             # The snapshot is there. A later start finds nothing to abort, and removes the mark.
-            log.warning("the mark of a complete upload is left: %s", error)
+            logger.warning("the mark of a complete upload is left: %s", error)
         return self._bucket_id
 
     def _write_whole(self, body: bytes) -> int:
@@ -179,5 +179,5 @@ def write_or_abort(writing: S3Writing, metadata: bytes, segments: Sequence[bytes
             writing.abort()
         except SnapshotStorageError as error:
             # The caller has to know the first error.
-            log.warning("what was written of a snapshot may be left, without an owner: %s", error)
+            logger.warning("what was written of a snapshot may be left, without an owner: %s", error)
         raise

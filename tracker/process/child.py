@@ -23,7 +23,7 @@ from snapshot_storage.errors import (
 )
 from tracker.process.messages import Answer, Call, Cancel
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CLOSE_WAIT_S: Final = 5.0
 """How long it may take to close its storage, with the calls in flight: trackers have waited for theirs before.
@@ -136,7 +136,7 @@ class Child:
                 await self.call("close")
         except (SnapshotStorageError, TimeoutError) as error:
             if not self.is_ended:
-                log.warning("the process for snapshots is killed, as it does not close: %r", error)
+                logger.warning("the process for snapshots is killed, as it does not close: %r", error)
         finally:
             await self.kill()
 
@@ -187,7 +187,7 @@ class Child:
             pass
         except Exception:
             # Answers are of our own types, and errors were tried there: the two processes run different code.
-            log.exception("the process for snapshots is killed, as it cannot be understood")
+            logger.exception("the process for snapshots is killed, as it cannot be understood")
             self._process.kill()
         code = self._process.wait()
         self._how_ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -199,9 +199,9 @@ class Child:
             return
         # An error of a program's log handler or filter must not end the thread.
         with suppress(Exception):
-            logger = logging.getLogger(message.name)
-            if logger.isEnabledFor(message.levelno):
-                logger.handle(message)
+            its_logger = logging.getLogger(message.name)
+            if its_logger.isEnabledFor(message.levelno):
+                its_logger.handle(message)
 
     def _on_loop(self, work: Callable[[], None]) -> None:
         try:
@@ -214,7 +214,7 @@ class Child:
 
     def _note_end(self) -> None:
         if not self._is_closed:
-            log.error("the process for snapshots %s", self._how_ended)
+            logger.error("the process for snapshots %s", self._how_ended)
         for answer, operation in self._waiting.values():
             if not answer.done():
                 answer.set_exception(self._gone(operation))

@@ -28,7 +28,7 @@ from tracker.process.child import START_WAIT_S, Child, Recipe, in_words, started
 from tracker.shell.heap import Heap, trim_of_c_library
 from tracker.shell.storage_worker import SnapshotOwner, StorageWorker, in_thread, rows_handled
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MakeStorage = Callable[[], BucketSnapshotStorage]
 
@@ -230,12 +230,12 @@ class SnapshotProcess(StorageWorker):
             self._child = child
         except SnapshotStorageError as error:
             self._last_error = error
-            log.warning("the process for snapshots cannot be started again: %s", error)
+            logger.warning("the process for snapshots cannot be started again: %s", error)
             raise
         else:
             self._last_error = None
             self._restarts += 1
-            log.warning("the process for snapshots was started again")
+            logger.warning("the process for snapshots was started again")
             return child
         finally:
             self._starting = None
